@@ -1,0 +1,1 @@
+"""The stages on Ray, the only importer of it, and the recipes."""

@@ -1,0 +1,124 @@
+"""Generation on Ray Data, for sampling and evaluation alike: examples to prompts to judged answers."""
+
+import weakref
+from collections.abc import Iterable
+
+import pyarrow as pa
+import ray.data
+from ray.data import ActorPoolStrategy, Dataset
+
+from pipelines.ray_session import device_of, pool_arguments
+from pos2distill.config import ModelSection, Recipe, Study
+from pos2distill.models.load import context_length, end_of_turn_id, load_tokenizer, stop_token_ids
+from pos2distill.randomness import derive_seed
+from pos2distill.records import ANSWER_SCHEMA, PROMPT_SCHEMA, example_from_row
+from pos2distill.sampling.engine import SamplingParams, build_engine
+from pos2distill.sampling.judge import Judge
+from pos2distill.tasks.prompts import PromptBuilder
+
+Placement = tuple[int, tuple[int, ...]]
+"""A number of documents, and the slots at which the gold one is asked for."""
+
+
+class BuildPrompts:
+    """Examples to prompts: one for each example, number of documents and slot."""
+
+    def __init__(self, study: Study, placements: Iterable[Placement], max_new_tokens: int) -> None:
+        self.study = study
+        self.placements = tuple(placements)
+        self.build = PromptBuilder(
+            load_tokenizer(study.model),
+            study.data.prompt,
+            max_length=context_length(study.model),
+            reserve=max_new_tokens,
+        )
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """A table of `PROMPT_SCHEMA`. Prompts of one length stand together, so that batches need little padding."""
+        examples = [example_from_row(row) for row in batch.to_pylist()]
+        rows = [
+            {
+                "example_id": example.example_id,
+                "answers": example.answers,
+                "documents": documents,
+                "slot": slot,
+                "prompt_ids": self.build(example, documents, slot),
+                "seed": derive_seed(self.study.seed, "sample", example.example_id, documents, slot),
+            }
+            for documents, slots in self.placements
+            for example in examples
+            for slot in slots
+        ]
+        return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)
+
+
+class Answer:
+    """Prompts to judged answers: an actor with one engine, whose batches overlap."""
+
+    def __init__(self, recipe: Recipe, model: ModelSection, params: SamplingParams) -> None:
+        pool = recipe.runtime.samplers
+        tokenizer = load_tokenizer(model)
+        self.params = params
+        self.judge = Judge(
+            tokenizer,
+            end_of_turn=end_of_turn_id(tokenizer),
+            stop_ids=params.stop_ids,
+            keep=recipe.study.sampling.keep,
+        )
+        self.engine = build_engine(model, recipe.runtime, threads=pool.threads, device=device_of(pool.gpus))
+        # The actor may be dropped at any time; vLLM's own processes must not outlive it.
+        weakref.finalize(self, self.engine.shutdown)
+
+    async def __call__(self, batch: pa.Table) -> pa.Table:
+        """A table of `ANSWER_SCHEMA`."""
+        prompts = [ids.values.to_numpy() for ids in batch["prompt_ids"]]
+        completions = await self.engine.generate(prompts, self.params, batch["seed"].to_pylist())
+        judged = list(map(self.judge, completions, batch["answers"].to_pylist()))
+        columns = {name: batch[name] for name in ("example_id", "documents", "slot", "prompt_ids", "seed")} | {
+            "sampled_ids": [completion.token_ids for completion in completions],
+            "finish_reason": [completion.finish_reason for completion in completions],
+            "text": [answer.text for answer in judged],
+            "response_ids": [answer.response_ids for answer in judged],
+            "cut_text": [answer.cut_text for answer in judged],
+            "correct": [answer.correct for answer in judged],
+            "outcome": [answer.outcome for answer in judged],
+        }
+        return pa.table({name: columns[name] for name in ANSWER_SCHEMA.names}, schema=ANSWER_SCHEMA)
+
+
+def generate(
+    recipe: Recipe,
+    model: ModelSection,
+    examples: pa.Table,
+    placements: Iterable[Placement],
+    *,
+    temperature: float,
+    top_p: float,
+    max_new_tokens: int,
+) -> Dataset:
+    """A lazy dataset of `ANSWER_SCHEMA`: permute, prompt, generate, judge.
+
+    Args:
+        model: the recipe's own, or the distilled one.
+        examples: a table of `EXAMPLE_SCHEMA`.
+        placements: where gold documents are put.
+    """
+    placements = tuple(placements)
+    pool = recipe.runtime.samplers
+    prompts_each = sum(len(slots) for _, slots in placements)
+    # Blocks of a few batches: small enough to share out among actors, large enough to hide Ray's cost of a block.
+    examples_each = max(1, 4 * pool.batch_size // prompts_each)
+    blocks = [examples.slice(start, examples_each) for start in range(0, len(examples), examples_each)]
+    study = recipe.study.model_copy(update={"model": model})
+    params = SamplingParams(temperature, top_p, max_new_tokens, tuple(stop_token_ids(model, load_tokenizer(model))))
+    return (
+        ray.data.from_arrow(blocks)
+        .map_batches(
+            BuildPrompts,
+            fn_constructor_args=(study, placements, max_new_tokens),
+            batch_format="pyarrow",
+            compute=ActorPoolStrategy(size=1),
+            num_cpus=0.5,
+        )
+        .map_batches(Answer, fn_constructor_args=(recipe, model, params), **pool_arguments(pool))
+    )

@@ -1,0 +1,70 @@
+"""Ray as the stages use it: the connection, and pools of actors from their settings."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.data import ActorPoolStrategy, DataContext
+
+from pos2distill.config import PoolSection
+from pos2distill.errors import find_user_error
+
+# A laptop's cores are shared by small processes that mostly wait; fewer logical CPUs than this starve the pipeline.
+_LOCAL_CPUS = 6
+
+
+@contextmanager
+def ray_session() -> Iterator[None]:
+    """Connect to the cluster (RAY_ADDRESS, or the job's own), or start Ray on this machine and end it afterwards.
+
+    Inside, an error that a user can mend is raised as such, however deep in Ray it happened.
+    """
+    if not ray.is_initialized():
+        _connect()
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    # A long evaluation or a wait for nodes is no fault; deadlines are the cluster's business.
+    context.execution_no_progress_timeout_s = -1
+    try:
+        yield
+    except Exception as error:
+        if cause := find_user_error(error):
+            raise cause from None
+        raise
+
+
+def pool_arguments(pool: PoolSection) -> dict[str, Any]:
+    """Arguments of `Dataset.map_batches` for a pool of actors."""
+    return {
+        "batch_size": pool.batch_size,
+        "batch_format": "pyarrow",
+        "compute": ActorPoolStrategy(
+            min_size=pool.min,
+            max_size=pool.max,
+            max_concurrent_calls_per_actor=pool.concurrent_batches,
+            # Ray adds an actor once the tasks in flight fill the pool 1.75 times.
+            max_tasks_in_flight_per_actor=2 * pool.concurrent_batches,
+        ),
+        "num_cpus": pool.cpus,
+        "num_gpus": pool.gpus,
+        "max_restarts": pool.max_restarts,
+        "max_task_retries": pool.max_restarts,
+    }
+
+
+def device_of(gpus: float) -> str:
+    """The torch device of an actor or worker that holds so many GPUs."""
+    return "cuda" if gpus else "cpu"
+
+
+def _connect() -> None:
+    for name in ("ray.data", "ray.train"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    quiet: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG"))}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**quiet)
+    else:
+        ray.init(num_cpus=max(_LOCAL_CPUS, os.cpu_count() or 1), include_dashboard=False, **quiet)

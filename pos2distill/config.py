@@ -1,0 +1,326 @@
+"""Recipes: what defines a result (`Study`) and where and how it runs (`Runtime`), read from one YAML file.
+
+Only a study is fingerprinted. That is honest because tests prove that results do not depend on the runtime.
+Parsing imports no torch, ray or vllm.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pos2distill.errors import UserError, did_you_mean
+
+S = TypeVar("S", bound="Section")
+
+RECIPES = Path(__file__).parent.parent / "pipelines" / "recipes"
+
+
+class Section(BaseModel):
+    """A part of a recipe: immutable, and deaf to no misspelling."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(Section):
+    """The model that is measured, sampled from and distilled."""
+
+    path: str = Field(description="folder or fsspec URL of a Hugging Face model, or its hub name")
+    revision: str | None = Field(None, description="hub revision; fixes what a hub name stands for")
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    engine: Literal["vllm", "hf", "fake"] = Field("vllm", description="what generates, in sampling and evaluation")
+    attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
+        "auto", description="auto: flash_attention_2 where it can be had, else sdpa"
+    )
+    max_length: int | None = Field(None, gt=0, description="context in tokens; default: what the model's config says")
+    trust_remote_code: bool = False
+
+
+class DataSection(Section):
+    """The questions, and how they are shown."""
+
+    format: Literal["nq", "nq_oracle", "kv", "jsonl"]
+    path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
+    prompt: Literal["qa", "kv", "plain"] = "qa"
+    documents: int = Field(20, ge=2, description="documents in a prompt")
+    train_examples: int = Field(300, ge=1)
+    evaluation_examples: int = Field(500, ge=1)
+    evaluation_share: float = Field(
+        0.5, gt=0, lt=1, description="share of all questions set aside for evaluation, by a hash of the question"
+    )
+    answer_in_gold: bool = Field(True, description="refuse a gold document that holds none of the answers")
+
+
+class MethodSection(Section):
+    """What is distilled from where (arXiv:2508.15709)."""
+
+    name: Literal["r1"] = "r1"
+    advantageous_slot: Literal["first", "last"] | int = "first"
+    k: int = Field(4, ge=1, description="trivial slots drawn for one example")
+    distractors: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
+    weights: Literal["paper", "official", "uniform"] = "paper"
+    weights_scope: Literal["global", "micro"] = Field("global", description="the batch that position weights see")
+    anchor_weight: float = Field(1.0, ge=0, description="lambda, the weight of the anchor rows")
+    alignment: Literal["shifted", "official"] = Field(
+        "shifted", description="shifted: logits that predict the response; official: one later, as the authors' code"
+    )
+    teacher: Literal["cached", "resident"] = "cached"
+
+
+class SamplingSection(Section):
+    """How the advantaged responses are drawn and which of them are kept."""
+
+    temperature: float = Field(0.0, ge=0, description="0: greedy")
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_new_tokens: int = Field(100, ge=1)
+    keep: Literal["correct", "all"] = "correct"
+
+
+class TrainingSection(Section):
+    """The optimisation; the defaults are the paper's."""
+
+    learning_rate: float = Field(3e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.01, ge=0)
+    warmup_share: float = Field(0.05, ge=0, lt=1)
+    final_rate_share: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this share of the rate")
+    gradient_clip: float = Field(1.0, gt=0)
+    batch_rows: int = Field(32, ge=2, description="rows of the global batch: all ranks, all micro-batches")
+    epochs: int = Field(2, ge=1)
+    precision: Literal["bfloat16", "float32"] = "bfloat16"
+
+
+class EvaluationSection(Section):
+    """What is measured: greedy answers by the gold document's slot."""
+
+    slots: Literal["all"] | int | tuple[int, ...] = Field(
+        "all", description="all; a number of slots spread evenly from first to last; or a list (0-based)"
+    )
+    other_documents: tuple[int, ...] = Field((), description="further prompt lengths, in documents")
+    other_slots: Literal["all"] | int = Field(10, description="slots at each further length")
+    max_new_tokens: int = Field(100, ge=1)
+    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the intervals")
+
+
+class Study(Section):
+    """All that defines a result. Equal studies have equal fingerprints and, up to rounding, equal results."""
+
+    model: ModelSection
+    data: DataSection
+    method: MethodSection = MethodSection()
+    sampling: SamplingSection = SamplingSection()
+    training: TrainingSection = TrainingSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    seed: int = Field(0, ge=0)
+
+    @property
+    def advantageous_slot(self) -> int:
+        """The advantageous slot, 0-based."""
+        named = {"first": 0, "last": self.data.documents - 1}
+        return named[slot] if isinstance(slot := self.method.advantageous_slot, str) else slot
+
+    @model_validator(mode="after")
+    def _slots_exist(self) -> "Study":
+        documents = self.data.documents
+        if not 0 <= self.advantageous_slot < documents:
+            raise ValueError(
+                f"method.advantageous_slot: {self.advantageous_slot} is not one of the slots 0 to {documents - 1}"
+            )
+        if self.method.k > documents - 1:
+            raise ValueError(
+                f"method.k: {self.method.k} trivial slots asked for, but {documents} documents have {documents - 1}; "
+                f"lower method.k or raise data.documents"
+            )
+        if isinstance(slots := self.evaluation.slots, tuple):
+            if absent := [slot for slot in slots if not 0 <= slot < documents]:
+                raise ValueError(f"evaluation.slots: {absent[0]} is not one of the slots 0 to {documents - 1}")
+            if len(set(slots)) != len(slots) or not slots:
+                raise ValueError("evaluation.slots: expected at least one slot, each of them once")
+        if few := [n for n in self.evaluation.other_documents if n < 2 or n == documents]:
+            raise ValueError(f"evaluation.other_documents: {few[0]} is less than 2 or equal to data.documents")
+        return self
+
+
+class PoolSection(Section):
+    """A pool of actors that grows and shrinks with its work."""
+
+    min: int = Field(1, ge=1)
+    max: int = Field(1, ge=1)
+    batch_size: int = Field(32, ge=1, description="prompts in a batch")
+    concurrent_batches: int = Field(2, ge=1, description="batches an actor works on at once, so that they overlap")
+    cpus: float = Field(1.0, ge=0, description="CPUs of one actor")
+    gpus: float = Field(0.0, ge=0, description="GPUs of one actor")
+    threads: int = Field(1, ge=1, description="torch threads of one actor, on a CPU")
+    max_restarts: int = Field(3, ge=0, description="of one actor, before the run gives up")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PoolSection":
+        if self.min > self.max:
+            raise ValueError(f"min: {self.min} is more than max, {self.max}")
+        return self
+
+
+class TrainersSection(Section):
+    """The training workers."""
+
+    workers: int = Field(1, ge=1)
+    strategy: Literal["zero3", "torch"] = "zero3"
+    micro_batch_rows: int = Field(4, ge=1, description="rows of one forward and backward pass on one worker")
+    gradient_checkpointing: bool = True
+    cpus: float = Field(1.0, ge=0)
+    gpus: float = Field(0.0, ge=0)
+    threads: int = Field(1, ge=1)
+
+    @model_validator(mode="after")
+    def _torch_is_one_process(self) -> "TrainersSection":
+        if self.strategy == "torch" and self.workers != 1:
+            raise ValueError(f"workers: strategy 'torch' is one process, {self.workers} asked for; use zero3")
+        return self
+
+
+class VllmSection(Section):
+    """Settings of the vLLM engine that change its speed and memory, not its answers."""
+
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    tensor_parallel_size: int = Field(1, ge=1)
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = Field(256, ge=1)
+    cpu_kv_cache_gib: int = Field(1, ge=1, description="key-value cache of the CPU build")
+
+
+class FakeSection(Section):
+    """Faults and delays of the fake engine, which answers with the end of its prompt. For tests."""
+
+    delay_s: float = Field(0.0, ge=0, description="time that one batch takes")
+    reply_tokens: int = Field(8, ge=1)
+
+
+class Runtime(Section):
+    """Where and how a study runs. Nothing here changes its results."""
+
+    storage: str | None = Field(None, description="folder or fsspec URL; default: runs/NAME")
+    samplers: PoolSection = PoolSection()
+    teachers: PoolSection = PoolSection(batch_size=8)
+    trainers: TrainersSection = TrainersSection()
+    vllm: VllmSection = VllmSection()
+    fake: FakeSection = FakeSection()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+
+
+class Recipe(Section):
+    """A complete, named run."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    description: str
+    study: Study
+    runtime: Runtime = Runtime()
+
+    @property
+    def storage(self) -> str:
+        """Where the run's artifacts lie: a folder or an fsspec URL."""
+        return self.runtime.storage or f"runs/{self.name}"
+
+
+def fingerprint(*parts: Any) -> str:
+    """16 hex digits of SHA-256 over the parts as canonical JSON. Equal parts, equal fingerprint, on any machine."""
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=False, default=lambda part: part.model_dump(mode="json"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the project."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `section.field=value` overrides.
+
+    Args:
+        name_or_path: a name under `pipelines/recipes/`, or the path of a YAML file.
+        overrides: for example `["training.learning_rate=1e-5", "runtime.storage=s3://bucket/run"]`.
+    Raises:
+        UserError: naming the file, the field and the nearest right name.
+    """
+    path = RECIPES / f"{name_or_path}.yaml"
+    if not path.exists():
+        path = Path(name_or_path)
+    if not path.is_file():
+        raise UserError(f"{name_or_path}: no such recipe{did_you_mean(name_or_path, recipe_names())}")
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected sections (model, data, …), got {type(raw).__name__}")
+    for override in overrides:
+        _apply_override(raw, override)
+    head = {key: raw.pop(key) for key in ("name", "description", "runtime") if key in raw}
+    try:
+        return _with_absolute_paths(Recipe.model_validate({**head, "study": raw}))
+    except ValidationError as error:
+        raise UserError(f"{path}: {_first_problem(error)}") from None
+
+
+def _with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Local paths made absolute: the processes of a run do not share a working directory.
+
+    A model that is no folder here stays as it is: it may be a hub name.
+    """
+    study = recipe.study
+    model = study.model if not Path(study.model.path).is_dir() else _absolute(study.model, "path")
+    study = study.model_copy(update={"model": model, "data": _absolute(study.data, "path")})
+    runtime = _absolute(recipe.runtime.model_copy(update={"storage": recipe.storage}), "storage")
+    return recipe.model_copy(update={"study": study, "runtime": runtime})
+
+
+def _absolute(section: S, field: str) -> S:
+    path = getattr(section, field)
+    return section if "://" in path else section.model_copy(update={field: str(Path(path).absolute())})
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    dotted, separator, text = override.partition("=")
+    if not separator or not dotted:
+        raise UserError(f"{override}: expected section.field=value")
+    *sections, field = dotted.split(".")
+    for section in sections:
+        if not isinstance(inner := raw.setdefault(section, {}), dict):
+            raise UserError(f"{dotted}: '{section}' is a single value and has no fields")
+        raw = inner
+    try:
+        raw[field] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"{dotted}: cannot read the value {text!r}") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One line for the first thing that is wrong: field, what was expected, what came, the nearest right name."""
+    # A misspelt field is often why another one is missing, so it is told first.
+    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    parts = [str(part) for part in first["loc"]]
+    path = parts[1:] if parts[:1] == ["study"] else parts
+    where = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        return f"{where}: unknown field{did_you_mean(path[-1], _fields_of(parts[:-1]))}"
+    if first["type"] == "missing":
+        return f"{where}: missing"
+    if first["type"] == "value_error":
+        return f"{where + '.' if where else ''}{first['ctx']['error']}"
+    came = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
+    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}{came}"
+
+
+def _fields_of(parts: Sequence[str]) -> list[str]:
+    section: type[BaseModel] = Recipe
+    for part in parts:
+        inner = section.model_fields[part].annotation
+        assert isinstance(inner, type) and issubclass(inner, BaseModel)  # only sections have unknown fields
+        section = inner
+    names = list(section.model_fields)
+    # At the top of the file the study's sections stand beside `runtime`.
+    return names if section is not Study else names + ["name", "description", "runtime"]

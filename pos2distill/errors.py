@@ -1,0 +1,38 @@
+"""The one error that a user can mend: told in one line, exit code 2. Everything else is a bug and keeps its traceback."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+
+
+class UserError(Exception):
+    """What a user gave cannot be used. The message is one line: where, what was expected, what came, what to do."""
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """A hint with the nearest right name, ready to append to a message: `"; did you mean 'x'?"`, or the whole choice."""
+    choices = sorted(options)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; expected one of: {', '.join(choices)}" if choices else ""
+
+
+def find_user_error(error: BaseException) -> UserError | None:
+    """The UserError inside an error that crossed process borders, or None.
+
+    Ray wraps what a remote function raises, sometimes several times, in `__cause__`, `__context__` or `cause`.
+    """
+    return next((link for link in _chain(error) if isinstance(link, UserError)), None)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    waiting, seen = [error], set[int]()
+    while waiting:
+        link = waiting.pop()
+        if id(link) in seen:
+            continue
+        seen.add(id(link))
+        yield link
+        inner = (link.__cause__, link.__context__, getattr(link, "cause", None))
+        failures = getattr(link, "worker_failures", None) or {}  # Ray Train: one error a rank
+        waiting += [cause for cause in (*inner, *failures.values()) if isinstance(cause, BaseException)]

@@ -1,0 +1,1 @@
+"""Accuracy by slot with intervals, paired comparison, and the report that shows them."""

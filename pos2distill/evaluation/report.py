@@ -1,0 +1,93 @@
+"""The report: one self-contained HTML page, `summary.json`, the pictures, and the checkpoint's model card."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from pos2distill.evaluation.plots import plot_curves, plot_loss, plot_weights
+from pos2distill.evaluation.scores import Curve, paired_difference, to_curve, to_grid
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=jinja2.select_autoescape(),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The base model and the distilled one on the same prompts of one length."""
+
+    before: Curve
+    after: Curve
+    paired: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInputs:
+    """All that a report tells. `main` has the length trained on; `others` further lengths."""
+
+    name: str
+    description: str
+    dataset: str
+    advantageous: int
+    main: Comparison
+    others: Sequence[Comparison]
+    steps: Sequence[Mapping[str, Any]]
+    counts: Mapping[str, Mapping[str, int]]
+    seconds: Mapping[str, float]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    checkpoint: str
+    fingerprint: str
+
+
+def compare(before: Any, after: Any, documents: int, *, resamples: int, seed: int) -> Comparison:
+    """Compare two tables of `PREDICTION_SCHEMA` at one prompt length."""
+    grids = to_grid(before, documents), to_grid(after, documents)
+    curves = [to_curve(grid, resamples=resamples, seed=seed) for grid in grids]
+    return Comparison(curves[0], curves[1], paired_difference(*grids, resamples=resamples, seed=seed))
+
+
+def build_summary(inputs: ReportInputs) -> dict[str, Any]:
+    """What programs read: curves, paired difference, counts, seconds."""
+    return {
+        "name": inputs.name,
+        "metric": "sub_em of the first line, SQuAD normalisation, greedy",
+        "dataset": inputs.dataset,
+        **_summarise(inputs.main),
+        "other_documents": {str(other.before.documents): _summarise(other) for other in inputs.others},
+        "counts": inputs.counts,
+        "seconds": inputs.seconds,
+        "checkpoint": inputs.checkpoint,
+        "fingerprint": inputs.fingerprint,
+    }
+
+
+def render_report(inputs: ReportInputs) -> dict[str, bytes]:
+    """The report's files by name: `index.html` with its pictures inside, and the pictures."""
+    pictures = {
+        "accuracy.png": plot_curves(inputs.main.before, inputs.main.after, advantageous=inputs.advantageous),
+        "loss.png": plot_loss(inputs.steps),
+        "weights.png": plot_weights(inputs.steps, inputs.main.before.documents),
+    }
+    for other in inputs.others:
+        pictures[f"accuracy-{other.before.documents}-documents.png"] = plot_curves(other.before, other.after)
+    embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
+    html = _TEMPLATES.get_template("report.html.j2").render(report=inputs, pictures=embedded)
+    return {"index.html": html.encode(), **pictures}
+
+
+def render_model_card(inputs: ReportInputs) -> str:
+    """The checkpoint's README.md: where it comes from and its measured curve."""
+    return _TEMPLATES.get_template("model_card.md.j2").render(report=inputs)
+
+
+def _summarise(comparison: Comparison) -> dict[str, Any]:
+    return {"base": asdict(comparison.before), "distilled": asdict(comparison.after), "paired": comparison.paired}

@@ -1,0 +1,1 @@
+"""Divergences, position weights and the objectives made of them."""

@@ -1,0 +1,47 @@
+"""How much each trivial row counts: position-aware weights of the paper, of its code, and none.
+
+Shapes: N rows of the global batch, M trivial rows, P trivial slots present.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def position_weights(
+    kl_N: Tensor, slot_N: Tensor, *, anchor: int, variant: Literal["paper", "official", "uniform"] = "paper"
+) -> Tensor:
+    """Weight each activation KL by how hard its gold slot is.
+
+        paper:    alpha_ij = softmax_i(mean_j KL_ij) * KL_ij / max_k KL_ik
+        official: alpha_ij * P / (rows at slot i), as the authors' code does
+        uniform:  1 / M, the "+KL" ablation
+
+    i: trivial slots present; j: rows at slot i. N is the *global* batch, gathered over ranks and micro-batches:
+    on a micro-batch of one, every alpha is 1 and the method is gone. Where every KL of a slot is 0, its share is 1.
+    Source: arXiv:2508.15709, "Position-Aware Alignment".
+
+    Args:
+        kl_N: (N,) nats, KL(teacher || student) averaged over response tokens; finite, >= 0.
+        slot_N: (N,) int, 0-based slot of the gold document.
+        anchor: the advantageous slot; its rows get 0, since lambda weighs them instead.
+    Returns: (N,) float32, detached.
+    Raises: ValueError naming the shapes, or the rows, at fault.
+    """
+    if kl_N.ndim != 1 or kl_N.shape != slot_N.shape:
+        raise ValueError(f"want two (N,), got kl {tuple(kl_N.shape)}, slot {tuple(slot_N.shape)}")
+    kl_N, trivial_N = kl_N.detach().float(), slot_N != anchor
+    if bad := (~torch.isfinite(kl_N) | (kl_N < 0)).nonzero().flatten().tolist()[:5]:
+        raise ValueError(f"KL must be finite and >= 0: rows {bad} are {kl_N[bad].tolist()}")
+    if variant == "uniform":
+        return trivial_N.float() / trivial_N.sum().clamp_min(1)
+    slots, bin_M = slot_N[trivial_N].unique(return_inverse=True)
+    kl_M, zeros_P = kl_N[trivial_N], kl_N.new_zeros(len(slots))
+    mean_P = zeros_P.scatter_reduce(0, bin_M, kl_M, "mean", include_self=False)
+    peak_M = zeros_P.scatter_reduce(0, bin_M, kl_M, "amax")[bin_M]
+    share_M = torch.where(peak_M > 0, kl_M / peak_M, 1.0)  # 0/0: this slot is solved
+    alpha_M = mean_P.softmax(0)[bin_M] * share_M
+    if variant == "official":
+        alpha_M = alpha_M * len(slots) / bin_M.bincount(minlength=len(slots))[bin_M]
+    return torch.zeros_like(kl_N).masked_scatter(trivial_N, alpha_M)

@@ -1,0 +1,165 @@
+"""Load models and tokenizers in Hugging Face format, and say plainly what one lacks."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
+
+_PROBE = "pos2distill-probe"
+
+
+def local_folder(model: ModelSection) -> str:
+    """The model's folder on this machine: the path as it is, or a cached copy of an fsspec URL or hub snapshot."""
+    if "://" in model.path:
+        copy = Path(tempfile.gettempdir()) / "pos2distill-models" / hashlib.sha256(model.path.encode()).hexdigest()[:16]
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(dir=copy.parent))
+            fs, path = fsspec.url_to_fs(model.path)
+            fs.get(path.rstrip("/") + "/", f"{partial}/", recursive=True)
+            _rename_unless_there(partial, copy)
+        return str(copy)
+    if os.path.isdir(model.path):
+        return model.path
+    if model.path.startswith((".", "/")) or model.path.count("/") != 1:
+        raise UserError(f"{model.path}: no such model folder (model.path)")
+    from huggingface_hub import snapshot_download  # only a hub name needs it
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return snapshot_download(
+            model.path, revision=model.revision, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]
+        )
+    except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"{model.path}: neither a folder nor a model the hub gives us (model.path): {reason}") from None
+
+
+def model_digest(model: ModelSection) -> str:
+    """A fingerprint of what the model computes.
+
+    A hub name stands for itself and its revision. A folder or URL is read: JSON and template files whole, weights by
+    size, first and last MiB (a safetensors header lies in the first), so that 16 GB need no minute of hashing.
+    """
+    if "://" not in model.path and not os.path.isdir(model.path):
+        return f"{model.path}@{model.revision or 'main'}"
+    fs, root = fsspec.url_to_fs(model.path)
+    digest = hashlib.sha256()
+    for path in sorted(fs.find(root)):
+        name = path[len(root) :].lstrip("/")
+        if name.endswith((".json", ".jinja", ".model", ".safetensors")):
+            size = fs.size(path)
+            digest.update(f"{name}\0{size}\0".encode())
+            digest.update(fs.cat_file(path, start=0, end=min(size, 1 << 20)))
+            digest.update(fs.cat_file(path, start=max(0, size - (1 << 20)), end=size))
+    return digest.hexdigest()[:16]
+
+
+def load_config(model: ModelSection) -> Any:
+    """The model's configuration.
+
+    Raises:
+        UserError: if the folder holds no readable config.json.
+    """
+    folder = local_folder(model)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise UserError(f"{model.path}: no usable config.json: {str(error).strip().splitlines()[0]}") from None
+
+
+def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
+    """The model's tokenizer, with a chat template.
+
+    Raises:
+        UserError: if the folder has no tokenizer, or its tokenizer no chat template.
+    """
+    folder = local_folder(model)
+    if not any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        raise UserError(f"{model.path}: holds no tokenizer (tokenizer.json, tokenizer.model or vocab.json)")
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+    if not tokenizer.chat_template:
+        raise UserError(f"{model.path}: its tokenizer has no chat template; use the model's chat or instruct version")
+    return tokenizer
+
+
+def load_model(
+    model: ModelSection, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """The causal language model in evaluation mode, from safetensors only.
+
+    Args:
+        dtype: of the weights; default: `model.dtype`.
+    """
+    loaded = AutoModelForCausalLM.from_pretrained(
+        local_folder(model),
+        dtype=dtype or torch_dtype(model.dtype),
+        attn_implementation=pick_attention(model.attention),
+        trust_remote_code=model.trust_remote_code,
+        use_safetensors=True,
+    )
+    return loaded.to(device).eval()
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """`"bfloat16"` or `"float32"` as torch's dtype."""
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
+
+
+def pick_attention(wanted: str) -> str:
+    """`auto` resolved: flash_attention_2 where a GPU and the flash_attn package can be had, else sdpa."""
+    if wanted != "auto":
+        return wanted
+    flash = torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
+    return "flash_attention_2" if flash else "sdpa"
+
+
+def context_length(model: ModelSection) -> int:
+    """The longest prompt and response the model takes, in tokens."""
+    if model.max_length:
+        return model.max_length
+    config = load_config(model)
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not length:
+        raise UserError(f"{model.path}: its config states no max_position_embeddings; set model.max_length")
+    return int(length)
+
+
+def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that closes an assistant's turn, read off the chat template (it often is not `eos_token`)."""
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
+    rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    tail = tokenizer(rendered.rpartition(_PROBE)[2], add_special_tokens=False)["input_ids"]
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    closing = next((int(token) for token in tail if token in special), tokenizer.eos_token_id)
+    if closing is None:
+        raise UserError("the chat template closes no assistant turn and the tokenizer has no eos_token")
+    return closing
+
+
+def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends generation: end of turn, end of sequence, and what the generation config adds."""
+    stops = {end_of_turn_id(tokenizer), tokenizer.eos_token_id}
+    path = Path(local_folder(model)) / "generation_config.json"
+    if path.exists():
+        listed = json.loads(path.read_text()).get("eos_token_id")
+        stops.update(listed if isinstance(listed, list) else [listed])
+    return sorted(stop for stop in stops if stop is not None)
+
+
+def _rename_unless_there(partial: Path, final: Path) -> None:
+    try:
+        partial.rename(final)
+    except OSError:  # another process finished the same copy first; both hold the same files
+        if not final.exists():
+            raise

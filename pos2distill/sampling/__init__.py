@@ -1,0 +1,1 @@
+"""Generation engines, the judge of what they give, and the teacher stage."""

@@ -1,0 +1,53 @@
+"""What an engine is: token ids in, token ids and a finish reason out, one seed a request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from pos2distill.config import ModelSection, Runtime
+from pos2distill.models.responses import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. `temperature` 0 is greedy; `stop_ids` end a response and are part of it."""
+
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A generated response. `stop`: its last token is a stop token; `length`: it was cut at `max_new_tokens`."""
+
+    token_ids: Tokens
+    finish_reason: Literal["stop", "length"]
+
+
+class Engine(Protocol):
+    """Generates responses. Several calls may be under way at once."""
+
+    async def generate(
+        self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """One completion a prompt, in order. A prompt's sample depends on its own seed alone."""
+
+    def shutdown(self) -> None:
+        """End every process and thread the engine started."""
+
+
+def build_engine(model: ModelSection, runtime: Runtime, *, threads: int, device: str) -> Engine:
+    """The engine that `model.engine` names; its package is imported only here."""
+    if model.engine == "vllm":
+        from pos2distill.sampling.vllm_engine import VllmEngine
+
+        return VllmEngine(model, runtime.vllm, threads=threads, device=device)
+    if model.engine == "hf":
+        from pos2distill.sampling.hf_engine import HfEngine
+
+        return HfEngine(model, threads=threads, device=device)
+    from pos2distill.sampling.fake_engine import FakeEngine
+
+    return FakeEngine(runtime.fake)

@@ -1,0 +1,82 @@
+"""From a completion to a judged answer: cut to the first line, judge, keep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from pos2distill.models.responses import Tokens
+from pos2distill.sampling.engine import Completion
+from pos2distill.tasks.judge import first_line, sub_exact_match
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A response cut, judged and sorted.
+
+    response_ids: the first line's tokens, closed by the end-of-turn token; this is what is distilled.
+    outcome: `kept`, or why not: `wrong` (no answer in the first line), `empty` (nothing in it).
+    """
+
+    text: str
+    cut_text: str
+    response_ids: Tokens
+    correct: bool
+    outcome: Literal["kept", "wrong", "empty"]
+
+
+class Judge:
+    """Cuts and judges completions.
+
+    Args:
+        tokenizer: decodes; and encodes a cut line whose end falls inside a token.
+        end_of_turn: the id that closes an assistant's turn.
+        stop_ids: all ids that end generation.
+        keep: `correct` keeps right answers only (paper), `all` every response with text in it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        end_of_turn: int,
+        stop_ids: Sequence[int],
+        keep: Literal["correct", "all"],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.end_of_turn = end_of_turn
+        self.stop_ids = frozenset(stop_ids)
+        self.keep = keep
+
+    def __call__(self, completion: Completion, answers: Sequence[str]) -> Judged:
+        """Cut, judge, keep: in this order, so that an answer after the first line does not count."""
+        ids = completion.token_ids
+        if len(ids) and int(ids[-1]) in self.stop_ids:
+            ids = ids[:-1]
+        text = self._decode(ids)
+        cut_text = first_line(text)
+        correct = sub_exact_match(cut_text, answers)
+        outcome: Literal["kept", "wrong", "empty"] = "kept"
+        if not cut_text:
+            outcome = "empty"
+        elif not correct and self.keep == "correct":
+            outcome = "wrong"
+        return Judged(text, cut_text, self._close(self._cut(ids, text)), correct, outcome)
+
+    def _cut(self, ids: Tokens, text: str) -> Tokens:
+        """The longest run of sampled tokens inside the first line; the line tokenised anew where a token straddles."""
+        line = text.split("\n", 1)[0]
+        if line == text:
+            return ids
+        count = next(n for n in range(len(ids) + 1) if "\n" in self._decode(ids[:n])) - 1
+        if self._decode(ids[:count]).strip() == line.strip():
+            return ids[:count]
+        return np.asarray(self.tokenizer(line, add_special_tokens=False)["input_ids"], np.int32)
+
+    def _close(self, ids: Tokens) -> Tokens:
+        return np.append(ids, self.end_of_turn).astype(np.int32)
+
+    def _decode(self, ids: Tokens) -> str:
+        return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))

@@ -1,0 +1,82 @@
+"""The production engine: vLLM's asynchronous engine, so that batches overlap. The only importer of vllm."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from pos2distill.config import ModelSection, VllmSection
+from pos2distill.models.load import context_length, local_folder
+from pos2distill.models.responses import Tokens
+from pos2distill.sampling.engine import Completion, SamplingParams
+
+# vLLM's seeds are signed 64-bit in name but torch generators of some backends take 32 bits.
+_SEED_MASK = 2**31 - 1
+
+
+class VllmEngine:
+    """Generates with vLLM. Token ids go in and come out; no text is made or parsed."""
+
+    def __init__(
+        self, model: ModelSection, settings: VllmSection, *, threads: int = 1, device: str = "cpu"
+    ) -> None:
+        if device == "cpu":
+            # Read by the CPU build when it starts.
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.cpu_kv_cache_gib)
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        from vllm import SamplingParams as VllmParams
+        from vllm import TokensPrompt
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self._params, self._prompt, self._kind = VllmParams, TokensPrompt, RequestOutputKind
+        self._numbers = itertools.count()
+        arguments = AsyncEngineArgs(
+            model=local_folder(model),
+            dtype=model.dtype,
+            max_model_len=context_length(model),
+            trust_remote_code=model.trust_remote_code,
+            skip_tokenizer_init=True,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            enforce_eager=settings.enforce_eager,
+            enable_prefix_caching=settings.enable_prefix_caching,
+            max_num_seqs=settings.max_num_seqs,
+            generation_config="vllm",  # our sampling settings, not defaults from the model's folder
+            disable_log_stats=True,
+        )
+        self.engine = AsyncLLM.from_engine_args(arguments)
+
+    async def generate(
+        self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[Completion]:
+        tasks = (self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True))
+        return list(await asyncio.gather(*tasks))
+
+    async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> Completion:
+        request = self._params(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            max_tokens=params.max_new_tokens,
+            seed=seed & _SEED_MASK,
+            stop_token_ids=list(params.stop_ids),
+            detokenize=False,
+            output_kind=self._kind.FINAL_ONLY,
+        )
+        stream = self.engine.generate(
+            self._prompt(prompt_token_ids=prompt.tolist()), request, request_id=str(next(self._numbers))
+        )
+        async for output in stream:
+            last = output.outputs[0]
+        if last.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"vLLM ended a request with {last.finish_reason!r}")
+        return Completion(np.asarray(last.token_ids, np.int32), last.finish_reason)
+
+    def shutdown(self) -> None:
+        """End the engine's processes; a killed parent would leave them behind."""
+        self.engine.shutdown()

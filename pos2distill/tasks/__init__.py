@@ -1,0 +1,1 @@
+"""Data sets, document permutations, prompts and judged answers."""

@@ -1,0 +1,72 @@
+"""Lines of JSON from any fsspec URL, gzip or plain, with the line at fault in every message."""
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+
+from pos2distill.errors import UserError, did_you_mean
+
+
+def read_jsonl(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number from 1, object) for each line that is not blank.
+
+    Raises:
+        UserError: a missing file, broken compression, bytes that are not UTF-8, a line that is not one JSON object.
+    """
+    number = 0
+    try:
+        with fsspec.open(url, "rb", compression="infer") as lines:
+            for number, line in enumerate(lines, start=1):  # noqa: B007 (told in the messages below)
+                if line.strip():
+                    yield number, _object(line, f"{url}, line {number}")
+    except FileNotFoundError:
+        raise UserError(f"{url}: no such file{_nearest_file(url)}") from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise UserError(f"{url}: cannot be read ({error.strerror})") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{url}: broken gzip after line {number} ({error}); fetch the file again") from None
+    except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
+        raise UserError(f"{url}: cannot be opened ({error})") from None
+
+
+def file_digest(url: str) -> str:
+    """SHA-256 of the file's bytes as stored (compressed, if it is)."""
+    digest = hashlib.sha256()
+    try:
+        with fsspec.open(url, "rb") as data:
+            while chunk := data.read(1 << 20):
+                digest.update(chunk)
+    except FileNotFoundError:
+        raise UserError(f"{url}: no such file{_nearest_file(url)}") from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise UserError(f"{url}: cannot be read ({error.strerror})") from None
+    except (ValueError, ImportError) as error:
+        raise UserError(f"{url}: cannot be opened ({error})") from None
+    return digest.hexdigest()
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error.msg} at column {error.colno}); is the line cut off?") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _nearest_file(url: str) -> str:
+    try:
+        fs, path = fsspec.url_to_fs(url)
+        names = [str(entry).rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)]
+    except OSError:
+        return ""
+    hint = did_you_mean(path.rsplit("/", 1)[-1], names)
+    return hint if "did you mean" in hint else ""

@@ -1,0 +1,99 @@
+"""What moves the weights: one interface, two strategies (`torch` here, `zero3` in its own module)."""
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pos2distill.config import Study, TrainersSection
+from pos2distill.models.head import FrozenHead
+from pos2distill.models.load import load_model, torch_dtype
+from pos2distill.models.responses import ResponseBatch, predicting_hidden
+from pos2distill.training.student import Student
+
+
+class Stepper(Protocol):
+    """Forward, backward and update of one worker's share of a global batch.
+
+    Losses given to `backward` add up over micro-batches and ranks: the sum is the global loss, so is its gradient.
+    """
+
+    student: Student
+
+    def forward(self, batch: ResponseBatch, teacher_TH: Tensor) -> Tensor:
+        """Row KLs (B,); with a graph, unless under `torch.no_grad`."""
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the loss's gradient. `last`: the global batch's last micro-batch on this rank."""
+
+    def step(self, learning_rate: float) -> float:
+        """Clip, update, clear. Returns the gradient's norm before clipping."""
+
+    def frozen_states(self, batch: ResponseBatch) -> Tensor:
+        """The resident teacher's hidden states (T, H)."""
+
+    def save(self, folder: Path) -> None:
+        """Write the weights in Hugging Face format. Called on every rank; rank 0 writes."""
+
+
+class TorchStepper:
+    """One process, plain torch: the reference, and the laptop's choice."""
+
+    def __init__(self, study: Study, trainers: TrainersSection, device: torch.device) -> None:
+        torch.set_num_threads(trainers.threads)
+        self.study = study
+        self.device = device
+        # fp32 weights under autocast: the same master weights that ZeRO keeps.
+        lm = load_model(study.model, dtype=torch.float32, device=device)
+        prepare_for_training(lm, trainers)
+        head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
+        self.student = Student(lm, head.to(device))
+        self.autocast = torch.autocast(
+            device.type, torch.bfloat16, enabled=study.training.precision == "bfloat16", cache_enabled=False
+        )
+        settings = study.training
+        self.optimizer = torch.optim.AdamW(
+            lm.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+        )
+        self.frozen = load_model(study.model, device=device) if study.method.teacher == "resident" else None
+
+    def forward(self, batch: ResponseBatch, teacher_TH: Tensor) -> Tensor:
+        with self.autocast:
+            kl_B: Tensor = self.student(batch.to(self.device), teacher_TH.to(self.device))
+        return kl_B
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        loss.backward()
+
+    def step(self, learning_rate: float) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = torch.nn.utils.clip_grad_norm_(self.student.lm.parameters(), self.study.training.gradient_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(norm)
+
+    @torch.no_grad()
+    def frozen_states(self, batch: ResponseBatch) -> Tensor:
+        assert self.frozen is not None
+        return predicting_hidden(self.frozen, batch.to(self.device))
+
+    def save(self, folder: Path) -> None:
+        self.student.lm.to(torch_dtype(self.study.model.dtype)).save_pretrained(folder)  # type: ignore[call-overload]
+
+
+def prepare_for_training(lm: torch.nn.Module, trainers: TrainersSection) -> None:
+    """Training mode, with activations recomputed in the backward pass if asked for."""
+    lm.train()
+    if trainers.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+
+
+def build_stepper(study: Study, trainers: TrainersSection, device: torch.device) -> Stepper:
+    """The strategy that the runtime names; DeepSpeed is imported only for its own."""
+    if trainers.strategy == "zero3":
+        from pos2distill.training.zero3 import Zero3Stepper
+
+        return Zero3Stepper(study, trainers, device)
+    return TorchStepper(study, trainers, device)

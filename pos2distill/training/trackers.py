@@ -1,0 +1,72 @@
+"""Step records to TensorBoard, Weights & Biases or MLflow, through their own libraries."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pos2distill.errors import UserError
+from pos2distill.training.trainer import StepRecord
+
+_SHOWN = ("loss", "kl_trivial", "kl_anchor", "gradient_norm", "learning_rate")
+
+
+def open_trackers(names: Sequence[str], *, run: str, folder: str, settings: dict[str, Any]) -> list["Tracker"]:
+    """Start each tracker.
+
+    Args:
+        run: the run's name. folder: where TensorBoard writes. settings: the study, logged once.
+    Raises:
+        UserError: naming the package that is not installed.
+    """
+    try:
+        return [_OPENERS[name](run, folder, settings) for name in names]
+    except ImportError as error:
+        raise UserError(f"runtime.trackers: {error.name} is not installed; pip install 'pos2distill[trackers]'") from None
+
+
+class Tracker:
+    """One open tracker."""
+
+    def __init__(self, log: Callable[[dict[str, float], int], None], close: Callable[[], None]) -> None:
+        self._log = log
+        self.close = close
+
+    def log(self, record: StepRecord) -> None:
+        """Log one step's numbers under `train/`."""
+        values = {name: getattr(record, name) for name in _SHOWN}
+        self._log({f"train/{name}": value for name, value in values.items() if value is not None}, record.step)
+
+
+def _open_tensorboard(run: str, folder: str, settings: dict[str, Any]) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(folder)  # type: ignore[no-untyped-call]
+    writer.add_text("study", f"```\n{settings}\n```")  # type: ignore[no-untyped-call]
+
+    def log(values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+
+    return Tracker(log, writer.close)
+
+
+def _open_wandb(run: str, folder: str, settings: dict[str, Any]) -> Tracker:
+    import wandb
+
+    session = wandb.init(project="pos2distill", name=run, config=settings)
+    return Tracker(lambda values, step: session.log(values, step=step), session.finish)
+
+
+def _open_mlflow(run: str, folder: str, settings: dict[str, Any]) -> Tracker:
+    import mlflow
+
+    mlflow.set_experiment("pos2distill")
+    mlflow.start_run(run_name=run)
+    mlflow.log_dict(settings, "study.json")
+    return Tracker(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
+
+
+_OPENERS: dict[str, Callable[[str, str, dict[str, Any]], Tracker]] = {
+    "tensorboard": _open_tensorboard,
+    "wandb": _open_wandb,
+    "mlflow": _open_mlflow,
+}

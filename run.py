@@ -1,0 +1,105 @@
+"""Pos2Distill on the command line.
+
+    python run.py COMMAND RECIPE [section.field=value ...] [--dry-run]
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import yaml
+
+from pos2distill.config import Recipe, load_recipe, recipe_names
+from pos2distill.errors import UserError
+
+COMMANDS = {
+    "study": "the whole chain: measure, sample, distil, measure again, report; finished stages are skipped",
+    "evaluate": "accuracy at every slot, of the base model and of the checkpoint if there is one",
+    "sample": "advantaged responses into the sample store, with the teacher's hidden states",
+    "distill": "train on the samples that are there",
+    "report": "the HTML page and summary.json, from results that are there",
+}
+
+EXAMPLES = """examples:
+  python run.py recipes
+  python run.py study quickstart
+  python run.py study quickstart --dry-run
+  python run.py study quickstart training.learning_rate=5e-4 runtime.storage=/tmp/slow
+  python run.py study my_recipe.yaml model.engine=vllm runtime.trainers.workers=2
+  python run.py evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz
+
+Running a command again goes on where it stopped, and does nothing where all is done.
+Exit codes: 0 done, 1 a bug (with its traceback), 2 something you can mend (one line says what), 130 interrupted.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, load the recipe, run the command. Returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "recipes":
+            _list_recipes()
+            return 0
+        recipe = load_recipe(options.recipe, options.overrides)
+        if options.dry_run:
+            _show(recipe)
+        else:
+            _command(options.command)(recipe)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="run.py",
+        description="Cure the position bias of a language model: distil its best document slot into all the others.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=text, description=text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        command.add_argument("recipe", metavar="RECIPE", help="a name (see `recipes`) or the path of a YAML file")
+        command.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings to change")
+        command.add_argument("--dry-run", action="store_true", help="show the settings and what would run, then stop")
+    commands.add_parser("recipes", help="list the recipes that come with the project")
+    return parser
+
+
+def _command(name: str) -> Callable[[Recipe], None]:
+    # Imported here, so that --help and a misspelt field answer at once.
+    from pipelines import study
+
+    return {
+        "study": study.run_study,
+        "evaluate": study.run_evaluate,
+        "sample": study.run_sample,
+        "distill": study.run_distill,
+        "report": study.run_report,
+    }[name]
+
+
+def _list_recipes() -> None:
+    for name in recipe_names():
+        print(f"{name:<18} {load_recipe(name).description}")
+
+
+def _show(recipe: Recipe) -> None:
+    from pipelines.study import describe
+
+    shown = {"name": recipe.name, "description": recipe.description, **recipe.study.model_dump(mode="json")}
+    shown["runtime"] = recipe.runtime.model_dump(mode="json")
+    print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
+    print(describe(recipe))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
