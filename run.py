@@ -1,6 +1,6 @@
 """Pos2Distill on the command line.
 
-    python run.py COMMAND RECIPE [section.field=value ...] [--dry-run]
+python run.py COMMAND RECIPE [section.field=value ...] [--dry-run]
 """
 
 import argparse

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import ray.train
-import torch
 from ray.experimental import tqdm_ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -23,7 +22,7 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.rows import RowSource
 from pos2distill.training.stepper import Stepper, build_stepper
-from pos2distill.training.teachers import ResidentStates, cached_states
+from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
 from pos2distill.training.trackers import open_trackers
 from pos2distill.training.trainer import Ranks, StepRecord, train
 
@@ -82,11 +81,11 @@ def _train_worker(config: dict[str, Any]) -> dict[str, int]:
     study = recipe.study
     source = make_source(study, plan)
     stepper = build_stepper(study, recipe.runtime.trainers, ray.train.torch.get_device())
-    teacher = cached_states
+    teacher: TeacherStates = cached_states
     if study.method.teacher == "resident":
         teacher = ResidentStates(stepper.frozen_states, alignment=study.method.alignment)
     log = _StepLog(recipe, plan, source.total_steps) if ranks.rank == 0 else None
-    train(study, recipe.runtime.trainers, source, stepper, teacher, ranks, log or (lambda record: None))
+    train(study, recipe.runtime.trainers, source, stepper, teacher, ranks, [log] if log else [])
     _save(stepper, study, plan, write=ranks.rank == 0)
     if log:
         log.close()

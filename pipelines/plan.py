@@ -66,4 +66,3 @@ def make_plan(recipe: Recipe) -> Plan:
         distilled_scores=Artifact(storage, "distilled-scores", distilled_scores),
         fingerprint=fingerprint(base_scores, distilled_scores),
     )
-

@@ -63,7 +63,10 @@ def device_of(gpus: float) -> str:
 def _connect() -> None:
     for name in ("ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    quiet: dict[str, Any] = {"logging_level": logging.WARNING, "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG"))}
+    quiet: dict[str, Any] = {
+        "logging_level": logging.WARNING,
+        "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG")),
+    }
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**quiet)
     else:

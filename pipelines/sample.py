@@ -1,6 +1,6 @@
 """Stage `sample`: advantaged responses into the sample store, with the teacher's hidden states.
 
-    examples without a sample ─ permute, prompt ─ sampler pool, judge ─ teacher pool ─ store
+examples without a sample ─ permute, prompt ─ sampler pool, judge ─ teacher pool ─ store
 """
 
 import time
@@ -81,7 +81,7 @@ def make_samples(recipe: Recipe, plan: Plan) -> Manifest:
     return _publish(plan, store, time.monotonic() - start)
 
 
-def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: "tqdm[None]") -> None:
+def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: tqdm) -> None:
     study = recipe.study
     samples = generate(
         recipe,

@@ -319,8 +319,9 @@ def _fields_of(parts: Sequence[str]) -> list[str]:
     section: type[BaseModel] = Recipe
     for part in parts:
         inner = section.model_fields[part].annotation
-        assert isinstance(inner, type) and issubclass(inner, BaseModel)  # only sections have unknown fields
+        assert isinstance(inner, type)
+        assert issubclass(inner, BaseModel)  # only sections have unknown fields
         section = inner
     names = list(section.model_fields)
     # At the top of the file the study's sections stand beside `runtime`.
-    return names if section is not Study else names + ["name", "description", "runtime"]
+    return names if section is not Study else [*names, "name", "description", "runtime"]

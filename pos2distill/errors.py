@@ -1,11 +1,11 @@
-"""The one error that a user can mend: told in one line, exit code 2. Everything else is a bug and keeps its traceback."""
+"""The one error that a user can mend: one line, exit code 2. Everything else is a bug and keeps its traceback."""
 
 import difflib
 from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
-    """What a user gave cannot be used. The message is one line: where, what was expected, what came, what to do."""
+    """What a user gave cannot be used. Its message is one line: where, what was expected, what came, the mend."""
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

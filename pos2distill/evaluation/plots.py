@@ -40,7 +40,11 @@ def plot_loss(steps: Sequence[Mapping[str, Any]]) -> bytes:
     """Loss, trivial and anchor KL by step, on a logarithmic axis."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes = figure.add_subplot()
-    shown = (("loss", "loss", AFTER), ("kl_trivial", "KL, trivial rows", BEFORE), ("kl_anchor", "KL, anchor rows", QUIET))
+    shown = (
+        ("loss", "loss", AFTER),
+        ("kl_trivial", "KL, trivial rows", BEFORE),
+        ("kl_anchor", "KL, anchor rows", QUIET),
+    )
     for name, label, color in shown:
         points = [(step["step"] + 1, step[name]) for step in steps if step[name]]
         if points:
@@ -71,7 +75,9 @@ def _draw_curve(axes: Axes, curve: Curve, color: str, label: str) -> None:
     position = np.asarray(curve.slots) + 1
     low, high = np.asarray(curve.accuracy_ci95).T
     axes.fill_between(position, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.plot(position, curve.accuracy_by_slot, color=color, marker="o", markersize=3, label=f"{label}: {curve.mean:.3f}")
+    axes.plot(
+        position, curve.accuracy_by_slot, color=color, marker="o", markersize=3, label=f"{label}: {curve.mean:.3f}"
+    )
 
 
 def _to_png(figure: Figure) -> bytes:

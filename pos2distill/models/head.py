@@ -20,7 +20,7 @@ _HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.w
 
 
 class LogitTransform:
-    """What a model does to lm_head's product: `cap * tanh(x * scale / cap)` (Cohere, Granite, Gemma); mostly nothing."""
+    """What a model does to lm_head's product: `cap * tanh(x * scale / cap)` (Cohere, Granite, Gemma), or nothing."""
 
     def __init__(self, config: Any) -> None:
         text = config.get_text_config()
@@ -73,10 +73,7 @@ class FrozenHead(nn.Module):
 
 def _read_tensor(folder: Path, name: str) -> Tensor | None:
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        file = json.loads(index.read_text())["weight_map"].get(name)
-    else:
-        file = "model.safetensors"
+    file = json.loads(index.read_text())["weight_map"].get(name) if index.exists() else "model.safetensors"
     if file is None or not (folder / file).exists():
         return None
     with safe_open(folder / file, framework="pt") as tensors:

@@ -101,14 +101,15 @@ def load_model(
     Args:
         dtype: of the weights; default: `model.dtype`.
     """
-    loaded = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         local_folder(model),
         dtype=dtype or torch_dtype(model.dtype),
         attn_implementation=pick_attention(model.attention),
         trust_remote_code=model.trust_remote_code,
         use_safetensors=True,
     )
-    return loaded.to(device).eval()
+    lm: PreTrainedModel = loaded.to(device).eval()
+    return lm
 
 
 def torch_dtype(name: str) -> torch.dtype:

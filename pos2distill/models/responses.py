@@ -70,7 +70,8 @@ def predicting_hidden(lm: nn.Module, batch: ResponseBatch) -> Tensor:
     """
     decoder: Any = lm.get_decoder()  # type: ignore[operator]
     output = decoder(input_ids=batch.input_ids_BL, attention_mask=batch.attention_mask_BL, use_cache=False)
-    return output.last_hidden_state[batch.row_T, batch.position_T]
+    hidden_TH: Tensor = output.last_hidden_state[batch.row_T, batch.position_T]
+    return hidden_TH
 
 
 def hidden_to_bytes(hidden_TH: Tensor) -> bytes:

@@ -1,6 +1,7 @@
 """The reference engine: transformers' own `generate`, with one seed a request."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ class HfEngine:
     def __init__(self, model: ModelSection, *, threads: int = 1, device: str = "cpu") -> None:
         torch.set_num_threads(threads)
         self.device = device
-        self.model = load_model(model, device=device)
+        self.model: Any = load_model(model, device=device)
 
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
@@ -30,7 +31,7 @@ class HfEngine:
             processors += [TemperatureLogitsWarper(params.temperature), TopPLogitsWarper(params.top_p)]
             processors.append(SeededGumbel(seeds))
         with torch.inference_mode():
-            output = self.model.generate(
+            output: Tensor = self.model.generate(
                 input_ids_BL.to(self.device),
                 attention_mask=attention_mask_BL.to(self.device),
                 # Drawn by the processors, so that each row has its own seed; the argmax of what they leave is the draw.
@@ -43,7 +44,6 @@ class HfEngine:
                 pad_token_id=params.stop_ids[0],
                 logits_processor=processors,
             )
-        assert isinstance(output, Tensor)
         generated = output[:, input_ids_BL.shape[1] :].cpu().numpy().astype(np.int32)
         return [_until_stop(row, params.stop_ids) for row in generated]
 

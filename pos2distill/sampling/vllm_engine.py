@@ -19,9 +19,7 @@ _SEED_MASK = 2**31 - 1
 class VllmEngine:
     """Generates with vLLM. Token ids go in and come out; no text is made or parsed."""
 
-    def __init__(
-        self, model: ModelSection, settings: VllmSection, *, threads: int = 1, device: str = "cpu"
-    ) -> None:
+    def __init__(self, model: ModelSection, settings: VllmSection, *, threads: int = 1, device: str = "cpu") -> None:
         if device == "cpu":
             # Read by the CPU build when it starts.
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.cpu_kv_cache_gib)

@@ -108,7 +108,9 @@ def claim_storage(storage: str, name: str) -> None:
     if fs.exists(marker):
         owner = json.loads(fs.cat_file(marker))["name"]
         if owner != name:
-            raise UserError(f"{storage}: holds the run of recipe '{owner}', not '{name}'; choose another runtime.storage")
+            raise UserError(
+                f"{storage}: holds the run of recipe '{owner}', not '{name}'; choose another runtime.storage"
+            )
         return
     if fs.exists(path) and (not fs.isdir(path) or fs.ls(path, detail=False)):
         raise UserError(f"{storage}: is not empty and holds no run (no {RUN_FILE}); choose another runtime.storage")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -77,7 +77,7 @@ class PromptBuilder:
         """
         shown = arrange(example, documents, slot, order=order, seed=seed)
         message = {"role": "user", "content": _STYLES[self.style](example.question, shown)}
-        encoded = self.tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=True)
+        encoded: Any = self.tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=True)
         ids = np.asarray(encoded["input_ids"], dtype=np.int32)
         if len(ids) + self.reserve > self.max_length:
             raise UserError(

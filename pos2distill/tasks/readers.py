@@ -21,7 +21,7 @@ def read_jsonl(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
     number = 0
     try:
         with fsspec.open(url, "rb", compression="infer") as lines:
-            for number, line in enumerate(lines, start=1):  # noqa: B007 (told in the messages below)
+            for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _object(line, f"{url}, line {number}")
     except FileNotFoundError:
@@ -56,7 +56,9 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON ({error.msg} at column {error.colno}); is the line cut off?") from None
+        raise UserError(
+            f"{where}: not valid JSON ({error.msg} at column {error.colno}); is the line cut off?"
+        ) from None
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected a JSON object, got {type(value).__name__}")
     return value

@@ -1,10 +1,11 @@
 """What moves the weights: one interface, two strategies (`torch` here, `zero3` in its own module)."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from pos2distill.config import Study, TrainersSection
 from pos2distill.models.head import FrozenHead
@@ -80,14 +81,15 @@ class TorchStepper:
         return predicting_hidden(self.frozen, batch.to(self.device))
 
     def save(self, folder: Path) -> None:
-        self.student.lm.to(torch_dtype(self.study.model.dtype)).save_pretrained(folder)  # type: ignore[call-overload]
+        lm: Any = self.student.lm
+        lm.to(torch_dtype(self.study.model.dtype)).save_pretrained(folder)
 
 
-def prepare_for_training(lm: torch.nn.Module, trainers: TrainersSection) -> None:
+def prepare_for_training(lm: PreTrainedModel, trainers: TrainersSection) -> None:
     """Training mode, with activations recomputed in the backward pass if asked for."""
     lm.train()
     if trainers.gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def build_stepper(study: Study, trainers: TrainersSection, device: torch.device) -> Stepper:

@@ -20,7 +20,9 @@ def open_trackers(names: Sequence[str], *, run: str, folder: str, settings: dict
     try:
         return [_OPENERS[name](run, folder, settings) for name in names]
     except ImportError as error:
-        raise UserError(f"runtime.trackers: {error.name} is not installed; pip install 'pos2distill[trackers]'") from None
+        raise UserError(
+            f"runtime.trackers: {error.name} is not installed; pip install 'pos2distill[trackers]'"
+        ) from None
 
 
 class Tracker:

@@ -69,7 +69,7 @@ def train(
     stepper: Stepper,
     teacher: TeacherStates,
     ranks: Ranks,
-    on_step: Callable[[StepRecord], None],
+    listeners: Sequence[Callable[[StepRecord], None]] = (),
 ) -> None:
     """Run all epochs.
 
@@ -87,7 +87,9 @@ def train(
             kl_N, coefficient_N, slot_N = _accumulate(study, stepper, micros, ranks)
             rate = learning_rate(step, source.total_steps, study.training)
             norm = stepper.step(rate)
-            on_step(_record(step, epoch, kl_N, coefficient_N, slot_N, study.advantageous_slot, norm, rate))
+            record = _record(step, epoch, kl_N, coefficient_N, slot_N, study.advantageous_slot, norm, rate)
+            for listen in listeners:
+                listen(record)
             step += 1
 
 

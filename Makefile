@@ -1,0 +1,58 @@
+# make quickstart: install, run the built-in study, show the curves.  make test: install, run every test.
+# Needs Python 3.11, make, git and a C++ compiler; everything else comes from the lock files in requirements/.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+LOCK := requirements/cpu.txt
+SOURCES := pos2distill pipelines examples tests run.py
+
+# uv does not read pip's settings. Where pip is told of a folder of wheels that holds torch, take torch from there;
+# elsewhere let uv find torch's CPU build itself.
+FIND_LINKS := $(or $(UV_FIND_LINKS),$(PIP_FIND_LINKS))
+ifneq ($(wildcard $(FIND_LINKS)/torch-*.whl),)
+export UV_FIND_LINKS := $(FIND_LINKS)
+else
+export UV_TORCH_BACKEND ?= cpu
+endif
+
+.PHONY: quickstart install test test-unit check format lock clean
+
+quickstart: install
+	$(BIN)/python run.py study quickstart
+
+install: .venv/.installed
+
+.venv/.installed: $(LOCK) .uv/.installed
+	.uv/bin/uv venv --quiet --allow-existing --python $(PYTHON) .venv
+	.uv/bin/uv pip sync --quiet --compile-bytecode --python $(BIN)/python $(LOCK)
+	touch $@
+
+.uv/.installed: requirements/uv.txt
+	$(PYTHON) -m venv .uv
+	.uv/bin/python -m pip install --quiet --requirement $<
+	touch $@
+
+test: install
+	$(BIN)/python -m pytest
+
+test-unit: install
+	$(BIN)/python -m pytest tests/unit
+
+check: install
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: install
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+# The GPU lock wants torch's CUDA build, so it is made without the folder of wheels.
+LOCK_OPTIONS := --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-header
+lock: .uv/.installed
+	.uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra cpu --extra dev --output-file requirements/cpu.txt
+	env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra gpu --extra s3 --extra gcs --output-file requirements/gpu.txt
+
+clean:
+	rm -rf .venv .uv runs
