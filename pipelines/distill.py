@@ -37,8 +37,7 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
     """
     start = time.monotonic()
     trainers = recipe.runtime.trainers
-    plan.checkpoint.begin()
-    with ray_session():
+    with plan.checkpoint.writing(), ray_session():
         trainer = TorchTrainer(
             _train_worker,
             train_loop_config={"recipe": recipe, "plan": plan},
@@ -50,9 +49,8 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
             ),
             run_config=RunConfig(name=f"train-{plan.checkpoint.fingerprint}", storage_path=_ray_storage(recipe)),
         )
-        result = trainer.fit()
-    counts: dict[str, int] = result.return_value
-    return plan.checkpoint.publish(counts=counts, seconds={"distill": time.monotonic() - start})
+        counts: dict[str, int] = trainer.fit().return_value
+        return plan.checkpoint.publish(counts=counts, seconds={"distill": time.monotonic() - start})
 
 
 def make_source(study: Study, plan: Plan) -> RowSource:

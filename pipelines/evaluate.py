@@ -51,7 +51,7 @@ def make_scores(recipe: Recipe, plan: Plan, artifact: Artifact, model: ModelSect
             bar.update(len(part))
     table = pa.concat_tables(parts).sort_by([(name, "ascending") for name in ("documents", "example_id", "slot")])
     right = pc.sum(table["correct"]).as_py()
-    artifact.begin()
-    artifact.write_table("predictions.parquet", table)
     counts = {"examples": len(examples), "prompts": len(table), "right": right, "wrong": len(table) - right}
-    return artifact.publish(counts=counts, seconds={"evaluate": time.monotonic() - start})
+    with artifact.writing():
+        artifact.write_table("predictions.parquet", table)
+        return artifact.publish(counts=counts, seconds={"evaluate": time.monotonic() - start})

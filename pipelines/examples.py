@@ -18,11 +18,10 @@ def make_examples(recipe: Recipe, plan: Plan) -> Manifest:
     study = recipe.study
     longest = max(study.data.documents, *study.evaluation.other_documents, 0)
     split = load_split(study.data, documents=longest, seed=study.seed)
-    artifact = plan.examples
-    artifact.begin()
-    artifact.write_table("train.parquet", examples_to_table(split.train))
-    artifact.write_table("evaluation.parquet", examples_to_table(split.evaluation))
-    return artifact.publish(counts=split.counts, seconds={"examples": time.monotonic() - start})
+    with plan.examples.writing():
+        plan.examples.write_table("train.parquet", examples_to_table(split.train))
+        plan.examples.write_table("evaluation.parquet", examples_to_table(split.evaluation))
+        return plan.examples.publish(counts=split.counts, seconds={"examples": time.monotonic() - start})
 
 
 def read_training_examples(plan: Plan) -> dict[str, Example]:

@@ -8,7 +8,7 @@ import ray.data
 from ray.data import ActorPoolStrategy, Dataset
 
 from pipelines.ray_session import device_of, pool_arguments
-from pos2distill.config import ModelSection, Recipe, Study
+from pos2distill.config import ModelSection, PoolSection, Recipe, Study
 from pos2distill.models.load import context_length, end_of_turn_id, load_tokenizer, stop_token_ids
 from pos2distill.randomness import derive_seed
 from pos2distill.records import ANSWER_SCHEMA, PROMPT_SCHEMA, example_from_row
@@ -105,10 +105,8 @@ def generate(
     """
     placements = tuple(placements)
     pool = recipe.runtime.samplers
-    prompts_each = sum(len(slots) for _, slots in placements)
-    # Blocks of a few batches: small enough to share out among actors, large enough to hide Ray's cost of a block.
-    examples_each = max(1, 4 * pool.batch_size // prompts_each)
-    blocks = [examples.slice(start, examples_each) for start in range(0, len(examples), examples_each)]
+    size = _examples_in_block(len(examples), sum(len(slots) for _, slots in placements), pool)
+    blocks = [examples.slice(start, size) for start in range(0, len(examples), size)]
     study = recipe.study.model_copy(update={"model": model})
     params = SamplingParams(temperature, top_p, max_new_tokens, tuple(stop_token_ids(model, load_tokenizer(model))))
     return (
@@ -122,3 +120,10 @@ def generate(
         )
         .map_batches(Answer, fn_constructor_args=(recipe, model, params), **pool_arguments(pool))
     )
+
+
+def _examples_in_block(examples: int, prompts_each: int, pool: PoolSection) -> int:
+    """Blocks of one to four batches of prompts: some for every actor, but none smaller than a batch."""
+    share = examples * prompts_each // (4 * pool.max)
+    prompts = min(max(share, pool.batch_size), 4 * pool.batch_size)
+    return max(1, prompts // prompts_each)

@@ -2,12 +2,14 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.data import ActorPoolStrategy, DataContext
+from ray.util.annotations import RayDeprecationWarning
 
 from pos2distill.config import PoolSection
 from pos2distill.errors import find_user_error
@@ -62,7 +64,12 @@ def device_of(gpus: float) -> str:
 
 def _connect() -> None:
     for name in ("ray.data", "ray.train"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(name).setLevel(logging.ERROR)
+    # Bounded restarts have no named parameter yet; Ray is pinned to a version that takes them as they are.
+    warnings.filterwarnings("ignore", message=".*ray_remote_args", category=RayDeprecationWarning)
+    warnings.filterwarnings("ignore", message="The minimum number of concurrent actors", category=UserWarning)
+    # Ray's core logs an error line for every restartable actor that a dataset makes (ray#53727).
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     quiet: dict[str, Any] = {
         "logging_level": logging.WARNING,
         "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG")),

@@ -7,7 +7,8 @@ An artifact is named after its stage and its fingerprint, `STORAGE/NAME-FINGERPR
 import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,14 +65,21 @@ class Artifact:
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}: damaged manifest ({error}); delete {self.url} and run again") from None
 
-    def begin(self) -> None:
-        """Make an empty folder to write to; what an interrupted run left there goes."""
-        if self.fs.exists(self.path):
-            self.fs.rm(self.path, recursive=True)
-        self.fs.makedirs(self.path, exist_ok=True)
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """An empty folder to write to; if the body fails, nothing half-written stays.
 
-    def discard(self) -> None:
-        """Leave nothing half-written."""
+        What a killed run left in the folder goes first.
+        """
+        self._remove()
+        self.fs.makedirs(self.path, exist_ok=True)
+        try:
+            yield
+        except BaseException:
+            self._remove()
+            raise
+
+    def _remove(self) -> None:
         if self.fs.exists(self.path):
             self.fs.rm(self.path, recursive=True)
 

@@ -1,0 +1,53 @@
+"""Write examples of the toy task to a gzipped JSON-lines file.
+
+The bytes are a function of the arguments: each example depends on (seed, its index) alone, and the archive carries
+no time stamp.
+
+Example:
+  python examples/toy/generate.py --examples 1500 --documents 40 --seed 0 --out examples/toy/data.jsonl.gz
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from task import MAX_DOCUMENTS, MAX_EXAMPLES, Example, make_example
+
+
+def write_examples(examples: Iterable[Example], path: Path) -> None:
+    """Write one compact JSON object a line; same examples, same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as archive:
+        for example in examples:
+            archive.write(json.dumps(example, separators=(",", ":")).encode() + b"\n")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read and check the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=1500, help=f"1 to {MAX_EXAMPLES} (default: %(default)s)")
+    parser.add_argument("--documents", type=int, default=40, help=f"1 to {MAX_DOCUMENTS} (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument("--out", type=Path, required=True, help="file to write, *.jsonl.gz")
+    arguments = parser.parse_args()
+    if not 1 <= arguments.examples <= MAX_EXAMPLES:
+        parser.error(f"--examples must be 1 to {MAX_EXAMPLES}, got {arguments.examples}")
+    if not 1 <= arguments.documents <= MAX_DOCUMENTS:
+        parser.error(f"--documents must be 1 to {MAX_DOCUMENTS}, got {arguments.documents}")
+    return arguments
+
+
+def main() -> None:
+    """Write the file that the command line asks for."""
+    arguments = parse_arguments()
+    examples = (make_example(arguments.seed, index, arguments.documents) for index in range(arguments.examples))
+    write_examples(examples, arguments.out)
+    print(f"{arguments.examples} examples, {arguments.out.stat().st_size:,} bytes: {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()

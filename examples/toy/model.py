@@ -1,0 +1,90 @@
+"""The toy's tokenizer and model: a word-level vocabulary and a Llama of half a million parameters."""
+
+from __future__ import annotations
+
+import torch
+from task import BOS, END, PAD, SPECIAL_TOKENS, UNKNOWN, VOCABULARY
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+HIDDEN_SIZE = 128
+HEADS = 4
+HEAD_SIZE = HIDDEN_SIZE // HEADS
+MAX_POSITIONS = 1024
+ROPE_THETA = 10_000.0
+
+CHAT_TEMPLATE = (
+    "{{ '<s>' }}"
+    "{% for m in messages %}"
+    "{{ '<|' + m['role'] + '|> ' + m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ ' <|end|>' }}{% endif %}"
+    "{{ ' ' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a word. Words are split at whitespace, so a newline in a prompt is a space to the model."""
+    words = Tokenizer(models.WordLevel({token: place for place, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.decoder = decoders.WordPiece(prefix="##", cleanup=False)  # no word has the prefix: joins with single spaces
+    words.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        bos_token=BOS,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_POSITIONS,
+    )
+
+
+def build_model(seed: int) -> LlamaForCausalLM:
+    """A fresh model whose first layer starts by looking at the previous tokens. Sets torch's global seed."""
+    bos, end, pad = (VOCABULARY.index(token) for token in (BOS, END, PAD))
+    config = LlamaConfig(
+        vocab_size=len(VOCABULARY),
+        hidden_size=HIDDEN_SIZE,
+        num_hidden_layers=3,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        intermediate_size=256,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        rms_norm_eps=1e-6,
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        bos_token_id=bos,
+        eos_token_id=end,
+        pad_token_id=pad,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    _look_back(model, amplitude=6.0)
+    return model
+
+
+@torch.no_grad()
+def _look_back(model: LlamaForCausalLM, amplitude: float) -> None:
+    """Let head h of the first layer start by attending to the token h + 1 back, whatever the tokens are.
+
+        score(t, s) = sum_j amplitude^2 cos(f_j (t - s - h - 1)) + what the tokens say,  largest at s = t - h - 1
+
+    RoPE turns pair j of a query at t by t f_j and of a key at s by s f_j, so a constant query bias (amplitude, 0) and
+    the same key bias turned by (h + 1) f_j give this score. Only the faster half of the frequencies takes part: they
+    tell neighbouring tokens apart. All of it stays trainable; it spares the model the slow discovery of "the word
+    before", on which retrieval is built.
+    """
+    attention = model.model.layers[0].self_attn
+    pairs = HEAD_SIZE // 2
+    frequency = ROPE_THETA ** (-torch.arange(pairs) / pairs)
+    strength = torch.where(torch.arange(pairs) < pairs // 2, amplitude, 0.0)
+    for head in range(HEADS):
+        turn = frequency * (head + 1)
+        place = slice(head * HEAD_SIZE, (head + 1) * HEAD_SIZE)
+        attention.q_proj.bias[place] = torch.cat([strength, torch.zeros(pairs)])
+        attention.k_proj.bias[place] = torch.cat([strength * turn.cos(), strength * turn.sin()])

@@ -1,0 +1,147 @@
+"""Fixtures of all tests: a tiny random model, small data files, and recipes on both."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Read when ray and transformers are imported, so it stands before both.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import yaml
+from hypothesis import settings
+
+from pos2distill.config import Recipe, load_recipe
+
+# The same examples on every run, and no deadline on a busy machine.
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("steady")
+
+SPECIALS = ("<pad>", "<s>", "<|user|>", "<|assistant|>", "<|end|>")
+
+CHAT_TEMPLATE = (
+    "<s>{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a random Llama (2 layers, fp32) and a tokenizer of single bytes with a chat template."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = str(tmp_path_factory.mktemp("tiny-model"))
+    words = [*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="<|end|>",
+        additional_special_tokens=["<|user|>", "<|assistant|>"],
+        chat_template=CHAT_TEMPLATE,
+    ).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.25,  # far from uniform predictions, so that slots differ
+        pad_token_id=words.index("<pad>"),
+        bos_token_id=words.index("<s>"),
+        eos_token_id=words.index("<|end|>"),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def _write_examples(path: Path | str, count: int, documents: int) -> Path:
+    """Write `count` questions in the generic format, each with its gold document first."""
+
+    def document(index: int, gold: bool) -> dict[str, Any]:
+        # 7919 is prime to 10000, so no two of 10000 codes are equal.
+        code = index * 7919 % 10000
+        return {"title": f"Fox{index:04d}", "text": f"The code of Fox{index:04d} is {code:04d}.", "gold": gold}
+
+    lines = []
+    for index in range(count):
+        gold = document(index, True)
+        others = [document((index + step) % 10000, False) for step in range(1, documents)]
+        row = {
+            "id": f"fox-{index:04d}",
+            "question": f"Which code has {gold['title']}?",
+            "answers": [gold["text"][-5:-1]],
+            "documents": [gold, *others],
+        }
+        lines.append(json.dumps(row))
+    path = Path(path)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def write_examples() -> Callable[[Path | str, int, int], Path]:
+    """`write_examples(path, count, documents)`: a data file in the generic format."""
+    return _write_examples
+
+
+@pytest.fixture
+def make_recipe(tiny_model_path: str, tmp_path: Path) -> Callable[..., Recipe]:
+    """`make_recipe(training={"epochs": 1}, …)`: a recipe on the tiny model, in `tmp_path`, sections merged deeply.
+
+    The file it was read from stays at `tmp_path / "recipe.yaml"`.
+    """
+
+    def make(**overrides: Any) -> Recipe:
+        data = tmp_path / "data.jsonl"
+        if not data.exists():
+            _write_examples(data, 40, 6)
+        raw: dict[str, Any] = {
+            "name": "tiny",
+            "description": "The tiny random model.",
+            "model": {"path": tiny_model_path, "dtype": "float32", "engine": "hf"},
+            "data": {
+                "format": "jsonl",
+                "path": str(data),
+                "prompt": "plain",
+                "documents": 4,
+                "train_examples": 8,
+                "evaluation_examples": 4,
+            },
+            "method": {"k": 3},
+            "sampling": {"max_new_tokens": 8, "keep": "all"},
+            "training": {"learning_rate": 1e-3, "epochs": 1, "precision": "float32"},
+            "evaluation": {"max_new_tokens": 8, "resamples": 100},
+            "runtime": {
+                "storage": str(tmp_path / "storage"),
+                "samplers": {"batch_size": 8},
+                "teachers": {"batch_size": 8},
+                "trainers": {"strategy": "torch", "gradient_checkpointing": False},
+            },
+        }
+        _merge(raw, overrides)
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(raw, sort_keys=False))
+        return load_recipe(str(path))
+
+    return make
+
+
+def _merge(into: dict[str, Any], changes: dict[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value

@@ -1,0 +1,99 @@
+"""Published benchmark files through the whole chain, with a small random model and both engines.
+
+Accuracy is zero: the model cannot read. What counts is that every stage takes real text of real length.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from pipelines.study import run_study
+from pos2distill.config import load_recipe
+from tests.conftest import CHAT_TEMPLATE, SPECIALS
+from tests.integration.conftest import BENCHMARK_DATA
+
+pytestmark = pytest.mark.skipif(
+    not BENCHMARK_DATA.is_dir(),
+    reason=f"no benchmark samples in {BENCHMARK_DATA}; set POS2DISTILL_BENCHMARK_DATA to a folder that holds them",
+)
+
+TASKS = {
+    "nq": {"format": "nq_oracle", "path": "nq-open-oracle.jsonl.gz", "prompt": "qa", "documents": 20},
+    "kv": {"format": "kv", "path": "kv-retrieval-140_keys.jsonl.gz", "prompt": "kv", "documents": 140},
+}
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Llama with a context of 16k and a tokenizer trained on the files' own text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = str(tmp_path_factory.mktemp("reader"))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    files = [(BENCHMARK_DATA / task["path"]).read_bytes() for task in TASKS.values()]
+    text = [line.decode() for file in files for line in gzip.decompress(file).splitlines()[:60]]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        text, trainers.BpeTrainer(vocab_size=2000, special_tokens=list(SPECIALS), initial_alphabet=alphabet)
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<|end|>",
+        chat_template=CHAT_TEMPLATE,
+        additional_special_tokens=["<s>", "<|user|>", "<|assistant|>"],
+    ).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=2000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=16384,
+        pad_token_id=0,
+        eos_token_id=SPECIALS.index("<|end|>"),
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+@pytest.mark.parametrize("task", TASKS)
+def test_study_runs_through_on_published_files(task: str, engine: str, reader: str, tmp_path: Path) -> None:
+    data = TASKS[task] | {"path": str(BENCHMARK_DATA / TASKS[task]["path"])}
+    recipe = {
+        "name": task,
+        "description": "A random model on published text.",
+        "model": {"path": reader, "engine": engine},
+        "data": data | {"train_examples": 6, "evaluation_examples": 3},
+        "method": {"advantageous_slot": "first", "k": 2},
+        "sampling": {"keep": "all", "max_new_tokens": 12},
+        "training": {"epochs": 1, "batch_rows": 8},
+        "evaluation": {"slots": 3, "max_new_tokens": 12, "resamples": 100},
+        "runtime": {
+            "storage": str(tmp_path / "run"),
+            "samplers": {"batch_size": 4, "threads": 2},
+            "trainers": {"strategy": "torch", "micro_batch_rows": 2, "threads": 2},
+            "vllm": {"enforce_eager": True, "max_num_seqs": 8},
+        },
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    run_study(load_recipe(str(path)))
+    summary = json.loads((tmp_path / "run" / "report" / "summary.json").read_text())
+    counts = summary["counts"]
+    rows = counts["examples"]["rows"]
+    assert rows == (1500 if task == "nq" else 150)
+    assert rows == sum(value for name, value in counts["examples"].items() if name != "rows")
+    assert counts["sample"]["sampled"] == 6
+    assert counts["sample"]["kept"] + counts["sample"]["empty"] == 6
+    assert counts["evaluate base"]["prompts"] == counts["evaluate distilled"]["prompts"] == 9
+    assert summary["dataset"] == {"nq": "nq-oracle-random-distractors", "kv": "kv"}[task]

@@ -1,0 +1,124 @@
+"""zero3 and torch: one loss, one gradient, one curve, however the global batch is cut."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from pipelines.distill import make_checkpoint, make_source, read_steps
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
+from pos2distill.training.rows import RowSource
+from pos2distill.training.stepper import Stepper, build_stepper
+from pos2distill.training.teachers import ResidentStates, cached_states
+from pos2distill.training.trainer import Ranks, train
+
+# 20 documents, where the KL is far from zero, and a rate at which fp32 rounding does not grow from step to step.
+STEPS = ["training.epochs=4", "training.learning_rate=1e-4", "model.dtype=float32", "data.documents=20"]
+
+
+def steps_of(recipe: Recipe) -> list[dict[str, Any]]:
+    make_checkpoint(recipe, make_plan(recipe))
+    return read_steps(make_plan(recipe))
+
+
+@pytest.fixture(scope="module")
+def sampled(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A storage with fp32 samples and no checkpoint."""
+    from pipelines.study import run_sample
+
+    storage = tmp_path_factory.mktemp("sampled")
+    run_sample(small_toy(storage, *STEPS))
+    return storage
+
+
+def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
+    small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
+) -> None:
+    two_workers = ("strategy=zero3", "workers=2", "micro_batch_rows=8", "threads=1", "gradient_checkpointing=true")
+    curves = {}
+    for name, settings in {"torch": ("strategy=torch",), "zero3": two_workers}.items():
+        storage = tmp_path / name
+        shutil.copytree(sampled, storage)
+        curves[name] = steps_of(small_toy(storage, *STEPS, *(f"runtime.trainers.{item}" for item in settings)))
+    assert len(curves["torch"]) == len(curves["zero3"]) >= 20
+    for reference, step in zip(curves["torch"], curves["zero3"], strict=True):
+        for field in ("loss", "kl_trivial", "gradient_norm"):
+            assert step[field] == pytest.approx(reference[field], rel=1e-4), (field, step["step"])
+
+
+@pytest.mark.parametrize("teacher", ["cached", "resident"])
+def test_loss_and_gradient_of_two_zero3_ranks_equal_one_torch_process(
+    small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path, teacher: str
+) -> None:
+    recipe = small_toy(sampled, *STEPS)
+    reference = first_gradient(recipe, "cached", Ranks(), "torch", micro_batch_rows=32)
+    out = tmp_path / "gradient.pt"
+    mp.start_processes(  # 2 ranks x 16 rows, in micro-batches of 5: uneven on purpose
+        zero3_rank, args=(recipe, teacher, str(tmp_path / "rendezvous"), str(out)), nprocs=2, start_method="spawn"
+    )
+    cut = torch.load(out)
+    assert cut["loss"] == pytest.approx(reference["loss"], rel=1e-5)
+    assert set(cut["gradients"]) == set(reference["gradients"])
+    scale = max(gradient.abs().max() for gradient in reference["gradients"].values())
+    for name, gradient in reference["gradients"].items():
+        assert (cut["gradients"][name] - gradient).abs().max() <= 1e-5 * scale, name
+
+
+class Inspected:
+    """A stepper that keeps its gradients instead of using them."""
+
+    def __init__(self, inner: Stepper) -> None:
+        self.inner = inner
+        self.gradients: dict[str, torch.Tensor] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, learning_rate: float) -> float:
+        from deepspeed.utils import safe_get_full_grad
+
+        for name, parameter in self.inner.student.lm.named_parameters():
+            self.gradients[name] = safe_get_full_grad(parameter).float().cpu().clone()
+        return 0.0
+
+
+class FirstBatch(RowSource):
+    """A source that ends after one global batch."""
+
+    def global_batches(self, epoch: int):
+        if epoch == 0:
+            yield next(super().global_batches(0))
+
+
+def first_gradient(recipe: Recipe, teacher: str, ranks: Ranks, strategy: str, micro_batch_rows: int) -> dict[str, Any]:
+    method = recipe.study.method.model_copy(update={"teacher": teacher})
+    training = recipe.study.training.model_copy(update={"epochs": 1})
+    study = recipe.study.model_copy(update={"method": method, "training": training})
+    update = {"strategy": strategy, "workers": ranks.world, "micro_batch_rows": micro_batch_rows, "threads": 1}
+    trainers = recipe.runtime.trainers.model_copy(update=update)
+    stepper = Inspected(build_stepper(study, trainers, torch.device("cpu")))
+    states = cached_states
+    if teacher == "resident":
+        states = ResidentStates(stepper.frozen_states, alignment=study.method.alignment)
+    source = make_source(recipe.study, make_plan(recipe))
+    source.__class__ = FirstBatch
+    records = []
+    train(study, trainers, source, stepper, states, ranks, [records.append])
+    return {"loss": records[0].loss, "gradients": stepper.gradients}
+
+
+def zero3_rank(rank: int, recipe: Recipe, teacher: str, rendezvous: str, out: str) -> None:
+    import os
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    result = first_gradient(recipe, teacher, Ranks(rank, 2), "zero3", micro_batch_rows=5)
+    if rank == 0:
+        torch.save(result, out)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

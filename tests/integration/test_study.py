@@ -1,0 +1,175 @@
+"""The whole chain on real Ray: what it leaves behind, and what it does not do twice."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pipelines.plan import make_plan
+from pipelines.study import describe, run_study
+from pos2distill.config import Recipe, load_recipe
+from tests.integration.conftest import PROJECT, SMALL
+
+
+def summary_of(recipe: Recipe) -> dict:
+    return json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
+
+
+def test_summary_keeps_its_contract(finished: Recipe) -> None:
+    summary = summary_of(finished)
+    for model in ("base", "distilled"):
+        curve = summary[model]
+        assert curve["slots"] == [0, 4, 7, 11]
+        assert curve["mean"] == pytest.approx(np.mean(curve["accuracy_by_slot"]))
+        assert curve["gap"] == pytest.approx(np.ptp(curve["accuracy_by_slot"]))
+        assert curve["ci95"][0] <= curve["mean"] <= curve["ci95"][1]
+    paired = summary["paired"]
+    assert paired["mean_difference"] == pytest.approx(summary["distilled"]["mean"] - summary["base"]["mean"])
+    assert set(summary["other_documents"]) == {"16"}
+    assert {"sample", "teacher", "distill", "evaluate"} <= set(summary["seconds"])
+    assert summary["fingerprint"] == make_plan(finished).fingerprint
+
+
+def test_counts_add_up_from_the_file_to_the_last_answer(finished: Recipe) -> None:
+    counts = summary_of(finished)["counts"]
+    examples, sampled = counts["examples"], counts["sample"]
+    assert examples["rows"] == sum(value for name, value in examples.items() if name != "rows")
+    assert sampled["sampled"] == examples["train"] == sampled["kept"] + sampled["wrong"] + sampled["empty"]
+    assert counts["distill"]["examples"] == sampled["kept"]
+    assert counts["distill"]["rows"] == sampled["kept"] * (finished.study.method.k + 1)
+    for stage in ("evaluate base", "evaluate distilled"):
+        prompts = examples["evaluation"] * (4 + 2)
+        assert counts[stage]["prompts"] == prompts == counts[stage]["right"] + counts[stage]["wrong"]
+
+
+def test_report_is_one_page_with_everything_inside(finished: Recipe) -> None:
+    report = Path(finished.storage) / "report"
+    html = (report / "index.html").read_text()
+    assert "http://" not in html
+    assert "https://" not in html
+    assert html.count("data:image/png;base64,") == len(list(report.glob("*.png"))) == 4
+
+
+def test_the_same_command_again_does_nothing_but_say_so(finished: Recipe) -> None:
+    artifacts = [Path(artifact.path) for artifact in make_plan(finished).artifacts.values()]
+    before = {path: path.stat().st_mtime_ns for folder in artifacts for path in folder.rglob("*") if path.is_file()}
+    overrides = [*SMALL, f"runtime.storage={finished.storage}"]
+    again = subprocess.run(
+        [sys.executable, "run.py", "study", "quickstart", *overrides],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert again.stdout.count("done before") == 5
+    after = {path: path.stat().st_mtime_ns for path in before}
+    changed = {path.name for path in before if after[path] != before[path]}
+    assert changed <= {"README.md"}  # the model card is part of the report
+
+
+def test_a_training_setting_runs_only_what_comes_after_it(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = [*SMALL, f"runtime.storage={finished.storage}", "training.learning_rate=5e-4"]
+    run_study(load_recipe("quickstart", overrides))
+    lines = capsys.readouterr().out.splitlines()
+    skipped = [line.split("  ")[0] for line in lines if "done before" in line]
+    assert skipped == ["examples", "evaluate base", "sample"]
+    # The first study's results are still there.
+    assert all(artifact.manifest() for artifact in make_plan(finished).artifacts.values())
+
+
+def test_a_changed_data_file_runs_everything(finished: Recipe, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl.gz"
+    data.write_bytes(Path(finished.study.data.path).read_bytes())
+    overrides = [*SMALL, f"runtime.storage={finished.storage}", f"data.path={data}"]
+    assert describe(load_recipe("quickstart", overrides)).count("done") == 5  # another path, the same bytes
+    import gzip
+
+    lines = gzip.decompress(data.read_bytes()).splitlines(keepends=True)
+    data.write_bytes(gzip.compress(b"".join(lines[1:])))
+    assert describe(load_recipe("quickstart", overrides)).count("to run") == 5
+
+
+def test_checkpoint_answers_in_plain_transformers_as_in_evaluation(finished: Recipe) -> None:
+    plan = make_plan(finished)
+    folder = f"{plan.checkpoint.path}/model"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    predictions = plan.distilled_scores.read_table("predictions.parquet").to_pylist()
+    examples = {row["example_id"]: row for row in plan.examples.read_table("evaluation.parquet").to_pylist()}
+    assert "Sub-EM" in (Path(folder) / "README.md").read_text()
+    for prediction in predictions[:: len(predictions) // 12]:
+        example = examples[prediction["example_id"]]
+        gold, *others = example["documents"]
+        shown = others[: prediction["documents"] - 1]
+        shown.insert(prediction["slot"], gold)
+        content = "".join(f"Title: {d['title']}\n{d['text']}\n" for d in shown) + f"Question: {example['question']}"
+        prompt = tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        output = model.generate(**prompt, do_sample=False, max_new_tokens=16)
+        assert output[0, prompt["input_ids"].shape[1] :].tolist() == prediction["sampled_ids"]
+
+
+def test_distill_without_samples_names_what_is_there(finished: Recipe) -> None:
+    result = subprocess.run(
+        [sys.executable, "run.py", "distill", "quickstart", *SMALL, f"runtime.storage={finished.storage}", "seed=7"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    held = make_plan(finished).samples.fingerprint
+    assert "no finished samples of fingerprint" in line
+    assert f"it holds {held}, made with other settings; run `sample` or `study` first" in line
+
+
+def test_nothing_kept_is_one_line_and_no_checkpoint(tmp_path: Path, write_examples, tiny_model_path: str) -> None:
+    data = write_examples(tmp_path / "data.jsonl", 20, 4)
+    storage = tmp_path / "run"
+    result = subprocess.run(
+        [
+            *(sys.executable, "run.py", "study", "quickstart", f"model.path={tiny_model_path}", f"data.path={data}"),
+            *("data.documents=2", "data.train_examples=4", "data.evaluation_examples=2", "method.k=1"),
+            *("evaluation.other_documents=[]", "data.evaluation_share=0.5", f"runtime.storage={storage}"),
+            *("runtime.samplers.min=1", "runtime.samplers.max=1"),
+        ],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "none of 4 samples was kept (4 wrong, 0 empty)" in last or "none of 4 samples was kept" in last
+    assert "sampling.keep=all" in last
+    assert not list(storage.glob("checkpoint-*"))
+
+
+def test_a_prompt_longer_than_the_context_is_one_line(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [
+            *(sys.executable, "run.py", "evaluate", "quickstart", *SMALL),
+            *("model.max_length=150", f"runtime.storage={tmp_path / 'run'}"),
+        ],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 2
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: example ")
+    assert "exceed the model's context of 150" in last
+    assert not list((tmp_path / "run").glob("base-scores-*"))

@@ -1,0 +1,48 @@
+"""Fixtures of the unit tests: training rows in memory, made without a pipeline."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pos2distill.config import Study
+from pos2distill.models.load import end_of_turn_id, load_tokenizer
+from pos2distill.models.responses import hidden_to_bytes
+from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.sampling.teacher import Teacher
+from pos2distill.tasks.datasets import load_split
+from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.training.rows import RowSource
+
+
+@pytest.fixture
+def make_source() -> Callable[[Study], RowSource]:
+    """`make_source(study)`: every training example answered rightly, with the cached teacher's states."""
+
+    def make(study: Study) -> RowSource:
+        tokenizer = load_tokenizer(study.model)
+        build = PromptBuilder(tokenizer, study.data.prompt, max_length=512, reserve=16)
+        examples = load_split(study.data, documents=study.data.documents, seed=study.seed).train
+        prompts = [build(example, study.data.documents, study.advantageous_slot) for example in examples]
+        # Responses of different lengths, so that a mean over tokens is no mean over rows.
+        texts = [example.answers[0] + "!" * (index % 3) for index, example in enumerate(examples)]
+        end = end_of_turn_id(tokenizer)
+        responses = [np.asarray([*tokenizer(text)["input_ids"], end], np.int32) for text in texts]
+        states = Teacher(study.model, alignment=study.method.alignment)(prompts, responses)
+        rows = [
+            dict.fromkeys(SAMPLE_SCHEMA.names)
+            | {
+                "example_id": example.example_id,
+                "prompt_ids": prompt,
+                "response_ids": response,
+                "outcome": "kept",
+                "hidden": hidden_to_bytes(hidden_TH),
+                "hidden_dtype": study.model.dtype,
+            }
+            for example, prompt, response, hidden_TH in zip(examples, prompts, responses, states, strict=True)
+        ]
+        samples = pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
+        return RowSource({example.example_id: example for example in examples}, samples, build, study)
+
+    return make

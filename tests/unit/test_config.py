@@ -1,0 +1,221 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from pos2distill.config import (
+    MethodSection,
+    ModelSection,
+    Recipe,
+    Runtime,
+    TrainingSection,
+    fingerprint,
+    load_recipe,
+    recipe_names,
+)
+from pos2distill.errors import UserError
+
+MINIMAL: dict[str, Any] = {
+    "name": "small",
+    "description": "the least a recipe can say",
+    "model": {"path": "some/model"},
+    "data": {"format": "nq", "path": "data.jsonl"},
+}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Recipe]:
+    def load(*overrides: str, **changes: Any) -> Recipe:
+        path = tmp_path / "small.yaml"
+        path.write_text(yaml.safe_dump({**MINIMAL, **changes}))
+        return load_recipe(str(path), overrides)
+
+    return load
+
+
+def test_defaults_are_the_papers(load: Callable[..., Recipe]) -> None:
+    study = load().study
+    training = study.training
+    assert (training.learning_rate, training.betas, training.weight_decay) == (3e-6, (0.9, 0.95), 0.01)
+    assert (training.warmup_share, training.final_rate_share, training.gradient_clip) == (0.05, 0.1, 1.0)
+    assert (training.batch_rows, training.epochs, training.precision) == (32, 2, "bfloat16")
+    assert (study.method.k, study.method.anchor_weight, study.method.weights) == (4, 1.0, "paper")
+    assert (study.method.distractors, study.advantageous_slot, study.sampling.temperature) == ("fixed", 0, 0.0)
+    assert (study.data.documents, study.data.train_examples) == (20, 300)
+
+
+def test_every_recipe_of_the_project_is_valid() -> None:
+    names = recipe_names()
+    assert "quickstart" in names
+    assert [load_recipe(name).name for name in names] == names
+
+
+def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) -> None:
+    assert load("method.advantageous_slot=last", "data.documents=7").study.advantageous_slot == 6
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.learning_rte=1", "training.learning_rte: unknown field; did you mean 'learning_rate'?"),
+        ("modle.path=x", "modle: unknown field; did you mean 'model'?"),
+        ("nmae=x", "nmae: unknown field; did you mean 'name'?"),
+        ("runtime.smaplers.min=2", "runtime.smaplers: unknown field; did you mean 'samplers'?"),
+        ("runtime.trainers.worker=2", "runtime.trainers.worker: unknown field; did you mean 'workers'?"),
+        (
+            "sampling.zzz=1",
+            "sampling.zzz: unknown field; expected one of: keep, max_new_tokens, temperature, top_p",
+        ),
+        ("training.epochs=many", "training.epochs: input should be a valid integer"),
+        ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),
+        ("model.dtype=float16", "model.dtype: input should be 'bfloat16' or 'float32', got 'float16'"),
+        ("model.path=", "model.path: input should be a valid string, got None"),
+        ("name=Not Good", "name: string should match pattern"),
+        ("data.documents=4", "method.k: 4 trivial slots asked for, but 4 documents have 3; lower method.k"),
+        ("method.advantageous_slot=20", "method.advantageous_slot: 20 is not one of the slots 0 to 19"),
+        ("method.advantageous_slot=-1", "method.advantageous_slot: -1 is not one of the slots 0 to 19"),
+        ("evaluation.slots=[0, 20]", "evaluation.slots: 20 is not one of the slots 0 to 19"),
+        ("evaluation.slots=[0, 0]", "evaluation.slots: expected at least one slot, each of them once"),
+        ("evaluation.slots=[]", "evaluation.slots: expected at least one slot, each of them once"),
+        ("evaluation.other_documents=[30, 1]", "evaluation.other_documents: 1 is less than 2"),
+        ("evaluation.other_documents=[20]", "evaluation.other_documents: 20 is less than 2 or equal to data.documents"),
+        ("runtime.samplers={min: 3, max: 2}", "runtime.samplers.min: 3 is more than max, 2"),
+        (
+            "runtime.trainers={strategy: torch, workers: 2}",
+            "runtime.trainers.workers: strategy 'torch' is one process, 2 asked for; use zero3",
+        ),
+    ],
+)
+def test_a_bad_value_is_told_with_file_field_and_remedy(
+    load: Callable[..., Recipe], tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load(override)
+    assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["method.advantageous_slot", "evaluation.slots"])
+def test_a_field_of_several_types_is_named_as_it_is_written(load: Callable[..., Recipe], field: str) -> None:
+    with pytest.raises(UserError, match=rf": {field}: .*got 'middle'$"):
+        load(f"{field}=middle")
+
+
+def test_a_misspelt_field_is_told_before_the_one_it_leaves_missing(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"data\.pth: unknown field; did you mean 'path'\?"):
+        load(data={"format": "nq", "pth": "data.jsonl"})
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [("model", "small.yaml: model: missing"), ("data", "small.yaml: data: missing")],
+)
+def test_a_missing_section_is_named(tmp_path: Path, section: str, message: str) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in MINIMAL.items() if key != section}))
+    with pytest.raises(UserError, match=message):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"model: [1, 2", "not valid YAML: while parsing"),
+        (b"- model\n- data\n", "expected sections .*, got list"),
+        (b"", "expected sections .*, got NoneType"),
+        (b"name: \xff\xfe", "not valid YAML"),
+        (b"name: 2024-13-45", "not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"broken.yaml: {message}") as caught:
+        load_recipe(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_recipe_comes_with_the_nearest_name() -> None:
+    with pytest.raises(UserError, match=r"^quickstrat: no such recipe; did you mean 'quickstart'\?$"):
+        load_recipe("quickstrat")
+
+
+def test_overrides_are_yaml_values_at_dotted_names(load: Callable[..., Recipe]) -> None:
+    recipe = load(
+        "training.learning_rate=1e-5", "runtime.samplers.max=3", "evaluation.slots=[0, 9]", "description=a=b", "seed=7"
+    )
+    assert recipe.study.training.learning_rate == 1e-5
+    assert recipe.runtime.samplers.max == 3
+    assert recipe.study.evaluation.slots == (0, 9)
+    assert recipe.description == "a=b"
+    assert recipe.study.seed == 7
+
+
+def test_the_last_override_counts(load: Callable[..., Recipe]) -> None:
+    assert load("seed=1", "seed=2").study.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epochs", "training.epochs: expected section.field=value"),
+        ("=3", "=3: expected section.field=value"),
+        ("name.first=x", "name.first: 'name' is a single value and has no fields"),
+        ("seed=[1", "seed: cannot read the value '[1'"),
+        ("seed=2024-13-45", "seed: cannot read the value '2024-13-45'"),
+    ],
+)
+def test_a_bad_override_is_told(load: Callable[..., Recipe], override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(override)
+    assert str(caught.value) == message
+
+
+def test_local_paths_become_absolute_and_urls_stay(
+    load: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    recipe = load("model.path=base")
+    assert recipe.study.model.path == str(tmp_path / "base")
+    assert recipe.study.data.path == str(tmp_path / "data.jsonl")
+    assert recipe.storage == str(tmp_path / "runs" / "small")
+    remote = load("data.path=s3://bucket/data.jsonl", "runtime.storage=gs://bucket/run")
+    assert (remote.study.model.path, remote.study.data.path) == ("some/model", "s3://bucket/data.jsonl")
+    assert remote.storage == "gs://bucket/run"
+
+
+def test_sections_are_immutable() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        MethodSection().k = 5  # type: ignore[misc]
+
+
+def test_fingerprint_is_pinned() -> None:
+    """Changing this value orphans every artifact that users have."""
+    # SHA-256 of: ["data", {"a": [2.5, null], "b": 1}, "ä"]
+    assert fingerprint("data", {"b": 1, "a": [2.5, None]}, "ä") == "d6059818621a6f6c"
+
+
+def test_equal_parts_have_equal_fingerprints() -> None:
+    assert fingerprint(TrainingSection(), 1) == fingerprint(TrainingSection(learning_rate=3e-6), 1)
+    assert fingerprint(TrainingSection()) == fingerprint(TrainingSection().model_dump(mode="json"))
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    assert fingerprint("ab", "c") != fingerprint("a", "bc")
+
+
+@pytest.mark.parametrize("field", list(TrainingSection.model_fields))
+def test_every_training_setting_enters_the_fingerprint(field: str) -> None:
+    changed: dict[str, Any] = {"betas": (0.8, 0.95), "precision": "float32"}
+    value = getattr(TrainingSection(), field)
+    other = changed.get(field) or (value + 1 if isinstance(value, int) else math.nextafter(value, 2))
+    assert fingerprint(TrainingSection()) != fingerprint(TrainingSection(**{field: other}))
+
+
+def test_pools_and_trainers_default_to_one_worker() -> None:
+    runtime = Runtime()
+    assert (runtime.samplers.max, runtime.teachers.max, runtime.trainers.workers) == (1, 1, 1)
+    assert ModelSection(path="m").trust_remote_code is False

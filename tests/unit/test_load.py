@@ -1,0 +1,179 @@
+import json
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+
+from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
+from pos2distill.models.load import (
+    context_length,
+    end_of_turn_id,
+    load_config,
+    load_model,
+    load_tokenizer,
+    local_folder,
+    model_digest,
+    pick_attention,
+    stop_token_ids,
+)
+
+
+@pytest.fixture
+def copy(tiny_model_path: str, tmp_path: Path) -> Callable[..., ModelSection]:
+    """A copy of the tiny model, without some of its files."""
+
+    def copy(*without: str) -> ModelSection:
+        folder = tmp_path / "copy"
+        shutil.copytree(tiny_model_path, folder)
+        for name in without:
+            (folder / name).unlink()
+        return ModelSection(path=str(folder), dtype="float32")
+
+    return copy
+
+
+def test_weights_come_in_the_dtype_asked_for(tiny_model_path: str) -> None:
+    model = ModelSection(path=tiny_model_path, dtype="bfloat16")
+    assert load_model(model).dtype == torch.bfloat16
+    lm = load_model(model, dtype=torch.float32)
+    assert lm.dtype == torch.float32
+    assert not lm.training
+
+
+def test_the_end_of_turn_is_read_off_the_template(tiny_model_path: str) -> None:
+    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    tokenizer.eos_token = "<s>"
+    assert tokenizer.convert_ids_to_tokens(end_of_turn_id(tokenizer)) == "<|end|>"
+
+
+def test_a_template_that_closes_no_turn_falls_back_to_the_end_of_sequence(tiny_model_path: str) -> None:
+    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    assert tokenizer.convert_ids_to_tokens(end_of_turn_id(tokenizer)) == "<|end|>"
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="closes no assistant turn and the tokenizer has no eos_token"):
+        end_of_turn_id(tokenizer)
+
+
+@pytest.mark.parametrize("listed", [7, [7, 4], None])
+def test_every_token_that_stops(copy: Callable[..., ModelSection], listed: object) -> None:
+    model = copy()
+    Path(model.path, "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+    tokenizer = load_tokenizer(model)
+    end = end_of_turn_id(tokenizer)
+    assert end == 4
+    tokenizer.eos_token = "<s>"
+    assert stop_token_ids(model, tokenizer) == ([1, 4] if listed is None else [1, 4, 7])
+
+
+def test_context_length(copy: Callable[..., ModelSection]) -> None:
+    model = copy()
+    assert context_length(model) == 512
+    assert context_length(model.model_copy(update={"max_length": 100})) == 100
+
+
+@pytest.mark.parametrize(
+    ("missing", "use", "message"),
+    [
+        ("tokenizer.json", load_tokenizer, r"holds no tokenizer \(tokenizer.json, tokenizer.model or vocab.json\)"),
+        ("chat_template.jinja", load_tokenizer, "its tokenizer has no chat template; use the model's chat or instruct"),
+        ("config.json", load_config, "no usable config.json: "),
+    ],
+)
+def test_what_a_model_folder_lacks_is_told(
+    copy: Callable[..., ModelSection], missing: str, use: Callable[[ModelSection], object], message: str
+) -> None:
+    model = copy(missing)
+    with pytest.raises(UserError, match=message) as caught:
+        use(model)
+    assert str(caught.value).startswith(f"{model.path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_weights_is_told(copy: Callable[..., ModelSection]) -> None:
+    with pytest.raises(UserError, match="safetensors"):
+        load_model(copy("model.safetensors"))
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "no-such-model", "a/b/c"])
+def test_a_missing_folder_is_told(path: str) -> None:
+    with pytest.raises(UserError, match=f"^{path}: no such model folder \\(model.path\\)$"):
+        local_folder(ModelSection(path=path))
+
+
+def test_a_hub_name_that_cannot_be_had_is_told() -> None:
+    with pytest.raises(UserError, match="^nobody/nothing: neither a folder nor a model the hub gives us") as caught:
+        local_folder(ModelSection(path="nobody/nothing"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_without_a_context_asks_for_one(copy: Callable[..., ModelSection]) -> None:
+    model = copy()
+    Path(model.path, "config.json").write_text(json.dumps({"model_type": "bloom"}))
+    with pytest.raises(UserError, match="states no max_position_embeddings; set model.max_length"):
+        context_length(model)
+
+
+@pytest.fixture
+def remote(tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSection:
+    """The tiny model in memory, as if on an object store; local copies go to `tmp_path`."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    url = f"memory://{uuid.uuid4().hex}/model"
+    for file in Path(tiny_model_path).iterdir():
+        with fsspec.open(f"{url}/{file.name}", "wb") as target:
+            target.write(file.read_bytes())
+    return ModelSection(path=url)
+
+
+def test_a_url_is_copied_once(remote: ModelSection, tiny_model_path: str) -> None:
+    folder = Path(local_folder(remote))
+    names = sorted(file.name for file in folder.iterdir())
+    assert names == sorted(file.name for file in Path(tiny_model_path).iterdir())
+    assert all((folder / name).read_bytes() == Path(tiny_model_path, name).read_bytes() for name in names)
+    assert local_folder(remote) == str(folder)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no partial copy is left
+
+
+def test_a_url_whose_model_changed_is_copied_anew(remote: ModelSection) -> None:
+    local_folder(remote)
+    with fsspec.open(f"{remote.path}/config.json", "w") as file:
+        file.write('{"model_type": "changed"}')
+    assert json.loads(Path(local_folder(remote), "config.json").read_text()) == {"model_type": "changed"}
+
+
+def test_the_digest_is_of_content_not_of_place(
+    copy: Callable[..., ModelSection], remote: ModelSection, tiny_model_path: str
+) -> None:
+    model = copy()
+    digest = model_digest(model)
+    assert digest == model_digest(ModelSection(path=tiny_model_path)) == model_digest(remote)
+    Path(model.path, "README.md").write_text("a note")
+    assert model_digest(model) == digest
+    weights = bytearray(Path(model.path, "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    Path(model.path, "model.safetensors").write_bytes(weights)
+    assert model_digest(model) != digest
+
+
+def test_a_changed_template_changes_the_digest(copy: Callable[..., ModelSection]) -> None:
+    model = copy()
+    digest = model_digest(model)
+    Path(model.path, "chat_template.jinja").write_text("{{ messages }}")
+    assert model_digest(model) != digest
+
+
+def test_a_hub_name_stands_for_itself_and_its_revision() -> None:
+    assert model_digest(ModelSection(path="org/name")) == "org/name@main"
+    assert model_digest(ModelSection(path="org/name", revision="v2")) == "org/name@v2"
+
+
+def test_attention_falls_back_to_sdpa_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_attention("auto") == "sdpa"
+    assert pick_attention("eager") == "eager"

@@ -1,0 +1,80 @@
+import json
+
+import pytest
+
+from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
+from pos2distill.models.load import load_tokenizer
+from pos2distill.records import Document, Example
+from pos2distill.tasks.prompts import PromptBuilder
+
+EXAMPLE = Example(
+    "fox",
+    'Which "code"?',
+    ("42",),
+    (
+        Document("Fox", 'It is "42".', True),
+        Document("Owl", "It is\n17.", False),
+        Document("Bär", "Es ist 99.", False),
+    ),
+)
+
+
+def build(tiny_model_path: str, style: str, max_length: int = 4096, reserve: int = 8) -> PromptBuilder:
+    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    return PromptBuilder(tokenizer, style, max_length=max_length, reserve=reserve)  # type: ignore[arg-type]
+
+
+def render(builder: PromptBuilder, slot: int, documents: int = 3) -> str:
+    return str(builder.tokenizer.decode(builder(EXAMPLE, documents, slot)))
+
+
+SHOWN = {
+    "qa": lambda document, place: f"Document [{place}](Title: {document.title}) {document.text}\n",
+    "kv": lambda document, place: f"{json.dumps(document.title)}: {json.dumps(document.text)}",
+    "plain": lambda document, place: f"Title: {document.title}\n{document.text}\n",
+}
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+@pytest.mark.parametrize("style", ["qa", "kv", "plain"])
+def test_each_document_stands_once_in_order_and_the_question_after_them(
+    tiny_model_path: str, style: str, slot: int
+) -> None:
+    text = render(build(tiny_model_path, style), slot)
+    order = list(EXAMPLE.distractors)
+    order.insert(slot, EXAMPLE.gold)
+    shown = [SHOWN[style](document, place) for place, document in enumerate(order, start=1)]
+    assert [text.count(part) for part in shown] == [1, 1, 1]
+    places = [text.index(part) for part in [*shown, EXAMPLE.question]]
+    assert places == sorted(places)
+
+
+def test_the_key_value_prompt_holds_valid_json(tiny_model_path: str) -> None:
+    text = render(build(tiny_model_path, "kv"), 1)
+    shown = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert shown == {document.title: document.text for document in EXAMPLE.documents}
+
+
+def test_the_chat_template_surrounds_the_prompt(tiny_model_path: str) -> None:
+    """Two documents, plain style, written out."""
+    assert render(build(tiny_model_path, "plain"), 1, documents=2) == (
+        '<s><|user|>Title: Owl\nIt is\n17.\nTitle: Fox\nIt is "42".\nQuestion: Which "code"?<|end|><|assistant|>'
+    )
+
+
+def test_a_prompt_that_leaves_no_room_for_the_response_is_refused(tiny_model_path: str) -> None:
+    length = len(build(tiny_model_path, "plain")(EXAMPLE, 3, 0))
+    assert len(build(tiny_model_path, "plain", max_length=length + 8)(EXAMPLE, 3, 0)) == length
+    with pytest.raises(UserError) as caught:
+        build(tiny_model_path, "plain", max_length=length + 7)(EXAMPLE, 3, 0)
+    assert str(caught.value) == (
+        f"example fox: prompt of {length} tokens (3 documents) + 8 for the response exceed the model's context of "
+        f"{length + 7}; lower data.documents or max_new_tokens, or use a model with a longer context"
+    )
+
+
+def test_reshuffled_distractors_reach_the_prompt(tiny_model_path: str) -> None:
+    builder = build(tiny_model_path, "plain")
+    prompts = {bytes(builder(EXAMPLE, 3, 0, order="reshuffled", seed=seed)) for seed in range(8)}
+    assert len(prompts) == 2  # two distractors have two orders

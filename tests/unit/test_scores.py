@@ -1,0 +1,106 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pos2distill.evaluation.scores import Grid, paired_difference, to_curve, to_grid
+
+# Correctness of two examples at three slots.
+ROWS = [
+    ("b", 4, 1),
+    ("a", 0, 1),
+    ("a", 2, 0),
+    ("b", 0, 1),
+    ("a", 4, 0),
+    ("b", 2, 0),
+]
+
+
+def predictions(rows: list[tuple[str, int, int]], documents: int = 5) -> pa.Table:
+    return pa.table(
+        {
+            "example_id": [row[0] for row in rows],
+            "slot": pa.array([row[1] for row in rows], pa.int32()),
+            "correct": [bool(row[2]) for row in rows],
+            "documents": pa.array([documents] * len(rows), pa.int32()),
+        }
+    )
+
+
+def grid_of(correct: list[list[float]]) -> Grid:
+    values = np.asarray(correct, float)
+    return Grid(9, tuple(range(values.shape[1])), tuple(f"e{index:04d}" for index in range(len(values))), values)
+
+
+def test_the_grid_by_hand() -> None:
+    grid = to_grid(pa.concat_tables([predictions(ROWS), predictions(ROWS[:1], documents=9)]), 5)
+    assert (grid.documents, grid.slots, grid.example_ids) == (5, (0, 2, 4), ("a", "b"))
+    assert grid.correct_ES.tolist() == [[1, 0, 0], [1, 0, 1]]
+
+
+@pytest.mark.parametrize("rows", [ROWS[1:], [*ROWS, ROWS[0]], []])
+def test_a_missing_or_double_cell_is_told(rows: list[tuple[str, int, int]]) -> None:
+    with pytest.raises(ValueError, match="5 documents: want each example once at each slot"):
+        to_grid(predictions(rows), 5)
+
+
+def test_the_curve_by_hand() -> None:
+    curve = to_curve(to_grid(predictions(ROWS), 5), resamples=100, seed=0)
+    assert curve.accuracy_by_slot == (1.0, 0.0, 0.5)
+    assert (curve.mean, curve.gap, curve.examples, curve.slots) == (0.5, 1.0, 2, (0, 2, 4))
+    assert curve.accuracy_ci95[:2] == ((1.0, 1.0), (0.0, 0.0))  # no resample changes these
+
+
+def test_examples_are_resampled_whole() -> None:
+    """Where all slots of an example agree, resampling examples keeps GAP at 0; resampling cells would not."""
+    curve = to_curve(grid_of([[1, 1], [0, 0], [1, 1], [0, 0]]), resamples=500, seed=0)
+    assert curve.gap_ci95 == (0.0, 0.0)
+    assert curve.ci95[0] < 0.5 < curve.ci95[1]
+
+
+def test_the_interval_is_the_binomials() -> None:
+    """400 examples, 30 % right: the standard error is sqrt(.3 * .7 / 400) = .0229."""
+    curve = to_curve(grid_of([[1.0]] * 120 + [[0.0]] * 280), resamples=4000, seed=0)
+    assert curve.ci95 == pytest.approx((0.3 - 1.96 * 0.0229, 0.3 + 1.96 * 0.0229), abs=0.004)
+
+
+def test_the_interval_covers_the_truth_about_95_times_in_100() -> None:
+    random = np.random.default_rng(0)
+    ability = np.asarray([0.9, 0.5, 0.3, 0.6])
+    covered = 0
+    for seed in range(200):
+        curve = to_curve(grid_of((random.random((80, 4)) < ability).tolist()), resamples=400, seed=seed)
+        covered += curve.ci95[0] <= ability.mean() <= curve.ci95[1]
+    # 190 expected; the standard deviation of a binomial of 200 at .95 is 3.1.
+    assert 178 <= covered <= 199
+
+
+def test_intervals_are_pure_functions_of_the_seed() -> None:
+    grid = grid_of(np.random.default_rng(1).integers(0, 2, (30, 3)).tolist())
+    first, again, other = (to_curve(grid, resamples=200, seed=seed) for seed in (5, 5, 6))
+    assert first == again
+    assert first.ci95 != other.ci95 or first.gap_ci95 != other.gap_ci95
+
+
+def test_the_paired_difference_by_hand() -> None:
+    before, after = grid_of([[1, 0], [0, 0]]), grid_of([[1, 1], [1, 1]])
+    paired = paired_difference(before, after, resamples=1000, seed=0)
+    assert paired["mean_difference"] == 0.75
+    # Examples gain 1/2 and 1; resamples of two are 1/2, 3/4 or 1.
+    assert paired["ci95"] == (0.5, 1.0)
+
+
+def test_equal_models_differ_by_nothing() -> None:
+    grid = grid_of([[1, 0], [0, 1], [1, 1]])
+    assert paired_difference(grid, grid, resamples=100, seed=0) == {"mean_difference": 0.0, "ci95": (0.0, 0.0)}
+
+
+def test_different_prompts_are_not_compared() -> None:
+    one = grid_of([[1, 0], [0, 1]])
+    for other in (
+        grid_of([[1, 0], [0, 1], [1, 1]]),
+        grid_of([[1], [0]]),
+        Grid(8, one.slots, one.example_ids, one.correct_ES),
+        Grid(9, one.slots, ("x", "y"), one.correct_ES),
+    ):
+        with pytest.raises(ValueError, match="wants the same examples at the same slots"):
+            paired_difference(one, other, resamples=100, seed=0)

@@ -1,0 +1,227 @@
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from pipelines.tee import write_samples
+from pos2distill.errors import UserError
+from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.store.artifacts import (
+    Artifact,
+    claim_storage,
+    other_fingerprints,
+    write_bytes,
+    write_json,
+)
+from pos2distill.store.samples import SampleStore
+
+
+@pytest.fixture(params=["disk", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh place for a run, on disk or on an object store."""
+    return str(tmp_path / "run") if request.param == "disk" else f"memory://{uuid.uuid4().hex}/run"
+
+
+def samples(*ids: str, text: str = "42") -> pa.Table:
+    rows = [dict.fromkeys(SAMPLE_SCHEMA.names) | {"example_id": i, "text": text, "outcome": "kept"} for i in ids]
+    return pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
+
+
+def open_store(storage: str) -> SampleStore:
+    store = SampleStore(Artifact(storage, "samples", "f00d"))
+    store.open()
+    return store
+
+
+# --- samples
+
+
+def test_samples_come_back_sorted_and_whole(storage: str) -> None:
+    store = open_store(storage)
+    assert store.read().num_rows == 0
+    store.append(samples("c", "a"))
+    store.append(samples("b"))
+    assert store.read().equals(samples("a", "b", "c"))
+    assert store.read(["example_id", "outcome"]).column_names == ["example_id", "outcome"]
+    assert store.example_ids() == {"a", "b", "c"}
+
+
+def test_a_batch_written_twice_is_one_part(storage: str) -> None:
+    store = open_store(storage)
+    names = {store.append(samples("a", "b")), store.append(samples("b", "a"))}
+    assert len(names) == len(store.part_paths()) == 1
+    assert store.append(samples("a", "c")) not in names
+
+
+def test_an_example_in_two_parts_counts_once(storage: str) -> None:
+    """Two writers raced with overlapping batches; every reader takes the same one of the two rows."""
+    store = open_store(storage)
+    first, second = samples("a", "b", text="one"), samples("b", "c", text="two")
+    named = {store.append(first): "one", store.append(second): "two"}
+    assert len(store.part_paths()) == 2
+    winner = named[min(named)]
+    rows = {row["example_id"]: row["text"] for row in store.read().to_pylist()}
+    assert rows == {"a": "one", "b": winner, "c": "two"}
+
+
+def test_parts_of_an_interrupted_run_stay(storage: str) -> None:
+    open_store(storage).append(samples("a"))
+    assert open_store(storage).example_ids() == {"a"}
+
+
+def test_the_tee_hands_on_a_receipt_and_fills_teacher_columns_with_nulls(storage: str) -> None:
+    store = open_store(storage)
+    batch = samples("a", "b").drop_columns(["hidden", "hidden_dtype", "teacher_seconds"])
+    receipt = write_samples(batch, store.artifact).to_pylist()
+    assert receipt == [{"part": os.path.basename(store.part_paths()[0]), "rows": 2}]
+    assert store.read().equals(samples("a", "b"))
+
+
+# --- one file at a time
+
+
+def test_a_crash_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(str(tmp_path))
+    store.append(samples("a"))
+
+    def crash(*paths: Any) -> None:
+        raise OSError("the machine went down")
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(OSError, match="went down"):
+        store.append(samples("b"))
+    assert store.example_ids() == {"a"}
+    assert len(list(Path(store.folder).iterdir())) == 1
+
+
+def test_a_file_is_written_over_whole(storage: str) -> None:
+    fs, path = fsspec.url_to_fs(f"{storage}/file")
+    fs.makedirs(fs._parent(path), exist_ok=True)
+    write_bytes(fs, path, b"a long first content")
+    write_bytes(fs, path, b"short")
+    assert fs.cat_file(path) == b"short"
+    assert [entry.rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)] == ["file"]
+
+
+# --- artifacts
+
+
+def test_an_artifact_is_there_once_it_is_published(storage: str) -> None:
+    artifact = Artifact(storage, "examples", "abcd")
+    table = pa.table({"a": [1, 2]})
+    with artifact.writing():
+        artifact.write_table("rows.parquet", table)
+        assert artifact.manifest() is None
+        published = artifact.publish(counts={"rows": 2}, seconds={"examples": 0.5}, details={"note": "ä"})
+    again = Artifact(storage, "examples", "abcd")
+    assert again.manifest() == published
+    assert (published.fingerprint, published.counts, published.seconds) == ("abcd", {"rows": 2}, {"examples": 0.5})
+    assert again.read_table("rows.parquet").equals(table)
+    assert Artifact(storage, "examples", "ffff").manifest() is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failure_leaves_nothing_half_written(storage: str, error: type[BaseException]) -> None:
+    artifact = Artifact(storage, "examples", "abcd")
+    with pytest.raises(error), artifact.writing():
+        artifact.write_table("half.parquet", pa.table({"a": [1]}))
+        raise error
+    assert not artifact.fs.exists(artifact.path)
+
+
+def test_what_a_killed_run_left_goes_first(storage: str) -> None:
+    artifact = Artifact(storage, "examples", "abcd")
+    with artifact.writing():
+        artifact.write_table("left.parquet", pa.table({"a": [1]}))
+    with artifact.writing():
+        assert not artifact.fs.exists(f"{artifact.path}/left.parquet")
+
+
+def test_a_folder_is_uploaded(storage: str, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"123")
+    artifact = Artifact(storage, "checkpoint", "abcd")
+    with artifact.writing():
+        artifact.upload(folder, "model")
+    assert artifact.fs.cat_file(f"{artifact.path}/model/weights") == b"123"
+    assert artifact.is_local is not storage.startswith("memory")
+
+
+def publish(storage: str, fingerprint: str = "abcd") -> Artifact:
+    artifact = Artifact(storage, "samples", fingerprint)
+    with artifact.writing():
+        artifact.publish(counts={}, seconds={})
+    return artifact
+
+
+def test_another_schema_version_is_refused(storage: str) -> None:
+    artifact = publish(storage)
+    path = f"{artifact.path}/manifest.json"
+    raw = json.loads(artifact.fs.cat_file(path))
+    write_json(artifact.fs, path, {**raw, "schema_version": raw["schema_version"] + 1})
+    with pytest.raises(UserError, match="written by another version of this program; use another runtime.storage"):
+        artifact.manifest()
+
+
+@pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 1, "counts": {}}'])
+def test_a_damaged_manifest_is_told(storage: str, content: str) -> None:
+    artifact = publish(storage)
+    write_bytes(artifact.fs, f"{artifact.path}/manifest.json", content.encode())
+    with pytest.raises(UserError, match=f"damaged manifest .*; delete {artifact.url} and run again"):
+        artifact.manifest()
+
+
+def test_other_settings_stay_beside(storage: str) -> None:
+    publish(storage, "bbbb")
+    publish(storage, "aaaa")
+    with Artifact(storage, "samples", "cccc").writing():
+        pass  # not finished
+    assert other_fingerprints(storage, "samples", "dddd") == ["aaaa", "bbbb"]
+    assert other_fingerprints(storage, "samples", "aaaa") == ["bbbb"]
+    assert other_fingerprints(storage, "checkpoint", "aaaa") == []
+
+
+# --- the run's folder
+
+
+def test_a_folder_belongs_to_one_recipe(storage: str) -> None:
+    claim_storage(storage, "mine")
+    claim_storage(storage, "mine")
+    with pytest.raises(UserError) as caught:
+        claim_storage(storage, "yours")
+    assert str(caught.value) == (
+        f"{storage}: holds the run of recipe 'mine', not 'yours'; choose another runtime.storage"
+    )
+
+
+def test_a_folder_that_is_no_run_is_refused(storage: str) -> None:
+    fs, path = fsspec.url_to_fs(storage)
+    fs.makedirs(path)
+    claim_storage(storage, "mine")  # empty: taken
+    fs.rm(f"{path}/run.json")
+    fs.pipe_file(f"{path}/thesis.tex", b"years of work")
+    with pytest.raises(UserError, match=r"is not empty and holds no run \(no run.json\); choose another"):
+        claim_storage(storage, "mine")
+    assert fs.cat_file(f"{path}/thesis.tex") == b"years of work"
+    with pytest.raises(UserError, match="is not empty and holds no run"):
+        claim_storage(f"{storage}/thesis.tex", "mine")
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="runtime.storage"):
+        claim_storage(f"{tmp_path}/file/run", "mine")
+
+
+def test_a_damaged_marker_is_told(storage: str) -> None:
+    claim_storage(storage, "mine")
+    fs, path = fsspec.url_to_fs(storage)
+    fs.pipe_file(f"{path}/run.json", b"")
+    with pytest.raises(UserError, match="run.json"):
+        claim_storage(storage, "mine")

@@ -1,0 +1,104 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pos2distill.config import Recipe, Study
+from pos2distill.models.head import FrozenHead
+from pos2distill.models.load import load_model
+from pos2distill.models.responses import ResponseBatch, collate
+from pos2distill.training.rows import RowSource
+from pos2distill.training.student import Student
+from pos2distill.training.teachers import cached_states
+
+
+@pytest.fixture
+def parts(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]
+) -> tuple[Student, ResponseBatch, Tensor]:
+    """A student that has moved away from its teacher, a batch of 8 rows, and the teacher's states."""
+    study = make_recipe().study
+    source = make_source(study)
+    rows = [source.row(key) for key in next(source.global_batches(0))[:8]]
+    student = Student(load_model(study.model), FrozenHead.from_checkpoint(study.model, torch.float32))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in student.lm.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
+    return student, batch, cached_states(rows)
+
+
+def naive_kl(student: Student, batch: ResponseBatch, teacher_TH: Tensor) -> Tensor:
+    """The plain way: all logits of the batch, a loop over rows, the definition of KL."""
+    logits_BLV = student.lm(input_ids=batch.input_ids_BL, attention_mask=batch.attention_mask_BL).logits
+    teacher_TV = teacher_TH @ student.teacher_head.weight_VH.T
+    kls, start = [], 0
+    for row in range(len(logits_BLV)):
+        positions = batch.position_T[batch.row_T == row]
+        p = teacher_TV[start : start + len(positions)].softmax(-1)
+        q = logits_BLV[row, positions].softmax(-1)
+        kls.append((p * (p.log() - q.log())).sum(-1).mean())
+        start += len(positions)
+    return torch.stack(kls)
+
+
+def gradient(student: Student, loss: Tensor) -> Tensor:
+    student.zero_grad()
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in student.lm.parameters() if parameter.grad is not None])
+
+
+def test_value_and_gradient_equal_the_plain_way(parts: tuple[Student, ResponseBatch, Tensor]) -> None:
+    student, batch, teacher_TH = parts
+    weight_B = torch.linspace(0.1, 1, 8)  # so that a row taken for another shows
+    ours, plain = student(batch, teacher_TH), naive_kl(student, batch, teacher_TH)
+    assert plain.min() > 1e-3
+    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-6)
+    one, other = (gradient(student, (weight_B * kl_B).sum()) for kl_B in (ours, plain))
+    assert (one - other).norm() < 1e-5 * other.norm()
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-6 * float(other.norm()))
+
+
+class LargestTensors(TorchDispatchMode):
+    """Watches every tensor that any operation makes, in backward too."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[-1] == self.width:
+                self.elements = max(self.elements, leaf.numel())
+        return result
+
+
+def test_logits_of_the_whole_batch_are_never_made(parts: tuple[Student, ResponseBatch, Tensor]) -> None:
+    student, batch, teacher_TH = parts
+    vocabulary, tokens = 300, len(batch.row_T)
+    assert tokens < batch.input_ids_BL.shape[1]  # else the test could not tell them apart
+    with LargestTensors(vocabulary) as watched:
+        student(batch, teacher_TH).sum().backward()
+    assert watched.elements == tokens * vocabulary
+    with LargestTensors(vocabulary) as plain:
+        naive_kl(student, batch, teacher_TH).sum().backward()
+    assert plain.elements == batch.input_ids_BL.numel() * vocabulary  # the watch does see them
+
+
+def test_a_student_that_has_not_moved_is_at_zero_on_anchor_rows(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]
+) -> None:
+    study = make_recipe().study
+    source = make_source(study)
+    keys = [key for batch in source.global_batches(0) for key in batch]
+    rows = [source.row(key) for key in keys if key[1] == study.advantageous_slot]
+    student = Student(load_model(study.model), FrozenHead.from_checkpoint(study.model, torch.float32))
+    batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
+    with torch.no_grad():
+        assert student(batch, cached_states(rows)).max() < 1e-6

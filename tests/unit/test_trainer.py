@@ -1,0 +1,318 @@
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pos2distill.config import Recipe, Study, TrainersSection
+from pos2distill.models.load import load_model, load_tokenizer
+from pos2distill.models.responses import ResponseBatch
+from pos2distill.training.rows import RowSource
+from pos2distill.training.stepper import TorchStepper, build_stepper
+from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
+from pos2distill.training.trainer import Ranks, StepRecord, train
+
+CPU = torch.device("cpu")
+
+
+class Watched:
+    """A stepper that keeps the gradient of each step before it is clipped, and counts the passes."""
+
+    def __init__(self, stepper: TorchStepper) -> None:
+        self.stepper = stepper
+        self.student = stepper.student
+        self.gradients: list[Tensor] = []
+        self.forwards = 0
+        self.last: list[bool] = []
+
+    def forward(self, batch: ResponseBatch, teacher_TH: Tensor) -> Tensor:
+        self.forwards += 1
+        return self.stepper.forward(batch, teacher_TH)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        self.last.append(last)
+        self.stepper.backward(loss, last=last)
+
+    def step(self, learning_rate: float) -> float:
+        parameters = self.student.lm.parameters()
+        self.gradients.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
+        return self.stepper.step(learning_rate)
+
+    def frozen_states(self, batch: ResponseBatch) -> Tensor:
+        return self.stepper.frozen_states(batch)
+
+    def save(self, folder: Path) -> None:
+        self.stepper.save(folder)
+
+
+@dataclass
+class Result:
+    records: list[StepRecord] = field(default_factory=list)
+    stepper: Any = None
+
+    @property
+    def gradient(self) -> Tensor:
+        """Of the first step."""
+        return self.stepper.gradients[0]
+
+
+def run(source: RowSource, trainers: TrainersSection, ranks: Ranks | None = None) -> Result:
+    study = source.study
+    result = Result(stepper=Watched(TorchStepper(study, trainers, CPU)))
+    teacher: TeacherStates = cached_states
+    if study.method.teacher == "resident":
+        teacher = ResidentStates(result.stepper.frozen_states, alignment=study.method.alignment)
+    train(study, trainers, source, result.stepper, teacher, ranks or Ranks(), [result.records.append])
+    return result
+
+
+class Meeting:
+    """Where the ranks of one process, each in a thread, exchange their values."""
+
+    def __init__(self, world: int) -> None:
+        self.values: list[Any] = [None] * world
+        self.barrier = threading.Barrier(world, timeout=60)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRanks(Ranks):
+    meeting: Any = None
+
+    def gather(self, value_C: Tensor) -> Tensor:
+        self.meeting.values[self.rank] = value_C
+        self.meeting.barrier.wait()
+        gathered = torch.cat(self.meeting.values)
+        self.meeting.barrier.wait()
+        return gathered
+
+
+def run_ranks(source: RowSource, trainers: TrainersSection, world: int) -> list[Result]:
+    """The loop on every rank at once; each holds the whole model and its own part of the gradient."""
+    meeting, results = Meeting(world), dict[int, Result]()
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = run(source, trainers, ThreadRanks(rank, world, meeting))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[rank] for rank in range(world)]
+
+
+@pytest.fixture
+def make(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]) -> Callable[..., RowSource]:
+    return lambda **overrides: make_source(make_recipe(**overrides).study)
+
+
+def trainers(micro_batch_rows: int, **settings: Any) -> TrainersSection:
+    return TrainersSection(
+        **{"strategy": "torch", "gradient_checkpointing": False, "micro_batch_rows": micro_batch_rows, **settings}
+    )
+
+
+def assert_same_step(one: StepRecord, other: StepRecord) -> None:
+    assert other.rows == one.rows
+    for name in ("loss", "kl_trivial", "kl_anchor"):
+        assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-5, abs=1e-7)
+    assert other.weight_by_slot == pytest.approx(one.weight_by_slot, rel=1e-4)
+
+
+def assert_same_gradient(one: Tensor, other: Tensor) -> None:
+    assert (one - other).norm() < 1e-5 * one.norm()
+
+
+# --- any cut of the global batch
+
+
+@pytest.mark.parametrize("batch_rows", [32, 17])
+def test_micro_batches_do_not_change_loss_or_gradient(make: Callable[..., RowSource], batch_rows: int) -> None:
+    source = make(training={"batch_rows": batch_rows})
+    whole = run(source, trainers(32))
+    assert whole.records[0].rows == batch_rows
+    for size in (1, 4):
+        cut = run(source, trainers(size))
+        assert_same_step(whole.records[0], cut.records[0])
+        assert_same_gradient(whole.gradient, cut.gradient)
+
+
+def test_activation_checkpoints_do_not_change_the_gradient(make: Callable[..., RowSource]) -> None:
+    source = make()
+    assert_same_gradient(
+        run(source, trainers(32)).gradient, run(source, trainers(8, gradient_checkpointing=True)).gradient
+    )
+
+
+@pytest.mark.parametrize(("batch_rows", "world"), [(32, 2), (17, 2), (17, 3)])
+def test_ranks_do_not_change_loss_or_gradient(make: Callable[..., RowSource], batch_rows: int, world: int) -> None:
+    """17 rows leave the last rank with filler, which counts for nothing."""
+    source = make(training={"batch_rows": batch_rows})
+    whole = run(source, trainers(32))
+    parts = run_ranks(source, trainers(4), world)
+    for part in parts:
+        assert_same_step(whole.records[0], part.records[0])
+    assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
+
+
+def test_ranks_with_micro_weights_make_the_mean_over_all_micro_batches(make: Callable[..., RowSource]) -> None:
+    source = make(method={"weights_scope": "micro"})
+    whole = run(source, trainers(8))
+    parts = run_ranks(source, trainers(8), 2)
+    assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
+    assert parts[0].records[0].loss == pytest.approx(whole.records[0].loss, rel=1e-5)
+
+
+def test_micro_weights_lose_the_method(make: Callable[..., RowSource]) -> None:
+    """On micro-batches of one row every alpha is 1, so the loss is the mean of all KLs."""
+    micro = run(make(method={"weights_scope": "micro"}), trainers(1)).records[0]
+    whole = run(make(), trainers(1)).records[0]
+    assert micro.kl_trivial is not None
+    assert micro.loss == pytest.approx(micro.kl_trivial * 24 / 32, rel=1e-4)
+    assert abs(micro.loss - whole.loss) > 0.01 * whole.loss
+
+
+def test_one_micro_batch_needs_one_pass_and_several_need_two(make: Callable[..., RowSource]) -> None:
+    source = make()
+    one, four = run(source, trainers(32)).stepper, run(source, trainers(8)).stepper
+    assert (one.forwards, one.last) == (1, [True])
+    assert (four.forwards, four.last) == (8, [False, False, False, True])
+
+
+# --- teachers
+
+
+def test_cached_and_resident_teachers_agree(make: Callable[..., RowSource]) -> None:
+    cached, resident = (run(make(method={"teacher": teacher}), trainers(8)) for teacher in ("cached", "resident"))
+    for one, other in zip(cached.records, resident.records, strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=1e-6, abs=1e-6)
+    assert_same_gradient(cached.gradient, resident.gradient)
+
+
+def test_the_resident_teacher_stays_while_the_student_moves(make: Callable[..., RowSource]) -> None:
+    overrides = {"training": {"epochs": 4, "learning_rate": 1e-2}}
+    cached, resident = (
+        run(make(method={"teacher": teacher}, **overrides), trainers(32)) for teacher in ("cached", "resident")
+    )
+    losses = [record.loss for record in cached.records]
+    assert [record.loss for record in resident.records] == pytest.approx(losses, rel=1e-3)
+
+
+@pytest.mark.parametrize("alignment", ["shifted", "official"])
+def test_at_first_the_student_equals_the_teacher_on_anchor_rows(
+    make: Callable[..., RowSource], alignment: str
+) -> None:
+    first = run(make(method={"alignment": alignment}), trainers(8)).records[0]
+    assert first.kl_anchor is not None
+    assert first.kl_anchor < 1e-6
+    assert first.kl_trivial is not None
+    assert first.kl_trivial > 1e-3
+
+
+# --- the loop
+
+
+def test_the_loss_falls(make: Callable[..., RowSource]) -> None:
+    records = run(make(training={"epochs": 20, "learning_rate": 3e-3}), trainers(32)).records
+    losses = [record.loss for record in records]
+    assert len(losses) == 20
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+def test_records_say_what_was_done(make: Callable[..., RowSource]) -> None:
+    source = make(training={"epochs": 2, "batch_rows": 20}, method={"anchor_weight": 0.0})
+    records = run(source, trainers(8)).records
+    assert [(record.step, record.epoch, record.rows) for record in records] == [
+        (0, 0, 20),
+        (1, 0, 12),
+        (2, 1, 20),
+        (3, 1, 12),
+    ]
+    assert [record.learning_rate for record in records[:2]] == pytest.approx([1e-3, 1e-3])
+    assert records[-1].learning_rate == pytest.approx(1e-4)
+    for record in records:
+        assert set(record.weight_by_slot) == {1, 2, 3}
+        assert 0 < sum(record.weight_by_slot.values())
+        assert record.as_dict()["loss"] == record.loss
+
+
+def test_a_batch_of_anchor_rows_only_has_no_trivial_kl(make: Callable[..., RowSource]) -> None:
+    """Batches of 2 cut 4 rows an example into (anchor, trivial) and (trivial, trivial)."""
+    records = run(make(training={"batch_rows": 2}, method={"k": 1}), trainers(1)).records
+    assert all(record.kl_anchor is not None and record.kl_trivial is not None for record in records)
+    two = run(make(training={"batch_rows": 2}), trainers(2)).records
+    assert [record.kl_anchor is None for record in two] == [False, True] * 8
+
+
+def test_one_worker_gathers_its_own_values() -> None:
+    value = torch.tensor([1.0, 2.0])
+    assert Ranks().gather(value).tolist() == [1.0, 2.0]
+
+
+def test_a_run_repeats_itself(make: Callable[..., RowSource]) -> None:
+    source = make(training={"epochs": 2})
+    first, second = run(source, trainers(8)), run(source, trainers(8))
+    assert [record.as_dict() for record in first.records] == [record.as_dict() for record in second.records]
+
+
+# --- the stepper
+
+
+def test_a_step_is_clipped_adamw_at_the_given_rate(make: Callable[..., RowSource]) -> None:
+    """Against torch's own AdamW on a gradient clipped by hand."""
+    source = make(training={"gradient_clip": 0.01, "weight_decay": 0.1})
+    settings = source.study.training
+    stepper = TorchStepper(source.study, trainers(4), CPU)
+    stepper.optimizer.param_groups[0]["lr"] = 123.0  # what was set before does not count
+    twin = load_model(source.study.model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=0.5, betas=settings.betas, weight_decay=0.1, eps=1e-8)
+    generator = torch.Generator().manual_seed(0)
+    for own, other in zip(stepper.student.lm.parameters(), twin.parameters(), strict=True):
+        own.grad = torch.randn(own.shape, generator=generator)
+        other.grad = own.grad.clone()
+    norm = torch.cat([parameter.grad.flatten() for parameter in twin.parameters()]).norm()  # type: ignore[union-attr]
+    for parameter in twin.parameters():
+        parameter.grad *= 0.01 / norm
+    optimizer.step()
+    assert stepper.step(0.5) == pytest.approx(float(norm), rel=1e-5)
+    for own, other in zip(stepper.student.lm.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+        assert own.grad is None
+
+
+def test_bfloat16_is_within_twice_its_own_rounding(make: Callable[..., RowSource]) -> None:
+    """Autocast over fp32 weights: losses near the fp32 ones, weights still fp32."""
+    exact = run(make(), trainers(32))
+    rounded = run(make(training={"precision": "bfloat16"}), trainers(32))
+    assert rounded.records[0].loss == pytest.approx(exact.records[0].loss, rel=0.1)
+    assert rounded.stepper.student.lm.dtype == torch.float32
+    cosine = torch.cosine_similarity(exact.gradient, rounded.gradient, dim=0)
+    assert cosine > 0.98
+
+
+def test_the_saved_folder_loads_in_the_models_dtype(make: Callable[..., RowSource], tmp_path: Path) -> None:
+    source = make(model={"dtype": "bfloat16"})
+    result = run(source, trainers(32))
+    weights = {name: value.bfloat16() for name, value in result.stepper.student.lm.state_dict().items()}
+    result.stepper.save(tmp_path / "model")
+    load_tokenizer(source.study.model).save_pretrained(tmp_path / "model")
+    model = source.study.model.model_copy(update={"path": str(tmp_path / "model")})
+    saved = load_model(model)
+    assert saved.dtype == torch.bfloat16
+    assert all(torch.equal(value, weights[name]) for name, value in saved.state_dict().items())
+    assert load_tokenizer(model).chat_template
+    before = load_model(source.study.model).state_dict()
+    assert any(not torch.equal(value, before[name]) for name, value in weights.items())
+
+
+def test_the_strategy_is_the_one_named(make: Callable[..., RowSource]) -> None:
+    study = make().study
+    assert isinstance(build_stepper(study, trainers(4), CPU), TorchStepper)

@@ -1,0 +1,110 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pos2distill.losses.weights import position_weights
+
+# Slots 3 and 7 are trivial, 0 is the anchor. Means .15 and .40: e^.15 / (e^.15 + e^.40) = .4378235.
+KL = torch.tensor([0.2, 0.1, 0.4, 0.05])
+SLOT = torch.tensor([3, 3, 7, 0])
+SHARE = math.exp(0.15) / (math.exp(0.15) + math.exp(0.40))
+
+
+def test_the_papers_weights_by_hand() -> None:
+    assert pytest.approx(0.4378235, abs=1e-7) == SHARE
+    expected = [SHARE, SHARE / 2, 1 - SHARE, 0.0]
+    assert position_weights(KL, SLOT, anchor=0).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_official_multiplies_by_slots_over_rows() -> None:
+    # 2 slots present; 2 rows at slot 3, 1 at slot 7.
+    expected = [SHARE, SHARE / 2, 2 * (1 - SHARE), 0.0]
+    assert position_weights(KL, SLOT, anchor=0, variant="official").tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_uniform_is_one_over_the_trivial_rows() -> None:
+    assert position_weights(KL, SLOT, anchor=0, variant="uniform").tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+
+
+def test_the_anchor_is_a_slot_like_any_other() -> None:
+    weights = position_weights(KL, SLOT, anchor=3)
+    share = math.exp(0.4) / (math.exp(0.4) + math.exp(0.05))
+    assert weights.tolist() == pytest.approx([0, 0, share, 1 - share], abs=1e-6)
+
+
+def naive_weights(kl: list[float], slot: list[int], anchor: int) -> list[float]:
+    """The paper's formula, row by row, in plain Python."""
+    at = {s: [k for k, other in zip(kl, slot, strict=True) if other == s] for s in set(slot) - {anchor}}
+    total = sum(math.exp(sum(values) / len(values)) for values in at.values())
+    weights = []
+    for k, s in zip(kl, slot, strict=True):
+        if s == anchor:
+            weights.append(0.0)
+            continue
+        share = math.exp(sum(at[s]) / len(at[s])) / total
+        weights.append(share * (k / max(at[s]) if max(at[s]) > 0 else 1.0))
+    return weights
+
+
+rows = st.lists(
+    st.tuples(st.one_of(st.just(0.0), st.floats(1e-6, 20)), st.integers(0, 5)), min_size=1, max_size=24
+)
+
+
+@given(rows)
+def test_parity_with_the_formula_in_plain_python(rows: list[tuple[float, int]]) -> None:
+    kl, slot = map(list, zip(*rows, strict=True))
+    kl = torch.tensor(kl).tolist()  # as float32
+    ours = position_weights(torch.tensor(kl), torch.tensor(slot), anchor=0)
+    assert ours.tolist() == pytest.approx(naive_weights(kl, slot, 0), rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["paper", "official", "uniform"])
+@given(rows=rows, order=st.randoms(use_true_random=False))
+def test_rows_in_any_order_keep_their_weights(variant: str, rows: list[tuple[float, int]], order: object) -> None:
+    shuffled = list(range(len(rows)))
+    order.shuffle(shuffled)  # type: ignore[attr-defined]
+    kl, slot = torch.tensor([kl for kl, _ in rows]), torch.tensor([slot for _, slot in rows])
+    one = position_weights(kl, slot, anchor=0, variant=variant)[shuffled]  # type: ignore[arg-type]
+    other = position_weights(kl[shuffled], slot[shuffled], anchor=0, variant=variant)  # type: ignore[arg-type]
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["paper", "official", "uniform"])
+def test_anchors_alone_weigh_nothing(variant: str) -> None:
+    weights = position_weights(torch.tensor([0.3, 0.1]), torch.tensor([2, 2]), anchor=2, variant=variant)  # type: ignore[arg-type]
+    assert weights.tolist() == [0.0, 0.0]
+
+
+def test_a_solved_slot_has_share_one() -> None:
+    assert position_weights(torch.zeros(2), torch.tensor([1, 2]), anchor=0).tolist() == [0.5, 0.5]
+
+
+def test_one_row_alone_weighs_one() -> None:
+    """Why weights are made of the global batch: on a micro-batch of one row the method is gone."""
+    assert position_weights(torch.tensor([0.7]), torch.tensor([5]), anchor=0).tolist() == [1.0]
+
+
+def test_weights_carry_no_gradient_and_are_float32() -> None:
+    weights = position_weights(KL.bfloat16().requires_grad_(), SLOT, anchor=0)
+    assert not weights.requires_grad
+    assert weights.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kl", "slot", "message"),
+    [
+        (torch.tensor([0.1, math.nan, 0.2]), torch.tensor([1, 2, 3]), r"finite and >= 0: rows \[1\] are \[nan\]"),
+        (torch.tensor([math.inf, 0.1]), torch.tensor([0, 2]), r"rows \[0\] are \[inf\]"),
+        (torch.tensor([0.1, -0.5]), torch.tensor([1, 2]), r"rows \[1\] are \[-0.5\]"),
+        (torch.zeros(2), torch.zeros(3), r"want two \(N,\), got kl \(2,\), slot \(3,\)"),
+        (torch.zeros(2, 1), torch.zeros(2, 1), r"want two \(N,\), got kl \(2, 1\), slot \(2, 1\)"),
+    ],
+)
+def test_what_cannot_be_weighed_is_told(kl: Tensor, slot: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        position_weights(kl, slot, anchor=0)
