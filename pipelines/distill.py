@@ -75,10 +75,11 @@ def _train_worker(config: dict[str, Any]) -> dict[str, int]:
     recipe: Recipe = config["recipe"]
     plan: Plan = config["plan"]
     context = ray.train.get_context()
-    ranks = Ranks(context.get_world_rank(), context.get_world_size())
+    device = ray.train.torch.get_device()
+    ranks = Ranks(context.get_world_rank(), context.get_world_size(), device)
     study = recipe.study
     source = make_source(study, plan)
-    stepper = build_stepper(study, recipe.runtime.trainers, ray.train.torch.get_device())
+    stepper = build_stepper(study, recipe.runtime.trainers, device)
     teacher: TeacherStates = cached_states
     if study.method.teacher == "resident":
         teacher = ResidentStates(stepper.frozen_states, alignment=study.method.alignment)

@@ -71,7 +71,7 @@ def _connect() -> None:
     # Ray's core logs an error line for every restartable actor that a dataset makes (ray#53727).
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     quiet: dict[str, Any] = {
-        "logging_level": logging.WARNING,
+        "logging_level": logging.ERROR,
         "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG")),
     }
     if os.environ.get("RAY_ADDRESS"):

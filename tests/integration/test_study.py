@@ -1,6 +1,8 @@
 """The whole chain on real Ray: what it leaves behind, and what it does not do twice."""
 
+import gzip
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,10 @@ from tests.integration.conftest import PROJECT, SMALL
 
 def summary_of(recipe: Recipe) -> dict:
     return json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
+
+
+def modification_times(recipe: Recipe) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in Path(recipe.storage).rglob("*")}
 
 
 def test_summary_keeps_its_contract(finished: Recipe) -> None:
@@ -56,8 +62,7 @@ def test_report_is_one_page_with_everything_inside(finished: Recipe) -> None:
 
 
 def test_the_same_command_again_does_nothing_but_say_so(finished: Recipe) -> None:
-    artifacts = [Path(artifact.path) for artifact in make_plan(finished).artifacts.values()]
-    before = {path: path.stat().st_mtime_ns for folder in artifacts for path in folder.rglob("*") if path.is_file()}
+    before = modification_times(finished)
     overrides = [*SMALL, f"runtime.storage={finished.storage}"]
     again = subprocess.run(
         [sys.executable, "run.py", "study", "quickstart", *overrides],
@@ -67,20 +72,21 @@ def test_the_same_command_again_does_nothing_but_say_so(finished: Recipe) -> Non
         timeout=120,
         check=True,
     )
-    assert again.stdout.count("done before") == 5
-    after = {path: path.stat().st_mtime_ns for path in before}
-    changed = {path.name for path in before if after[path] != before[path]}
-    assert changed <= {"README.md"}  # the model card is part of the report
+    assert again.stdout.count("done before") == 6
+    assert before == modification_times(finished)
 
 
-def test_a_training_setting_runs_only_what_comes_after_it(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = [*SMALL, f"runtime.storage={finished.storage}", "training.learning_rate=5e-4"]
-    run_study(load_recipe("quickstart", overrides))
+def test_a_training_setting_runs_only_what_comes_after_it(
+    finished: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = shutil.copytree(finished.storage, tmp_path / "run")
+    run_study(load_recipe("quickstart", [*SMALL, f"runtime.storage={storage}", "training.learning_rate=5e-4"]))
     lines = capsys.readouterr().out.splitlines()
     skipped = [line.split("  ")[0] for line in lines if "done before" in line]
     assert skipped == ["examples", "evaluate base", "sample"]
-    # The first study's results are still there.
-    assert all(artifact.manifest() for artifact in make_plan(finished).artifacts.values())
+    # The first study's results are still there, beside the new ones.
+    first = make_plan(load_recipe("quickstart", [*SMALL, f"runtime.storage={storage}"]))
+    assert all(artifact.manifest() for artifact in first.artifacts.values())
 
 
 def test_a_changed_data_file_runs_everything(finished: Recipe, tmp_path: Path) -> None:
@@ -88,8 +94,6 @@ def test_a_changed_data_file_runs_everything(finished: Recipe, tmp_path: Path) -
     data.write_bytes(Path(finished.study.data.path).read_bytes())
     overrides = [*SMALL, f"runtime.storage={finished.storage}", f"data.path={data}"]
     assert describe(load_recipe("quickstart", overrides)).count("done") == 5  # another path, the same bytes
-    import gzip
-
     lines = gzip.decompress(data.read_bytes()).splitlines(keepends=True)
     data.write_bytes(gzip.compress(b"".join(lines[1:])))
     assert describe(load_recipe("quickstart", overrides)).count("to run") == 5

@@ -174,9 +174,7 @@ def test_the_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
         ("nosuch://bucket/data.jsonl", r"^nosuch://bucket/data.jsonl: cannot be opened \(Protocol not known: nosuch"),
     ],
 )
-def test_a_file_that_cannot_be_opened(
-    tmp_path: Path, use: Callable[[str], Any], name: str, message: str
-) -> None:
+def test_a_file_that_cannot_be_opened(tmp_path: Path, use: Callable[[str], Any], name: str, message: str) -> None:
     (tmp_path / "data.jsonl").write_text(json.dumps(GENERIC))
     with pytest.raises(UserError, match=message):
         use(name if "://" in name else f"{tmp_path}/{name}")
@@ -199,7 +197,10 @@ def test_broken_gzip(tmp_path: Path, content: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"question": "wh', r"line 2: not valid JSON \(Unterminated string .* at column 14\); is the line cut off\?$"),
+        (
+            b'{"question": "wh',
+            r"line 2: not valid JSON \(Unterminated string .* at column 14\); is the line cut off\?$",
+        ),
         (b'{"question": "\xff"}', r"line 2: not UTF-8 \(invalid start byte at byte 14\)$"),
         (b"[1, 2]", "line 2: expected a JSON object, got list$"),
         (b"null", "line 2: expected a JSON object, got NoneType$"),
@@ -213,7 +214,7 @@ def test_a_line_that_is_no_object(tmp_path: Path, line: bytes, message: str) -> 
 
 
 def test_an_empty_file(write: Write) -> None:
-    with pytest.raises(UserError, match="holds no examples$"):
+    with pytest.raises(UserError, match=r"holds no examples$"):
         read(write([]))
 
 
@@ -293,7 +294,7 @@ def test_half_a_surrogate_pair_is_told(write: Write) -> None:
 
 def test_one_id_for_two_questions(write: Write) -> None:
     path = write([{**question_row(1), "id": "same"}, {**question_row(2), "id": "same"}])
-    with pytest.raises(UserError, match="id 'same' stands for two questions; ids must be unique$"):
+    with pytest.raises(UserError, match=r"id 'same' stands for two questions; ids must be unique$"):
         load_split(section(path), documents=2, seed=0)
 
 

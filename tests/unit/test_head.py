@@ -69,7 +69,7 @@ def test_a_sharded_checkpoint_and_a_bias(tmp_path: Path) -> None:
 def test_weights_without_a_head_are_told(tmp_path: Path) -> None:
     model = save_llama(tmp_path)
     save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="its safetensors hold none of lm_head.weight, model.embed_tokens.weight"):
+    with pytest.raises(UserError, match=r"its safetensors hold none of lm_head.weight, model.embed_tokens.weight"):
         FrozenHead.from_checkpoint(model, torch.float32)
 
 

@@ -108,7 +108,7 @@ def test_a_missing_folder_is_told(path: str) -> None:
 
 
 def test_a_hub_name_that_cannot_be_had_is_told() -> None:
-    with pytest.raises(UserError, match="^nobody/nothing: neither a folder nor a model the hub gives us") as caught:
+    with pytest.raises(UserError, match=r"^nobody/nothing: neither a folder nor a model the hub gives us") as caught:
         local_folder(ModelSection(path="nobody/nothing"))
     assert "\n" not in str(caught.value)
 
@@ -116,7 +116,7 @@ def test_a_hub_name_that_cannot_be_had_is_told() -> None:
 def test_a_config_without_a_context_asks_for_one(copy: Callable[..., ModelSection]) -> None:
     model = copy()
     Path(model.path, "config.json").write_text(json.dumps({"model_type": "bloom"}))
-    with pytest.raises(UserError, match="states no max_position_embeddings; set model.max_length"):
+    with pytest.raises(UserError, match=r"states no max_position_embeddings; set model.max_length"):
         context_length(model)
 
 

@@ -128,9 +128,14 @@ def test_an_artifact_is_there_once_it_is_published(storage: str) -> None:
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_failure_leaves_nothing_half_written(storage: str, error: type[BaseException]) -> None:
     artifact = Artifact(storage, "examples", "abcd")
-    with pytest.raises(error), artifact.writing():
-        artifact.write_table("half.parquet", pa.table({"a": [1]}))
-        raise error
+
+    def fail() -> None:
+        with artifact.writing():
+            artifact.write_table("half.parquet", pa.table({"a": [1]}))
+            raise error
+
+    with pytest.raises(error):
+        fail()
     assert not artifact.fs.exists(artifact.path)
 
 
@@ -165,7 +170,7 @@ def test_another_schema_version_is_refused(storage: str) -> None:
     path = f"{artifact.path}/manifest.json"
     raw = json.loads(artifact.fs.cat_file(path))
     write_json(artifact.fs, path, {**raw, "schema_version": raw["schema_version"] + 1})
-    with pytest.raises(UserError, match="written by another version of this program; use another runtime.storage"):
+    with pytest.raises(UserError, match=r"written by another version of this program; use another runtime.storage"):
         artifact.manifest()
 
 
@@ -215,7 +220,7 @@ def test_a_folder_that_is_no_run_is_refused(storage: str) -> None:
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="runtime.storage"):
+    with pytest.raises(UserError, match=r"runtime.storage"):
         claim_storage(f"{tmp_path}/file/run", "mine")
 
 
@@ -223,5 +228,5 @@ def test_a_damaged_marker_is_told(storage: str) -> None:
     claim_storage(storage, "mine")
     fs, path = fsspec.url_to_fs(storage)
     fs.pipe_file(f"{path}/run.json", b"")
-    with pytest.raises(UserError, match="run.json"):
+    with pytest.raises(UserError, match=r"run.json"):
         claim_storage(storage, "mine")

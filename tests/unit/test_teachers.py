@@ -44,5 +44,5 @@ def test_cached_states_stand_in_the_rows_order(rows: list[Row]) -> None:
 
 def test_missing_states_are_told(rows: list[Row]) -> None:
     rows[1] = replace(rows[1], teacher_TH=None)
-    with pytest.raises(UserError, match="hold no teacher states; sample again with method.teacher=cached"):
+    with pytest.raises(UserError, match=r"hold no teacher states; sample again with method.teacher=cached"):
         cached_states(rows)

@@ -207,9 +207,7 @@ def test_the_resident_teacher_stays_while_the_student_moves(make: Callable[..., 
 
 
 @pytest.mark.parametrize("alignment", ["shifted", "official"])
-def test_at_first_the_student_equals_the_teacher_on_anchor_rows(
-    make: Callable[..., RowSource], alignment: str
-) -> None:
+def test_at_first_the_student_equals_the_teacher_on_anchor_rows(make: Callable[..., RowSource], alignment: str) -> None:
     first = run(make(method={"alignment": alignment}), trainers(8)).records[0]
     assert first.kl_anchor is not None
     assert first.kl_anchor < 1e-6
@@ -240,16 +238,15 @@ def test_records_say_what_was_done(make: Callable[..., RowSource]) -> None:
     assert records[-1].learning_rate == pytest.approx(1e-4)
     for record in records:
         assert set(record.weight_by_slot) == {1, 2, 3}
-        assert 0 < sum(record.weight_by_slot.values())
+        assert sum(record.weight_by_slot.values()) > 0
         assert record.as_dict()["loss"] == record.loss
 
 
-def test_a_batch_of_anchor_rows_only_has_no_trivial_kl(make: Callable[..., RowSource]) -> None:
-    """Batches of 2 cut 4 rows an example into (anchor, trivial) and (trivial, trivial)."""
-    records = run(make(training={"batch_rows": 2}, method={"k": 1}), trainers(1)).records
-    assert all(record.kl_anchor is not None and record.kl_trivial is not None for record in records)
-    two = run(make(training={"batch_rows": 2}), trainers(2)).records
-    assert [record.kl_anchor is None for record in two] == [False, True] * 8
+def test_a_batch_without_anchor_rows_has_no_anchor_kl(make: Callable[..., RowSource]) -> None:
+    """Batches of 2 cut the 4 rows of an example into (anchor, trivial) and (trivial, trivial)."""
+    records = run(make(training={"batch_rows": 2}), trainers(2)).records
+    assert [record.kl_anchor is None for record in records] == [False, True] * 8
+    assert all(record.kl_trivial is not None for record in records)
 
 
 def test_one_worker_gathers_its_own_values() -> None:

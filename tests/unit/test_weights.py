@@ -50,9 +50,7 @@ def naive_weights(kl: list[float], slot: list[int], anchor: int) -> list[float]:
     return weights
 
 
-rows = st.lists(
-    st.tuples(st.one_of(st.just(0.0), st.floats(1e-6, 20)), st.integers(0, 5)), min_size=1, max_size=24
-)
+rows = st.lists(st.tuples(st.one_of(st.just(0.0), st.floats(1e-6, 20)), st.integers(0, 5)), min_size=1, max_size=24)
 
 
 @given(rows)

@@ -1,0 +1,171 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import run
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe, load_recipe, recipe_names
+from pos2distill.store.artifacts import Artifact
+
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture
+def recipe(make_recipe: Make, tmp_path: Path) -> str:
+    make_recipe()
+    return str(tmp_path / "recipe.yaml")
+
+
+def test_recipes_are_parsed_without_heavy_packages() -> None:
+    """Help, misspelt fields and `recipes` answer at once."""
+    code = (
+        "import sys, run\n"
+        "from pos2distill.config import load_recipe, recipe_names\n"
+        "loaded = [load_recipe(name).name for name in recipe_names()]\n"
+        "print(loaded, sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & sys.modules.keys()))\n"
+    )
+    root = Path(run.__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == f"{recipe_names()} []"
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["study", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            run.main(arguments)
+        shown = capsys.readouterr().out
+        assert "python run.py study quickstart" in shown
+        assert "Exit codes" in shown
+
+
+def test_every_command_is_in_the_help_and_has_a_function(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run.main(["--help"])
+    shown = capsys.readouterr().out
+    for name in run.COMMANDS:
+        assert f"\n    {name} " in shown
+        assert callable(run._command(name))
+
+
+def test_recipes_are_listed_with_their_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == recipe_names()
+    assert all(load_recipe(line.split()[0]).description in line for line in lines)
+
+
+def test_a_dry_run_shows_the_settings_and_touches_nothing(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(["study", recipe, "training.epochs=5", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    again = tmp_path / "again.yaml"
+    again.write_text(shown)
+    resolved = load_recipe(recipe, ["training.epochs=5"])
+    assert load_recipe(str(again)) == resolved
+    assert yaml.safe_load(shown)["training"]["epochs"] == 5
+    plan = make_plan(resolved)
+    assert f"# study {plan.fingerprint}, storage {resolved.storage}" in shown
+    for stage, artifact in plan.artifacts.items():
+        assert f"{stage:<18}  {artifact.fingerprint}  to run" in shown
+    assert not Path(resolved.storage).exists()
+
+
+def test_a_dry_run_tells_what_is_done(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = make_plan(load_recipe(recipe)).samples
+    with artifact.writing():
+        artifact.publish(counts={}, seconds={})
+    assert run.main(["study", recipe, "--dry-run"]) == 0
+    assert f"{artifact.fingerprint}  done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["study", "quickstrat"], "quickstrat: no such recipe; did you mean 'quickstart'?"),
+        (["study", "RECIPE", "training.epoch=1"], "training.epoch: unknown field; did you mean 'epochs'?"),
+        (["study", "RECIPE", "training"], "training: expected section.field=value"),
+        (["study", "RECIPE", "data.path=gone.jsonl", "--dry-run"], "gone.jsonl: no such file"),
+        (["study", "RECIPE", "data.train_examples=9999"], "train examples, but data.train_examples asks for 9999"),
+        (
+            ["study", "RECIPE", "evaluation.other_documents=[7]"],
+            "line 1: 6 documents, but prompts of 7 slots are asked",
+        ),
+        (["distill", "RECIPE"], "run `sample` or `study` first"),
+    ],
+)
+def test_a_user_error_is_one_line_and_exit_code_2(
+    recipe: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert run.main([recipe if argument == "RECIPE" else argument for argument in arguments]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("error: ")
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert told.err.endswith("\n")
+    assert not told.out
+
+
+def test_samples_of_other_settings_are_named(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    resolved = load_recipe(recipe)
+    assert run.main(["distill", recipe]) == 2  # takes the folder
+    with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
+        Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
+    capsys.readouterr()
+    assert run.main(["distill", recipe]) == 2
+    wanted = make_plan(resolved).samples.fingerprint
+    assert (
+        f"no finished samples of fingerprint {wanted}; it holds feedfeedfeedfeed, made with other settings; "
+        "run `sample` or `study` first"
+    ) in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = Path(load_recipe(recipe).storage)
+    storage.mkdir()
+    (storage / "notes.txt").write_text("mine")
+    assert run.main(["study", recipe]) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    assert [path.name for path in storage.iterdir()] == ["notes.txt"]
+
+
+def test_bad_data_leaves_nothing_half_written(make_recipe: Make, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    with open(recipe.study.data.path, "a") as file:
+        file.write(json.dumps({"question": "?"}) + "\n")
+    assert run.main(["study", str(tmp_path / "recipe.yaml")]) == 2
+    assert [path.name for path in Path(recipe.storage).iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["study"], ["study", "quickstart", "--nonsense"]])
+def test_a_command_line_that_cannot_be_parsed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(arguments)
+    assert "usage: run.py" in capsys.readouterr().err
+
+
+def test_an_interrupt_tells_how_to_go_on(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(recipe: Recipe) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "_command", lambda name: interrupt)
+    assert run.main(["study", recipe]) == 130
+    assert capsys.readouterr().err == "interrupted; run the same command again to go on\n"
+
+
+def test_a_bug_keeps_its_traceback(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(recipe: Recipe) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(run, "_command", lambda name: stumble)
+    with pytest.raises(ZeroDivisionError):
+        run.main(["study", recipe])

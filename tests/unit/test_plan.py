@@ -1,0 +1,127 @@
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.examples import make_examples, read_training_examples
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
+from pos2distill.errors import UserError
+from pos2distill.tasks.datasets import load_split
+
+EXAMPLES, BASE, SAMPLE, DISTILL, DISTILLED = STAGES = (
+    "examples",
+    "evaluate base",
+    "sample",
+    "distill",
+    "evaluate distilled",
+)
+
+Make = Callable[..., Recipe]
+
+
+def fingerprints(recipe: Recipe) -> dict[str, str]:
+    return {stage: artifact.fingerprint for stage, artifact in make_plan(recipe).artifacts.items()}
+
+
+def changed(before: Recipe, after: Recipe) -> set[str]:
+    one, other = fingerprints(before), fingerprints(after)
+    return {stage for stage in STAGES if one[stage] != other[stage]}
+
+
+@pytest.mark.parametrize(
+    ("override", "stages"),
+    [
+        ({"training": {"epochs": 3}}, {DISTILL, DISTILLED}),
+        ({"training": {"precision": "bfloat16"}}, {DISTILL, DISTILLED}),
+        ({"method": {"k": 2}}, {DISTILL, DISTILLED}),
+        ({"method": {"weights": "official"}}, {DISTILL, DISTILLED}),
+        ({"method": {"distractors": "reshuffled"}}, {DISTILL, DISTILLED}),
+        ({"evaluation": {"max_new_tokens": 9}}, {BASE, DISTILLED}),
+        ({"evaluation": {"slots": 2}}, {BASE, DISTILLED}),
+        ({"sampling": {"temperature": 0.5}}, {SAMPLE, DISTILL, DISTILLED}),
+        ({"sampling": {"keep": "correct"}}, {SAMPLE, DISTILL, DISTILLED}),
+        ({"method": {"advantageous_slot": "last"}}, {SAMPLE, DISTILL, DISTILLED}),
+        ({"method": {"alignment": "official"}}, {SAMPLE, DISTILL, DISTILLED}),
+        ({"method": {"teacher": "resident"}}, {SAMPLE, DISTILL, DISTILLED}),
+        ({"model": {"dtype": "bfloat16"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
+        ({"model": {"engine": "vllm"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
+        ({"data": {"train_examples": 7}}, {EXAMPLES, SAMPLE, DISTILL, DISTILLED}),
+        ({"data": {"evaluation_examples": 3}}, set(STAGES)),
+        ({"data": {"prompt": "qa"}}, set(STAGES)),
+        ({"evaluation": {"other_documents": [6]}}, set(STAGES)),  # longer prompts: other distractors are kept
+        ({"seed": 1}, set(STAGES)),
+    ],
+)
+def test_a_setting_enters_the_stages_it_changes(make_recipe: Make, override: dict[str, Any], stages: set[str]) -> None:
+    before = make_recipe()
+    after = make_recipe(**override)
+    assert changed(before, after) == stages
+    assert make_plan(before).fingerprint != make_plan(after).fingerprint
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        {"name": "other", "description": "words"},
+        {"runtime": {"samplers": {"max": 4, "batch_size": 3}, "trainers": {"strategy": "zero3", "workers": 4}}},
+        {"runtime": {"trainers": {"micro_batch_rows": 1}, "vllm": {"max_num_seqs": 8}, "trackers": ["tensorboard"]}},
+        {"evaluation": {"other_documents": []}},
+    ],
+)
+def test_where_and_how_it_runs_is_not_its_identity(make_recipe: Make, override: dict[str, Any]) -> None:
+    before, after = make_recipe(), make_recipe(**override)
+    assert not changed(before, after)
+    assert make_plan(before).fingerprint == make_plan(after).fingerprint
+
+
+def test_other_bytes_change_everything_and_another_place_nothing(make_recipe: Make, tmp_path: Path) -> None:
+    before = make_recipe()
+    one = fingerprints(before)
+    shutil.copytree(before.study.model.path, tmp_path / "moved")
+    shutil.copy(before.study.data.path, tmp_path / "moved.jsonl")
+    moved = {"model": {"path": str(tmp_path / "moved")}, "data": {"path": str(tmp_path / "moved.jsonl")}}
+    assert fingerprints(make_recipe(**moved)) == one
+    with open(tmp_path / "moved.jsonl", "a") as file:
+        file.write("\n")
+    assert changed(before, make_recipe(**moved)) == set(STAGES)
+
+
+def test_another_model_changes_all_that_it_computes(make_recipe: Make, tmp_path: Path) -> None:
+    before = make_recipe()
+    shutil.copytree(before.study.model.path, tmp_path / "edited")
+    (tmp_path / "edited" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    after = make_recipe(model={"path": str(tmp_path / "edited")})
+    assert changed(before, after) == {BASE, SAMPLE, DISTILL, DISTILLED}
+
+
+def test_artifacts_lie_under_the_storage_by_name_and_fingerprint(make_recipe: Make, tmp_path: Path) -> None:
+    plan = make_plan(make_recipe())
+    names = ["examples", "base-scores", "samples", "checkpoint", "distilled-scores"]
+    assert [artifact.url for artifact in plan.artifacts.values()] == [
+        f"{tmp_path}/storage/{name}-{artifact.fingerprint}"
+        for name, artifact in zip(names, plan.artifacts.values(), strict=True)
+    ]
+    assert len({artifact.fingerprint for artifact in plan.artifacts.values()}) == 5
+
+
+def test_what_cannot_be_read_is_told(make_recipe: Make, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"dat.jsonl: no such file; did you mean 'data.jsonl'"):
+        make_plan(make_recipe(data={"path": str(tmp_path / "dat.jsonl")}))
+    with pytest.raises(UserError, match=r"no such model folder \(model.path\)"):
+        make_plan(make_recipe(model={"path": str(tmp_path / "nothing")}))
+
+
+def test_the_examples_stage_writes_the_split(make_recipe: Make) -> None:
+    recipe = make_recipe(evaluation={"other_documents": [6]})
+    plan = make_plan(recipe)
+    manifest = make_examples(recipe, plan)
+    split = load_split(recipe.study.data, documents=6, seed=0)
+    assert manifest.counts == split.counts
+    assert plan.examples.manifest() == manifest
+    assert read_training_examples(plan) == {example.example_id: example for example in split.train}
+    assert plan.examples.read_table("evaluation.parquet")["example_id"].to_pylist() == [
+        example.example_id for example in split.evaluation
+    ]

@@ -1,0 +1,118 @@
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from pos2distill.evaluation.report import ReportInputs, build_summary, compare, render_model_card, render_report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def predictions(documents: int, correct_ES: list[list[int]]) -> pa.Table:
+    rows = [
+        {"example_id": f"e{example}", "documents": documents, "slot": slot, "correct": bool(right)}
+        for example, row in enumerate(correct_ES)
+        for slot, right in enumerate(row)
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> ReportInputs:
+    # Accuracies before: 1, 1/2, 0; after: 1, 1, 1/2.
+    before, after = [[1, 1, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 0]]
+    longer = [[1, 0], [1, 0]], [[1, 0], [0, 0]]
+    step = {"loss": 0.5, "kl_trivial": 0.4, "kl_anchor": None, "weight_by_slot": {"1": 0.6, "2": 0.4}}
+    return ReportInputs(
+        name="tiny",
+        description="A run <script>alert('x')</script> & more",
+        dataset="jsonl",
+        advantageous=0,
+        main=compare(predictions(3, before), predictions(3, after), 3, resamples=100, seed=0),
+        others=[compare(predictions(5, longer[0]), predictions(5, longer[1]), 5, resamples=100, seed=0)],
+        steps=[{**step, "step": number} for number in range(3)],
+        counts={"examples": {"rows": 9, "train_unused": 2}},
+        seconds={"examples": 0.25},
+        settings={"model": {"path": "base/model"}, "seed": 3},
+        versions={"torch": "2.13.0"},
+        checkpoint="storage/checkpoint-abcd/model",
+        fingerprint="0123456789abcdef",
+    )
+
+
+@pytest.fixture(scope="module")
+def files(inputs: ReportInputs) -> dict[str, bytes]:
+    return render_report(inputs)
+
+
+@pytest.fixture(scope="module")
+def html(files: dict[str, bytes]) -> str:
+    return files["index.html"].decode()
+
+
+def test_the_summary_is_the_contract(inputs: ReportInputs) -> None:
+    summary: dict[str, Any] = json.loads(json.dumps(build_summary(inputs)))
+    assert summary["base"]["accuracy_by_slot"] == [1.0, 0.5, 0.0]
+    assert summary["distilled"]["accuracy_by_slot"] == [1.0, 1.0, 0.5]
+    assert summary["base"]["slots"] == [0, 1, 2]
+    assert (summary["base"]["mean"], summary["base"]["gap"]) == (0.5, 1.0)
+    assert summary["distilled"]["mean"] == pytest.approx(5 / 6)
+    assert summary["paired"]["mean_difference"] == pytest.approx(1 / 3)
+    for part in (summary["base"], summary["distilled"], summary["paired"]):
+        low, high = part["ci95"]
+        assert low <= high
+    assert summary["other_documents"]["5"]["paired"]["mean_difference"] == -0.25
+    assert summary["counts"] == {"examples": {"rows": 9, "train_unused": 2}}
+    assert summary["seconds"] == {"examples": 0.25}
+    assert (summary["fingerprint"], summary["dataset"]) == ("0123456789abcdef", "jsonl")
+
+
+def test_the_page_stands_alone(html: str) -> None:
+    sources = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]+)""", html)
+    assert len(sources) == 4
+    assert all(source.startswith("data:image/png;base64,iVBORw0KGgo") for source in sources)
+    assert not re.search(r"@import|url\(|<link|<iframe|<object", html)
+
+
+def test_the_page_escapes_what_it_is_given(html: str) -> None:
+    assert "<script>" not in html
+    assert "A run &lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; more" in html
+
+
+def test_the_page_tells_the_numbers(html: str) -> None:
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+    for part in ("0.500 → 0.833", "1.000 → 0.500", "+0.333", "train unused 2", "0.2 s", "torch 2.13.0", "Seed 3"):
+        assert part in text
+
+
+def test_pictures_are_png(files: dict[str, bytes]) -> None:
+    pictures = {"accuracy.png", "loss.png", "weights.png", "accuracy-5-documents.png"}
+    assert files.keys() == pictures | {"index.html"}
+    assert all(files[name].startswith(PNG) for name in pictures)
+    assert len({files[name] for name in pictures}) == 4
+
+
+def test_a_run_that_learned_nothing_is_drawn_too(inputs: ReportInputs) -> None:
+    """KLs of 0 have no place on a logarithmic axis."""
+    step = {"step": 0, "loss": 0.0, "kl_trivial": 0.0, "kl_anchor": None, "weight_by_slot": {}}
+    assert render_report(replace(inputs, steps=[step]))["loss.png"].startswith(PNG)
+
+
+def test_the_model_card_holds_the_curve(inputs: ReportInputs) -> None:
+    card = render_model_card(inputs)
+    _, head, body = card.split("---\n", 2)
+    assert card.startswith("---\n")
+    assert yaml.safe_load(head) == {
+        "base_model": "base/model",
+        "library_name": "transformers",
+        "tags": ["pos2distill", "position-bias"],
+    }
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", body, re.MULTILINE)
+    assert rows == [("1", "1.000", "1.000"), ("2", "0.500", "1.000"), ("3", "0.000", "0.500")]
+    assert "| GAP (max - min) | 1.000 | 0.500 |" in body
+    assert "position 1 of 3" in body
+    assert "0123456789abcdef" in body

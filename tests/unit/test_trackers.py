@@ -1,0 +1,44 @@
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pos2distill.errors import UserError
+from pos2distill.training.trackers import Tracker, open_trackers
+from pos2distill.training.trainer import StepRecord
+
+RECORD = StepRecord(
+    step=7,
+    epoch=0,
+    rows=4,
+    loss=0.5,
+    kl_trivial=0.25,
+    kl_anchor=None,
+    gradient_norm=2.0,
+    learning_rate=1e-3,
+    weight_by_slot={1: 1.0},
+)
+
+
+def test_numbers_are_logged_under_their_step_without_gaps() -> None:
+    logged: list[Any] = []
+    Tracker(lambda values, step: logged.append((values, step)), lambda: None).log(RECORD)
+    values = {"loss": 0.5, "kl_trivial": 0.25, "gradient_norm": 2.0, "learning_rate": 1e-3}
+    assert logged == [({f"train/{name}": value for name, value in values.items()}, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "tensorboard")]
+)
+def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, package: str) -> None:
+    for module in [module for module in sys.modules if "tensorboard" in module]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError) as caught:
+        open_trackers([name], run="r", folder=str(tmp_path), settings={})
+    assert str(caught.value) == (f"runtime.trackers: {package} is not installed; pip install 'pos2distill[trackers]'")
+
+
+def test_no_tracker_is_asked_for() -> None:
+    assert open_trackers([], run="r", folder="f", settings={}) == []
