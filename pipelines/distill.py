@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import ray.train
-from ray.experimental import tqdm_ray
+from ray.actor import ActorHandle
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from pipelines.examples import read_training_examples
 from pipelines.plan import Plan
+from pipelines.progress import training_progress
 from pipelines.ray_session import ray_session
 from pos2distill.config import Recipe, Study
 from pos2distill.models.load import context_length, load_tokenizer
@@ -37,10 +38,10 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
     """
     start = time.monotonic()
     trainers = recipe.runtime.trainers
-    with plan.checkpoint.writing(), ray_session():
+    with plan.checkpoint.writing(), ray_session(), training_progress() as board:
         trainer = TorchTrainer(
             _train_worker,
-            train_loop_config={"recipe": recipe, "plan": plan},
+            train_loop_config={"recipe": recipe, "plan": plan, "board": board},
             torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
             scaling_config=ScalingConfig(
                 num_workers=trainers.workers,
@@ -76,14 +77,14 @@ def _train_worker(config: dict[str, Any]) -> dict[str, int]:
     plan: Plan = config["plan"]
     context = ray.train.get_context()
     device = ray.train.torch.get_device()
-    ranks = Ranks(context.get_world_rank(), context.get_world_size(), device)
+    ranks = Ranks(context.get_world_rank(), context.get_world_size(), str(device))
     study = recipe.study
     source = make_source(study, plan)
     stepper = build_stepper(study, recipe.runtime.trainers, device)
     teacher: TeacherStates = cached_states
     if study.method.teacher == "resident":
         teacher = ResidentStates(stepper.frozen_states, alignment=study.method.alignment)
-    log = _StepLog(recipe, plan, source.total_steps) if ranks.rank == 0 else None
+    log = _StepLog(recipe, plan, source.total_steps, config["board"]) if ranks.rank == 0 else None
     train(study, recipe.runtime.trainers, source, stepper, teacher, ranks, [log] if log else [])
     _save(stepper, study, plan, write=ranks.rank == 0)
     if log:
@@ -97,12 +98,13 @@ def _train_worker(config: dict[str, Any]) -> dict[str, int]:
 
 
 class _StepLog:
-    """Step records to the progress bar, the trackers and, at the end, the artifact."""
+    """Step records to the progress board, the trackers and, at the end, the artifact."""
 
-    def __init__(self, recipe: Recipe, plan: Plan, total_steps: int) -> None:
+    def __init__(self, recipe: Recipe, plan: Plan, total_steps: int, board: ActorHandle) -> None:
         self.plan = plan
         self.lines: list[str] = []
-        self.bar = tqdm_ray.tqdm(desc="distill", total=total_steps, unit="step")
+        self.total_steps = total_steps
+        self.board = board
         self.trackers = open_trackers(
             recipe.runtime.trackers,
             run=f"{recipe.name}-{plan.checkpoint.fingerprint}",
@@ -112,7 +114,7 @@ class _StepLog:
 
     def __call__(self, record: StepRecord) -> None:
         self.lines.append(json.dumps(record.as_dict()))
-        self.bar.update(1)
+        self.board.post.remote(len(self.lines), self.total_steps, record.loss)
         for tracker in self.trackers:
             tracker.log(record)
 
@@ -120,7 +122,6 @@ class _StepLog:
         """Write the log and end the trackers."""
         text = "\n".join(self.lines) + "\n"
         write_bytes(self.plan.checkpoint.fs, f"{self.plan.checkpoint.path}/{STEPS_FILE}", text.encode())
-        self.bar.close()
         for tracker in self.trackers:
             tracker.close()
 

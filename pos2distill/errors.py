@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator
 
 
 class UserError(Exception):
-    """What a user gave cannot be used. Its message is one line: where, what was expected, what came, the mend."""
+    """What a user gave cannot be used. Its message is one line: where, what was expected, what came."""
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """A hint with the nearest right name, ready to append to a message: `"; did you mean 'x'?"`, or the whole choice."""
+    """A hint with the nearest right name, to append to a message: `"; did you mean 'x'?"`, or the whole choice."""
     choices = sorted(options)
     near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
     if near:

@@ -45,7 +45,7 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
-    device: torch.device = torch.device("cpu")
+    device: str = "cpu"
 
     def gather(self, value_C: Tensor) -> Tensor:
         """Every rank's values, in rank order: (C,) -> (world * C,)."""
