@@ -106,7 +106,7 @@ def train(model: LlamaForCausalLM, *, seed: int, steps: int, documents: int, pea
     """Train in place. The data of a step is a function of (seed, step, documents shown).
 
     Raises: SystemExit if the model never got as far as `documents` documents. Until it finds retrieval it guesses
-        between two; Muon's updates do not shrink with the gradient, so a high rate can drown the weak signal there.
+        between two, and how long that lasts depends on the seed.
     """
     optimizers = build_optimizers(model, peak_rate)
     curriculum = Curriculum(limit=documents)
@@ -129,7 +129,7 @@ def train(model: LlamaForCausalLM, *, seed: int, steps: int, documents: int, pea
             )
     if curriculum.most < documents:
         reached = f"seed {seed} got to {curriculum.most} documents of {documents} in {steps} steps"
-        raise SystemExit(f"{reached}, so it has not learned the task: try half the --rate, or another --seed")
+        raise SystemExit(f"{reached}, so it has not learned the task: try another --seed or more --steps")
 
 
 def save(model: LlamaForCausalLM, folder: Path) -> None:

@@ -13,9 +13,9 @@ from pos2distill.evaluation.scores import Curve
 BEFORE, AFTER, QUIET = "#c2410c", "#0f766e", "#64748b"
 
 
-def plot_curves(before: Curve, after: Curve, *, advantageous: int | None = None) -> bytes:
-    """Accuracy by the gold document's position, before and after, with 95 % bands."""
-    figure = Figure(figsize=(8, 4), layout="constrained")
+def plot_curves(before: Curve, after: Curve, *, advantageous: int | None = None, width: float = 8) -> bytes:
+    """Accuracy by the gold document's position, before and after, with 95 % bands. `width`: in inches."""
+    figure = Figure(figsize=(width, 2 + width / 4), layout="constrained")
     axes = figure.add_subplot()
     _draw_curve(axes, before, BEFORE, "before")
     _draw_curve(axes, after, AFTER, "after")
@@ -32,6 +32,7 @@ def plot_curves(before: Curve, after: Curve, *, advantageous: int | None = None)
         )
     axes.set(xlabel=f"position of the gold document among {before.documents} (from 1)", ylabel="accuracy")
     axes.set_ylim(0, 1.02)
+    _count_from_one(axes, before.documents)
     axes.legend(loc="lower center", frameon=False, ncols=2)
     return _to_png(figure)
 
@@ -67,6 +68,7 @@ def plot_weights(steps: Sequence[Mapping[str, Any]], slots: int) -> bytes:
                 totals[int(slot)] += weight
         axes.bar(np.arange(1, slots + 1) + offset, totals / len(part), width=0.4, color=color, label=label)
     axes.set(xlabel="position of the gold document (from 1)", ylabel="weight in a step's loss")
+    _count_from_one(axes, slots)
     axes.legend(frameon=False)
     return _to_png(figure)
 
@@ -78,6 +80,12 @@ def _draw_curve(axes: Axes, curve: Curve, color: str, label: str) -> None:
     axes.plot(
         position, curve.accuracy_by_slot, color=color, marker="o", markersize=3, label=f"{label}: {curve.mean:.3f}"
     )
+
+
+def _count_from_one(axes: Axes, documents: int) -> None:
+    """Ticks at 1 and at about six round positions."""
+    step = max(1, round(documents / 6 / 5) * 5) if documents > 10 else 1
+    axes.set_xticks([1, *(position for position in range(step, documents + 1, step) if position > 1)])
 
 
 def _to_png(figure: Figure) -> bytes:

@@ -78,7 +78,7 @@ def render_report(inputs: ReportInputs) -> dict[str, bytes]:
         "weights.png": plot_weights(inputs.steps, inputs.main.before.documents),
     }
     for other in inputs.others:
-        pictures[f"accuracy-{other.before.documents}-documents.png"] = plot_curves(other.before, other.after)
+        pictures[f"accuracy-{other.before.documents}-documents.png"] = plot_curves(other.before, other.after, width=5)
     embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
     html = _TEMPLATES.get_template("report.html.j2").render(report=inputs, pictures=embedded)
     return {"index.html": html.encode(), **pictures}

@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,13 +61,21 @@ class Result:
         return self.stepper.gradients[0]
 
 
-def run(source: RowSource, trainers: TrainersSection, ranks: Ranks | None = None) -> Result:
+def prepare(source: RowSource, trainers: TrainersSection) -> Result:
+    return Result(stepper=Watched(TorchStepper(source.study, trainers, CPU)))
+
+
+def work(result: Result, source: RowSource, trainers: TrainersSection, ranks: Ranks) -> None:
     study = source.study
-    result = Result(stepper=Watched(TorchStepper(study, trainers, CPU)))
     teacher: TeacherStates = cached_states
     if study.method.teacher == "resident":
         teacher = ResidentStates(result.stepper.frozen_states, alignment=study.method.alignment)
-    train(study, trainers, source, result.stepper, teacher, ranks or Ranks(), [result.records.append])
+    train(study, trainers, source, result.stepper, teacher, ranks, [result.records.append])
+
+
+def run(source: RowSource, trainers: TrainersSection) -> Result:
+    result = prepare(source, trainers)
+    work(result, source, trainers, Ranks())
     return result
 
 
@@ -75,7 +84,7 @@ class Meeting:
 
     def __init__(self, world: int) -> None:
         self.values: list[Any] = [None] * world
-        self.barrier = threading.Barrier(world, timeout=60)
+        self.barrier = threading.Barrier(world, timeout=60)  # so that one rank's failure ends the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +101,16 @@ class ThreadRanks(Ranks):
 
 def run_ranks(source: RowSource, trainers: TrainersSection, world: int) -> list[Result]:
     """The loop on every rank at once; each holds the whole model and its own part of the gradient."""
-    meeting, results = Meeting(world), dict[int, Result]()
-
-    def work(rank: int) -> None:
-        try:
-            results[rank] = run(source, trainers, ThreadRanks(rank, world, meeting))
-        except BaseException:
-            meeting.barrier.abort()
-            raise
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [results[rank] for rank in range(world)]
+    meeting = Meeting(world)
+    results = [prepare(source, trainers) for _ in range(world)]  # one by one: loading is not made for threads
+    with ThreadPoolExecutor(world) as pool:
+        works = [
+            pool.submit(work, result, source, trainers, ThreadRanks(rank, world, meeting=meeting))
+            for rank, result in enumerate(results)
+        ]
+        for each in works:
+            each.result()
+    return results
 
 
 @pytest.fixture
@@ -198,7 +202,7 @@ def test_cached_and_resident_teachers_agree(make: Callable[..., RowSource]) -> N
 
 
 def test_the_resident_teacher_stays_while_the_student_moves(make: Callable[..., RowSource]) -> None:
-    overrides = {"training": {"epochs": 4, "learning_rate": 1e-2}}
+    overrides = {"data": {"train_examples": 4}, "training": {"epochs": 4, "learning_rate": 1e-2}}
     cached, resident = (
         run(make(method={"teacher": teacher}, **overrides), trainers(32)) for teacher in ("cached", "resident")
     )
@@ -218,8 +222,9 @@ def test_at_first_the_student_equals_the_teacher_on_anchor_rows(make: Callable[.
 # --- the loop
 
 
-def test_the_loss_falls(make: Callable[..., RowSource]) -> None:
-    records = run(make(training={"epochs": 20, "learning_rate": 3e-3}), trainers(32)).records
+def test_the_loss_falls_by_half(make: Callable[..., RowSource]) -> None:
+    source = make(data={"train_examples": 4}, training={"epochs": 20, "learning_rate": 3e-3})
+    records = run(source, trainers(32)).records
     losses = [record.loss for record in records]
     assert len(losses) == 20
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
@@ -255,7 +260,7 @@ def test_one_worker_gathers_its_own_values() -> None:
 
 
 def test_a_run_repeats_itself(make: Callable[..., RowSource]) -> None:
-    source = make(training={"epochs": 2})
+    source = make(data={"train_examples": 4}, training={"epochs": 2})
     first, second = run(source, trainers(8)), run(source, trainers(8))
     assert [record.as_dict() for record in first.records] == [record.as_dict() for record in second.records]
 
