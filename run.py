@@ -36,12 +36,15 @@ Exit codes: 0 done, 1 a bug (with its traceback), 2 something you can mend (one 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, load the recipe, run the command. Returns the exit code."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    # Overrides may stand before and after options; argparse alone takes them in one place.
+    options, further = parser.parse_known_args(arguments)
+    if unknown := [word for word in further if word.startswith("-") or options.command == "recipes"]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         if options.command == "recipes":
             _list_recipes()
             return 0
-        recipe = load_recipe(options.recipe, options.overrides)
+        recipe = load_recipe(options.recipe, [*options.overrides, *further])
         if options.dry_run:
             _show(recipe)
         else:

@@ -253,7 +253,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(f"{name_or_path}: no such recipe{did_you_mean(name_or_path, recipe_names())}")
     try:
         raw = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, bytes that are no text
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected sections (model, data, …), got {type(raw).__name__}")
@@ -294,7 +294,7 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         raw = inner
     try:
         raw[field] = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):
         raise UserError(f"{dotted}: cannot read the value {text!r}") from None
 
 
@@ -302,26 +302,41 @@ def _first_problem(error: ValidationError) -> str:
     """One line for the first thing that is wrong: field, what was expected, what came, the nearest right name."""
     # A misspelt field is often why another one is missing, so it is told first.
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    parts = [str(part) for part in first["loc"]]
-    path = parts[1:] if parts[:1] == ["study"] else parts
+    path, section = _field_at(first["loc"])
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
-        return f"{where}: unknown field{did_you_mean(path[-1], _fields_of(parts[:-1]))}"
+        unknown = str(first["loc"][-1])
+        return f"{'.'.join([*path, unknown])}: unknown field{did_you_mean(unknown, _field_names(section))}"
     if first["type"] == "missing":
         return f"{where}: missing"
     if first["type"] == "value_error":
         return f"{where + '.' if where else ''}{first['ctx']['error']}"
+    # A field of several types has one problem for each of them.
+    same = [problem["msg"] for problem in error.errors() if _field_at(problem["loc"])[0] == path]
+    expected = " or ".join(dict.fromkeys(message[0].lower() + message[1:] for message in same))
     came = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
-    return f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}{came}"
+    return f"{where}: {expected}{came}"
 
 
-def _fields_of(parts: Sequence[str]) -> list[str]:
+def _field_at(location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel]]:
+    """The dotted path, as it is written in a recipe, of the innermost field that a problem lies in; and its section.
+
+    What follows in pydantic's location (the types of a union, places in a list) is dropped.
+    """
+    path: list[str] = []
     section: type[BaseModel] = Recipe
-    for part in parts:
-        inner = section.model_fields[part].annotation
-        assert isinstance(inner, type)
-        assert issubclass(inner, BaseModel)  # only sections have unknown fields
-        section = inner
+    for part in map(str, location):
+        if part not in section.model_fields:
+            break
+        path.append(part)
+        kind = section.model_fields[part].annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            break
+        section = kind
+    return path[1:] if path[:1] == ["study"] else path, section
+
+
+def _field_names(section: type[BaseModel]) -> list[str]:
     names = list(section.model_fields)
     # At the top of the file the study's sections stand beside `runtime`.
     return names if section is not Study else [*names, "name", "description", "runtime"]

@@ -32,10 +32,7 @@ DECAY_SHARE = 0.3
 
 @dataclass
 class Curriculum:
-    """How many documents a context has: up to `most`, which grows from 2 to `limit` as the model learns.
-
-    The few documents of the start make the hard part easy: finding that the words of the question point at a place.
-    """
+    """How many documents a context has: up to `most`, which grows from 2 to `limit` as the model learns."""
 
     limit: int
     most: int = 2

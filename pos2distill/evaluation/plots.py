@@ -51,7 +51,8 @@ def plot_loss(steps: Sequence[Mapping[str, Any]]) -> bytes:
         if points:
             axes.plot(*zip(*points, strict=True), color=color, label=label, linewidth=1.3)
     axes.set(xlabel="optimizer step", ylabel="nats", yscale="log")
-    axes.legend(frameon=False)
+    if axes.lines:  # KLs of 0 have no place on a logarithmic axis
+        axes.legend(frameon=False)
     return _to_png(figure)
 
 

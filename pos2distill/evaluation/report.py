@@ -13,7 +13,7 @@ from pos2distill.evaluation.scores import Curve, paired_difference, to_curve, to
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=jinja2.select_autoescape(),
+    autoescape=jinja2.select_autoescape(["html.j2"]),
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

@@ -31,7 +31,7 @@ def local_folder(model: ModelSection) -> str:
         return str(copy)
     if os.path.isdir(model.path):
         return model.path
-    if model.path.startswith((".", "/")) or model.path.count("/") != 1:
+    if not _is_hub_name(model.path):
         raise UserError(f"{model.path}: no such model folder (model.path)")
     from huggingface_hub import snapshot_download  # only a hub name needs it
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -51,11 +51,14 @@ def model_digest(model: ModelSection) -> str:
     A hub name stands for itself and its revision. A folder or URL is read: JSON and template files whole, weights by
     size, first and last MiB (a safetensors header lies in the first), so that 16 GB need no minute of hashing.
     """
-    if "://" not in model.path and not os.path.isdir(model.path):
+    if _is_hub_name(model.path):
         return f"{model.path}@{model.revision or 'main'}"
     fs, root = fsspec.url_to_fs(model.path)
+    files = sorted(fs.find(root))
+    if not files:
+        raise UserError(f"{model.path}: no such model folder (model.path)")
     digest = hashlib.sha256()
-    for path in sorted(fs.find(root)):
+    for path in files:
         name = path[len(root) :].lstrip("/")
         if name.endswith((".json", ".jinja", ".model", ".safetensors")):
             size = fs.size(path)
@@ -101,8 +104,11 @@ def load_model(
     Args:
         dtype: of the weights; default: `model.dtype`.
     """
+    folder = local_folder(model)
+    if not list(Path(folder).glob("*.safetensors")):
+        raise UserError(f"{model.path}: holds no weights in safetensors format")
     loaded: Any = AutoModelForCausalLM.from_pretrained(
-        local_folder(model),
+        folder,
         dtype=dtype or torch_dtype(model.dtype),
         attn_implementation=pick_attention(model.attention),
         trust_remote_code=model.trust_remote_code,
@@ -156,6 +162,11 @@ def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> l
         listed = json.loads(path.read_text()).get("eos_token_id")
         stops.update(listed if isinstance(listed, list) else [listed])
     return sorted(stop for stop in stops if stop is not None)
+
+
+def _is_hub_name(path: str) -> bool:
+    """Whether a path that is no folder here can be OWNER/NAME on the hub."""
+    return not os.path.isdir(path) and not path.startswith((".", "/")) and "://" not in path and path.count("/") == 1
 
 
 def _rename_unless_there(partial: Path, final: Path) -> None:

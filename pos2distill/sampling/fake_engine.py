@@ -21,8 +21,10 @@ class FakeEngine:
     ) -> list[Completion]:
         await asyncio.sleep(self.settings.delay_s)
         length = min(self.settings.reply_tokens, params.max_new_tokens - 1)
-        stop = np.asarray(params.stop_ids[:1], np.int32)
-        return [Completion(np.concatenate([prompt[-length:], stop]).astype(np.int32), "stop") for prompt in prompts]
+        stop = params.stop_ids[0]
+        return [
+            Completion(np.append(prompt[len(prompt) - length :], stop).astype(np.int32), "stop") for prompt in prompts
+        ]
 
     def shutdown(self) -> None:
         """Nothing to end."""

@@ -114,7 +114,10 @@ def claim_storage(storage: str, name: str) -> None:
     fs, path = fsspec.url_to_fs(storage)
     marker = f"{path}/{RUN_FILE}"
     if fs.exists(marker):
-        owner = json.loads(fs.cat_file(marker))["name"]
+        try:
+            owner = json.loads(fs.cat_file(marker))["name"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{storage}: damaged {RUN_FILE} ({error}); choose another runtime.storage") from None
         if owner != name:
             raise UserError(
                 f"{storage}: holds the run of recipe '{owner}', not '{name}'; choose another runtime.storage"
@@ -122,8 +125,13 @@ def claim_storage(storage: str, name: str) -> None:
         return
     if fs.exists(path) and (not fs.isdir(path) or fs.ls(path, detail=False)):
         raise UserError(f"{storage}: is not empty and holds no run (no {RUN_FILE}); choose another runtime.storage")
-    fs.makedirs(path, exist_ok=True)
-    write_json(fs, marker, {"name": name})
+    try:
+        fs.makedirs(path, exist_ok=True)
+        write_json(fs, marker, {"name": name})
+    except OSError as error:
+        raise UserError(
+            f"{storage}: cannot be made ({error.strerror or error}); choose another runtime.storage"
+        ) from None
 
 
 def other_fingerprints(storage: str, name: str, fingerprint: str) -> list[str]:

@@ -84,8 +84,10 @@ def load_split(data: DataSection, *, documents: int, seed: int) -> Split:
     sides = {side: [example for *_, example in sorted(ranked, reverse=True)] for side, ranked in chosen.items()}
     if data.format == "nq_oracle":
         sides = {
-            side: [draw_distractors(example, golds[side], documents - 1, seed, data.path) for example in examples]
+            side: [draw_distractors(example, pool, documents - 1, seed, data.path) for example in examples]
             for side, examples in sides.items()
+            # In an order of their own, so that the file's does not matter.
+            for pool in [sorted(golds[side], key=lambda document: (document.title, document.text))]
         }
     return Split(sides["train"], sides["evaluation"], dict(counts))
 

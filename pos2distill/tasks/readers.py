@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 import fsspec
 
 from pos2distill.errors import UserError, did_you_mean
+
+# JSON can escape half a character, which no encoder takes; looked for only in lines that escape a surrogate at all.
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+_HALF_PAIR_TEXT = re.compile("[\ud800-\udfff]")
 
 
 def read_jsonl(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -23,13 +28,13 @@ def read_jsonl(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
         with fsspec.open(url, "rb", compression="infer") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, _object(line, f"{url}, line {number}")
+                    yield number, _object(line.rstrip(b"\r\n"), f"{url}, line {number}")
     except FileNotFoundError:
         raise UserError(f"{url}: no such file{_nearest_file(url)}") from None
-    except (IsADirectoryError, PermissionError) as error:
-        raise UserError(f"{url}: cannot be read ({error.strerror})") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{url}: broken gzip after line {number} ({error}); fetch the file again") from None
+    except OSError as error:
+        raise UserError(f"{url}: cannot be read ({error.strerror or error})") from None
     except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
         raise UserError(f"{url}: cannot be opened ({error})") from None
 
@@ -43,8 +48,8 @@ def file_digest(url: str) -> str:
                 digest.update(chunk)
     except FileNotFoundError:
         raise UserError(f"{url}: no such file{_nearest_file(url)}") from None
-    except (IsADirectoryError, PermissionError) as error:
-        raise UserError(f"{url}: cannot be read ({error.strerror})") from None
+    except OSError as error:
+        raise UserError(f"{url}: cannot be read ({error.strerror or error})") from None
     except (ValueError, ImportError) as error:
         raise UserError(f"{url}: cannot be opened ({error})") from None
     return digest.hexdigest()
@@ -61,6 +66,8 @@ def _object(line: bytes, where: str) -> dict[str, Any]:
         ) from None
     if not isinstance(value, dict):
         raise UserError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    if _HALF_PAIR.search(line) and _HALF_PAIR_TEXT.search(json.dumps(value, ensure_ascii=False)):
+        raise UserError(f"{where}: holds half a surrogate pair (\\ud800 to \\udfff alone), which is no character")
     return value
 
 

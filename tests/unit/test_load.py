@@ -140,6 +140,12 @@ def test_a_url_is_copied_once(remote: ModelSection, tiny_model_path: str) -> Non
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no partial copy is left
 
 
+def test_a_url_with_nothing_there_is_told(remote: ModelSection, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such model folder \(model.path\)"):
+        local_folder(remote.model_copy(update={"path": f"{remote.path}-gone"}))
+    assert not list(tmp_path.glob("pos2distill-models/*"))  # and no half a copy is left
+
+
 def test_a_url_whose_model_changed_is_copied_anew(remote: ModelSection) -> None:
     local_folder(remote)
     with fsspec.open(f"{remote.path}/config.json", "w") as file:
