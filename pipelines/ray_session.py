@@ -63,8 +63,9 @@ def device_of(gpus: float) -> str:
 
 
 def _connect() -> None:
+    # What they log as an error they raise as well, and we tell it once.
     for name in ("ray.data", "ray.train"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     # Bounded restarts have no named parameter yet; Ray is pinned to a version that takes them as they are.
     warnings.filterwarnings("ignore", message=".*ray_remote_args", category=RayDeprecationWarning)
     warnings.filterwarnings("ignore", message="The minimum number of concurrent actors", category=UserWarning)

@@ -1,7 +1,10 @@
 """The one error that a user can mend: one line, exit code 2. Everything else is a bug and keeps its traceback."""
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
+
+_TRACEBACK_LINE = re.compile(r"^pos2distill\.errors\.UserError: (.+)$", re.MULTILINE)
 
 
 class UserError(Exception):
@@ -20,9 +23,14 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 def find_user_error(error: BaseException) -> UserError | None:
     """The UserError inside an error that crossed process borders, or None.
 
-    Ray wraps what a remote function raises, sometimes several times, in `__cause__`, `__context__` or `cause`.
+    Ray wraps what a remote function raises, sometimes several times, in `__cause__`, `__context__` or `cause`; Ray Data
+    keeps nothing of it but the text of its traceback.
     """
-    return next((link for link in _chain(error) if isinstance(link, UserError)), None)
+    links = list(_chain(error))
+    if found := next((link for link in links if isinstance(link, UserError)), None):
+        return found
+    told = next((match for link in links if (match := _TRACEBACK_LINE.search(str(link)))), None)
+    return UserError(told[1]) if told else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -32,3 +32,11 @@ def test_a_bug_is_no_user_error_and_loops_end() -> None:
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
     assert find_user_error(first) is None
+
+
+def test_a_user_error_is_read_from_the_traceback_that_is_left_of_it() -> None:
+    """Ray Data drops the cause and keeps its text."""
+    text = "ray::f()\n  File x\npos2distill.errors.UserError: line 3: 'gold' is missing\n\nThe above exception was"
+    found = find_user_error(RuntimeError(text))
+    assert str(found) == "line 3: 'gold' is missing"
+    assert find_user_error(RuntimeError("SomeError: pos2distill.errors.UserError: quoted")) is None
