@@ -173,8 +173,12 @@ def _validate(example: Example, where: str, *, answer_in_gold: bool) -> None:
         raise UserError(f"{where}, question: empty")
     if not example.answers:
         raise UserError(f"{where}, answers: empty; expected at least one answer")
-    if blank := [answer for answer in example.answers if not normalize(answer)]:
-        raise UserError(f"{where}, answers: {blank[0]!r} is empty once normalised; expected text")
+    if any(not answer.strip() for answer in example.answers):
+        raise UserError(f"{where}, answers: one is blank; expected text")
+    if not any(normalize(answer) for answer in example.answers):
+        raise UserError(
+            f"{where}, answers: {list(example.answers)!r:.80} are all empty once normalised; expected words"
+        )
     golds = sum(document.gold for document in example.documents)
     if golds != 1:
         raise UserError(f"{where}: {golds or 'no'} gold document{'s' if golds > 1 else ''}; expected exactly one")

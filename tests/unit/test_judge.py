@@ -41,6 +41,8 @@ def test_first_line() -> None:
         ("Marie", ["Marie Curie"], False),
         ("", ["x"], False),
         ("1,914", ["1914"], True),
+        ("anything", ["*"], False),
+        ("anything", ["*", "thing"], True),
     ],
 )
 def test_sub_exact_match(text: str, answers: list[str], right: bool) -> None:
