@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray.train
+import torch
 from ray.actor import ActorHandle
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -15,9 +16,9 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from pipelines.examples import read_training_examples
 from pipelines.plan import Plan
 from pipelines.progress import training_progress
-from pipelines.ray_session import ray_session
+from pipelines.ray_session import ray_session, require_resources
 from pos2distill.config import Recipe, Study
-from pos2distill.models.load import context_length, load_tokenizer
+from pos2distill.models.load import context_length, keep_generation_config, load_tokenizer
 from pos2distill.store.artifacts import Manifest, write_bytes
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
@@ -39,6 +40,8 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
     start = time.monotonic()
     trainers = recipe.runtime.trainers
     with plan.checkpoint.writing(), ray_session(), training_progress() as board:
+        workers = trainers.workers
+        require_resources("training", cpus=workers * trainers.cpus, gpus=workers * trainers.gpus)
         trainer = TorchTrainer(
             _train_worker,
             train_loop_config={"recipe": recipe, "plan": plan, "board": board},
@@ -76,7 +79,8 @@ def _train_worker(config: dict[str, Any]) -> dict[str, int]:
     recipe: Recipe = config["recipe"]
     plan: Plan = config["plan"]
     context = ray.train.get_context()
-    device = ray.train.torch.get_device()
+    # Asked of the settings first: Ray shows a worker without GPUs those of its machine.
+    device = ray.train.torch.get_device() if recipe.runtime.trainers.gpus else torch.device("cpu")
     ranks = Ranks(context.get_world_rank(), context.get_world_size(), str(device))
     study = recipe.study
     source = make_source(study, plan)
@@ -133,6 +137,7 @@ def _save(stepper: Stepper, study: Study, plan: Plan, *, write: bool) -> None:
         stepper.save(local)
         if write:
             load_tokenizer(study.model).save_pretrained(local)
+            keep_generation_config(study.model, local)
             if not plan.checkpoint.is_local:
                 plan.checkpoint.upload(local, MODEL_FOLDER)
 

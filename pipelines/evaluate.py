@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from pipelines.generate import Placement, generate
 from pipelines.plan import Plan
-from pipelines.ray_session import ray_session
+from pipelines.ray_session import ray_session, require_resources
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact, Manifest
@@ -37,6 +37,8 @@ def make_scores(recipe: Recipe, plan: Plan, artifact: Artifact, model: ModelSect
     total = len(examples) * sum(len(slots) for _, slots in placements)
     parts = []
     with ray_session(), tqdm(desc=f"evaluate {label}", total=total, unit="prompt") as bar:
+        pool = recipe.runtime.samplers
+        require_resources("evaluation", cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
         answers = generate(
             recipe,
             model,

@@ -49,13 +49,18 @@ def make_plan(recipe: Recipe) -> Plan:
     examples = fingerprint(SCHEMA_VERSION, data, lengths[-1], study.seed)
     # How many examples are trained on does not change which are evaluated.
     asked = {key: value for key, value in data.items() if key != "train_examples"}
-    evaluation = fingerprint(SCHEMA_VERSION, asked, study.evaluation, study.seed)
+    shown = study.evaluation.model_dump(mode="json", exclude={"resamples"})
+    evaluation = fingerprint(SCHEMA_VERSION, asked, shown, study.seed)
     base_scores = fingerprint(evaluation, model)
     method = study.method
-    samples = fingerprint(
-        examples, model, study.sampling, study.advantageous_slot, method.teacher == "cached", method.alignment
-    )
-    checkpoint = fingerprint(samples, method, study.training, study.seed)
+    # And how many are evaluated, or over how many documents, does not change which are trained on.
+    trained = {key: value for key, value in data.items() if key != "evaluation_examples"}
+    states = method.alignment if method.teacher == "cached" else None
+    samples = fingerprint(SCHEMA_VERSION, trained, model, study.sampling, study.advantageous_slot, states, study.seed)
+    # Only weights of a micro-batch depend on how the global batch is cut.
+    trainers = recipe.runtime.trainers
+    cut = (trainers.workers, trainers.micro_batch_rows) if method.weights_scope == "micro" else None
+    checkpoint = fingerprint(samples, method, study.training, cut)
     distilled_scores = fingerprint(evaluation, checkpoint)
     storage = recipe.storage
     return Plan(
@@ -64,5 +69,5 @@ def make_plan(recipe: Recipe) -> Plan:
         samples=Artifact(storage, "samples", samples),
         checkpoint=Artifact(storage, "checkpoint", checkpoint),
         distilled_scores=Artifact(storage, "distilled-scores", distilled_scores),
-        fingerprint=fingerprint(base_scores, distilled_scores),
+        fingerprint=fingerprint(base_scores, distilled_scores, study.evaluation.resamples),
     )

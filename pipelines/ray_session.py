@@ -12,7 +12,7 @@ from ray.data import ActorPoolStrategy, DataContext
 from ray.util.annotations import RayDeprecationWarning
 
 from pos2distill.config import PoolSection
-from pos2distill.errors import find_user_error
+from pos2distill.errors import UserError, find_user_error
 
 # A laptop's cores are shared by small processes that mostly wait; fewer logical CPUs than this starve the pipeline.
 _LOCAL_CPUS = 6
@@ -20,7 +20,7 @@ _LOCAL_CPUS = 6
 
 @contextmanager
 def ray_session() -> Iterator[None]:
-    """Connect to the cluster (RAY_ADDRESS, or the job's own), or start Ray on this machine and end it afterwards.
+    """Connect to the cluster (RAY_ADDRESS, or the job's own), or start Ray on this machine until the process ends.
 
     Inside, an error that a user can mend is raised as such, however deep in Ray it happened.
     """
@@ -57,6 +57,25 @@ def pool_arguments(pool: PoolSection) -> dict[str, Any]:
     }
 
 
+def require_resources(what: str, *, cpus: float, gpus: float) -> None:
+    """Refuse what this machine can never give, instead of waiting for it for ever.
+
+    A cluster may grow, so it is asked for nothing beforehand.
+
+    Raises:
+        UserError: naming what is asked for and what there is.
+    """
+    if os.environ.get("RAY_ADDRESS"):
+        return
+    there = ray.cluster_resources()
+    for kind, asked in {"GPU": gpus, "CPU": cpus}.items():
+        if asked > there.get(kind, 0):
+            raise UserError(
+                f"{what} asks for {asked:g} {kind}s at once, this machine has {there.get(kind, 0):g}; "
+                f"lower the actors, workers or {kind.lower()}s under runtime, or run on a cluster"
+            )
+
+
 def device_of(gpus: float) -> str:
     """The torch device of an actor or worker that holds so many GPUs."""
     return "cuda" if gpus else "cpu"
@@ -78,4 +97,5 @@ def _connect() -> None:
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**quiet)
     else:
-        ray.init(num_cpus=max(_LOCAL_CPUS, os.cpu_count() or 1), include_dashboard=False, **quiet)
+        cpus = max(_LOCAL_CPUS, os.cpu_count() or 1)
+        ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)

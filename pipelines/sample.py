@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from pipelines.generate import generate
 from pipelines.plan import Plan
-from pipelines.ray_session import device_of, pool_arguments, ray_session
+from pipelines.ray_session import device_of, pool_arguments, ray_session, require_resources
 from pipelines.tee import write_samples
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
@@ -67,7 +67,7 @@ def make_samples(recipe: Recipe, plan: Plan) -> Manifest:
 
     Counts: sampled = kept + wrong + empty.
     Raises:
-        UserError: if nothing was kept.
+        UserError: if nothing was kept, or other nodes wrote where this one cannot read.
     """
     start = time.monotonic()
     store = SampleStore(plan.samples)
@@ -78,11 +78,17 @@ def make_samples(recipe: Recipe, plan: Plan) -> Manifest:
     if len(missing):
         with ray_session(), tqdm(desc="sample", total=len(examples), initial=len(done), unit="example") as bar:
             _run(recipe, plan, missing, bar)
-    return _publish(plan, store, time.monotonic() - start)
+    return _publish(plan, store, set(examples["example_id"].to_pylist()), time.monotonic() - start)
 
 
 def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: tqdm) -> None:
     study = recipe.study
+    pools = [recipe.runtime.samplers]
+    if study.method.teacher == "cached":
+        pools.append(recipe.runtime.teachers)
+    require_resources(
+        "sampling", cpus=sum(pool.min * pool.cpus for pool in pools), gpus=sum(pool.min * pool.gpus for pool in pools)
+    )
     samples = generate(
         recipe,
         study.model,
@@ -102,8 +108,13 @@ def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: tqdm) -> None:
         bar.update(receipt["rows"])
 
 
-def _publish(plan: Plan, store: SampleStore, seconds: float) -> Manifest:
+def _publish(plan: Plan, store: SampleStore, wanted: set[str], seconds: float) -> Manifest:
     table = store.read(["example_id", "outcome", "finish_reason", "teacher_seconds"])
+    if set(table["example_id"].to_pylist()) != wanted:
+        raise UserError(
+            f"{plan.samples.url}: {len(table)} of {len(wanted)} samples can be seen from here; "
+            f"runtime.storage must be a folder or URL that all nodes share"
+        )
     outcomes = Counter(table["outcome"].to_pylist())
     counts = {"sampled": len(table), **{name: outcomes[name] for name in ("kept", "wrong", "empty")}}
     counts["cut_at_length"] = Counter(table["finish_reason"].to_pylist())["length"]

@@ -4,13 +4,12 @@ import json
 import time
 from collections.abc import Callable
 
-import fsspec
-
 from pipelines.plan import Plan, make_plan
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Curve, to_curve, to_grid
 from pos2distill.store.artifacts import Manifest, claim_storage, other_fingerprints
+from pos2distill.urls import open_url
 
 Stage = Callable[[Recipe, Plan], Manifest]
 
@@ -49,7 +48,7 @@ def run_distill(recipe: Recipe) -> None:
     """The checkpoint, from samples that are there."""
     plan = _open(recipe)
     _require(recipe, plan, ["sample"])
-    _run(recipe, plan, ["distill"])
+    _run(recipe, plan, ["examples", "distill"])
 
 
 def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
@@ -130,7 +129,7 @@ def _require(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
 
 def _reported_fingerprint(storage: str) -> str | None:
     """The study that the report in this storage tells of; `summary.json` is the last file of a report."""
-    fs, path = fsspec.url_to_fs(f"{storage}/report/summary.json")
+    fs, path = open_url(f"{storage}/report/summary.json", "runtime.storage")
     return json.loads(fs.cat_file(path))["fingerprint"] if fs.exists(path) else None
 
 

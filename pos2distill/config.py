@@ -23,7 +23,7 @@ RECIPES = Path(__file__).parent.parent / "pipelines" / "recipes"
 class Section(BaseModel):
     """A part of a recipe: immutable, and deaf to no misspelling."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelSection(Section):

@@ -4,18 +4,30 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import fsspec
+import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
+from pos2distill.urls import open_url
 
 _PROBE = "pos2distill-probe"
+_SAMPLE_BYTES = 1 << 16
+# What a model's folder holds beside its weights. `.py` counts with trust_remote_code only, but counting it is harmless.
+_MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
 
 
 def local_folder(model: ModelSection) -> str:
@@ -24,21 +36,29 @@ def local_folder(model: ModelSection) -> str:
         copy = Path(tempfile.gettempdir()) / "pos2distill-models" / model_digest(model)
         if not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(dir=copy.parent))
-            fs, path = fsspec.url_to_fs(model.path)
-            fs.get(path.rstrip("/") + "/", f"{partial}/", recursive=True)
-            _rename_unless_there(partial, copy)
+            fs, path = open_url(model.path, "model.path")
+            with tempfile.TemporaryDirectory(dir=copy.parent) as partial:
+                fs.get(path.rstrip("/") + "/", f"{partial}/model/", recursive=True)
+                _rename_unless_there(Path(partial) / "model", copy)
         return str(copy)
     if os.path.isdir(model.path):
         return model.path
     if not _is_hub_name(model.path):
         raise UserError(f"{model.path}: no such model folder (model.path)")
+    return _hub_snapshot(model, [f"*{ending}" for ending in (*_MODEL_FILES, ".safetensors")])
+
+
+def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
+    """The local folder, named after the commit, that holds these files of a hub model."""
     from huggingface_hub import snapshot_download  # only a hub name needs it
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
         return snapshot_download(
-            model.path, revision=model.revision, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]
+            model.path,
+            revision=model.revision,
+            allow_patterns=patterns,
+            ignore_patterns=["consolidated*"],  # Mistral's own copy of the same weights
         )
     except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -48,23 +68,26 @@ def local_folder(model: ModelSection) -> str:
 def model_digest(model: ModelSection) -> str:
     """A fingerprint of what the model computes.
 
-    A hub name stands for itself and its revision. A folder or URL is read: JSON and template files whole, weights by
-    size, first and last MiB (a safetensors header lies in the first), so that 16 GB need no minute of hashing.
+    A hub name stands for itself and the commit its revision is at. A folder or URL is read: everything but weights
+    whole; weights by size and 256 samples of 64 KiB spread over each file, so that 16 GB need no minute of hashing.
+    That tells any two trained models apart, but not two files that differ in a few bytes.
     """
     if _is_hub_name(model.path):
-        return f"{model.path}@{model.revision or 'main'}"
-    fs, root = fsspec.url_to_fs(model.path)
+        return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"
+    fs, root = open_url(model.path, "model.path")
     files = sorted(fs.find(root))
     if not files:
         raise UserError(f"{model.path}: no such model folder (model.path)")
     digest = hashlib.sha256()
     for path in files:
         name = path[len(root) :].lstrip("/")
-        if name.endswith((".json", ".jinja", ".model", ".safetensors")):
-            size = fs.size(path)
-            digest.update(f"{name}\0{size}\0".encode())
-            digest.update(fs.cat_file(path, start=0, end=min(size, 1 << 20)))
-            digest.update(fs.cat_file(path, start=max(0, size - (1 << 20)), end=size))
+        if name.endswith(".safetensors"):
+            digest.update(f"{name}\0{fs.size(path)}\0".encode())
+            for offset in np.unique(np.linspace(0, max(0, fs.size(path) - _SAMPLE_BYTES), 256).astype(int)):
+                digest.update(fs.cat_file(path, start=int(offset), end=int(offset) + _SAMPLE_BYTES))
+        elif name.endswith(_MODEL_FILES):
+            digest.update(f"{name}\0".encode())
+            digest.update(fs.cat_file(path))
     return digest.hexdigest()[:16]
 
 
@@ -105,16 +128,19 @@ def load_model(
         dtype: of the weights; default: `model.dtype`.
     """
     folder = local_folder(model)
+    weights = dtype or torch_dtype(model.dtype)
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
-        dtype=dtype or torch_dtype(model.dtype),
-        attn_implementation=pick_attention(model.attention),
+        dtype=weights,
+        attn_implementation=pick_attention(model.attention, weights, torch.device(device)),
         trust_remote_code=model.trust_remote_code,
         use_safetensors=True,
     )
     lm: PreTrainedModel = loaded.to(device).eval()
+    # Sampling settings come from the study; defaults from the model's folder would add penalties that nobody asked for.
+    lm.generation_config = GenerationConfig()
     return lm
 
 
@@ -123,12 +149,12 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
 
 
-def pick_attention(wanted: str) -> str:
-    """`auto` resolved: flash_attention_2 where a GPU and the flash_attn package can be had, else sdpa."""
+def pick_attention(wanted: str, dtype: torch.dtype, device: torch.device) -> str:
+    """`auto` resolved: flash_attention_2 for bfloat16 weights on a GPU where its package is installed, else sdpa."""
     if wanted != "auto":
         return wanted
-    flash = torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
-    return "flash_attention_2" if flash else "sdpa"
+    possible = device.type == "cuda" and dtype == torch.bfloat16
+    return "flash_attention_2" if possible and importlib.util.find_spec("flash_attn") else "sdpa"
 
 
 def context_length(model: ModelSection) -> int:
@@ -162,6 +188,13 @@ def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> l
         listed = json.loads(path.read_text()).get("eos_token_id")
         stops.update(listed if isinstance(listed, list) else [listed])
     return sorted(stop for stop in stops if stop is not None)
+
+
+def keep_generation_config(model: ModelSection, folder: Path) -> None:
+    """Copy the base's generation_config.json as it is: transformers refuses to write some that it reads."""
+    own = Path(local_folder(model)) / "generation_config.json"
+    if own.exists():
+        shutil.copyfile(own, folder / own.name)
 
 
 def _is_hub_name(path: str) -> bool:

@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
 from pos2distill.records import SCHEMA_VERSION
+from pos2distill.urls import open_url
 
 RUN_FILE = "run.json"
 
@@ -41,7 +42,7 @@ class Artifact:
         self.name = name
         self.fingerprint = fingerprint
         self.url = f"{storage.rstrip('/')}/{name}-{fingerprint}"
-        self.fs, self.path = fsspec.url_to_fs(self.url)
+        self.fs, self.path = open_url(self.url, "runtime.storage")
 
     @property
     def is_local(self) -> bool:
@@ -69,18 +70,18 @@ class Artifact:
     def writing(self) -> Iterator[None]:
         """An empty folder to write to; if the body fails, nothing half-written stays.
 
-        What a killed run left in the folder goes first.
+        What a killed run left in the folder goes first. A published artifact is never removed.
         """
-        self._remove()
+        self._remove_unpublished()
         self.fs.makedirs(self.path, exist_ok=True)
         try:
             yield
         except BaseException:
-            self._remove()
+            self._remove_unpublished()
             raise
 
-    def _remove(self) -> None:
-        if self.fs.exists(self.path):
+    def _remove_unpublished(self) -> None:
+        if self.fs.exists(self.path) and not self.fs.exists(f"{self.path}/manifest.json"):
             self.fs.rm(self.path, recursive=True)
 
     def publish(
@@ -111,7 +112,7 @@ def claim_storage(storage: str, name: str) -> None:
     Raises:
         UserError: if the folder holds another recipe's run, or files that are no run's.
     """
-    fs, path = fsspec.url_to_fs(storage)
+    fs, path = open_url(storage, "runtime.storage")
     marker = f"{path}/{RUN_FILE}"
     if fs.exists(marker):
         try:
@@ -136,7 +137,7 @@ def claim_storage(storage: str, name: str) -> None:
 
 def other_fingerprints(storage: str, name: str, fingerprint: str) -> list[str]:
     """Fingerprints of the finished artifacts of this stage that other settings left in the same storage."""
-    fs, path = fsspec.url_to_fs(storage)
+    fs, path = open_url(storage, "runtime.storage")
     found = fs.glob(f"{path}/{name}-*/manifest.json")
     stamps = [str(entry).rsplit("/", 2)[-2].removeprefix(f"{name}-") for entry in found]
     return sorted(stamp for stamp in stamps if stamp != fingerprint)

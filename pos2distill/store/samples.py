@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact, write_table
 
@@ -41,6 +42,7 @@ class SampleStore:
 
     def part_paths(self) -> list[str]:
         """Paths of all parts, sorted by name."""
+        self.artifact.fs.invalidate_cache(self.folder)  # other processes write parts too
         return sorted(self.artifact.fs.glob(f"{self.folder}/part-*.parquet"))
 
     def example_ids(self) -> set[str]:
@@ -55,7 +57,7 @@ class SampleStore:
         """
         fields = columns or SAMPLE_SCHEMA.names
         schema = pa.schema([SAMPLE_SCHEMA.field(name) for name in fields])
-        parts = [pq.read_table(path, filesystem=self.artifact.fs, columns=fields) for path in self.part_paths()]
+        parts = [self._read_part(path, fields) for path in self.part_paths()]
         if not parts:
             return schema.empty_table()
         table = pa.concat_tables(part.cast(schema) for part in parts)
@@ -63,3 +65,10 @@ class SampleStore:
         first = table.group_by("example_id").aggregate([("_row", "min")])["_row_min"]
         table = table.take(first).drop_columns("_row")
         return table.take(pc.sort_indices(table["example_id"]))
+
+    def _read_part(self, path: str, columns: list[str]) -> pa.Table:
+        try:
+            return pq.read_table(path, filesystem=self.artifact.fs, columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise UserError(f"{path}: damaged ({reason}); delete it, and its examples are sampled again") from None

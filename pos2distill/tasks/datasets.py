@@ -55,16 +55,16 @@ def load_split(data: DataSection, *, documents: int, seed: int) -> Split:
     wanted = {"train": data.train_examples, "evaluation": data.evaluation_examples}
     chosen: dict[str, list[tuple[int, str, Example]]] = {side: [] for side in wanted}
     golds: dict[str, list[Document]] = {side: [] for side in wanted}
-    counts, question_of = Counter(rows=0, duplicate=0), dict[str, str]()
+    counts, question_of, asked = Counter(rows=0, duplicate=0), dict[str, str](), set[str]()
     for example in read_examples(data, documents):
         counts["rows"] += 1
         question = _question_id(example.question)
-        if example.example_id in question_of:
-            if question_of[example.example_id] != question:
-                raise UserError(f"{data.path}: id {example.example_id!r} stands for two questions; ids must be unique")
+        if question_of.setdefault(example.example_id, question) != question:
+            raise UserError(f"{data.path}: id {example.example_id!r} stands for two questions; ids must be unique")
+        if question in asked:
             counts["duplicate"] += 1
             continue
-        question_of[example.example_id] = question
+        asked.add(question)
         side = "evaluation" if _unit_hash(example.question) < data.evaluation_share else "train"
         golds[side].append(example.gold)
         # A heap of the smallest ranks: memory holds what is wanted, not the file. Negated, since heapq keeps minima.

@@ -92,9 +92,8 @@ def _deepspeed_config(study: Study, device: torch.device) -> dict[str, Any]:
         "betas": list(settings.betas),
         "eps": 1e-8,
         "weight_decay": settings.weight_decay,
+        "torch_adam": True,  # DeepSpeed's own is compiled at the first start, with a CUDA toolkit that images may lack
     }
-    if device.type == "cpu":
-        optimizer["torch_adam"] = True  # the fused one is built for GPUs
     return {
         # We cut the global batch and state the accumulation boundary ourselves.
         "train_micro_batch_size_per_gpu": 1,

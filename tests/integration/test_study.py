@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -155,7 +156,7 @@ def test_nothing_kept_is_one_line_and_no_checkpoint(tmp_path: Path, write_exampl
     assert result.returncode == 2
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: ")
-    assert "none of 4 samples was kept (4 wrong, 0 empty)" in last or "none of 4 samples was kept" in last
+    assert re.search(r"none of 4 samples was kept \(\d wrong, \d empty\)", last)
     assert "sampling.keep=all" in last
     assert not list(storage.glob("checkpoint-*"))
 

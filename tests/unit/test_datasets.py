@@ -328,7 +328,7 @@ def test_counts_add_up_and_the_sides_share_no_question(
     split = load_split(section(write(rows), train_examples=5, evaluation_examples=5), documents=2, seed=seed)
     parts = ("duplicate", "train_unused", "evaluation_unused", "train", "evaluation")
     assert split.counts["rows"] == len(rows) == sum(split.counts.get(part, 0) for part in parts)
-    assert split.counts["duplicate"] == repeats
+    assert split.counts["duplicate"] == 2 * repeats
     train, evaluation = ({normalize(each.question) for each in side} for side in (split.train, split.evaluation))
     assert not train & evaluation
 

@@ -174,12 +174,47 @@ def test_a_changed_template_changes_the_digest(copy: Callable[..., ModelSection]
     assert model_digest(model) != digest
 
 
-def test_a_hub_name_stands_for_itself_and_its_revision() -> None:
-    assert model_digest(ModelSection(path="org/name")) == "org/name@main"
-    assert model_digest(ModelSection(path="org/name", revision="v2")) == "org/name@v2"
+def test_a_hub_name_stands_for_itself_and_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's cache, laid out by hand: `main` is a name that moves, a commit is not."""
+    commits = {"main": "a" * 40, "v2": "b" * 40}
+    cached = tmp_path / "models--org--name"
+    for name, commit in commits.items():
+        (cached / "snapshots" / commit).mkdir(parents=True)
+        (cached / "snapshots" / commit / "config.json").write_text("{}")
+        (cached / "refs").mkdir(exist_ok=True)
+        (cached / "refs" / name).write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert model_digest(ModelSection(path="org/name")) == f"org/name@{commits['main']}"
+    assert model_digest(ModelSection(path="org/name", revision="v2")) == f"org/name@{commits['v2']}"
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
+def test_the_digest_tells_trained_weights_apart_wherever_they_differ(tmp_path: Path, place: float) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = bytearray(40 << 20)
+    (folder / "model.safetensors").write_bytes(weights)
+    before = model_digest(ModelSection(path=str(folder)))
+    start = int(place * (38 << 20))
+    weights[start : start + (2 << 20)] = b"\1" * (2 << 20)  # one small matrix of many
+    (folder / "model.safetensors").write_bytes(weights)
+    assert model_digest(ModelSection(path=str(folder))) != before
+
+
+def test_any_byte_of_a_tokenizer_counts(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"a" * (3 << 20))
+    before = model_digest(ModelSection(path=str(tmp_path)))
+    (tmp_path / "tokenizer.json").write_bytes(b"a" * (1 << 20) + b"b" + b"a" * ((2 << 20) - 1))
+    assert model_digest(ModelSection(path=str(tmp_path))) != before
 
 
 def test_attention_falls_back_to_sdpa_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert pick_attention("auto") == "sdpa"
-    assert pick_attention("eager") == "eager"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "flash_attn")
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert pick_attention("auto", torch.bfloat16, gpu) == "flash_attention_2"
+    assert pick_attention("auto", torch.float32, gpu) == "sdpa"  # flash-attn takes 16 bits only
+    assert pick_attention("auto", torch.bfloat16, cpu) == "sdpa"
+    assert pick_attention("eager", torch.bfloat16, gpu) == "eager"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert pick_attention("auto", torch.bfloat16, gpu) == "sdpa"

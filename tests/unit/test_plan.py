@@ -49,9 +49,11 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"model": {"dtype": "bfloat16"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"model": {"engine": "vllm"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"data": {"train_examples": 7}}, {EXAMPLES, SAMPLE, DISTILL, DISTILLED}),
-        ({"data": {"evaluation_examples": 3}}, set(STAGES)),
+        ({"data": {"evaluation_examples": 3}}, {EXAMPLES, BASE, DISTILLED}),
         ({"data": {"prompt": "qa"}}, set(STAGES)),
-        ({"evaluation": {"other_documents": [6]}}, set(STAGES)),  # longer prompts: other distractors are kept
+        ({"evaluation": {"other_documents": [6]}}, {EXAMPLES, BASE, DISTILLED}),
+        ({"evaluation": {"resamples": 300}}, set()),  # of the report only
+        ({"method": {"weights_scope": "micro"}}, {DISTILL, DISTILLED}),
         ({"seed": 1}, set(STAGES)),
     ],
 )
@@ -125,3 +127,10 @@ def test_the_examples_stage_writes_the_split(make_recipe: Make) -> None:
     assert plan.examples.read_table("evaluation.parquet")["example_id"].to_pylist() == [
         example.example_id for example in split.evaluation
     ]
+
+
+def test_how_the_batch_is_cut_counts_only_where_it_changes_the_weights(make_recipe: Make) -> None:
+    cut = {"trainers": {"strategy": "zero3", "workers": 2, "micro_batch_rows": 2}}
+    assert changed(make_recipe(), make_recipe(runtime=cut)) == set()
+    micro = {"weights_scope": "micro"}
+    assert changed(make_recipe(method=micro), make_recipe(method=micro, runtime=cut)) == {DISTILL, DISTILLED}
