@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 LOCK := requirements/cpu.txt
-SOURCES := pos2distill pipelines examples tests run.py
+SOURCES := pos2distill pipelines examples benchmarks tests run.py
 
 # uv does not read pip's settings. Where pip is told of a folder of wheels that holds torch, take torch from there;
 # elsewhere let uv find torch's CPU build itself.
@@ -15,7 +15,7 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
-.PHONY: quickstart install test test-unit check format lock clean
+.PHONY: quickstart install install-gpu test test-unit check format lock clean
 
 quickstart: install
 	$(BIN)/python run.py study quickstart
@@ -27,7 +27,14 @@ install: .venv/.installed
 	.uv/bin/uv pip sync --quiet --compile-bytecode --python $(BIN)/python $(LOCK)
 	touch $@
 
+# torch first: flash-attn is built against it.
+install-gpu: .uv/.installed
+	env -u UV_TORCH_BACKEND .uv/bin/uv venv --quiet --allow-existing --python $(PYTHON) .venv
+	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --python $(BIN)/python $$(grep '^torch==' requirements/gpu.txt) setuptools wheel packaging ninja
+	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --compile-bytecode --python $(BIN)/python --no-build-isolation-package flash-attn --requirement requirements/gpu.txt
+
 .uv/.installed: requirements/uv.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo 'error: $(PYTHON) is not Python 3.11; set PYTHON=/path/to/python3.11'; exit 2; }
 	$(PYTHON) -m venv .uv
 	.uv/bin/python -m pip install --quiet --requirement $<
 	touch $@

@@ -69,6 +69,27 @@ def test_loss_and_gradient_of_two_zero3_ranks_equal_one_torch_process(
         assert (cut["gradients"][name] - gradient).abs().max() <= 1e-5 * scale, name
 
 
+def test_bf16_zero3_errs_at_most_twice_as_much_as_plain_bf16(
+    small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
+) -> None:
+    """The reference: the same model cast to bf16 as a whole, as DeepSpeed casts it, in plain torch."""
+    recipe = small_toy(sampled, *STEPS)
+    exact = first_gradient(recipe, "cached", Ranks(), "torch", micro_batch_rows=32)["gradients"]
+    training = recipe.study.training.model_copy(update={"precision": "bfloat16"})
+    recipe = recipe.model_copy(update={"study": recipe.study.model_copy(update={"training": training})})
+    plain_bf16 = first_gradient(recipe, "cached", Ranks(), "torch", micro_batch_rows=32, cast=True)["gradients"]
+    out = tmp_path / "gradient.pt"
+    mp.start_processes(
+        zero3_rank, args=(recipe, "cached", str(tmp_path / "rendezvous"), str(out)), nprocs=2, start_method="spawn"
+    )
+    zero3_bf16 = torch.load(out)["gradients"]
+
+    def error(gradients: dict[str, torch.Tensor]) -> float:
+        return sum(float((gradients[name] - exact[name]).square().sum()) for name in exact) ** 0.5
+
+    assert 0 < error(zero3_bf16) <= 2 * error(plain_bf16)
+
+
 class Inspected:
     """A stepper that keeps its gradients instead of using them."""
 
@@ -95,13 +116,17 @@ class FirstBatch(RowSource):
             yield next(super().global_batches(0))
 
 
-def first_gradient(recipe: Recipe, teacher: str, ranks: Ranks, strategy: str, micro_batch_rows: int) -> dict[str, Any]:
+def first_gradient(
+    recipe: Recipe, teacher: str, ranks: Ranks, strategy: str, micro_batch_rows: int, *, cast: bool = False
+) -> dict[str, Any]:
     method = recipe.study.method.model_copy(update={"teacher": teacher})
     training = recipe.study.training.model_copy(update={"epochs": 1})
     study = recipe.study.model_copy(update={"method": method, "training": training})
     update = {"strategy": strategy, "workers": ranks.world, "micro_batch_rows": micro_batch_rows, "threads": 1}
     trainers = recipe.runtime.trainers.model_copy(update=update)
     stepper = Inspected(build_stepper(study, trainers, torch.device("cpu")))
+    if cast:
+        stepper.student.lm.bfloat16()
     states = cached_states
     if teacher == "resident":
         states = ResidentStates(stepper.frozen_states, alignment=study.method.alignment)
