@@ -50,8 +50,9 @@ def training_batch(
         copy_weight: loss weight of a document's words that repeat its title. Learning to copy them is a step
             towards retrieval, and there are many more of them than of answers.
         generator: the only source of randomness.
-    Returns: token ids (B, T) int64; loss weights (B, T) float32: 1 on responses, copy_weight on repeated words,
-        0 elsewhere.
+    Returns: token ids (B, T) int64; loss weights (B, T) float32: 1 on responses and on the animal of a question,
+        copy_weight on repeated words, 0 elsewhere. A question's adjective stands in one title only, so its animal can
+        be looked up: the easiest retrieval there is, and the way to the others.
     """
     facts_BDF = draw_facts(sequences, documents, generator)
     asked_BQ = _draw_distinct(sequences, documents, questions, generator)
@@ -59,6 +60,7 @@ def training_batch(
     opening, user = (torch.full((sequences, 1), TOKEN_ID[token]) for token in (BOS, USER))
     documents_BT = write(DOCUMENT_BLOCK, facts_BDF).flatten(1)
     copied_W = torch.tensor(_repeats(DOCUMENT_BLOCK)) * copy_weight
+    animal_W = [float(word == "{animal}") for word in QUESTION_TURN.split()]
 
     tokens = [opening, user, documents_BT]
     weights = [torch.zeros(2), copied_W.repeat(documents)]
@@ -68,7 +70,7 @@ def training_batch(
             weights.append(torch.zeros(1))
         question_BW, response_BW = write(QUESTION_TURN, asked_BF), write(RESPONSE_TURN, asked_BF)
         tokens += [question_BW, response_BW]
-        weights += [torch.zeros(question_BW.shape[1]), torch.ones(response_BW.shape[1])]
+        weights += [torch.tensor(animal_W), torch.ones(response_BW.shape[1])]
     return torch.cat(tokens, 1), torch.cat(weights).expand(sequences, -1)
 
 
