@@ -1,11 +1,12 @@
 """Generation on Ray Data, for sampling and evaluation alike: examples to prompts to judged answers."""
 
+import functools
 import weakref
 from collections.abc import Iterable
 
 import pyarrow as pa
 import ray.data
-from ray.data import ActorPoolStrategy, Dataset
+from ray.data import Dataset, TaskPoolStrategy
 
 from pipelines.ray_session import device_of, pool_arguments
 from pos2distill.config import ModelSection, PoolSection, Recipe, Study
@@ -19,37 +20,38 @@ from pos2distill.tasks.prompts import PromptBuilder
 Placement = tuple[int, tuple[int, ...]]
 """A number of documents, and the slots at which the gold one is asked for."""
 
+# Tokenising is far cheaper than generating, and each process that does it loads transformers first.
+_PROMPT_TASKS = 2
 
-class BuildPrompts:
-    """Examples to prompts: one for each example, number of documents and slot."""
 
-    def __init__(self, study: Study, placements: Iterable[Placement], max_new_tokens: int) -> None:
-        self.study = study
-        self.placements = tuple(placements)
-        self.build = PromptBuilder(
-            load_tokenizer(study.model),
-            study.data.prompt,
-            max_length=context_length(study.model),
-            reserve=max_new_tokens,
-        )
+def build_prompts(batch: pa.Table, study: Study, placements: tuple[Placement, ...], max_new_tokens: int) -> pa.Table:
+    """Examples to a table of `PROMPT_SCHEMA`: one prompt for each example, number of documents and slot.
 
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        """A table of `PROMPT_SCHEMA`. Prompts of one length stand together, so that batches need little padding."""
-        examples = [example_from_row(row) for row in batch.to_pylist()]
-        rows = [
-            {
-                "example_id": example.example_id,
-                "answers": example.answers,
-                "documents": documents,
-                "slot": slot,
-                "prompt_ids": self.build(example, documents, slot),
-                "seed": derive_seed(self.study.seed, "sample", example.example_id, documents, slot),
-            }
-            for documents, slots in self.placements
-            for example in examples
-            for slot in slots
-        ]
-        return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)
+    Prompts of one length stand together, so that batches need little padding.
+    """
+    build = _prompt_builder(study, max_new_tokens)
+    examples = [example_from_row(row) for row in batch.to_pylist()]
+    rows = [
+        {
+            "example_id": example.example_id,
+            "answers": example.answers,
+            "documents": documents,
+            "slot": slot,
+            "prompt_ids": build(example, documents, slot),
+            "seed": derive_seed(study.seed, "sample", example.example_id, documents, slot),
+        }
+        for documents, slots in placements
+        for example in examples
+        for slot in slots
+    ]
+    return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)
+
+
+@functools.lru_cache(maxsize=1)
+def _prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
+    """Made once in a process: Ray runs many tasks in one."""
+    max_length = context_length(study.model)
+    return PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=max_length, reserve=max_new_tokens)
 
 
 class Answer:
@@ -112,10 +114,10 @@ def generate(
     return (
         ray.data.from_arrow(blocks)
         .map_batches(
-            BuildPrompts,
-            fn_constructor_args=(study, placements, max_new_tokens),
+            build_prompts,
+            fn_args=(study, placements, max_new_tokens),
             batch_format="pyarrow",
-            compute=ActorPoolStrategy(size=1),
+            compute=TaskPoolStrategy(size=_PROMPT_TASKS),
             num_cpus=0.5,
         )
         .map_batches(Answer, fn_constructor_args=(recipe, model, params), **pool_arguments(pool))
