@@ -83,13 +83,14 @@ def test_a_seeded_sample_does_not_depend_on_its_company(
 
 
 def test_batches_overlap(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
-    """A short batch handed in after a long one is ready before it."""
+    """A batch of one token, handed in after a batch of many, is ready before it."""
     params = params_for(toy)
+    one_token = SamplingParams(0.0, 1.0, 1, params.stop_ids)
 
     async def race() -> tuple[bool, bool, list[Completion]]:
-        long = asyncio.create_task(vllm.engine.generate(prompts[:200], params, [0] * 200))
+        long = asyncio.create_task(vllm.engine.generate(prompts[:40], params, [0] * 40))
         await asyncio.sleep(0)
-        short = asyncio.create_task(vllm.engine.generate(prompts[200:201], params, [0]))
+        short = asyncio.create_task(vllm.engine.generate(prompts[40:41], one_token, [0]))
         await asyncio.wait([long, short], return_when=asyncio.FIRST_COMPLETED)
         return short.done(), long.done(), await long
 
