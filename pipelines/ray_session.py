@@ -87,7 +87,8 @@ def _connect() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     # Bounded restarts have no named parameter yet; Ray is pinned to a version that takes them as they are.
     warnings.filterwarnings("ignore", message=".*ray_remote_args", category=RayDeprecationWarning)
-    warnings.filterwarnings("ignore", message="The minimum number of concurrent actors", category=UserWarning)
+    # Small inputs leave part of a pool idle; that is no news.
+    warnings.filterwarnings("ignore", message="The (minimum|maximum) number of concurrent", category=UserWarning)
     # Ray's core logs an error line for every restartable actor that a dataset makes (ray#53727).
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     quiet: dict[str, Any] = {
