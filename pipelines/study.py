@@ -123,7 +123,7 @@ def _require(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
         held = f"; it holds {', '.join(others)}, made with other settings" if others else ""
         raise UserError(
             f"{recipe.storage}: no finished {artifact.name} of fingerprint {artifact.fingerprint}{held}; "
-            f"run `{stage.split()[0]}` or `study` first"
+            f"run `study` first{' (or `sample`)' if stage == 'sample' else ''}"
         )
 
 

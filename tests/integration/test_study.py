@@ -134,7 +134,7 @@ def test_distill_without_samples_names_what_is_there(finished: Recipe) -> None:
     (line,) = result.stderr.splitlines()
     held = make_plan(finished).samples.fingerprint
     assert "no finished samples of fingerprint" in line
-    assert f"it holds {held}, made with other settings; run `sample` or `study` first" in line
+    assert f"it holds {held}, made with other settings; run `study` first (or `sample`)" in line
 
 
 def test_nothing_kept_is_one_line_and_no_checkpoint(tmp_path: Path, write_examples, tiny_model_path: str) -> None:
