@@ -98,7 +98,7 @@ def test_a_dry_run_tells_what_is_done(recipe: str, capsys: pytest.CaptureFixture
             ["study", "RECIPE", "evaluation.other_documents=[7]"],
             "line 1: 6 documents, but prompts of 7 slots are asked",
         ),
-        (["distill", "RECIPE"], "run `sample` or `study` first"),
+        (["distill", "RECIPE"], "run `study` first (or `sample`)"),
     ],
 )
 def test_a_user_error_is_one_line_and_exit_code_2(
@@ -122,7 +122,7 @@ def test_samples_of_other_settings_are_named(recipe: str, capsys: pytest.Capture
     wanted = make_plan(resolved).samples.fingerprint
     assert (
         f"no finished samples of fingerprint {wanted}; it holds feedfeedfeedfeed, made with other settings; "
-        "run `sample` or `study` first"
+        "run `study` first (or `sample`)"
     ) in capsys.readouterr().err
 
 
