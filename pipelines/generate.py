@@ -20,9 +20,6 @@ from pos2distill.tasks.prompts import PromptBuilder
 Placement = tuple[int, tuple[int, ...]]
 """A number of documents, and the slots at which the gold one is asked for."""
 
-# Tokenising is far cheaper than generating, and each process that does it loads transformers first.
-_PROMPT_TASKS = 2
-
 
 def build_prompts(batch: pa.Table, study: Study, placements: tuple[Placement, ...], max_new_tokens: int) -> pa.Table:
     """Examples to a table of `PROMPT_SCHEMA`: one prompt for each example, number of documents and slot.
@@ -117,7 +114,8 @@ def generate(
             build_prompts,
             fn_args=(study, placements, max_new_tokens),
             batch_format="pyarrow",
-            compute=TaskPoolStrategy(size=_PROMPT_TASKS),
+            # Tokenising is far cheaper than generating, and each process that does it loads transformers first.
+            compute=TaskPoolStrategy(size=pool.max),
             num_cpus=0.5,
         )
         .map_batches(Answer, fn_constructor_args=(recipe, model, params), **pool_arguments(pool))
