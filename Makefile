@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 LOCK := requirements/cpu.txt
-SOURCES := pos2distill pipelines examples benchmarks tests run.py
+SOURCES := pos2distill pipelines examples benchmarks docs tests run.py
 
 # uv does not read pip's settings. Where pip is told of a folder of wheels that holds torch, take torch from there;
 # elsewhere let uv find torch's CPU build itself.
@@ -15,7 +15,7 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
-.PHONY: quickstart install install-gpu test test-unit check format lock clean
+.PHONY: quickstart install install-gpu test test-unit check format lock docs clean
 
 quickstart: install
 	$(BIN)/python run.py study quickstart
@@ -60,6 +60,10 @@ LOCK_OPTIONS := --quiet --python-version 3.11 --no-emit-index-url --no-emit-find
 lock: .uv/.installed
 	.uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra cpu --extra dev --output-file requirements/cpu.txt
 	env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra gpu --extra s3 --extra gcs --output-file requirements/gpu.txt
+
+# The tables of docs/recipes.md, from the recipe's own definition.
+docs: install
+	$(BIN)/python -m docs.reference
 
 clean:
 	rm -rf .venv .uv runs

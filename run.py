@@ -71,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
             name, help=text, description=text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         command.add_argument("recipe", metavar="RECIPE", help="a name (see `recipes`) or the path of a YAML file")
-        command.add_argument("overrides", nargs="*", metavar="section.field=value", help="settings to change")
+        command.add_argument(
+            "overrides", nargs="*", default=[], metavar="section.field=value", help="settings to change"
+        )
         command.add_argument("--dry-run", action="store_true", help="show the settings and what would run, then stop")
     commands.add_parser("recipes", help="list the recipes that come with the project")
     return parser

@@ -31,8 +31,11 @@ class ModelSection(Section):
 
     path: str = Field(description="folder or fsspec URL of a Hugging Face model, or its hub name")
     revision: str | None = Field(None, description="hub revision; fixes what a hub name stands for")
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    engine: Literal["vllm", "hf", "fake"] = Field("vllm", description="what generates, in sampling and evaluation")
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="on a CPU float32 is often faster")
+    engine: Literal["vllm", "hf", "fake"] = Field(
+        "vllm",
+        description="what generates: vllm; hf, transformers itself, slower and without a start-up; fake, for tests",
+    )
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
         "auto", description="auto: flash_attention_2 where it can be had, else sdpa"
     )
@@ -45,10 +48,13 @@ class DataSection(Section):
 
     format: Literal["nq", "nq_oracle", "kv", "jsonl"]
     path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
-    prompt: Literal["qa", "kv", "plain"] = "qa"
+    prompt: Literal["qa", "kv", "plain"] = Field(
+        "qa",
+        description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); plain: documents, then the question",
+    )
     documents: int = Field(20, ge=2, description="documents in a prompt")
-    train_examples: int = Field(300, ge=1)
-    evaluation_examples: int = Field(500, ge=1)
+    train_examples: int = Field(300, ge=1, description="examples to sample from and train on")
+    evaluation_examples: int = Field(500, ge=1, description="other examples, asked at every slot")
     evaluation_share: float = Field(
         0.5, gt=0, lt=1, description="share of all questions set aside for evaluation, by a hash of the question"
     )
@@ -62,13 +68,19 @@ class MethodSection(Section):
     advantageous_slot: Literal["first", "last"] | int = "first"
     k: int = Field(4, ge=1, description="trivial slots drawn for one example")
     distractors: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
-    weights: Literal["paper", "official", "uniform"] = "paper"
+    weights: Literal["paper", "official", "uniform"] = Field(
+        "paper",
+        description="of trivial rows: paper's alpha; official: as the authors' code scales it; uniform: all alike",
+    )
     weights_scope: Literal["global", "micro"] = Field("global", description="the batch that position weights see")
     anchor_weight: float = Field(1.0, ge=0, description="lambda, the weight of the anchor rows")
     alignment: Literal["shifted", "official"] = Field(
         "shifted", description="shifted: logits that predict the response; official: one later, as the authors' code"
     )
-    teacher: Literal["cached", "resident"] = "cached"
+    teacher: Literal["cached", "resident"] = Field(
+        "cached",
+        description="cached: hidden states stored with the samples; resident: the frozen model beside the student",
+    )
 
 
 class SamplingSection(Section):
@@ -77,7 +89,7 @@ class SamplingSection(Section):
     temperature: float = Field(0.0, ge=0, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     max_new_tokens: int = Field(100, ge=1)
-    keep: Literal["correct", "all"] = "correct"
+    keep: Literal["correct", "all"] = Field("correct", description="which responses are distilled")
 
 
 class TrainingSection(Section):
@@ -168,7 +180,9 @@ class TrainersSection(Section):
     """The training workers."""
 
     workers: int = Field(1, ge=1)
-    strategy: Literal["zero3", "torch"] = "zero3"
+    strategy: Literal["zero3", "torch"] = Field(
+        "zero3", description="zero3: DeepSpeed, any number of workers; torch: one process"
+    )
     micro_batch_rows: int = Field(4, ge=1, description="rows of one forward and backward pass on one worker")
     gradient_checkpointing: bool = True
     cpus: float = Field(1.0, ge=0)
@@ -250,20 +264,26 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if not path.exists():
         path = Path(name_or_path)
     if not path.is_file():
-        raise UserError(f"{name_or_path}: no such recipe{did_you_mean(name_or_path, recipe_names())}")
+        beside = [str(found) for found in path.parent.glob("*.yaml")]
+        raise UserError(f"{name_or_path}: no such recipe{did_you_mean(name_or_path, [*recipe_names(), *beside])}")
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{path}: expected a recipe, a file named *.yaml; data goes to data.path")
     try:
         raw = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, bytes that are no text
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected sections (model, data, …), got {type(raw).__name__}")
-    for override in overrides:
-        _apply_override(raw, override)
+        came = "nothing" if raw is None else "a list" if isinstance(raw, list) else "a single value"
+        raise UserError(f"{path}: expected sections (model, data, …), got {came}")
+    overridden = [_apply_override(raw, override) for override in overrides]
     head = {key: raw.pop(key) for key in ("name", "description", "runtime") if key in raw}
     try:
         return _with_absolute_paths(Recipe.model_validate({**head, "study": raw}))
     except ValidationError as error:
-        raise UserError(f"{path}: {_first_problem(error)}") from None
+        problem = _first_problem(error)
+        field = problem.partition(":")[0]
+        given = any(f"{dotted}.".startswith(f"{field}.") or field.startswith(f"{dotted}.") for dotted in overridden)
+        raise UserError(f"{'command line' if given else path}: {problem}") from None
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
@@ -283,7 +303,8 @@ def _absolute(section: S, field: str) -> S:
     return section if "://" in path else section.model_copy(update={field: str(Path(path).absolute())})
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
+def _apply_override(raw: dict[str, Any], override: str) -> str:
+    """Set one value in the raw recipe. Returns its dotted name."""
     dotted, separator, text = override.partition("=")
     if not separator or not dotted:
         raise UserError(f"{override}: expected section.field=value")
@@ -296,6 +317,7 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
         raw[field] = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
         raise UserError(f"{dotted}: cannot read the value {text!r}") from None
+    return dotted
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -306,16 +328,45 @@ def _first_problem(error: ValidationError) -> str:
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
         unknown = str(first["loc"][-1])
-        return f"{'.'.join([*path, unknown])}: unknown field{did_you_mean(unknown, _field_names(section))}"
+        # Right by name, but of another section: that is said in full.
+        elsewhere = [dotted for dotted in _dotted_names(Recipe) if dotted.rsplit(".", 1)[-1] == unknown]
+        hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else did_you_mean(unknown, _field_names(section))
+        return f"{'.'.join([*path, unknown])}: unknown field{hint}"
     if first["type"] == "missing":
         return f"{where}: missing"
     if first["type"] == "value_error":
         return f"{where + '.' if where else ''}{first['ctx']['error']}"
     # A field of several types has one problem for each of them.
-    same = [problem["msg"] for problem in error.errors() if _field_at(problem["loc"])[0] == path]
-    expected = " or ".join(dict.fromkeys(message[0].lower() + message[1:] for message in same))
-    came = "" if isinstance(first["input"], Mapping) else f", got {first['input']!r}"
+    same = [_in_plain_words(problem) for problem in error.errors() if _field_at(problem["loc"])[0] == path]
+    expected = " or ".join(dict.fromkeys(same))
+    came = "" if isinstance(first["input"], Mapping) else f", got {_shown(first['input'])}"
     return f"{where}: {expected}{came}"
+
+
+def _in_plain_words(problem: Any) -> str:
+    """What was expected, without the names of Python's types."""
+    if problem["type"] == "tuple_type":
+        return "input should be a list, for example [0, 9]"
+    if problem["type"] == "model_type":
+        return "expected a section with fields"
+    return str(problem["msg"][0].lower() + problem["msg"][1:])
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else repr(value)
+
+
+def _dotted_names(section: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every field of a recipe as it is written there."""
+    names = []
+    for name, field in section.model_fields.items():
+        dotted = prefix if name == "study" else f"{prefix}{name}"
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names += _dotted_names(kind, "" if name == "study" else f"{dotted}.")
+        else:
+            names.append(dotted)
+    return names
 
 
 def _field_at(location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel]]:

@@ -5,6 +5,7 @@ documents of other questions, easier than retrieved ones, so results are named `
 (key-value retrieval), `jsonl` (ours: question, answers, documents[{title, text, gold}]).
 """
 
+import difflib
 import hashlib
 import heapq
 from collections import Counter
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pos2distill.config import DataSection
-from pos2distill.errors import UserError, did_you_mean
+from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator, derive_seed
 from pos2distill.records import Document, Example
 from pos2distill.tasks.judge import normalize, sub_exact_match
@@ -191,7 +192,9 @@ def _validate(example: Example, where: str, *, answer_in_gold: bool) -> None:
 
 def _field(row: dict[str, Any], name: str, kind: type, where: str) -> Any:
     if name not in row:
-        raise UserError(f"{where}: field '{name}' is missing{did_you_mean(name, row)}")
+        near = difflib.get_close_matches(name, row, n=1, cutoff=0.6)
+        hint = f"is '{near[0]}' meant to be it?" if near else f"there is {', '.join(row) or 'nothing'}"
+        raise UserError(f"{where}: field '{name}' is missing; {hint}{'' if near else ' (is data.format right?)'}")
     _check(row[name], kind, f"{where}, {name}")
     return row[name]
 

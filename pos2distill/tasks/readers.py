@@ -30,7 +30,9 @@ def read_jsonl(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield number, _object(line.rstrip(b"\r\n"), f"{url}, line {number}")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+    except gzip.BadGzipFile as error:
+        raise UserError(f"{url}: is no gzip file, whatever its name says ({error}); rename or fetch it again") from None
+    except (EOFError, zlib.error) as error:
         raise UserError(f"{url}: broken gzip after line {number} ({error}); fetch the file again") from None
 
 
@@ -51,7 +53,7 @@ def _reading(url: str) -> Iterator[None]:
     except gzip.BadGzipFile:
         raise
     except FileNotFoundError:
-        raise UserError(f"{url}: no such file{_nearest_file(url)}") from None
+        raise UserError(f"{url}: no such file (data.path){_nearest_file(url)}") from None
     except OSError as error:
         raise UserError(f"{url}: cannot be read ({error.strerror or error})") from None
     except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed

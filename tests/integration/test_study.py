@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines.plan import make_plan
@@ -103,7 +102,7 @@ def test_a_changed_data_file_runs_everything(finished: Recipe, tmp_path: Path) -
 def test_checkpoint_answers_in_plain_transformers_as_in_evaluation(finished: Recipe) -> None:
     plan = make_plan(finished)
     folder = f"{plan.checkpoint.path}/model"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     predictions = plan.distilled_scores.read_table("predictions.parquet").to_pylist()
     examples = {row["example_id"]: row for row in plan.examples.read_table("evaluation.parquet").to_pylist()}

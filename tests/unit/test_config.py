@@ -70,10 +70,13 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
             "sampling.zzz=1",
             "sampling.zzz: unknown field; expected one of: keep, max_new_tokens, temperature, top_p",
         ),
+        ("learning_rate=1", "learning_rate: unknown field; did you mean 'training.learning_rate'?"),
+        ("training.betas=1", "training.betas: input should be a list, for example [0, 9], got 1"),
+        ("model=x", "model: expected a section with fields, got 'x'"),
         ("training.epochs=many", "training.epochs: input should be a valid integer"),
         ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),
         ("model.dtype=float16", "model.dtype: input should be 'bfloat16' or 'float32', got 'float16'"),
-        ("model.path=", "model.path: input should be a valid string, got None"),
+        ("model.path=", "model.path: input should be a valid string, got nothing"),
         ("name=Not Good", "name: string should match pattern"),
         ("data.documents=4", "method.k: 4 trivial slots asked for, but 4 documents have 3; lower method.k"),
         ("method.advantageous_slot=20", "method.advantageous_slot: 20 is not one of the slots 0 to 19"),
@@ -90,13 +93,21 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ),
     ],
 )
-def test_a_bad_value_is_told_with_file_field_and_remedy(
+def test_a_bad_value_is_told_with_field_and_remedy(
     load: Callable[..., Recipe], tmp_path: Path, override: str, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         load(override)
-    assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}: {message}")
+    # Where two settings do not fit together, the file is named: which of them is wrong cannot be known.
+    place = tmp_path / "small.yaml" if message.startswith("method.k") else "command line"
+    assert str(caught.value).startswith(f"{place}: {message}")
     assert "\n" not in str(caught.value)
+
+
+def test_a_bad_value_of_the_file_names_the_file(load: Callable[..., Recipe], tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load("seed=3", training={"epochs": 0})
+    assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}: training.epochs: input should be")
 
 
 @pytest.mark.parametrize("field", ["method.advantageous_slot", "evaluation.slots"])
@@ -125,8 +136,8 @@ def test_a_missing_section_is_named(tmp_path: Path, section: str, message: str) 
     ("content", "message"),
     [
         (b"model: [1, 2", "not valid YAML: while parsing"),
-        (b"- model\n- data\n", "expected sections .*, got list"),
-        (b"", "expected sections .*, got NoneType"),
+        (b"- model\n- data\n", "expected sections .*, got a list"),
+        (b"", "expected sections .*, got nothing"),
         (b"name: \xff\xfe", "not valid YAML"),
         (b"name: 2024-13-45", "not valid YAML"),
     ],
@@ -142,6 +153,21 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, message: str) 
 def test_a_missing_recipe_comes_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"^quickstrat: no such recipe; did you mean 'quickstart'\?$"):
         load_recipe("quickstrat")
+
+
+def test_a_missing_file_comes_with_the_one_beside_it(load: Callable[..., Recipe], tmp_path: Path) -> None:
+    load()
+    with pytest.raises(UserError, match=rf"no such recipe; did you mean '{tmp_path}/small.yaml'\?$"):
+        load_recipe(f"{tmp_path}/small.yam")
+
+
+def test_data_is_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}")
+    with pytest.raises(
+        UserError, match=r"rows.jsonl: expected a recipe, a file named \*.yaml; data goes to data.path$"
+    ):
+        load_recipe(str(path))
 
 
 def test_overrides_are_yaml_values_at_dotted_names(load: Callable[..., Recipe]) -> None:

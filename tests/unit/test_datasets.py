@@ -167,8 +167,8 @@ def test_the_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("dta.jsonl", r"dta.jsonl: no such file; did you mean 'data.jsonl'\?$"),
-        ("elsewhere/data.jsonl", r"data.jsonl: no such file$"),
+        ("dta.jsonl", r"dta.jsonl: no such file \(data.path\); did you mean 'data.jsonl'\?$"),
+        ("elsewhere/data.jsonl", r"data.jsonl: no such file \(data.path\)$"),
         ("", r": cannot be read \(Is a directory\)$"),
         ("data.jsonl/inside.jsonl", r"inside.jsonl: "),
         ("nosuch://bucket/data.jsonl", r"^nosuch://bucket/data.jsonl: cannot be opened \(Protocol not known: nosuch"),
@@ -184,7 +184,10 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path, use: Callable[[str], Any],
     ("content", "message"),
     [
         (gzip.compress(b'{"a": 1}\n' * 4000)[:60], r"broken gzip after line \d+ \(.*\); fetch the file again$"),
-        (json.dumps(GENERIC).encode(), r"broken gzip after line 0 \(Not a gzipped file .*\); fetch the file again$"),
+        (
+            json.dumps(GENERIC).encode(),
+            r"is no gzip file, whatever its name says \(Not a gzipped file .*\); rename or fetch it again$",
+        ),
     ],
 )
 def test_broken_gzip(tmp_path: Path, content: bytes, message: str) -> None:
@@ -231,8 +234,11 @@ GOLD, OTHER = GENERIC["documents"][1], GENERIC["documents"][0]  # type: ignore[i
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (without(GENERIC, "answers"), "line 1: field 'answers' is missing; expected one of: documents, question"),
-        ({**without(GENERIC, "answers"), "answer": ["x"]}, "field 'answers' is missing; did you mean 'answer'?"),
+        (
+            without(GENERIC, "answers"),
+            "line 1: field 'answers' is missing; there is question, documents (is data.format right?)",
+        ),
+        ({**without(GENERIC, "answers"), "answer": ["x"]}, "field 'answers' is missing; is 'answer' meant to be it?"),
         ({**GENERIC, "answers": "42"}, "line 1, answers: expected a list, got '42'"),
         ({**GENERIC, "answers": ["42", 42]}, "line 1, answers[1]: expected text, got 42"),
         ({**GENERIC, "answers": []}, "line 1, answers: empty; expected at least one answer"),

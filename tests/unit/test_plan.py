@@ -110,7 +110,7 @@ def test_artifacts_lie_under_the_storage_by_name_and_fingerprint(make_recipe: Ma
 
 
 def test_what_cannot_be_read_is_told(make_recipe: Make, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"dat.jsonl: no such file; did you mean 'data.jsonl'"):
+    with pytest.raises(UserError, match=r"dat.jsonl: no such file \(data.path\); did you mean 'data.jsonl'"):
         make_plan(make_recipe(data={"path": str(tmp_path / "dat.jsonl")}))
     with pytest.raises(UserError, match=r"no such model folder \(model.path\)"):
         make_plan(make_recipe(model={"path": str(tmp_path / "nothing")}))
