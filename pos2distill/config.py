@@ -6,6 +6,7 @@ Parsing imports no torch, ray or vllm.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,6 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pos2distill.errors import UserError, did_you_mean
 
 S = TypeVar("S", bound="Section")
+
+ONE_HOP_FORMATS = ("nq", "nq_oracle", "kv", "dpr")
+SEVERAL_HOP_FORMATS = ("musique", "hotpotqa", "2wiki")  # `jsonl` holds either
+RowWeights = Literal["paper", "official", "uniform", "adaptive"]
 
 RECIPES = Path(__file__).parent.parent / "pipelines" / "recipes"
 
@@ -46,34 +51,78 @@ class ModelSection(Section):
 class DataSection(Section):
     """The questions, and how they are shown."""
 
-    format: Literal["nq", "nq_oracle", "kv", "jsonl"]
+    format: Literal["nq", "nq_oracle", "kv", "dpr", "musique", "hotpotqa", "2wiki", "jsonl"] = Field(
+        description="see docs/data.md"
+    )
     path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
-    prompt: Literal["qa", "kv", "plain"] = Field(
+    prompt: Literal["qa", "kv", "plain", "coc", "reasoning"] = Field(
         "qa",
-        description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); plain: documents, then the question",
+        description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); coc: qa, with a source for every "
+        "claim; reasoning: the paper's for R2, a chain of thought; plain: documents, then the question",
+    )
+    metric: Literal["sub_em", "em"] = Field(
+        "sub_em",
+        description="sub_em: an answer stands in the first line; em: what follows 'The answer is:' equals an answer",
+    )
+    hops: tuple[int, ...] = Field(
+        (1,), description="gold documents of an example; of files that mix numbers of hops, those used"
     )
     documents: int = Field(20, ge=2, description="documents in a prompt")
+    fill: Literal["refuse", "draw"] = Field(
+        "refuse",
+        description="of rows with too few documents. draw: distractors from other examples, easier than retrieved "
+        "ones, so that results are named after it",
+    )
     train_examples: int = Field(300, ge=1, description="examples to sample from and train on")
     evaluation_examples: int = Field(500, ge=1, description="other examples, asked at every slot")
     evaluation_share: float = Field(
         0.5, gt=0, lt=1, description="share of all questions set aside for evaluation, by a hash of the question"
     )
-    answer_in_gold: bool = Field(True, description="refuse a gold document that holds none of the answers")
+    answer_in_gold: bool = Field(
+        True, description="refuse a row of one hop whose gold document holds none of the answers"
+    )
+
+    @model_validator(mode="after")
+    def _hops_fit_the_format(self) -> "DataSection":
+        if not self.hops or len(set(self.hops)) != len(self.hops) or min(self.hops) < 1 or max(self.hops) > 4:
+            raise ValueError("hops: expected numbers of gold documents from 1 to 4, each of them once")
+        if self.format in ONE_HOP_FORMATS and self.hops != (1,):
+            raise ValueError(f"hops: rows of format '{self.format}' have one gold document; set [1]")
+        if self.format in SEVERAL_HOP_FORMATS and 1 in self.hops:
+            raise ValueError(f"hops: rows of format '{self.format}' have several gold documents; set [2]")
+        if max(self.hops) >= self.documents:
+            raise ValueError(f"hops: {max(self.hops)} gold documents leave no distractor among {self.documents}")
+        return self
 
 
 class MethodSection(Section):
-    """What is distilled from where (arXiv:2508.15709)."""
+    """What is distilled from where (arXiv:2508.15709). The name decides what `weights` and `anchor_weight` leave open."""
 
-    name: Literal["r1"] = "r1"
-    advantageous_slot: Literal["first", "last"] | int = "first"
-    k: int = Field(4, ge=1, description="trivial slots drawn for one example")
+    name: Literal["r1", "kl+align", "kl", "r2", "seqkd", "sft"] = Field(
+        "r1",
+        description="r1: KL to the frozen model, position weights, anchor; kl+align: without anchor; kl: without "
+        "weights too; r2: cross-entropy on sampled chains; seqkd: on sampled answers; sft: on the data set's answers",
+    )
+    advantageous_slot: Literal["first", "last", "auto"] | int | tuple[int, ...] = Field(
+        "first",
+        description="where the model does best; of several hops, the first or last slots in hop order, or a list; "
+        "auto: measured on the training examples",
+    )
+    auto_slots: Literal["all"] | int = Field(
+        10, description="auto: slots tried, spread evenly; of several hops, every ordered tuple of them"
+    )
+    auto_examples: int = Field(100, ge=1, description="auto: training examples asked")
+    k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for one example")
     distractors: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
-    weights: Literal["paper", "official", "uniform"] = Field(
-        "paper",
-        description="of trivial rows: paper's alpha; official: as the authors' code scales it; uniform: all alike",
+    weights: RowWeights | None = Field(
+        None,
+        description="of trivial rows. paper: alpha; official: as the authors' code scales it; uniform: all alike; "
+        "adaptive (of cross-entropies): harder rows count more. Default: paper for r1 and kl+align, else uniform",
     )
     weights_scope: Literal["global", "micro"] = Field("global", description="the batch that position weights see")
-    anchor_weight: float = Field(1.0, ge=0, description="lambda, the weight of the anchor rows")
+    anchor_weight: float | None = Field(
+        None, ge=0, description="lambda, the weight of the rows at the advantageous slot. Default: 1 for r1, else 0"
+    )
     alignment: Literal["shifted", "official"] = Field(
         "shifted", description="shifted: logits that predict the response; official: one later, as the authors' code"
     )
@@ -81,6 +130,34 @@ class MethodSection(Section):
         "cached",
         description="cached: hidden states stored with the samples; resident: the frozen model beside the student",
     )
+
+    @property
+    def loss(self) -> Literal["kl", "ce"]:
+        """What a row's loss is: KL to the frozen model, or cross-entropy on the response."""
+        return "kl" if self.name in ("r1", "kl+align", "kl") else "ce"
+
+    @property
+    def row_weights(self) -> RowWeights:
+        """How trivial rows are weighted; the method's own way if nothing else is set."""
+        return self.weights or ("paper" if self.name in ("r1", "kl+align") else "uniform")
+
+    @property
+    def anchor(self) -> float:
+        """lambda; the method's own if nothing else is set."""
+        return float(self.name == "r1") if self.anchor_weight is None else self.anchor_weight
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether training looks at the frozen model's distribution."""
+        return self.loss == "kl" or self.row_weights == "adaptive"
+
+    @model_validator(mode="after")
+    def _weights_fit_the_loss(self) -> "MethodSection":
+        if self.weights in (("adaptive",) if self.loss == "kl" else ("paper", "official")):
+            raise ValueError(f"weights: '{self.weights}' does not go with method '{self.name}'")
+        if not self.k and not self.anchor:
+            raise ValueError("k: 0 trivial slots and no weight on the advantageous one leave nothing to train on")
+        return self
 
 
 class SamplingSection(Section):
@@ -109,11 +186,13 @@ class TrainingSection(Section):
 class EvaluationSection(Section):
     """What is measured: greedy answers by the gold document's slot."""
 
-    slots: Literal["all"] | int | tuple[int, ...] = Field(
-        "all", description="all; a number of slots spread evenly from first to last; or a list (0-based)"
+    slots: Literal["all", "pairs"] | int | tuple[int | tuple[int, ...], ...] = Field(
+        "all",
+        description="all; a number of slots spread evenly from first to last; a list (0-based). Of several hops: every "
+        "ordered tuple of these slots; pairs: the paper's 12 in their three groups",
     )
     other_documents: tuple[int, ...] = Field((), description="further prompt lengths, in documents")
-    other_slots: Literal["all"] | int = Field(10, description="slots at each further length")
+    other_slots: Literal["all", "pairs"] | int = Field(10, description="slots at each further length")
     max_new_tokens: int = Field(100, ge=1)
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the intervals")
 
@@ -129,32 +208,61 @@ class Study(Section):
     evaluation: EvaluationSection = EvaluationSection()
     seed: int = Field(0, ge=0)
 
-    @property
-    def advantageous_slot(self) -> int:
-        """The advantageous slot, 0-based."""
-        named = {"first": 0, "last": self.data.documents - 1}
-        return named[slot] if isinstance(slot := self.method.advantageous_slot, str) else slot
+    def advantageous(self, hops: int) -> tuple[int, ...]:
+        """The advantageous slots of an example with so many gold documents, 0-based, in hop order.
+
+        Raises:
+            ValueError: while `auto` is not resolved.
+        """
+        slot = self.method.advantageous_slot
+        if slot == "auto":
+            raise ValueError("the advantageous slot is measured first")
+        if isinstance(slot, str):
+            first = 0 if slot == "first" else self.data.documents - hops
+            return tuple(range(first, first + hops))
+        return (slot,) if isinstance(slot, int) else slot
 
     @model_validator(mode="after")
-    def _slots_exist(self) -> "Study":
-        documents = self.data.documents
-        if not 0 <= self.advantageous_slot < documents:
+    def _advantageous_slot_exists(self) -> "Study":
+        documents, hops = self.data.documents, self.data.hops
+        slot = self.method.advantageous_slot
+        if not isinstance(slot, str):
+            _check_slots("method.advantageous_slot", slot, documents, hops)
+        elif slot == "auto" and len(hops) > 1:
+            raise ValueError("method.advantageous_slot: 'auto' wants one number of hops (data.hops)")
+        if self.method.k > (trivial := math.perm(documents, min(hops)) - 1):
             raise ValueError(
-                f"method.advantageous_slot: {self.advantageous_slot} is not one of the slots 0 to {documents - 1}"
-            )
-        if self.method.k > documents - 1:
-            raise ValueError(
-                f"method.k: {self.method.k} trivial slots asked for, but {documents} documents have {documents - 1}; "
+                f"method.k: {self.method.k} trivial slots asked for, but {documents} documents have {trivial}; "
                 f"lower method.k or raise data.documents"
             )
-        if isinstance(slots := self.evaluation.slots, tuple):
-            if absent := [slot for slot in slots if not 0 <= slot < documents]:
-                raise ValueError(f"evaluation.slots: {absent[0]} is not one of the slots 0 to {documents - 1}")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluated_slots_exist(self) -> "Study":
+        documents, hops = self.data.documents, self.data.hops
+        slots = self.evaluation.slots
+        if isinstance(slots, tuple):
+            for each in slots:
+                _check_slots("evaluation.slots", each, documents, hops)
             if len(set(slots)) != len(slots) or not slots:
                 raise ValueError("evaluation.slots: expected at least one slot, each of them once")
+        for name, wanted in (("slots", slots), ("other_slots", self.evaluation.other_slots)):
+            if wanted == "pairs" and 1 in hops:
+                raise ValueError(f"evaluation.{name}: 'pairs' are for several hops (data.hops)")
+            if wanted != "pairs" and len(hops) > 1:
+                raise ValueError(f"evaluation.{name}: of several numbers of hops (data.hops) only 'pairs' can be asked")
         if few := [n for n in self.evaluation.other_documents if n < 2 or n == documents]:
             raise ValueError(f"evaluation.other_documents: {few[0]} is less than 2 or equal to data.documents")
         return self
+
+
+def _check_slots(field: str, slots: int | tuple[int, ...], documents: int, hops: tuple[int, ...]) -> None:
+    places = (slots,) if isinstance(slots, int) else slots
+    if absent := [slot for slot in places if not 0 <= slot < documents]:
+        raise ValueError(f"{field}: {absent[0]} is not one of the slots 0 to {documents - 1}")
+    if hops != (len(places),) or len(set(places)) != len(places):
+        wanted = " or ".join(map(str, hops))
+        raise ValueError(f"{field}: {list(places)} should be {wanted} different slots, one for each gold document")
 
 
 class PoolSection(Section):

@@ -1,6 +1,7 @@
 """What the stages hand to each other: typed records, and one Arrow schema each.
 
-Slots are 0-based. Token ids are int32. `SCHEMA_VERSION` rises whenever a schema changes its meaning, and an artifact
+Slots are 0-based; `Slots` says where an example's gold documents stand, in hop order: one slot for one gold document,
+a pair for two hops. Token ids are int32. `SCHEMA_VERSION` rises whenever a schema changes its meaning, and an artifact
 of another version is refused, never guessed at.
 """
 
@@ -10,24 +11,32 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+Slots = tuple[int, ...]
 
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.int32())
+_SLOTS = pa.list_(pa.int32())
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a prompt; gold if it holds the answer."""
+    """One document of a prompt. `hop`: its place, from 0, among the gold documents; None for a distractor."""
 
     title: str
     text: str
-    gold: bool
+    hop: int | None = None
+
+    @property
+    def gold(self) -> bool:
+        """Whether it holds the answer, or a step towards it."""
+        return self.hop is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question, its answers (any of them is right) and its documents: one gold, the others distractors."""
+    """A question, its answers (any of them is right) and its documents: one gold document a hop, and distractors."""
 
     example_id: str
     question: str
@@ -35,9 +44,10 @@ class Example:
     documents: tuple[Document, ...]
 
     @property
-    def gold(self) -> Document:
-        """The document that holds the answer."""
-        return next(document for document in self.documents if document.gold)
+    def golds(self) -> tuple[Document, ...]:
+        """The gold documents in hop order."""
+        found = {document.hop: document for document in self.documents if document.hop is not None}
+        return tuple(found[hop] for hop in sorted(found))
 
     @property
     def distractors(self) -> tuple[Document, ...]:
@@ -50,18 +60,21 @@ EXAMPLE_SCHEMA = pa.schema(
         ("example_id", pa.string()),
         ("question", pa.string()),
         ("answers", pa.list_(pa.string())),
-        ("documents", pa.list_(pa.struct([("title", pa.string()), ("text", pa.string()), ("gold", pa.bool_())]))),
+        ("documents", pa.list_(pa.struct([("title", pa.string()), ("text", pa.string()), ("hop", pa.int8())]))),
     ],
     metadata=_METADATA,
 )
 
-# One prompt to generate from: an example with its gold document at one slot of `documents`.
+# One prompt to generate from: an example with its gold documents at slots of `documents`.
+#   placement, group: which of the evaluated placements this is, and the group it belongs to ("" for none).
 PROMPT_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
         ("answers", pa.list_(pa.string())),
         ("documents", pa.int32()),
-        ("slot", pa.int32()),
+        ("placement", pa.int32()),
+        ("group", pa.string()),
+        ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
         ("seed", pa.int64()),
     ],
@@ -69,13 +82,16 @@ PROMPT_SCHEMA = pa.schema(
 )
 
 # A generated answer, judged.
-#   sampled_ids, text: as generated; response_ids, cut_text: cut to the first line, closed by the end-of-turn token.
+#   sampled_ids, text: as generated; response_ids, cut_text: what of it is kept, closed by the end-of-turn token.
+#   correct: by the data set's metric; f1: of the words that are judged.
 #   outcome: "kept", or the reason why not ("wrong", "empty").
 ANSWER_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
         ("documents", pa.int32()),
-        ("slot", pa.int32()),
+        ("placement", pa.int32()),
+        ("group", pa.string()),
+        ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
         ("seed", pa.int64()),
         ("sampled_ids", _TOKENS),
@@ -83,6 +99,7 @@ ANSWER_SCHEMA = pa.schema(
         ("response_ids", _TOKENS),
         ("cut_text", pa.string()),
         ("correct", pa.bool_()),
+        ("f1", pa.float32()),
         ("outcome", pa.string()),
         ("finish_reason", pa.string()),
     ],
@@ -102,11 +119,14 @@ SAMPLE_SCHEMA = pa.schema(
     metadata=_METADATA,
 )
 
-# A greedy answer at one slot: what evaluation keeps of `ANSWER_SCHEMA`.
+# A greedy answer at one placement: what evaluation keeps of `ANSWER_SCHEMA`.
 PREDICTION_SCHEMA = pa.schema(
     [
         ANSWER_SCHEMA.field(name)
-        for name in ("example_id", "documents", "slot", "sampled_ids", "text", "correct", "finish_reason")
+        for name in (
+            *("example_id", "documents", "placement", "group", "slots"),
+            *("sampled_ids", "text", "correct", "f1", "finish_reason"),
+        )
     ],
     metadata=_METADATA,
 )

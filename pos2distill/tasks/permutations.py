@@ -1,47 +1,127 @@
-"""Where documents stand: the gold document at a slot, distractors around it, and which slots are trained on."""
+"""Where documents stand: gold documents at slots, distractors around them; which slots are trained on and evaluated."""
 
+import itertools
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from pos2distill.randomness import derive_generator
-from pos2distill.records import Document, Example
+from pos2distill.records import Document, Example, Slots
+
+# The pairs that the paper evaluates two hops at, 0-based, of 20 documents (arXiv:2508.15709).
+_PUBLISHED_DOCUMENTS = 20
+_PUBLISHED_PAIRS = {
+    "connected": ((0, 1), (5, 6), (12, 13), (17, 18)),
+    "disconnected": ((0, 8), (5, 13), (6, 14), (8, 16)),
+    "reversed": ((8, 0), (13, 5), (14, 6), (16, 8)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the gold documents of an evaluated prompt stand. `group`: of the published pairs, else empty."""
+
+    slots: Slots
+    group: str = ""
 
 
 def arrange(
     example: Example,
     documents: int,
-    slot: int,
+    slots: Slots,
     *,
     order: Literal["fixed", "reshuffled"] = "fixed",
     seed: int = 0,
 ) -> tuple[Document, ...]:
-    """The example's documents with the gold one at `slot` and the first `documents - 1` distractors around it.
+    """The example's documents with its gold ones at `slots` and the first distractors around them.
 
     Args:
+        slots: of the gold documents, in hop order; distinct.
         order: `fixed` keeps the data set's order of distractors (paper); `reshuffled` draws one for each
-            (seed, example, slot) (authors' code).
+            (seed, example, slots) (authors' code).
     """
-    others = list(example.distractors[: documents - 1])
-    if len(others) < documents - 1 or not 0 <= slot < documents:
-        raise ValueError(f"slot {slot} of {documents} documents, but {example.example_id} has {len(others) + 1}")
+    golds = example.golds
+    others = list(example.distractors[: documents - len(golds)])
+    fits = len(slots) == len(set(slots)) == len(golds) and all(0 <= slot < documents for slot in slots)
+    if len(others) + len(golds) < documents or not fits:
+        raise ValueError(
+            f"{example.example_id}: {len(golds)} gold documents and {len(others)} others cannot make "
+            f"{documents} documents with the gold ones at slots {list(slots)}"
+        )
     if order == "reshuffled":
-        shuffle = derive_generator(seed, "reshuffle", example.example_id, slot).permutation(len(others))
+        shuffle = derive_generator(seed, "reshuffle", example.example_id, *slots).permutation(len(others))
         others = [others[index] for index in shuffle]
-    return (*others[:slot], example.gold, *others[slot:])
+    placed = dict(zip(slots, golds, strict=True))
+    rest = iter(others)
+    return tuple(placed[slot] if slot in placed else next(rest) for slot in range(documents))
 
 
-def draw_trivial_slots(example_id: str, *, documents: int, advantageous: int, k: int, seed: int) -> tuple[int, ...]:
-    """K distinct slots other than the advantageous one, a pure function of (seed, example id)."""
-    trivial = np.delete(np.arange(documents), advantageous)
-    drawn = derive_generator(seed, "trivial slots", example_id).choice(trivial, size=k, replace=False)
-    return tuple(int(slot) for slot in drawn)
+def draw_trivial_slots(example_id: str, *, documents: int, advantageous: Slots, k: int, seed: int) -> tuple[Slots, ...]:
+    """K distinct ordered slot tuples other than the advantageous one, a pure function of (seed, example id)."""
+    hops = len(advantageous)
+    avoided = slots_to_index(advantageous, documents)
+    drawn = derive_generator(seed, "trivial slots", example_id).choice(
+        math.perm(documents, hops) - 1, size=k, replace=False
+    )
+    return tuple(index_to_slots(int(index + (index >= avoided)), documents, hops) for index in drawn)
 
 
-def spread_slots(documents: int, slots: Literal["all"] | int | tuple[int, ...]) -> tuple[int, ...]:
-    """The slots to evaluate: all, a list as it is, or a number spread evenly from the first slot to the last."""
-    if slots == "all":
-        return tuple(range(documents))
+def slots_to_index(slots: Slots, documents: int) -> int:
+    """The tuple's place among all ordered tuples, in lexicographic order; of a single slot, the slot itself."""
+    free, index = list(range(documents)), 0
+    for slot in slots:
+        index = index * len(free) + free.index(slot)
+        free.remove(slot)
+    return index
+
+
+def index_to_slots(index: int, documents: int, hops: int) -> Slots:
+    """The inverse of `slots_to_index`."""
+    digits = []
+    for base in range(documents - hops + 1, documents + 1):
+        index, digit = divmod(index, base)
+        digits.append(digit)
+    free = list(range(documents))
+    return tuple(free.pop(digit) for digit in reversed(digits))
+
+
+def evaluated_placements(
+    documents: int, hops: int, slots: Literal["all", "pairs"] | int | tuple[int | Slots, ...]
+) -> tuple[Placement, ...]:
+    """The placements to evaluate.
+
+    Args:
+        slots: `all`; a number m of slots spread evenly from first to last, with several hops every ordered tuple of
+            them; a list as it is; `pairs`: the paper's 12 pairs in their three groups (see `_published`).
+    """
+    if slots == "pairs":
+        return _published(documents, hops)
     if isinstance(slots, tuple):
-        return slots
-    return tuple(np.unique(np.linspace(0, documents - 1, min(slots, documents)).round().astype(int)).tolist())
+        return tuple(Placement((each,) if isinstance(each, int) else each) for each in slots)
+    wanted = documents if slots == "all" else min(slots, documents)
+    spread = np.unique(np.linspace(0, documents - 1, wanted).round().astype(int)).tolist()
+    return tuple(Placement(tuple(each)) for each in itertools.permutations(spread, hops))
+
+
+def _published(documents: int, hops: int) -> tuple[Placement, ...]:
+    """The published pairs; for other numbers of documents and hops, what is nearest to them.
+
+    Pairs are scaled from 20 documents to the number asked for. Of three or four hops a connected tuple stands without
+    gaps from the pair's first slot on (earlier where it would not fit); the others are spread evenly over the pair's span.
+    """
+    placements = []
+    for group, pairs in _PUBLISHED_PAIRS.items():
+        for first, second in pairs:
+            if group == "connected":
+                room = (documents - 2) / (_PUBLISHED_DOCUMENTS - 2)
+                start = min(round(first * room), documents - hops)
+                slots = tuple(range(start, start + hops))
+            else:
+                scale = (documents - 1) / (_PUBLISHED_DOCUMENTS - 1)
+                slots = tuple(
+                    np.linspace(round(first * scale), round(second * scale), hops).round().astype(int).tolist()
+                )
+            placements.append(Placement(slots, group))
+    return tuple(placements)
