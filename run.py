@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import yaml
 
-from pos2distill.config import Recipe, load_recipe, recipe_names
-from pos2distill.errors import UserError
+from pos2distill.config import Recipe
+from pos2distill.errors import GateError, UserError
+from pos2distill.recipes import load_recipe, recipe_names
 
 COMMANDS = {
     "study": "the whole chain: measure, sample, distil, measure again, report; finished stages are skipped",
@@ -25,11 +26,13 @@ EXAMPLES = """examples:
   python run.py study quickstart
   python run.py study quickstart --dry-run
   python run.py study quickstart training.learning_rate=5e-4 runtime.storage=/tmp/slow
+  python run.py evaluate quickstart --fail-if-gap-above 5
   python run.py study my_recipe.yaml model.engine=vllm runtime.trainers.workers=2
   python run.py evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz
 
 Running a command again goes on where it stopped, and does nothing where all is done.
-Exit codes: 0 done, 1 a bug (with its traceback), 2 something you can mend (one line says what), 130 interrupted.
+Exit codes: 0 done; 1 a gate not passed (one line), or a bug (with its traceback); 2 something you can mend (one line
+says what); 130 interrupted.
 """
 
 
@@ -48,7 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.dry_run:
             _show(recipe)
         else:
-            _command(options.command)(recipe)
+            gate = {"fail_if_gap_above": options.fail_if_gap_above} if options.command == "evaluate" else {}
+            _command(options.command)(recipe, **gate)
+    except GateError as error:
+        print(f"gate: {error}", file=sys.stderr)
+        return 1
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -75,11 +82,17 @@ def _parser() -> argparse.ArgumentParser:
             "overrides", nargs="*", default=[], metavar="section.field=value", help="settings to change"
         )
         command.add_argument("--dry-run", action="store_true", help="show the settings and what would run, then stop")
+    commands.choices["evaluate"].add_argument(
+        "--fail-if-gap-above",
+        type=float,
+        metavar="POINTS",
+        help="exit 1 with one line if the GAP (of the checkpoint, or without one of the model) is larger",
+    )
     commands.add_parser("recipes", help="list the recipes that come with the project")
     return parser
 
 
-def _command(name: str) -> Callable[[Recipe], None]:
+def _command(name: str) -> Callable[..., None]:
     # Imported here, so that --help and a misspelt field answer at once.
     from pipelines import study
 
@@ -101,6 +114,8 @@ def _show(recipe: Recipe) -> None:
     from pipelines.study import describe
 
     shown = {"name": recipe.name, "description": recipe.description, **recipe.study.model_dump(mode="json")}
+    if recipe.sweep:
+        shown["sweep"] = {name: list(values) for name, values in recipe.sweep.items()}
     shown["runtime"] = recipe.runtime.model_dump(mode="json")
     print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
     print(describe(recipe))

@@ -23,7 +23,7 @@ from pos2distill.store.artifacts import Manifest, write_bytes
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.rows import RowSource
-from pos2distill.training.stepper import Stepper, build_stepper
+from pos2distill.training.stepper import Stepper, build_stepper, has_resident_teacher
 from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
 from pos2distill.training.trackers import open_trackers
 from pos2distill.training.trainer import Ranks, StepRecord, train
@@ -35,7 +35,7 @@ STEPS_FILE = "steps.jsonl"
 def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
     """Train, and write `model/` (Hugging Face format) and `steps.jsonl` (one line a step).
 
-    Counts: rows = examples * (K + 1); every row once an epoch.
+    Counts: rows = examples * (K + 1), or K without an anchor; every row once an epoch.
     """
     start = time.monotonic()
     trainers = recipe.runtime.trainers
@@ -85,9 +85,11 @@ def _train_worker(config: dict[str, Any]) -> dict[str, int]:
     study = recipe.study
     source = make_source(study, plan)
     stepper = build_stepper(study, recipe.runtime.trainers, device)
-    teacher: TeacherStates = cached_states
-    if study.method.teacher == "resident":
+    teacher: TeacherStates | None = None
+    if has_resident_teacher(study):
         teacher = ResidentStates(stepper.frozen_states, alignment=study.method.alignment)
+    elif study.method.needs_teacher:
+        teacher = cached_states
     log = _StepLog(recipe, plan, source.total_steps, config["board"]) if ranks.rank == 0 else None
     train(study, recipe.runtime.trainers, source, stepper, teacher, ranks, [log] if log else [])
     _save(stepper, study, plan, write=ranks.rank == 0)

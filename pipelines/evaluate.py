@@ -1,4 +1,4 @@
-"""Stage `evaluate`: greedy answers at every slot, judged, one table of predictions."""
+"""Stage `evaluate`: greedy answers at every placement, judged, one table of predictions."""
 
 import time
 
@@ -6,54 +6,63 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from pipelines.generate import Placement, generate
-from pipelines.plan import Plan
+from pipelines.generate import Asked, generate
 from pipelines.ray_session import ray_session, require_resources
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.tasks.permutations import spread_slots
+from pos2distill.tasks.permutations import evaluated_placements
+
+PREDICTIONS = "predictions.parquet"
 
 
-def evaluation_placements(study: Study) -> list[Placement]:
-    """The prompt lengths and slots that are asked for, the length trained on first."""
-    main = (study.data.documents, spread_slots(study.data.documents, study.evaluation.slots))
-    others = [(n, spread_slots(n, study.evaluation.other_slots)) for n in study.evaluation.other_documents]
-    return [main, *others]
+def evaluated(study: Study) -> list[Asked]:
+    """The prompt lengths and placements that are asked for, the length trained on first."""
+    wanted = [(study.data.documents, study.evaluation.slots)]
+    wanted += [(documents, study.evaluation.other_slots) for documents in study.evaluation.other_documents]
+    return [
+        Asked(documents, {hops: evaluated_placements(documents, hops, slots) for hops in study.data.hops})
+        for documents, slots in wanted
+    ]
 
 
-def make_scores(recipe: Recipe, plan: Plan, artifact: Artifact, model: ModelSection, label: str) -> Manifest:
-    """Ask one model the evaluation examples at every slot and write `predictions.parquet`.
+def make_scores(recipe: Recipe, examples: Artifact, artifact: Artifact, model: ModelSection, label: str) -> Manifest:
+    """Ask one model the evaluation examples at every placement and write the predictions.
 
     Counts: prompts = right + wrong.
 
     Args:
-        artifact: where the predictions go. model: the recipe's own, or the distilled one. label: for the progress bar.
+        examples: the split. artifact: where the predictions go. model: the recipe's own, or the distilled one.
+        label: for the progress bar.
     """
     start = time.monotonic()
-    study = recipe.study
-    examples = plan.examples.read_table("evaluation.parquet")
-    placements = evaluation_placements(study)
-    total = len(examples) * sum(len(slots) for _, slots in placements)
+    table = examples.read_table("evaluation.parquet")
+    predictions = ask(recipe, model, table, evaluated(recipe.study), label)
+    right = pc.sum(predictions["correct"]).as_py()
+    counts = {"examples": len(table), "prompts": len(predictions), "right": right, "wrong": len(predictions) - right}
+    with artifact.writing():
+        artifact.write_table(PREDICTIONS, predictions)
+        return artifact.publish(counts=counts, seconds={"evaluate": time.monotonic() - start})
+
+
+def ask(recipe: Recipe, model: ModelSection, examples: pa.Table, asked: list[Asked], label: str) -> pa.Table:
+    """Greedy answers to every example at every placement: a sorted table of `PREDICTION_SCHEMA`."""
+    hops = [sum(document["hop"] is not None for document in row) for row in examples["documents"].to_pylist()]
+    total = sum(len(each.placements[count]) for count in hops for each in asked)
     parts = []
-    with ray_session(), tqdm(desc=f"evaluate {label}", total=total, unit="prompt") as bar:
+    with ray_session(), tqdm(desc=label, total=total, unit="prompt") as bar:
         pool = recipe.runtime.samplers
         require_resources("evaluation", cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
         answers = generate(
             recipe,
             model,
             examples,
-            placements,
+            asked,
             temperature=0.0,
             top_p=1.0,
-            max_new_tokens=study.evaluation.max_new_tokens,
+            max_new_tokens=recipe.study.evaluation.max_new_tokens,
         ).select_columns(PREDICTION_SCHEMA.names)
         for part in answers.iter_batches(batch_size=None, batch_format="pyarrow"):
             parts.append(part.cast(PREDICTION_SCHEMA))
             bar.update(len(part))
-    table = pa.concat_tables(parts).sort_by([(name, "ascending") for name in ("documents", "example_id", "slot")])
-    right = pc.sum(table["correct"]).as_py()
-    counts = {"examples": len(examples), "prompts": len(table), "right": right, "wrong": len(table) - right}
-    with artifact.writing():
-        artifact.write_table("predictions.parquet", table)
-        return artifact.publish(counts=counts, seconds={"evaluate": time.monotonic() - start})
+    return pa.concat_tables(parts).sort_by([(name, "ascending") for name in ("documents", "example_id", "placement")])

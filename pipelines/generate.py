@@ -2,7 +2,8 @@
 
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import ray.data
@@ -15,14 +16,28 @@ from pos2distill.randomness import derive_seed
 from pos2distill.records import ANSWER_SCHEMA, PROMPT_SCHEMA, example_from_row
 from pos2distill.sampling.engine import SamplingParams, build_engine
 from pos2distill.sampling.judge import Judge
+from pos2distill.tasks.permutations import Placement
 from pos2distill.tasks.prompts import PromptBuilder
 
-Placement = tuple[int, tuple[int, ...]]
-"""A number of documents, and the slots at which the gold one is asked for."""
+# What an answer takes over from its prompt.
+_CARRIED = ("example_id", "documents", "placement", "group", "slots", "prompt_ids", "seed")
 
 
-def build_prompts(batch: pa.Table, study: Study, placements: tuple[Placement, ...], max_new_tokens: int) -> pa.Table:
-    """Examples to a table of `PROMPT_SCHEMA`: one prompt for each example, number of documents and slot.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A number of documents, and the placements of gold documents that are asked for, by the number of hops."""
+
+    documents: int
+    placements: Mapping[int, tuple[Placement, ...]]
+
+    @property
+    def most(self) -> int:
+        """The most prompts that one example gives."""
+        return max(map(len, self.placements.values()))
+
+
+def build_prompts(batch: pa.Table, study: Study, asked: Sequence[Asked], max_new_tokens: int) -> pa.Table:
+    """Examples to a table of `PROMPT_SCHEMA`: one prompt for each example, number of documents and placement.
 
     Prompts of one length stand together, so that batches need little padding.
     """
@@ -32,14 +47,16 @@ def build_prompts(batch: pa.Table, study: Study, placements: tuple[Placement, ..
         {
             "example_id": example.example_id,
             "answers": example.answers,
-            "documents": documents,
-            "slot": slot,
-            "prompt_ids": build(example, documents, slot),
-            "seed": derive_seed(study.seed, "sample", example.example_id, documents, slot),
+            "documents": each.documents,
+            "placement": number,
+            "group": placement.group,
+            "slots": placement.slots,
+            "prompt_ids": build(example, each.documents, placement.slots),
+            "seed": derive_seed(study.seed, "sample", example.example_id, each.documents, *placement.slots),
         }
-        for documents, slots in placements
+        for each in asked
         for example in examples
-        for slot in slots
+        for number, placement in enumerate(each.placements[len(example.golds)])
     ]
     return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)
 
@@ -60,6 +77,7 @@ class Answer:
         self.params = params
         self.judge = Judge(
             tokenizer,
+            metric=recipe.study.data.metric,
             end_of_turn=end_of_turn_id(tokenizer),
             stop_ids=params.stop_ids,
             keep=recipe.study.sampling.keep,
@@ -73,13 +91,14 @@ class Answer:
         prompts = [ids.values.to_numpy() for ids in batch["prompt_ids"]]
         completions = await self.engine.generate(prompts, self.params, batch["seed"].to_pylist())
         judged = list(map(self.judge, completions, batch["answers"].to_pylist()))
-        columns = {name: batch[name] for name in ("example_id", "documents", "slot", "prompt_ids", "seed")} | {
+        columns = {name: batch[name] for name in _CARRIED} | {
             "sampled_ids": [completion.token_ids for completion in completions],
             "finish_reason": [completion.finish_reason for completion in completions],
             "text": [answer.text for answer in judged],
             "response_ids": [answer.response_ids for answer in judged],
             "cut_text": [answer.cut_text for answer in judged],
             "correct": [answer.correct for answer in judged],
+            "f1": [answer.f1 for answer in judged],
             "outcome": [answer.outcome for answer in judged],
         }
         return pa.table({name: columns[name] for name in ANSWER_SCHEMA.names}, schema=ANSWER_SCHEMA)
@@ -89,7 +108,7 @@ def generate(
     recipe: Recipe,
     model: ModelSection,
     examples: pa.Table,
-    placements: Iterable[Placement],
+    asked: Sequence[Asked],
     *,
     temperature: float,
     top_p: float,
@@ -100,11 +119,10 @@ def generate(
     Args:
         model: the recipe's own, or the distilled one.
         examples: a table of `EXAMPLE_SCHEMA`.
-        placements: where gold documents are put.
+        asked: prompt lengths and placements.
     """
-    placements = tuple(placements)
     pool = recipe.runtime.samplers
-    size = _examples_in_block(len(examples), sum(len(slots) for _, slots in placements), pool)
+    size = _examples_in_block(len(examples), sum(each.most for each in asked), pool)
     blocks = [examples.slice(start, size) for start in range(0, len(examples), size)]
     study = recipe.study.model_copy(update={"model": model})
     params = SamplingParams(temperature, top_p, max_new_tokens, tuple(stop_token_ids(model, load_tokenizer(model))))
@@ -112,7 +130,7 @@ def generate(
         ray.data.from_arrow(blocks)
         .map_batches(
             build_prompts,
-            fn_args=(study, placements, max_new_tokens),
+            fn_args=(study, asked, max_new_tokens),
             batch_format="pyarrow",
             # Tokenising is far cheaper than generating, and each process that does it loads transformers first.
             compute=TaskPoolStrategy(size=pool.max),

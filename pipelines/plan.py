@@ -4,8 +4,9 @@ A changed setting changes the fingerprints from its stage on; a changed data fil
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-from pos2distill.config import Recipe, fingerprint
+from pos2distill.config import MethodSection, Recipe, Study, fingerprint
 from pos2distill.models.load import model_digest
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact
@@ -13,26 +14,44 @@ from pos2distill.tasks.readers import file_digest
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """Another task that both models are asked too (`evaluation.transfer`)."""
+
+    recipe: Recipe
+    examples: Artifact
+    base_scores: Artifact
+    distilled_scores: Artifact
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """The artifacts of one study, in the order they are made."""
+    """The artifacts of one study, in the order they are made. slot_scores: where the advantageous slot is measured."""
 
     examples: Artifact
     base_scores: Artifact
+    slot_scores: Artifact | None
     samples: Artifact
     checkpoint: Artifact
     distilled_scores: Artifact
+    transfers: dict[str, Transfer]
     fingerprint: str
 
     @property
     def artifacts(self) -> dict[str, Artifact]:
         """Stage by stage, by the names that people see."""
-        return {
-            "examples": self.examples,
-            "evaluate base": self.base_scores,
+        stages = {"examples": self.examples, "evaluate base": self.base_scores}
+        if self.slot_scores:
+            stages["choose slot"] = self.slot_scores
+        stages |= {
             "sample": self.samples,
             "distill": self.checkpoint,
             "evaluate distilled": self.distilled_scores,
         }
+        for name, transfer in self.transfers.items():
+            stages[f"{name}: examples"] = transfer.examples
+            stages[f"{name}: evaluate base"] = transfer.base_scores
+            stages[f"{name}: evaluate distilled"] = transfer.distilled_scores
+        return stages
 
 
 def make_plan(recipe: Recipe) -> Plan:
@@ -41,33 +60,77 @@ def make_plan(recipe: Recipe) -> Plan:
     Raises:
         UserError: if the data file or the model cannot be read.
     """
-    study = recipe.study
-    data = study.data.model_dump(mode="json", exclude={"path"}) | {"digest": file_digest(study.data.path)}
+    study, storage = recipe.study, recipe.storage
     model = study.model.model_dump(mode="json", exclude={"path"}) | {"digest": model_digest(study.model)}
-
-    lengths = sorted({study.data.documents, *study.evaluation.other_documents})
-    examples = fingerprint(SCHEMA_VERSION, data, lengths[-1], study.seed)
-    # How many examples are trained on does not change which are evaluated.
-    asked = {key: value for key, value in data.items() if key != "train_examples"}
-    shown = study.evaluation.model_dump(mode="json", exclude={"resamples"})
-    evaluation = fingerprint(SCHEMA_VERSION, asked, shown, study.seed)
-    base_scores = fingerprint(evaluation, model)
+    data = _data_identity(study)
     method = study.method
-    # And how many are evaluated, or over how many documents, does not change which are trained on.
+    # How many examples are evaluated, or over how many documents, does not change which are trained on.
     trained = {key: value for key, value in data.items() if key != "evaluation_examples"}
-    states = method.alignment if method.teacher == "cached" else None
-    samples = fingerprint(SCHEMA_VERSION, trained, model, study.sampling, study.advantageous_slot, states, study.seed)
+    where: Any
+    slot_scores = None
+    if method.advantageous_slot == "auto":
+        asked = (method.auto_slots, method.auto_examples, study.evaluation.max_new_tokens)
+        slot_scores = Artifact(storage, "slot-scores", fingerprint(SCHEMA_VERSION, trained, model, asked, study.seed))
+        where = slot_scores.fingerprint
+    else:
+        where = [study.advantageous(hops) for hops in study.data.hops]
+    states = method.alignment if method.needs_teacher and method.teacher == "cached" else None
+    samples = fingerprint(SCHEMA_VERSION, trained, model, study.sampling, where, states, study.seed)
     # Only weights of a micro-batch depend on how the global batch is cut.
     trainers = recipe.runtime.trainers
     cut = (trainers.workers, trainers.micro_batch_rows) if method.weights_scope == "micro" else None
-    checkpoint = fingerprint(samples, method, study.training, cut)
-    distilled_scores = fingerprint(evaluation, checkpoint)
-    storage = recipe.storage
+    checkpoint = fingerprint(samples, _method_identity(method), study.training, cut)
+    base_scores, distilled_scores = (
+        fingerprint(_evaluation_identity(study, data), each) for each in (model, checkpoint)
+    )
+    transfers = {name: _plan_transfer(recipe, other, model, checkpoint) for name, other in recipe.transfers.items()}
+    shown = [each.distilled_scores.fingerprint for each in transfers.values()]
     return Plan(
-        examples=Artifact(storage, "examples", examples),
+        examples=_examples(study, data, storage),
         base_scores=Artifact(storage, "base-scores", base_scores),
+        slot_scores=slot_scores,
         samples=Artifact(storage, "samples", samples),
         checkpoint=Artifact(storage, "checkpoint", checkpoint),
         distilled_scores=Artifact(storage, "distilled-scores", distilled_scores),
-        fingerprint=fingerprint(base_scores, distilled_scores, study.evaluation.resamples),
+        transfers=transfers,
+        fingerprint=fingerprint(base_scores, distilled_scores, study.evaluation.resamples, *shown),
     )
+
+
+def _plan_transfer(recipe: Recipe, other: Study, model: dict[str, Any], checkpoint: str) -> Transfer:
+    """The other study's data and evaluation, asked of this recipe's models."""
+    study = recipe.study.model_copy(update={"data": other.data, "evaluation": other.evaluation})
+    data = _data_identity(study)
+    identity = _evaluation_identity(study, data)
+    return Transfer(
+        recipe.model_copy(update={"study": study}),
+        _examples(study, data, recipe.storage),
+        Artifact(recipe.storage, "base-scores", fingerprint(identity, model)),
+        Artifact(recipe.storage, "distilled-scores", fingerprint(identity, checkpoint)),
+    )
+
+
+def _examples(study: Study, data: dict[str, Any], storage: str) -> Artifact:
+    longest = max(study.data.documents, *study.evaluation.other_documents, 0)
+    return Artifact(storage, "examples", fingerprint(SCHEMA_VERSION, data, longest, study.seed))
+
+
+def _data_identity(study: Study) -> dict[str, Any]:
+    """The data section with the file's digest in place of its path."""
+    return study.data.model_dump(mode="json", exclude={"path"}) | {"digest": file_digest(study.data.path)}
+
+
+def _evaluation_identity(study: Study, data: dict[str, Any]) -> str:
+    """What is asked. How many examples are trained on does not change which are evaluated."""
+    asked = {key: value for key, value in data.items() if key != "train_examples"}
+    shown = study.evaluation.model_dump(mode="json", exclude={"resamples", "transfer"})
+    return fingerprint(SCHEMA_VERSION, asked, shown, study.seed)
+
+
+def _method_identity(method: MethodSection) -> dict[str, Any]:
+    """The method with its own choices made, so that a default that is written out is the same method."""
+    measured = {"advantageous_slot", "auto_slots", "auto_examples"}  # in the samples' fingerprint
+    resolved: dict[str, Any] = {"weights": method.row_weights, "anchor_weight": method.anchor}
+    if not method.needs_teacher:
+        resolved["teacher"] = "none"
+    return method.model_dump(mode="json", exclude=measured) | resolved

@@ -1,9 +1,12 @@
 """Stage `report`: everything the artifacts hold, for people and programs."""
 
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
+from pipelines.choose import with_choice
 from pipelines.distill import MODEL_FOLDER, read_steps
-from pipelines.evaluate import evaluation_placements
+from pipelines.evaluate import PREDICTIONS, evaluated
 from pipelines.plan import Plan
 from pos2distill.config import Recipe
 from pos2distill.evaluation.report import (
@@ -14,7 +17,8 @@ from pos2distill.evaluation.report import (
     render_model_card,
     render_report,
 )
-from pos2distill.store.artifacts import Manifest, write_bytes, write_json
+from pos2distill.evaluation.sweep import CellResult, render_sweep
+from pos2distill.store.artifacts import Artifact, Manifest, write_bytes, write_json
 from pos2distill.tasks.datasets import dataset_name
 from pos2distill.urls import open_url
 
@@ -38,14 +42,36 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
     return inputs.main
 
 
-def _gather(recipe: Recipe, plan: Plan) -> ReportInputs:
+def make_sweep_report(recipe: Recipe, cells: Sequence[tuple[dict[str, Any], Recipe, Plan]]) -> None:
+    """Write `report/` of a sweep: one table and one plot, intervals over seeds."""
+    results = []
+    for settings, cell, plan in cells:
+        own = {
+            f"{each.documents} documents": _compare(cell, plan.base_scores, plan.distilled_scores, each.documents)
+            for each in evaluated(cell.study)
+        }
+        others = {
+            name: _compare(cell, each.base_scores, each.distilled_scores, each.recipe.study.data.documents)
+            for name, each in plan.transfers.items()
+        }
+        results.append(CellResult(settings, own | others))
+    fs, root = open_url(recipe.storage, "runtime.storage")
+    fs.makedirs(f"{root}/report", exist_ok=True)
+    for name, data in render_sweep(recipe.name, recipe.description, results, _versions()).items():
+        write_bytes(fs, f"{root}/report/{name}", data)
+
+
+def _compare(recipe: Recipe, before: Artifact, after: Artifact, documents: int) -> Comparison:
     study = recipe.study
-    before, after = (
-        artifact.read_table("predictions.parquet") for artifact in (plan.base_scores, plan.distilled_scores)
-    )
+    tables = (before.read_table(PREDICTIONS), after.read_table(PREDICTIONS))
+    return compare(*tables, documents, resamples=study.evaluation.resamples, seed=study.seed)
+
+
+def _gather(recipe: Recipe, plan: Plan) -> ReportInputs:
+    recipe = with_choice(recipe, plan)
+    study = recipe.study
     comparisons = [
-        compare(before, after, documents, resamples=study.evaluation.resamples, seed=study.seed)
-        for documents, _ in evaluation_placements(study)
+        _compare(recipe, plan.base_scores, plan.distilled_scores, each.documents) for each in evaluated(study)
     ]
     manifests = {stage: _finished(artifact.manifest()) for stage, artifact in plan.artifacts.items()}
     seconds: dict[str, float] = {}
@@ -56,9 +82,16 @@ def _gather(recipe: Recipe, plan: Plan) -> ReportInputs:
         name=recipe.name,
         description=recipe.description,
         dataset=dataset_name(study.data),
-        advantageous=study.advantageous_slot,
+        metric=study.data.metric,
+        method=study.method.name,
+        advantageous=study.advantageous(min(study.data.hops)),
+        choice=manifests["choose slot"].details if plan.slot_scores else None,
         main=comparisons[0],
         others=comparisons[1:],
+        transfers={
+            name: _compare(recipe, each.base_scores, each.distilled_scores, each.recipe.study.data.documents)
+            for name, each in plan.transfers.items()
+        },
         steps=read_steps(plan),
         counts={stage: manifest.counts for stage, manifest in manifests.items()},
         seconds=seconds,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from pipelines.generate import generate
+from pipelines.generate import Asked, generate
 from pipelines.plan import Plan
 from pipelines.ray_session import device_of, pool_arguments, ray_session, require_resources
 from pipelines.tee import write_samples
@@ -22,6 +22,7 @@ from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.teacher import Teacher
 from pos2distill.store.artifacts import Manifest
 from pos2distill.store.samples import SampleStore
+from pos2distill.tasks.permutations import Placement
 
 _PART_ROWS = 64
 
@@ -84,7 +85,7 @@ def make_samples(recipe: Recipe, plan: Plan) -> Manifest:
 def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: tqdm) -> None:
     study = recipe.study
     pools = [recipe.runtime.samplers]
-    if study.method.teacher == "cached":
+    if cached := study.method.needs_teacher and study.method.teacher == "cached":
         pools.append(recipe.runtime.teachers)
     require_resources(
         "sampling", cpus=sum(pool.min * pool.cpus for pool in pools), gpus=sum(pool.min * pool.gpus for pool in pools)
@@ -93,12 +94,12 @@ def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: tqdm) -> None:
         recipe,
         study.model,
         missing,
-        [(study.data.documents, (study.advantageous_slot,))],
+        [Asked(study.data.documents, {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops})],
         temperature=study.sampling.temperature,
         top_p=study.sampling.top_p,
         max_new_tokens=study.sampling.max_new_tokens,
     )
-    if study.method.teacher == "cached":
+    if cached:
         teachers = pool_arguments(recipe.runtime.teachers)
         samples = samples.map_batches(AddTeacherStates, fn_constructor_args=(recipe,), **teachers)
     receipts = samples.map_batches(

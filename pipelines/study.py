@@ -2,20 +2,25 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pipelines.plan import Plan, make_plan
 from pos2distill.config import ModelSection, Recipe
-from pos2distill.errors import UserError
-from pos2distill.evaluation.scores import Curve, to_curve, to_grid
-from pos2distill.store.artifacts import Manifest, claim_storage, other_fingerprints
+from pos2distill.errors import GateError, UserError
+from pos2distill.evaluation.scores import Curve, show_slots, to_curve, to_grid
+from pos2distill.recipes import sweep_cells
+from pos2distill.store.artifacts import Artifact, Manifest, claim_storage, other_fingerprints
 from pos2distill.urls import open_url
 
 Stage = Callable[[Recipe, Plan], Manifest]
 
 
 def run_study(recipe: Recipe) -> None:
-    """The whole chain: examples, base curve, samples, checkpoint, distilled curve, report."""
+    """The whole chain: examples, base curve, samples, checkpoint, distilled curve, report; of a sweep, every cell's."""
+    if recipe.sweep:
+        _run_sweep(recipe)
+        return
     plan = _open(recipe)
     _run(recipe, plan, list(plan.artifacts))
     if _reported_fingerprint(recipe.storage) == plan.fingerprint:
@@ -25,36 +30,52 @@ def run_study(recipe: Recipe) -> None:
         run_report(recipe, plan)
 
 
-def run_evaluate(recipe: Recipe) -> None:
-    """The base model's curve and, once there is a checkpoint, the distilled one's."""
-    plan = _open(recipe)
+def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None:
+    """The base model's curve and, once there is a checkpoint, the distilled one's.
+
+    Args:
+        fail_if_gap_above: in points of 100.
+    Raises:
+        GateError: if the last of these curves has a larger GAP than that.
+    """
+    plan = _open(_one_study(recipe))
     stages = ["examples", "evaluate base"]
     if plan.checkpoint.manifest():
         stages.append("evaluate distilled")
     _run(recipe, plan, stages)
-    settings = recipe.study.evaluation
+    curve = None
     for artifact in (plan.base_scores, plan.distilled_scores):
         if artifact.manifest():
-            grid = to_grid(artifact.read_table("predictions.parquet"), recipe.study.data.documents)
-            _print_curve(artifact.name, to_curve(grid, resamples=settings.resamples, seed=recipe.study.seed))
+            curve = _curve(recipe, artifact)
+            _print_curve(artifact.name, curve)
+    if curve and fail_if_gap_above is not None and 100 * curve.gap > fail_if_gap_above:
+        raise GateError(f"GAP {100 * curve.gap:.1f} is above {fail_if_gap_above:g} (mean {100 * curve.mean:.1f})")
 
 
 def run_sample(recipe: Recipe) -> None:
     """Samples and teacher states."""
-    _run(recipe, _open(recipe), ["examples", "sample"])
+    plan = _open(_one_study(recipe))
+    _run(recipe, plan, ["examples", *(["choose slot"] if plan.slot_scores else []), "sample"])
 
 
 def run_distill(recipe: Recipe) -> None:
     """The checkpoint, from samples that are there."""
-    plan = _open(recipe)
+    plan = _open(_one_study(recipe))
     _require(recipe, plan, ["sample"])
     _run(recipe, plan, ["examples", "distill"])
 
 
 def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
     """The report, from artifacts that are there."""
-    from pipelines.report import make_report
+    from pipelines.report import make_report, make_sweep_report
 
+    if recipe.sweep:
+        cells = [(settings, cell, make_plan(cell)) for settings, cell in sweep_cells(recipe)]
+        for _, cell, each in cells:
+            _require(cell, each, list(each.artifacts))
+        make_sweep_report(recipe, cells)
+        print(f"report      {recipe.storage}/report/index.html")
+        return
     plan = plan or _open(recipe)
     _require(recipe, plan, list(plan.artifacts))
     comparison = make_report(recipe, plan)
@@ -64,12 +85,36 @@ def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
 
 def describe(recipe: Recipe) -> str:
     """What `--dry-run` shows below the configuration: fingerprints, and which stages would run."""
-    plan = make_plan(recipe)
-    lines = [f"# study {plan.fingerprint}, storage {recipe.storage}"]
-    for stage, artifact in plan.artifacts.items():
-        state = "done" if artifact.manifest() else "to run"
-        lines.append(f"#   {stage:<18}  {artifact.fingerprint}  {state}")
+    lines = []
+    for settings, cell in sweep_cells(recipe):
+        plan = make_plan(cell)
+        lines.append(f"# study {plan.fingerprint}, storage {cell.storage}{_shown_settings(settings)}")
+        for stage, artifact in plan.artifacts.items():
+            state = "done" if artifact.manifest() else "to run"
+            lines.append(f"#   {stage:<18}  {artifact.fingerprint}  {state}")
     return "\n".join(lines)
+
+
+def _run_sweep(recipe: Recipe) -> None:
+    """Every cell in the same storage, where cells share the artifacts that their settings do not change."""
+    cells = sweep_cells(recipe)
+    for number, (settings, cell) in enumerate(cells, start=1):
+        print(f"--- study {number} of {len(cells)}{_shown_settings(settings)}", flush=True)
+        plan = _open(cell)
+        _run(cell, plan, list(plan.artifacts))
+    run_report(recipe)
+
+
+def _shown_settings(settings: Mapping[str, Any]) -> str:
+    return "".join(f", {name}={value}" for name, value in settings.items())
+
+
+def _one_study(recipe: Recipe) -> Recipe:
+    if recipe.sweep:
+        raise UserError(
+            f"{recipe.name}: is a sweep of several studies; this command wants one (study and report take it)"
+        )
+    return recipe
 
 
 def _open(recipe: Recipe) -> Plan:
@@ -91,23 +136,70 @@ def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
 
 def _stage(name: str) -> Stage:
     """The function of a stage; its module, and all that this loads, is imported when the stage runs."""
-    if name == "examples":
-        from pipelines.examples import make_examples
+    task, _, own = name.rpartition(": ")
+    if task:
+        return lambda recipe, plan: _transfer_stage(own, recipe, plan, task)
+    return {
+        "examples": _examples_stage,
+        "evaluate base": _evaluate_stage,
+        "choose slot": _choose_stage,
+        "sample": _sample_stage,
+        "distill": _distill_stage,
+        "evaluate distilled": _evaluate_distilled_stage,
+    }[name]
 
-        return make_examples
-    if name == "sample":
-        from pipelines.sample import make_samples
 
-        return make_samples
-    if name == "distill":
-        from pipelines.distill import make_checkpoint
+def _examples_stage(recipe: Recipe, plan: Plan) -> Manifest:
+    from pipelines.examples import make_examples
 
-        return make_checkpoint
+    return make_examples(recipe, plan.examples)
+
+
+def _choose_stage(recipe: Recipe, plan: Plan) -> Manifest:
+    from pipelines.choose import make_choice
+
+    return make_choice(recipe, plan)
+
+
+def _sample_stage(recipe: Recipe, plan: Plan) -> Manifest:
+    from pipelines.choose import with_choice
+    from pipelines.sample import make_samples
+
+    return make_samples(with_choice(recipe, plan), plan)
+
+
+def _distill_stage(recipe: Recipe, plan: Plan) -> Manifest:
+    from pipelines.choose import with_choice
+    from pipelines.distill import make_checkpoint
+
+    return make_checkpoint(with_choice(recipe, plan), plan)
+
+
+def _evaluate_stage(recipe: Recipe, plan: Plan) -> Manifest:
     from pipelines.evaluate import make_scores
 
-    if name == "evaluate base":
-        return lambda recipe, plan: make_scores(recipe, plan, plan.base_scores, recipe.study.model, "base")
-    return lambda recipe, plan: make_scores(recipe, plan, plan.distilled_scores, _distilled(recipe, plan), "distilled")
+    return make_scores(recipe, plan.examples, plan.base_scores, recipe.study.model, "evaluate base")
+
+
+def _evaluate_distilled_stage(recipe: Recipe, plan: Plan) -> Manifest:
+    from pipelines.evaluate import make_scores
+
+    model = _distilled(recipe, plan)
+    return make_scores(recipe, plan.examples, plan.distilled_scores, model, "evaluate distilled")
+
+
+def _transfer_stage(own: str, recipe: Recipe, plan: Plan, task: str) -> Manifest:
+    """A stage of another task, asked of this recipe's models."""
+    from pipelines.evaluate import make_scores
+    from pipelines.examples import make_examples
+
+    transfer = plan.transfers[task]
+    if own == "examples":
+        return make_examples(transfer.recipe, transfer.examples)
+    scores, model = transfer.base_scores, recipe.study.model
+    if own == "evaluate distilled":
+        scores, model = transfer.distilled_scores, _distilled(recipe, plan)
+    return make_scores(transfer.recipe, transfer.examples, scores, model, f"{task}: {own}")
 
 
 def _distilled(recipe: Recipe, plan: Plan) -> ModelSection:
@@ -137,6 +229,12 @@ def _counts(manifest: Manifest) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in manifest.counts.items())
 
 
+def _curve(recipe: Recipe, artifact: Artifact) -> Curve:
+    study = recipe.study
+    grid = to_grid(artifact.read_table("predictions.parquet"), study.data.documents)
+    return to_curve(grid, resamples=study.evaluation.resamples, seed=study.seed)
+
+
 def _print_paths(recipe: Recipe, plan: Plan) -> None:
     print(f"checkpoint  {plan.checkpoint.url}/model")
     print(f"report      {recipe.storage}/report/index.html")
@@ -146,7 +244,9 @@ def _print_comparison(before: Curve, after: Curve) -> None:
     print(f"\naccuracy by position of the gold document among {before.documents}, {before.examples} examples each")
     print("position  before                   after")
     for slot, old, new in zip(before.slots, before.accuracy_by_slot, after.accuracy_by_slot, strict=True):
-        print(f"{slot + 1:>8}  {old:.2f} {_bar(old)}  {new:.2f} {_bar(new)}")
+        print(f"{show_slots(slot):>8}  {old:.2f} {_bar(old)}  {new:.2f} {_bar(new)}")
+    for group, old in before.by_group.items():
+        print(f"{group:>12}  {old:.3f}                {after.by_group[group]:.3f}")
     print(f"    mean  {before.mean:.3f}                    {after.mean:.3f}")
     print(f"     GAP  {before.gap:.3f}                    {after.gap:.3f}\n")
 
@@ -154,8 +254,12 @@ def _print_comparison(before: Curve, after: Curve) -> None:
 def _print_curve(label: str, curve: Curve) -> None:
     print(f"\n{label}: {curve.documents} documents, {curve.examples} examples at each position")
     for slot, accuracy in zip(curve.slots, curve.accuracy_by_slot, strict=True):
-        print(f"{slot + 1:>8}  {accuracy:.2f} {_bar(accuracy)}")
-    print(f"    mean  {curve.mean:.3f} [{curve.ci95[0]:.3f}, {curve.ci95[1]:.3f}], GAP {curve.gap:.3f}")
+        print(f"{show_slots(slot):>8}  {accuracy:.2f} {_bar(accuracy)}")
+    for group, accuracy in curve.by_group.items():
+        print(f"{group:>12}  {accuracy:.3f}")
+    print(
+        f"    mean  {curve.mean:.3f} [{curve.ci95[0]:.3f}, {curve.ci95[1]:.3f}], GAP {curve.gap:.3f}, F1 {curve.f1:.3f}"
+    )
 
 
 def _bar(share: float, width: int = 18) -> str:

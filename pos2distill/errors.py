@@ -11,6 +11,10 @@ class UserError(Exception):
     """What a user gave cannot be used. Its message is one line: where, what was expected, what came."""
 
 
+class GateError(Exception):
+    """A model does not pass a gate that was asked for: one line, exit code 1."""
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """A hint with the nearest right name, to append to a message: `"; did you mean 'x'?"`, or the whole choice."""
     choices = sorted(options)

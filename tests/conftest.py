@@ -14,7 +14,8 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from pos2distill.config import Recipe, load_recipe
+from pos2distill.config import Recipe
+from pos2distill.recipes import load_recipe
 
 # The same examples on every run, and no deadline on a busy machine.
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)

@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 
 from pipelines.distill import make_source
 from pipelines.plan import make_plan
-from pos2distill.config import load_recipe
 from pos2distill.losses.kl import mean_by_row
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.responses import collate, predicting_hidden
+from pos2distill.recipes import load_recipe
 from pos2distill.training.schedule import learning_rate
 
 

@@ -8,16 +8,22 @@ from typing import Any
 
 import jinja2
 
-from pos2distill.evaluation.plots import plot_curves, plot_loss, plot_weights
-from pos2distill.evaluation.scores import Curve, paired_difference, to_curve, to_grid
+from pos2distill.evaluation.plots import is_pair_grid, plot_curves, plot_heat_maps, plot_loss, plot_weights
+from pos2distill.evaluation.scores import Curve, paired_difference, show_slots, to_curve, to_grid
+from pos2distill.records import Slots
 
-_TEMPLATES = jinja2.Environment(
+TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=jinja2.select_autoescape(["html.j2"]),
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.filters["slots"] = show_slots
+METRICS = {
+    "sub_em": "sub_em of the first line, SQuAD normalisation, greedy",
+    "em": "em of what follows 'The answer is:', SQuAD normalisation, greedy",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +37,21 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """All that a report tells. `main` has the length trained on; `others` further lengths."""
+    """All that a report tells. `main` has the length trained on; `others` further lengths; `transfers` other tasks.
+
+    choice: how the advantageous slots were measured, if they were.
+    """
 
     name: str
     description: str
     dataset: str
-    advantageous: int
+    metric: str
+    method: str
+    advantageous: Slots
+    choice: Mapping[str, Any] | None
     main: Comparison
     others: Sequence[Comparison]
+    transfers: Mapping[str, Comparison]
     steps: Sequence[Mapping[str, Any]]
     counts: Mapping[str, Mapping[str, int]]
     seconds: Mapping[str, float]
@@ -59,10 +72,14 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
     """What programs read: curves, paired difference, counts, seconds."""
     return {
         "name": inputs.name,
-        "metric": "sub_em of the first line, SQuAD normalisation, greedy",
+        "metric": METRICS[inputs.metric],
         "dataset": inputs.dataset,
-        **_summarise(inputs.main),
-        "other_documents": {str(other.before.documents): _summarise(other) for other in inputs.others},
+        "method": inputs.method,
+        "advantageous_slots": inputs.advantageous,
+        "choice": inputs.choice,
+        **summarise(inputs.main),
+        "other_documents": {str(other.before.documents): summarise(other) for other in inputs.others},
+        "transfers": {name: summarise(each) for name, each in inputs.transfers.items()},
         "counts": inputs.counts,
         "seconds": inputs.seconds,
         "checkpoint": inputs.checkpoint,
@@ -72,22 +89,30 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
 
 def render_report(inputs: ReportInputs) -> dict[str, bytes]:
     """The report's files by name: `index.html` with its pictures inside, and the pictures."""
+    one_hop = len(inputs.advantageous) == 1
+    before, after = inputs.main.before, inputs.main.after
     pictures = {
-        "accuracy.png": plot_curves(inputs.main.before, inputs.main.after, advantageous=inputs.advantageous),
+        "accuracy.png": plot_curves(before, after, advantageous=inputs.advantageous[0] if one_hop else None),
         "loss.png": plot_loss(inputs.steps),
-        "weights.png": plot_weights(inputs.steps, inputs.main.before.documents),
     }
+    if one_hop:
+        pictures["weights.png"] = plot_weights(inputs.steps, before.documents)
+    if is_pair_grid(before):
+        pictures["heat-map.png"] = plot_heat_maps(before, after)
     for other in inputs.others:
         pictures[f"accuracy-{other.before.documents}-documents.png"] = plot_curves(other.before, other.after, width=5)
     embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
-    html = _TEMPLATES.get_template("report.html.j2").render(report=inputs, pictures=embedded)
+    html = TEMPLATES.get_template("report.html.j2").render(
+        report=inputs, pictures=embedded, metric=METRICS[inputs.metric]
+    )
     return {"index.html": html.encode(), **pictures}
 
 
 def render_model_card(inputs: ReportInputs) -> str:
     """The checkpoint's README.md: where it comes from and its measured curve."""
-    return _TEMPLATES.get_template("model_card.md.j2").render(report=inputs)
+    return TEMPLATES.get_template("model_card.md.j2").render(report=inputs, metric=METRICS[inputs.metric])
 
 
-def _summarise(comparison: Comparison) -> dict[str, Any]:
+def summarise(comparison: Comparison) -> dict[str, Any]:
+    """A comparison as plain values."""
     return {"base": asdict(comparison.before), "distilled": asdict(comparison.after), "paired": comparison.paired}

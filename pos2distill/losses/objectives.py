@@ -1,36 +1,43 @@
-"""The R1 objective as one coefficient a row, so that any cut of the global batch sums to the same loss.
+"""Every objective as one coefficient a row, so that any cut of the global batch sums to the same loss.
 
 Shapes: N rows of the global batch.
 """
 
-from typing import Literal
-
+import torch
 from torch import Tensor
 
-from pos2distill.losses.weights import position_weights
+from pos2distill.config import MethodSection
+from pos2distill.losses.weights import adaptive_weights, position_weights
+
+# What stands in place of a slot: rows at the advantageous slots, and rows that only make ranks equally long.
+ANCHOR, FILLER = -1, -2
 
 
-def r1_coefficients(
-    kl_N: Tensor,
-    slot_N: Tensor,
-    *,
-    anchor: int,
-    anchor_weight: float = 1.0,
-    variant: Literal["paper", "official", "uniform"] = "paper",
-) -> Tensor:
-    """Coefficients c such that the loss is sum(c * KL).
+def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor, slot_N: Tensor) -> Tensor:
+    """Coefficients c such that the loss is sum(c * row loss).
 
-        L = sum_trivial alpha * KL + lambda * mean_anchor KL
+        r1, kl+align, kl:  L = sum_trivial alpha * KL + lambda * mean_anchor KL
+        sft, seqkd:        L = mean_trivial CE + lambda * mean_anchor CE
+        r2:                the same with K * mean_trivial: the paper's sum over the K prompts of an example
 
-    So c is alpha on a trivial row and lambda / (number of anchor rows) on an anchor row. The sum is linear in the
-    rows: ranks and micro-batches add up their parts.
+    So c is the row's weight on a trivial row and lambda / (number of anchor rows) on an anchor row. The sum is linear
+    in the rows: ranks and micro-batches add up their parts.
     Source: arXiv:2508.15709, "Training Objective".
 
     Args:
-        kl_N: (N,) nats, of the whole global batch. slot_N: (N,) int. anchor: the advantageous slot.
-        anchor_weight: lambda.
-    Returns: (N,) float32, detached.
+        method: weights and lambda.
+        loss_N: (N,) nats, of the whole global batch; not looked at for uniform weights.
+        reference_N: (N,) nats, the frozen model's cross-entropies; looked at for adaptive weights only.
+        slot_N: (N,) int, which slot a trivial row is at; or ANCHOR, or FILLER.
+    Returns: (N,) float32, detached; 0 for filler.
     """
-    anchor_N = (slot_N == anchor).float()
-    alpha_N = position_weights(kl_N, slot_N, anchor=anchor, variant=variant)
-    return alpha_N + anchor_weight * anchor_N / anchor_N.sum().clamp_min(1)
+    real_N = slot_N != FILLER
+    loss_M, slot_M = loss_N[real_N], slot_N[real_N]
+    anchor_M = (slot_M == ANCHOR).float()
+    if method.row_weights == "adaptive":
+        weight_M = adaptive_weights(loss_M, reference_N[real_N], slot_M != ANCHOR)
+    else:
+        weight_M = position_weights(loss_M, slot_M, anchor=ANCHOR, variant=method.row_weights)
+    scale = method.k if method.name == "r2" else 1
+    coefficient_M = scale * weight_M + method.anchor * anchor_M / anchor_M.sum().clamp_min(1)
+    return torch.zeros_like(loss_N).masked_scatter(real_N, coefficient_M)

@@ -1,4 +1,4 @@
-"""How much each trivial row counts: position-aware weights of the paper, of its code, and none.
+"""How much each trivial row counts: position-aware weights of the paper, of its code, and ours for cross-entropies.
 
 Shapes: N rows of the global batch, M trivial rows, P trivial slots present.
 """
@@ -45,3 +45,27 @@ def position_weights(
     if variant == "official":
         alpha_M = alpha_M * len(slots) / bin_M.bincount(minlength=len(slots))[bin_M]
     return torch.zeros_like(kl_N).masked_scatter(trivial_N, alpha_M)
+
+
+def adaptive_weights(ce_N: Tensor, reference_N: Tensor, trivial_N: Tensor) -> Tensor:
+    """Weight each trivial cross-entropy by how much harder its slots are than the advantageous ones.
+
+        excess_i = max(0, CE_i - CE_i^adv)
+        w_i      = (1/2 + 1/2 * excess_i / mean_trivial(excess)) / M
+
+    CE_i^adv is the frozen model's loss on the same response at the advantageous slots, so that a response which is
+    hard anywhere does not count for a hard slot. The weights sum to 1; half of each is the same for every row, so that
+    no row is given up. N is the global batch, and the mean is over all of it: like the paper's alpha, no cut changes
+    it.
+    Ours; the paper leaves weights for R2 as future work (arXiv:2508.15709, "Limitations").
+
+    Args:
+        ce_N, reference_N: (N,) nats, mean over response tokens. trivial_N: (N,) bool.
+    Returns: (N,) float32, detached; 0 where not trivial.
+    """
+    trivial_N = trivial_N.float()
+    count = trivial_N.sum().clamp_min(1)
+    excess_N = (ce_N - reference_N).detach().float().clamp_min(0) * trivial_N
+    mean = excess_N.sum() / count
+    share_N = excess_N / mean if mean > 0 else torch.ones_like(excess_N)
+    return trivial_N * (0.5 + 0.5 * share_N) / count

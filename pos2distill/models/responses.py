@@ -22,13 +22,14 @@ class ResponseBatch:
     """B rows of prompt + response, padded on the right, and where each response is predicted.
 
     input_ids_BL, attention_mask_BL: int64. row_T: the row of each response token. position_T: the place in its row
-    whose logits predict it.
+    whose logits predict it. target_T: the response tokens themselves, int64.
     """
 
     input_ids_BL: Tensor
     attention_mask_BL: Tensor
     row_T: Tensor
     position_T: Tensor
+    target_T: Tensor
 
     def to(self, device: torch.device | str) -> "ResponseBatch":
         """The same batch on a device."""
@@ -59,7 +60,8 @@ def collate(
         start = len(prompt) - lag
         positions.append(torch.arange(start, start + len(response)))
         rows.append(torch.full((len(response),), row))
-    return ResponseBatch(input_ids_BL, attention_mask_BL, torch.cat(rows), torch.cat(positions))
+    target_T = torch.from_numpy(np.concatenate(responses).astype(np.int64))
+    return ResponseBatch(input_ids_BL, attention_mask_BL, torch.cat(rows), torch.cat(positions), target_T)
 
 
 def predicting_hidden(lm: nn.Module, batch: ResponseBatch) -> Tensor:

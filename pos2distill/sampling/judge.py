@@ -1,4 +1,4 @@
-"""From a completion to a judged answer: cut to the first line, judge, keep."""
+"""From a completion to a judged answer: cut, judge, keep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,28 +9,32 @@ from transformers import PreTrainedTokenizerBase
 
 from pos2distill.models.responses import Tokens
 from pos2distill.sampling.engine import Completion
-from pos2distill.tasks.judge import first_line, sub_exact_match
+from pos2distill.tasks.judge import first_line, score
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A response cut, judged and sorted.
 
-    response_ids: the first line's tokens, closed by the end-of-turn token; this is what is distilled.
-    outcome: `kept`, or why not: `wrong` (no answer in the first line), `empty` (nothing in it).
+    response_ids: the tokens of cut_text, closed by the end-of-turn token; this is what is distilled.
+    outcome: `kept`, or why not: `wrong`, `empty` (no text in it).
     """
 
     text: str
     cut_text: str
     response_ids: Tokens
     correct: bool
+    f1: float
     outcome: Literal["kept", "wrong", "empty"]
 
 
 class Judge:
     """Cuts and judges completions.
 
+    Retrieval (`sub_em`) keeps the first line alone, as the benchmarks judge it; a chain of thought (`em`) stays whole.
+
     Args:
+        metric: of the data set.
         tokenizer: decodes; and encodes a cut line whose end falls inside a token.
         end_of_turn: the id that closes an assistant's turn.
         stop_ids: all ids that end generation.
@@ -41,29 +45,32 @@ class Judge:
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        metric: Literal["sub_em", "em"],
         end_of_turn: int,
         stop_ids: Sequence[int],
         keep: Literal["correct", "all"],
     ) -> None:
         self.tokenizer = tokenizer
+        self.metric = metric
         self.end_of_turn = end_of_turn
         self.stop_ids = frozenset(stop_ids)
         self.keep = keep
 
     def __call__(self, completion: Completion, answers: Sequence[str]) -> Judged:
-        """Cut, judge, keep: in this order, so that an answer after the first line does not count."""
+        """Cut, judge, keep: in this order, so that what is cut away does not count."""
         ids = completion.token_ids
         if len(ids) and int(ids[-1]) in self.stop_ids:
             ids = ids[:-1]
         text = self._decode(ids)
-        cut_text = first_line(text)
-        correct = sub_exact_match(cut_text, answers)
+        cut_text = first_line(text) if self.metric == "sub_em" else text.strip()
+        kept_ids = self._cut(ids, text) if self.metric == "sub_em" else ids
+        correct, f1 = score(self.metric, cut_text, answers)
         outcome: Literal["kept", "wrong", "empty"] = "kept"
         if not cut_text:
             outcome = "empty"
         elif not correct and self.keep == "correct":
             outcome = "wrong"
-        return Judged(text, cut_text, self._close(self._cut(ids, text)), correct, outcome)
+        return Judged(text, cut_text, self._close(kept_ids), correct, f1, outcome)
 
     def _cut(self, ids: Tokens, text: str) -> Tokens:
         """The longest run of sampled tokens inside the first line; the line tokenised anew where a token straddles."""

@@ -109,7 +109,7 @@ def _published(documents: int, hops: int) -> tuple[Placement, ...]:
     """The published pairs; for other numbers of documents and hops, what is nearest to them.
 
     Pairs are scaled from 20 documents to the number asked for. Of three or four hops a connected tuple stands without
-    gaps from the pair's first slot on (earlier where it would not fit); the others are spread evenly over the pair's span.
+    gaps from the pair's first slot on (earlier where it would not fit); the others are spread evenly over the span.
     """
     placements = []
     for group, pairs in _PUBLISHED_PAIRS.items():

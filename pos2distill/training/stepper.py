@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from pos2distill.config import Study, TrainersSection
-from pos2distill.models.head import FrozenHead
 from pos2distill.models.load import load_model, torch_dtype
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
 from pos2distill.training.student import Student
@@ -22,8 +21,8 @@ class Stepper(Protocol):
 
     student: Student
 
-    def forward(self, batch: ResponseBatch, teacher_TH: Tensor) -> Tensor:
-        """Row KLs (B,); with a graph, unless under `torch.no_grad`."""
+    def forward(self, batch: ResponseBatch, teacher_TH: Tensor | None) -> Tensor:
+        """Row losses (B,); with a graph, unless under `torch.no_grad`."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the loss's gradient. `last`: the global batch's last micro-batch on this rank."""
@@ -48,8 +47,7 @@ class TorchStepper:
         # fp32 weights under autocast: the same master weights that ZeRO keeps.
         lm = load_model(study.model, dtype=torch.float32, device=device)
         prepare_for_training(lm, trainers)
-        head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
-        self.student = Student(lm, head.to(device))
+        self.student = Student(lm, study).to(device)
         self.autocast = torch.autocast(
             device.type, torch.bfloat16, enabled=study.training.precision == "bfloat16", cache_enabled=False
         )
@@ -57,12 +55,14 @@ class TorchStepper:
         self.optimizer = torch.optim.AdamW(
             lm.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
         )
-        self.frozen = load_model(study.model, device=device) if study.method.teacher == "resident" else None
+        self.frozen = load_model(study.model, device=device) if has_resident_teacher(study) else None
 
-    def forward(self, batch: ResponseBatch, teacher_TH: Tensor) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher_TH: Tensor | None) -> Tensor:
         with self.autocast:
-            kl_B: Tensor = self.student(batch.to(self.device), teacher_TH.to(self.device))
-        return kl_B
+            loss_B: Tensor = self.student(
+                batch.to(self.device), None if teacher_TH is None else teacher_TH.to(self.device)
+            )
+        return loss_B
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         loss.backward()
@@ -90,6 +90,11 @@ def prepare_for_training(lm: PreTrainedModel, trainers: TrainersSection) -> None
     lm.train()
     if trainers.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def has_resident_teacher(study: Study) -> bool:
+    """Whether the frozen model lives beside the student."""
+    return study.method.needs_teacher and study.method.teacher == "resident"
 
 
 def build_stepper(study: Study, trainers: TrainersSection, device: torch.device) -> Stepper:

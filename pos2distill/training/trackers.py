@@ -6,7 +6,7 @@ from typing import Any
 from pos2distill.errors import UserError
 from pos2distill.training.trainer import StepRecord
 
-_SHOWN = ("loss", "kl_trivial", "kl_anchor", "gradient_norm", "learning_rate")
+_SHOWN = ("loss", "loss_trivial", "loss_anchor", "gradient_norm", "learning_rate")
 
 
 def open_trackers(names: Sequence[str], *, run: str, folder: str, settings: dict[str, Any]) -> list["Tracker"]:

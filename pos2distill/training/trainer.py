@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import Study, TrainersSection
-from pos2distill.losses.objectives import r1_coefficients
+from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
 from pos2distill.models.responses import ResponseBatch, collate
-from pos2distill.training.rows import Row, RowSource, rank_share, slots_of
+from pos2distill.training.rows import Row, RowKey, RowSource, rank_share
 from pos2distill.training.schedule import learning_rate
 from pos2distill.training.stepper import Stepper
 from pos2distill.training.teachers import TeacherStates
@@ -22,14 +22,18 @@ from pos2distill.training.teachers import TeacherStates
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one step did. KLs in nats, means over the global batch's rows; weight_by_slot: sum of alpha at each slot."""
+    """What one step did.
+
+    loss: the objective. loss_trivial, loss_anchor: means over the global batch's rows, nats, without weights.
+    weight_by_slot: sum of the weights at each slot, of several hops at each `Row.slot_id`.
+    """
 
     step: int
     epoch: int
     rows: int
     loss: float
-    kl_trivial: float | None
-    kl_anchor: float | None
+    loss_trivial: float | None
+    loss_anchor: float | None
     gradient_norm: float
     learning_rate: float
     weight_by_slot: dict[int, float]
@@ -60,7 +64,7 @@ class Ranks:
 @dataclass(frozen=True, slots=True)
 class _Micro:
     batch: ResponseBatch
-    teacher_TH: Tensor
+    teacher_TH: Tensor | None
     slot_B: Tensor
 
 
@@ -69,15 +73,18 @@ def train(
     trainers: TrainersSection,
     source: RowSource,
     stepper: Stepper,
-    teacher: TeacherStates,
+    teacher: TeacherStates | None,
     ranks: Ranks,
     listeners: Sequence[Callable[[StepRecord], None]] = (),
 ) -> None:
     """Run all epochs.
 
     The loss and its gradient do not depend on how a global batch is cut into ranks and micro-batches: coefficients
-    are made from the KLs of the whole batch (a pass without gradients gives them first where there are several
-    micro-batches), and what ranks and micro-batches add up to is the global loss.
+    are made from the row losses of the whole batch (where weights depend on them and there are several micro-batches, a
+    pass without gradients gives them first), and what ranks and micro-batches add up to is the global loss.
+
+    Args:
+        teacher: where the method looks at the frozen model.
     """
     step = 0
     for epoch in range(study.training.epochs):
@@ -86,10 +93,10 @@ def train(
                 _to_micro(rows[start : start + trainers.micro_batch_rows], teacher, study)
                 for start in range(0, len(rows), trainers.micro_batch_rows)
             ]
-            kl_N, coefficient_N, slot_N = _accumulate(study, stepper, micros, ranks)
+            loss_N, coefficient_N, slot_N = _accumulate(study, stepper, micros, ranks)
             rate = learning_rate(step, source.total_steps, study.training)
             norm = stepper.step(rate)
-            record = _record(step, epoch, kl_N, coefficient_N, slot_N, study.advantageous_slot, norm, rate)
+            record = _record(step, epoch, loss_N, coefficient_N, slot_N, norm, rate)
             for listen in listeners:
                 listen(record)
             step += 1
@@ -98,72 +105,72 @@ def train(
 def _accumulate(
     study: Study, stepper: Stepper, micros: Sequence[_Micro], ranks: Ranks
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Forward and backward of this rank's share. Returns the global batch's KLs, coefficients and slots, (N,) each."""
+    """Forward and backward of this rank's share. Returns the global batch's losses, coefficients and slots, (N,)."""
     slot_C = torch.cat([micro.slot_B for micro in micros])
     if study.method.weights_scope == "micro":
-        kl_C, coefficient_C = _accumulate_by_micro(study, stepper, micros, ranks)
+        loss_C, coefficient_C = _accumulate_by_micro(study, stepper, micros, ranks)
+        return ranks.gather(loss_C), ranks.gather(coefficient_C), ranks.gather(slot_C)
+    only = stepper.forward(micros[0].batch, micros[0].teacher_TH) if len(micros) == 1 else None
+    if study.method.row_weights == "uniform":
+        known_C = torch.zeros(len(slot_C))
     else:
-        first = [stepper.forward(micros[0].batch, micros[0].teacher_TH)] if len(micros) == 1 else None
-        kl_C = torch.cat(first or _measure(stepper, micros)).detach().cpu()
-        coefficient_C = _global_coefficients(study, kl_C, slot_C, ranks)
-        parts = coefficient_C.split([len(micro.slot_B) for micro in micros])
-        for index, (micro, coefficient_B) in enumerate(zip(micros, parts, strict=True)):
-            kl_B = first[0] if first else stepper.forward(micro.batch, micro.teacher_TH)
-            stepper.backward((coefficient_B.to(kl_B.device) * kl_B).sum(), last=index == len(micros) - 1)
-    return ranks.gather(kl_C), ranks.gather(coefficient_C), ranks.gather(slot_C)
+        known_C = _measure(stepper, micros) if only is None else only.detach().cpu()
+    reference_C = torch.cat([_reference(study, stepper, micro) for micro in micros])
+    coefficient_N = row_coefficients(
+        study.method, ranks.gather(known_C), ranks.gather(reference_C), slot_N := ranks.gather(slot_C)
+    )
+    own_C = coefficient_N[ranks.rank * len(slot_C) : (ranks.rank + 1) * len(slot_C)]
+    losses = []
+    for index, (micro, coefficient_B) in enumerate(
+        zip(micros, own_C.split([len(micro.slot_B) for micro in micros]), strict=True)
+    ):
+        loss_B = stepper.forward(micro.batch, micro.teacher_TH) if only is None else only
+        stepper.backward((coefficient_B.to(loss_B.device) * loss_B).sum(), last=index == len(micros) - 1)
+        losses.append(loss_B.detach().cpu())
+    return ranks.gather(torch.cat(losses)), coefficient_N, slot_N
 
 
 def _accumulate_by_micro(
     study: Study, stepper: Stepper, micros: Sequence[_Micro], ranks: Ranks
 ) -> tuple[Tensor, Tensor]:
     """`weights_scope: micro`: each micro-batch is its own batch, and the loss is the mean over micro-batches."""
-    kls, coefficients = [], []
+    losses, coefficients = [], []
     for index, micro in enumerate(micros):
-        kl_B = stepper.forward(micro.batch, micro.teacher_TH)
-        coefficient_B = _coefficients(study, kl_B.detach().cpu(), micro.slot_B) / (len(micros) * ranks.world)
-        stepper.backward((coefficient_B.to(kl_B.device) * kl_B).sum(), last=index == len(micros) - 1)
-        kls.append(kl_B.detach().cpu())
+        loss_B = stepper.forward(micro.batch, micro.teacher_TH)
+        own_B = loss_B.detach().cpu()
+        coefficient_B = row_coefficients(study.method, own_B, _reference(study, stepper, micro), micro.slot_B)
+        coefficient_B = coefficient_B / (len(micros) * ranks.world)
+        stepper.backward((coefficient_B.to(loss_B.device) * loss_B).sum(), last=index == len(micros) - 1)
+        losses.append(own_B)
         coefficients.append(coefficient_B)
-    return torch.cat(kls), torch.cat(coefficients)
+    return torch.cat(losses), torch.cat(coefficients)
 
 
 @torch.no_grad()
-def _measure(stepper: Stepper, micros: Sequence[_Micro]) -> list[Tensor]:
-    return [stepper.forward(micro.batch, micro.teacher_TH) for micro in micros]
+def _measure(stepper: Stepper, micros: Sequence[_Micro]) -> Tensor:
+    return torch.cat([stepper.forward(micro.batch, micro.teacher_TH) for micro in micros]).cpu()
 
 
-def _global_coefficients(study: Study, kl_C: Tensor, slot_C: Tensor, ranks: Ranks) -> Tensor:
-    """This rank's part of the coefficients of the whole global batch."""
-    coefficient_N = _coefficients(study, ranks.gather(kl_C), ranks.gather(slot_C))
-    return coefficient_N[ranks.rank * len(kl_C) : (ranks.rank + 1) * len(kl_C)]
+def _reference(study: Study, stepper: Stepper, micro: _Micro) -> Tensor:
+    """The frozen model's cross-entropies, where the weights ask for them."""
+    if study.method.row_weights != "adaptive":
+        return torch.zeros(len(micro.slot_B))
+    assert micro.teacher_TH is not None
+    return stepper.student.teacher_loss(micro.batch, micro.teacher_TH).cpu()
 
 
-def _coefficients(study: Study, kl_N: Tensor, slot_N: Tensor) -> Tensor:
-    """R1 coefficients of the rows that count; 0 for filler."""
-    real_N = slot_N >= 0
-    coefficient_M = r1_coefficients(
-        kl_N[real_N],
-        slot_N[real_N],
-        anchor=study.advantageous_slot,
-        anchor_weight=study.method.anchor_weight,
-        variant=study.method.weights,
-    )
-    return torch.zeros_like(kl_N).masked_scatter(real_N, coefficient_M)
-
-
-def _to_micro(rows: Sequence[Row], teacher: TeacherStates, study: Study) -> _Micro:
-    batch = collate(
-        [row.prompt_ids for row in rows], [row.response_ids for row in rows], alignment=study.method.alignment
-    )
-    return _Micro(batch, teacher(rows), slots_of(rows))
+def _to_micro(rows: Sequence[Row], teacher: TeacherStates | None, study: Study) -> _Micro:
+    alignment = study.method.alignment if study.method.loss == "kl" else "shifted"
+    batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows], alignment=alignment)
+    return _Micro(batch, teacher(rows) if teacher else None, torch.tensor([row.slot_id for row in rows]))
 
 
 def _prefetched(source: RowSource, epoch: int, ranks: Ranks) -> Iterator[list[Row]]:
     """This rank's rows of each global batch; the next batch is built while the last one trains."""
 
-    def build(keys: list[tuple[int, int]]) -> list[Row]:
+    def build(keys: list[RowKey]) -> list[Row]:
         share = rank_share(keys, ranks.rank, ranks.world)
-        return [replace(source.row(key), filler=filler) for key, filler in share]
+        return [replace(row, slot_id=FILLER) if filler else row for key, filler in share for row in [source.row(key)]]
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows") as pool:
         batches = source.global_batches(epoch)
@@ -175,20 +182,19 @@ def _prefetched(source: RowSource, epoch: int, ranks: Ranks) -> Iterator[list[Ro
 
 
 def _record(
-    step: int, epoch: int, kl_N: Tensor, coefficient_N: Tensor, slot_N: Tensor, anchor: int, norm: float, rate: float
+    step: int, epoch: int, loss_N: Tensor, coefficient_N: Tensor, slot_N: Tensor, norm: float, rate: float
 ) -> StepRecord:
-    anchor_N = slot_N == anchor
-    trivial_N = (slot_N >= 0) & ~anchor_N
+    anchor_N, trivial_N = slot_N == ANCHOR, slot_N >= 0
     weights: dict[int, float] = {}
     for slot, weight in zip(slot_N[trivial_N].tolist(), coefficient_N[trivial_N].tolist(), strict=True):
         weights[slot] = weights.get(slot, 0.0) + weight
     return StepRecord(
         step=step,
         epoch=epoch,
-        rows=int((slot_N >= 0).sum()),
-        loss=float((coefficient_N * kl_N).sum()),
-        kl_trivial=float(kl_N[trivial_N].mean()) if trivial_N.any() else None,
-        kl_anchor=float(kl_N[anchor_N].mean()) if anchor_N.any() else None,
+        rows=int((slot_N != FILLER).sum()),
+        loss=float((coefficient_N * loss_N).sum()),
+        loss_trivial=float(loss_N[trivial_N].mean()) if trivial_N.any() else None,
+        loss_anchor=float(loss_N[anchor_N].mean()) if anchor_N.any() else None,
         gradient_norm=norm,
         learning_rate=rate,
         weight_by_slot=dict(sorted(weights.items())),

@@ -9,10 +9,9 @@ from torch import Tensor
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from pos2distill.config import Study, TrainersSection
-from pos2distill.models.head import FrozenHead
 from pos2distill.models.load import load_model, torch_dtype
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
-from pos2distill.training.stepper import prepare_for_training
+from pos2distill.training.stepper import has_resident_teacher, prepare_for_training
 from pos2distill.training.student import Student
 
 
@@ -34,19 +33,20 @@ class Zero3Stepper:
         dtype = torch.bfloat16 if study.training.precision == "bfloat16" else torch.float32
         lm = load_model(study.model, dtype=dtype, device=device)
         prepare_for_training(lm, trainers)
-        head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype)).to(device)
-        self.student = Student(lm, head)
+        self.student = Student(lm, study)
+        if self.student.teacher_head is not None:
+            self.student.teacher_head.to(device)
         self.engine: Any
         self.engine, *_ = deepspeed.initialize(model=self.student, model_parameters=lm.parameters(), config=config)
         self.frozen: Any = None
-        if study.method.teacher == "resident":
+        if has_resident_teacher(study):
             frozen = load_model(study.model, device=device).requires_grad_(False)
             inference = {key: value for key, value in config.items() if key != "optimizer"}
             self.frozen, *_ = deepspeed.initialize(model=_StatesOf(frozen), config=inference)
 
-    def forward(self, batch: ResponseBatch, teacher_TH: Tensor) -> Tensor:
-        kl_B: Tensor = self.engine(batch.to(self.device), teacher_TH.to(self.device))
-        return kl_B
+    def forward(self, batch: ResponseBatch, teacher_TH: Tensor | None) -> Tensor:
+        loss_B: Tensor = self.engine(batch.to(self.device), None if teacher_TH is None else teacher_TH.to(self.device))
+        return loss_B
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)

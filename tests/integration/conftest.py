@@ -9,7 +9,8 @@ import ray
 
 from pipelines.ray_session import ray_session
 from pipelines.study import run_study
-from pos2distill.config import Recipe, load_recipe
+from pos2distill.config import Recipe
+from pos2distill.recipes import load_recipe
 
 PROJECT = Path(__file__).parents[2]
 BENCHMARK_DATA = Path(os.environ.get("POS2DISTILL_BENCHMARK_DATA", PROJECT.parent / "shared" / "data"))

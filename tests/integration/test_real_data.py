@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from pipelines.study import run_study
-from pos2distill.config import load_recipe
+from pos2distill.recipes import load_recipe
 from tests.conftest import CHAT_TEMPLATE, SPECIALS
 from tests.integration.conftest import BENCHMARK_DATA
 

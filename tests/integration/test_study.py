@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines.plan import make_plan
 from pipelines.study import describe, run_study
-from pos2distill.config import Recipe, load_recipe
+from pos2distill.config import Recipe
+from pos2distill.recipes import load_recipe
 from tests.integration.conftest import PROJECT, SMALL
 
 

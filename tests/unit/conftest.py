@@ -24,7 +24,7 @@ def make_source() -> Callable[[Study], RowSource]:
         tokenizer = load_tokenizer(study.model)
         build = PromptBuilder(tokenizer, study.data.prompt, max_length=512, reserve=16)
         examples = load_split(study.data, documents=study.data.documents, seed=study.seed).train
-        prompts = [build(example, study.data.documents, study.advantageous_slot) for example in examples]
+        prompts = [build(example, study.data.documents, study.advantageous(len(example.golds))) for example in examples]
         # Responses of different lengths, so that a mean over tokens is no mean over rows.
         texts = [example.answers[0] + "!" * (index % 3) for index, example in enumerate(examples)]
         end = end_of_turn_id(tokenizer)

@@ -9,7 +9,8 @@ import yaml
 
 import run
 from pipelines.plan import make_plan
-from pos2distill.config import Recipe, load_recipe, recipe_names
+from pos2distill.config import Recipe
+from pos2distill.recipes import load_recipe, recipe_names
 from pos2distill.store.artifacts import Artifact
 
 Make = Callable[..., Recipe]
@@ -25,7 +26,7 @@ def test_recipes_are_parsed_without_heavy_packages() -> None:
     """Help, misspelt fields and `recipes` answer at once."""
     code = (
         "import sys, run\n"
-        "from pos2distill.config import load_recipe, recipe_names\n"
+        "from pos2distill.recipes import load_recipe, recipe_names\n"
         "loaded = [load_recipe(name).name for name in recipe_names()]\n"
         "print(loaded, sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & sys.modules.keys()))\n"
     )

@@ -7,17 +7,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from pos2distill.config import (
-    MethodSection,
-    ModelSection,
-    Recipe,
-    Runtime,
-    TrainingSection,
-    fingerprint,
-    load_recipe,
-    recipe_names,
-)
+from pos2distill.config import MethodSection, ModelSection, Recipe, Runtime, TrainingSection, fingerprint
 from pos2distill.errors import UserError
+from pos2distill.recipes import load_recipe, recipe_names, sweep_cells
 
 MINIMAL: dict[str, Any] = {
     "name": "small",
@@ -25,6 +17,10 @@ MINIMAL: dict[str, Any] = {
     "model": {"path": "some/model"},
     "data": {"format": "nq", "path": "data.jsonl"},
 }
+
+
+# Messages about settings that do not fit together.
+INTERPLAY = ("method.k: 4 trivial",)
 
 
 @pytest.fixture
@@ -43,8 +39,8 @@ def test_defaults_are_the_papers(load: Callable[..., Recipe]) -> None:
     assert (training.learning_rate, training.betas, training.weight_decay) == (3e-6, (0.9, 0.95), 0.01)
     assert (training.warmup_share, training.final_rate_share, training.gradient_clip) == (0.05, 0.1, 1.0)
     assert (training.batch_rows, training.epochs, training.precision) == (32, 2, "bfloat16")
-    assert (study.method.k, study.method.anchor_weight, study.method.weights) == (4, 1.0, "paper")
-    assert (study.method.distractors, study.advantageous_slot, study.sampling.temperature) == ("fixed", 0, 0.0)
+    assert (study.method.k, study.method.anchor, study.method.row_weights) == (4, 1.0, "paper")
+    assert (study.method.distractors, study.advantageous(1), study.sampling.temperature) == ("fixed", (0,), 0.0)
     assert (study.data.documents, study.data.train_examples) == (20, 300)
 
 
@@ -55,7 +51,7 @@ def test_every_recipe_of_the_project_is_valid() -> None:
 
 
 def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) -> None:
-    assert load("method.advantageous_slot=last", "data.documents=7").study.advantageous_slot == 6
+    assert load("method.advantageous_slot=last", "data.documents=7").study.advantageous(1) == (6,)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +77,17 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ("data.documents=4", "method.k: 4 trivial slots asked for, but 4 documents have 3; lower method.k"),
         ("method.advantageous_slot=20", "method.advantageous_slot: 20 is not one of the slots 0 to 19"),
         ("method.advantageous_slot=-1", "method.advantageous_slot: -1 is not one of the slots 0 to 19"),
+        ("method.advantageous_slot=[3, 4]", "method.advantageous_slot: [3, 4] should be 1 different slots"),
+        ("method.weights=adaptive", "method.weights: 'adaptive' does not go with method 'r1'"),
+        ("method={name: sft, weights: adaptive}", "method.weights: 'adaptive' does not go with method 'sft'"),
+        ("method={name: r2, weights: paper}", "method.weights: 'paper' does not go with method 'r2'"),
+        ("method={name: r2, alignment: official}", "method.alignment: 'official' is about distributions; method 'r2'"),
+        ("method={name: kl, k: 0}", "method.k: 0 trivial slots and no weight on the advantageous one leave nothing"),
+        ("data.hops=[2]", "data.hops: rows of format 'nq' have one gold document; set [1]"),
+        ("data={format: musique, path: x}", "data.hops: rows of format 'musique' have several gold documents; set [2]"),
+        ("data={format: jsonl, path: x, hops: [5]}", "data.hops: expected numbers of gold documents from 1 to 4"),
+        ("data={format: jsonl, path: x, hops: [3], documents: 3}", "data.hops: 3 gold documents leave no distractor"),
+        ("evaluation.slots=pairs", "evaluation.slots: 'pairs' are for several hops (data.hops)"),
         ("evaluation.slots=[0, 20]", "evaluation.slots: 20 is not one of the slots 0 to 19"),
         ("evaluation.slots=[0, 0]", "evaluation.slots: expected at least one slot, each of them once"),
         ("evaluation.slots=[]", "evaluation.slots: expected at least one slot, each of them once"),
@@ -99,7 +106,7 @@ def test_a_bad_value_is_told_with_field_and_remedy(
     with pytest.raises(UserError) as caught:
         load(override)
     # Where two settings do not fit together, the file is named: which of them is wrong cannot be known.
-    place = tmp_path / "small.yaml" if message.startswith("method.k") else "command line"
+    place = tmp_path / "small.yaml" if message.startswith(INTERPLAY) else "command line"
     assert str(caught.value).startswith(f"{place}: {message}")
     assert "\n" not in str(caught.value)
 
@@ -245,3 +252,87 @@ def test_pools_and_trainers_default_to_one_worker() -> None:
     runtime = Runtime()
     assert (runtime.samplers.max, runtime.teachers.max, runtime.trainers.workers) == (1, 1, 1)
     assert ModelSection(path="m").trust_remote_code is False
+
+
+# --- several hops, methods, sweeps, other tasks
+
+
+@pytest.mark.parametrize(
+    ("slot", "hops", "slots"),
+    [
+        ("first", 1, (0,)),
+        ("last", 1, (19,)),
+        ("first", 3, (0, 1, 2)),
+        ("last", 2, (18, 19)),
+        ("[7, 3]", 2, (7, 3)),
+    ],
+)
+def test_advantageous_slots_follow_the_hops(
+    load: Callable[..., Recipe], slot: str, hops: int, slots: tuple[int, ...]
+) -> None:
+    recipe = load("data.format=jsonl", f"data.hops=[{hops}]", f"method.advantageous_slot={slot}")
+    assert recipe.study.advantageous(hops) == slots
+
+
+def test_auto_has_to_be_measured(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(ValueError, match="measured first"):
+        load("method.advantageous_slot=auto").study.advantageous(1)
+
+
+def test_several_numbers_of_hops_want_the_published_pairs(load: Callable[..., Recipe]) -> None:
+    mixed = ("data.format=musique", "data.hops=[2, 3]")
+    assert load(*mixed, "evaluation.slots=pairs", "evaluation.other_slots=pairs").study.data.hops == (2, 3)
+    with pytest.raises(UserError, match=r"evaluation.slots: of several numbers of hops .* only 'pairs' can be asked"):
+        load(*mixed)
+    with pytest.raises(UserError, match=r"method.advantageous_slot: 'auto' wants one number of hops"):
+        load(*mixed, "evaluation.slots=pairs", "evaluation.other_slots=pairs", "method.advantageous_slot=auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "weights", "anchor", "teacher"),
+    [
+        ("r1", "kl", "paper", 1.0, True),
+        ("kl+align", "kl", "paper", 0.0, True),
+        ("kl", "kl", "uniform", 0.0, True),
+        ("r2", "ce", "uniform", 0.0, False),
+        ("seqkd", "ce", "uniform", 0.0, False),
+        ("sft", "ce", "uniform", 0.0, False),
+    ],
+)
+def test_what_a_methods_name_stands_for(name: str, loss: str, weights: str, anchor: float, teacher: bool) -> None:
+    method = MethodSection(name=name)  # type: ignore[arg-type]
+    assert (method.loss, method.row_weights, method.anchor, method.needs_teacher) == (loss, weights, anchor, teacher)
+
+
+def test_a_sweep_is_every_combination(load: Callable[..., Recipe]) -> None:
+    recipe = load("sweep={method.name: [r1, sft], seed: [0, 1]}", "method.k=2")
+    cells = sweep_cells(recipe)
+    assert [(cell.study.method.name, cell.study.seed) for _, cell in cells] == [
+        ("r1", 0),
+        ("r1", 1),
+        ("sft", 0),
+        ("sft", 1),
+    ]
+    assert cells[2][0] == {"method.name": "sft", "seed": 0}
+    assert all(cell.study.method.k == 2 and cell.storage == recipe.storage and not cell.sweep for _, cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("{method.nme: [r1]}", "sweep: method.nme: unknown field; did you mean 'name'?"),
+        ("{method.k: [2, 30]}", "sweep: method.k: 30 trivial slots asked for"),
+        ("{method.k: 4}", "sweep: input should be a list, for example [0, 9]"),
+    ],
+)
+def test_a_bad_sweep_is_told(load: Callable[..., Recipe], sweep: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sweep_cells(load(f"sweep={sweep}"))
+    assert message in str(caught.value)
+
+
+def test_other_tasks_are_read_from_their_recipes(load: Callable[..., Recipe]) -> None:
+    recipe = load("evaluation.transfer=[quickstart]")
+    assert recipe.transfers == {"quickstart": load_recipe("quickstart").study}
+    with pytest.raises(UserError, match=r"quickstrt: no such recipe; did you mean 'quickstart'\?"):
+        load("evaluation.transfer=[quickstrt]")

@@ -9,7 +9,7 @@ def test_the_page_of_settings_is_the_one_that_the_code_makes() -> None:
 def test_every_setting_stands_on_the_page() -> None:
     page = PAGE.read_text()
     for line in (
-        "| `advantageous_slot` | first \\| last \\| integer | first |",
+        "| `advantageous_slot` | first \\| last \\| auto \\| integer \\| [integer, …] | first |",
         "| `betas` | [number, number] | [0.9, 0.95] |",
         "## `runtime.samplers`, `runtime.teachers`",
     ):

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pos2distill.config import ModelSection
+from pos2distill.config import DataSection, ModelSection, Study
 from pos2distill.errors import UserError
 from pos2distill.models.head import FrozenHead, LogitTransform
 from pos2distill.models.load import load_model
@@ -39,7 +39,9 @@ def test_logits_equal_the_models_own(tmp_path: Path, tied: bool) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_it_stays_when_the_students_head_moves(tmp_path: Path, tied: bool) -> None:
     model = save_llama(tmp_path, tie_word_embeddings=tied)
-    student = Student(load_model(model), FrozenHead.from_checkpoint(model, torch.float32))
+    study = Study(model=model, data=DataSection(format="nq", path="x"))
+    student = Student(load_model(model), study)
+    assert student.teacher_head is not None
     before = student.teacher_head(torch.ones(1, 16))
     with torch.no_grad():
         student.lm.get_output_embeddings().weight.add_(1.0)

@@ -54,6 +54,9 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"evaluation": {"other_documents": [6]}}, {EXAMPLES, BASE, DISTILLED}),
         ({"evaluation": {"resamples": 300}}, set()),  # of the report only
         ({"method": {"weights_scope": "micro"}}, {DISTILL, DISTILLED}),
+        ({"method": {"name": "kl"}}, {DISTILL, DISTILLED}),
+        ({"method": {"name": "seqkd"}}, {SAMPLE, DISTILL, DISTILLED}),  # its samples need no teacher states
+        ({"data": {"metric": "em"}}, set(STAGES)),
         ({"seed": 1}, set(STAGES)),
     ],
 )
@@ -119,7 +122,7 @@ def test_what_cannot_be_read_is_told(make_recipe: Make, tmp_path: Path) -> None:
 def test_the_examples_stage_writes_the_split(make_recipe: Make) -> None:
     recipe = make_recipe(evaluation={"other_documents": [6]})
     plan = make_plan(recipe)
-    manifest = make_examples(recipe, plan)
+    manifest = make_examples(recipe, plan.examples)
     split = load_split(recipe.study.data, documents=6, seed=0)
     assert manifest.counts == split.counts
     assert plan.examples.manifest() == manifest
@@ -134,3 +137,35 @@ def test_how_the_batch_is_cut_counts_only_where_it_changes_the_weights(make_reci
     assert changed(make_recipe(), make_recipe(runtime=cut)) == set()
     micro = {"weights_scope": "micro"}
     assert changed(make_recipe(method=micro), make_recipe(method=micro, runtime=cut)) == {DISTILL, DISTILLED}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"weights": "paper", "anchor_weight": 1},  # what r1 chooses itself
+        {"advantageous_slot": 0},  # the same as `first`
+        {"auto_examples": 3},  # looked at for `auto` alone
+    ],
+)
+def test_another_way_to_write_the_same_method_is_the_same_study(make_recipe: Make, method: dict[str, Any]) -> None:
+    assert make_plan(make_recipe()).fingerprint == make_plan(make_recipe(method=method)).fingerprint
+
+
+def test_auto_is_a_stage_of_its_own(make_recipe: Make) -> None:
+    auto = make_recipe(method={"advantageous_slot": "auto"})
+    assert list(make_plan(auto).artifacts) == [EXAMPLES, BASE, "choose slot", SAMPLE, DISTILL, DISTILLED]
+    more = make_recipe(method={"advantageous_slot": "auto", "auto_examples": 3})
+    assert changed(auto, more) == {SAMPLE, DISTILL, DISTILLED}
+    assert fingerprints(auto)["choose slot"] != fingerprints(more)["choose slot"]
+
+
+def test_another_task_is_asked_of_the_same_models(make_recipe: Make, tmp_path: Path) -> None:
+    other = make_recipe(name="other", seed=0, evaluation={"slots": 2})
+    file = tmp_path / "other.yaml"
+    (tmp_path / "recipe.yaml").rename(file)
+    alone, both = make_recipe(), make_recipe(evaluation={"transfer": [str(file)]})
+    plan = make_plan(both)
+    assert list(plan.artifacts)[5:] == ["other: examples", "other: evaluate base", "other: evaluate distilled"]
+    assert changed(alone, both) == set()
+    assert plan.transfers["other"].base_scores.fingerprint == make_plan(other).base_scores.fingerprint
+    assert plan.fingerprint != make_plan(alone).fingerprint

@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -7,33 +8,76 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from pos2distill.evaluation.report import ReportInputs, build_summary, compare, render_model_card, render_report
+from pos2distill.evaluation.report import (
+    Comparison,
+    ReportInputs,
+    build_summary,
+    compare,
+    render_model_card,
+    render_report,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def predictions(documents: int, correct_ES: list[list[int]]) -> pa.Table:
     rows = [
-        {"example_id": f"e{example}", "documents": documents, "slot": slot, "correct": bool(right)}
+        {
+            "example_id": f"e{example}",
+            "documents": documents,
+            "placement": slot,
+            "group": "",
+            "slots": [slot],
+            "correct": bool(right),
+            "f1": float(right),
+        }
         for example, row in enumerate(correct_ES)
         for slot, right in enumerate(row)
     ]
     return pa.Table.from_pylist(rows)
 
 
+def pair_predictions(correct: int) -> pa.Table:
+    """One example at every ordered pair of three slots."""
+    pairs = list(itertools.permutations((0, 1, 2), 2))
+    return pa.Table.from_pylist(
+        [
+            {
+                "example_id": "e0",
+                "documents": 3,
+                "placement": number,
+                "group": "",
+                "slots": pair,
+                "correct": number < correct,
+                "f1": 0.0,
+            }
+            for number, pair in enumerate(pairs)
+        ]
+    )
+
+
 @pytest.fixture(scope="module")
-def inputs() -> ReportInputs:
+def pairs() -> Comparison:
+    return compare(pair_predictions(3), pair_predictions(6), 3, resamples=100, seed=0)
+
+
+@pytest.fixture(scope="module")
+def inputs(pairs: Comparison) -> ReportInputs:
     # Accuracies before: 1, 1/2, 0; after: 1, 1, 1/2.
     before, after = [[1, 1, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 0]]
     longer = [[1, 0], [1, 0]], [[1, 0], [0, 0]]
-    step = {"loss": 0.5, "kl_trivial": 0.4, "kl_anchor": None, "weight_by_slot": {"1": 0.6, "2": 0.4}}
+    step = {"loss": 0.5, "loss_trivial": 0.4, "loss_anchor": None, "weight_by_slot": {"1": 0.6, "2": 0.4}}
     return ReportInputs(
         name="tiny",
         description="A run <script>alert('x')</script> & more",
         dataset="jsonl",
-        advantageous=0,
+        metric="sub_em",
+        method="r1",
+        advantageous=(0,),
+        choice=None,
         main=compare(predictions(3, before), predictions(3, after), 3, resamples=100, seed=0),
         others=[compare(predictions(5, longer[0]), predictions(5, longer[1]), 5, resamples=100, seed=0)],
+        transfers={"chains": pairs},
         steps=[{**step, "step": number} for number in range(3)],
         counts={"examples": {"rows": 9, "train_unused": 2}},
         seconds={"examples": 0.25},
@@ -97,8 +141,8 @@ def test_pictures_are_png(files: dict[str, bytes]) -> None:
 
 
 def test_a_run_that_learned_nothing_is_drawn_too(inputs: ReportInputs) -> None:
-    """KLs of 0 have no place on a logarithmic axis."""
-    step = {"step": 0, "loss": 0.0, "kl_trivial": 0.0, "kl_anchor": None, "weight_by_slot": {}}
+    """Losses of 0 have no place on a logarithmic axis."""
+    step = {"step": 0, "loss": 0.0, "loss_trivial": 0.0, "loss_anchor": None, "weight_by_slot": {}}
     assert render_report(replace(inputs, steps=[step]))["loss.png"].startswith(PNG)
 
 
@@ -116,3 +160,21 @@ def test_the_model_card_holds_the_curve(inputs: ReportInputs) -> None:
     assert "| GAP (max - min) | 1.000 | 0.500 |" in body
     assert "position 1 of 3" in body
     assert "0123456789abcdef" in body
+
+
+def test_two_hops_have_a_heat_map_and_no_position_weights(inputs: ReportInputs, pairs: Comparison) -> None:
+    choice = {"slots": [1, 2], "accuracy": 0.75, "ci95": (0.7, 0.8)}
+    two_hop = replace(inputs, main=pairs, others=[], advantageous=(1, 2), choice=choice, method="r2", metric="em")
+    files = render_report(two_hop)
+    assert files.keys() == {"index.html", "accuracy.png", "loss.png", "heat-map.png"}
+    html = re.sub(r"\s+", " ", files["index.html"].decode())
+    assert "advantageous position 2&gt;3 (measured: 0.750 [0.700, 0.800] on training examples)" in html
+    assert "em of what follows" in html
+    assert "at position 2>3 of 3" in render_model_card(two_hop)
+    assert "| 1>3 | 1.000 | 1.000 |" in render_model_card(two_hop)
+    assert build_summary(two_hop)["base"]["slots"][1] == (0, 2)
+
+
+def test_another_task_stands_in_page_and_summary(inputs: ReportInputs, html: str) -> None:
+    assert build_summary(inputs)["transfers"]["chains"]["paired"]["mean_difference"] == 0.5
+    assert re.search(r"<th>chains</th><td>0.500</td><td>1.000</td>", html)

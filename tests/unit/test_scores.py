@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pos2distill.evaluation.scores import Grid, paired_difference, to_curve, to_grid
+from pos2distill.evaluation.scores import Grid, paired_difference, show_slots, to_curve, to_grid
 
 # Correctness of two examples at three slots.
 ROWS = [
@@ -19,8 +21,11 @@ def predictions(rows: list[tuple[str, int, int]], documents: int = 5) -> pa.Tabl
     return pa.table(
         {
             "example_id": [row[0] for row in rows],
-            "slot": pa.array([row[1] for row in rows], pa.int32()),
+            "placement": pa.array([row[1] for row in rows], pa.int32()),
+            "slots": pa.array([[row[1]] for row in rows], pa.list_(pa.int32())),
+            "group": [""] * len(rows),
             "correct": [bool(row[2]) for row in rows],
+            "f1": pa.array([row[2] / 2 for row in rows], pa.float32()),
             "documents": pa.array([documents] * len(rows), pa.int32()),
         }
     )
@@ -28,12 +33,14 @@ def predictions(rows: list[tuple[str, int, int]], documents: int = 5) -> pa.Tabl
 
 def grid_of(correct: list[list[float]]) -> Grid:
     values = np.asarray(correct, float)
-    return Grid(9, tuple(range(values.shape[1])), tuple(f"e{index:04d}" for index in range(len(values))), values)
+    slots = tuple((slot,) for slot in range(values.shape[1]))
+    ids = tuple(f"e{index:04d}" for index in range(len(values)))
+    return Grid(9, slots, ("",) * len(slots), ids, values, values)
 
 
 def test_the_grid_by_hand() -> None:
     grid = to_grid(pa.concat_tables([predictions(ROWS), predictions(ROWS[:1], documents=9)]), 5)
-    assert (grid.documents, grid.slots, grid.example_ids) == (5, (0, 2, 4), ("a", "b"))
+    assert (grid.documents, grid.slots, grid.example_ids) == (5, ((0,), (2,), (4,)), ("a", "b"))
     assert grid.correct_ES.tolist() == [[1, 0, 0], [1, 0, 1]]
 
 
@@ -47,6 +54,7 @@ def test_the_curve_by_hand() -> None:
     curve = to_curve(to_grid(predictions(ROWS), 5), resamples=100, seed=0)
     assert curve.accuracy_by_slot == (1.0, 0.0, 0.5)
     assert (curve.mean, curve.gap, curve.examples, curve.slots) == (0.5, 1.0, 2, (0, 2, 4))
+    assert (curve.f1, curve.by_group) == (0.25, {})
     assert curve.accuracy_ci95[:2] == ((1.0, 1.0), (0.0, 0.0))  # no resample changes these
 
 
@@ -99,8 +107,35 @@ def test_different_prompts_are_not_compared() -> None:
     for other in (
         grid_of([[1, 0], [0, 1], [1, 1]]),
         grid_of([[1], [0]]),
-        Grid(8, one.slots, one.example_ids, one.correct_ES),
-        Grid(9, one.slots, ("x", "y"), one.correct_ES),
+        replace(one, documents=8),
+        replace(one, example_ids=("x", "y")),
     ):
         with pytest.raises(ValueError, match="wants the same examples at the same slots"):
             paired_difference(one, other, resamples=100, seed=0)
+
+
+def test_groups_of_pairs_by_hand() -> None:
+    """Two examples, the second of three hops: one column a placement, named after the fewest hops."""
+    placed = [("connected", [0, 1], [0, 1, 2]), ("connected", [3, 4], [2, 3, 4]), ("reversed", [4, 0], [4, 2, 0])]
+    rows = [
+        {
+            "example_id": example,
+            "documents": 5,
+            "placement": number,
+            "group": group,
+            "slots": pair if example == "two" else triple,
+            "correct": right,
+            "f1": float(right),
+        }
+        for example, rights in (("two", (True, False, True)), ("three", (True, True, False)))
+        for number, ((group, pair, triple), right) in enumerate(zip(placed, rights, strict=True))
+    ]
+    curve = to_curve(to_grid(pa.Table.from_pylist(rows), 5), resamples=100, seed=0)
+    assert curve.slots == ((0, 1), (3, 4), (4, 0))
+    assert curve.accuracy_by_slot == (1.0, 0.5, 0.5)
+    assert curve.by_group == {"connected": 0.75, "reversed": 0.5}
+
+
+@pytest.mark.parametrize(("slots", "shown"), [(6, "7"), ((6,), "7"), ((6, 18), "7>19")])
+def test_people_count_from_one(slots: int | tuple[int, ...], shown: str) -> None:
+    assert show_slots(slots) == shown

@@ -7,7 +7,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pos2distill.config import Recipe, Study
-from pos2distill.models.head import FrozenHead
 from pos2distill.models.load import load_model
 from pos2distill.models.responses import ResponseBatch, collate
 from pos2distill.training.rows import RowSource
@@ -23,7 +22,7 @@ def parts(
     study = make_recipe().study
     source = make_source(study)
     rows = [source.row(key) for key in next(source.global_batches(0))[:8]]
-    student = Student(load_model(study.model), FrozenHead.from_checkpoint(study.model, torch.float32))
+    student = Student(load_model(study.model), study)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in student.lm.parameters():
@@ -35,6 +34,7 @@ def parts(
 def naive_kl(student: Student, batch: ResponseBatch, teacher_TH: Tensor) -> Tensor:
     """The plain way: all logits of the batch, a loop over rows, the definition of KL."""
     logits_BLV = student.lm(input_ids=batch.input_ids_BL, attention_mask=batch.attention_mask_BL).logits
+    assert student.teacher_head is not None
     teacher_TV = teacher_TH @ student.teacher_head.weight_VH.T
     kls, start = [], 0
     for row in range(len(logits_BLV)):
@@ -97,8 +97,36 @@ def test_a_student_that_has_not_moved_is_at_zero_on_anchor_rows(
     study = make_recipe().study
     source = make_source(study)
     keys = [key for batch in source.global_batches(0) for key in batch]
-    rows = [source.row(key) for key in keys if key[1] == study.advantageous_slot]
-    student = Student(load_model(study.model), FrozenHead.from_checkpoint(study.model, torch.float32))
+    rows = [source.row(key) for key in keys if key[1] == study.advantageous(1)]
+    student = Student(load_model(study.model), study)
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
     with torch.no_grad():
         assert student(batch, cached_states(rows)).max() < 1e-6
+
+
+def test_cross_entropy_is_what_transformers_computes(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]
+) -> None:
+    study = make_recipe(method={"name": "seqkd"}).study
+    source = make_source(study)
+    student = Student(load_model(study.model), study)
+    assert student.teacher_head is None
+    for row in (source.row((0, (1,))), source.row((1, (3,)))):
+        own = student(collate([row.prompt_ids], [row.response_ids]), None)
+        ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
+        labels = ids.clone()
+        labels[0, : len(row.prompt_ids)] = -100
+        torch.testing.assert_close(own[0], student.lm(input_ids=ids, labels=labels).loss)
+
+
+def test_the_teachers_own_loss_is_the_frozen_models(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]
+) -> None:
+    """At the advantageous slot the frozen model and a student that has not moved lose the same."""
+    study = make_recipe(method={"name": "r2", "weights": "adaptive"}).study
+    source = make_source(study)
+    student = Student(load_model(study.model), study)
+    rows = [source.row((index, (0,))) for index in range(3)]
+    batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
+    with torch.no_grad():
+        torch.testing.assert_close(student.teacher_loss(batch, cached_states(rows)), student(batch, None))

@@ -20,7 +20,7 @@ def source(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Ro
 @pytest.fixture
 def rows(source: RowSource) -> list[Row]:
     """Rows of three examples, mixed."""
-    return [source.row(key) for key in ((2, 1), (0, 0), (2, 3), (1, 2), (0, 1))]
+    return [source.row(key) for key in ((2, (1,)), (0, (0,)), (2, (3,)), (1, (2,)), (0, (1,)))]
 
 
 def test_resident_states_equal_cached_ones(source: RowSource, rows: list[Row]) -> None:

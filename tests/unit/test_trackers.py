@@ -13,8 +13,8 @@ RECORD = StepRecord(
     epoch=0,
     rows=4,
     loss=0.5,
-    kl_trivial=0.25,
-    kl_anchor=None,
+    loss_trivial=0.25,
+    loss_anchor=None,
     gradient_norm=2.0,
     learning_rate=1e-3,
     weight_by_slot={1: 1.0},
@@ -24,7 +24,7 @@ RECORD = StepRecord(
 def test_numbers_are_logged_under_their_step_without_gaps() -> None:
     logged: list[Any] = []
     Tracker(lambda values, step: logged.append((values, step)), lambda: None).log(RECORD)
-    values = {"loss": 0.5, "kl_trivial": 0.25, "gradient_norm": 2.0, "learning_rate": 1e-3}
+    values = {"loss": 0.5, "loss_trivial": 0.25, "gradient_norm": 2.0, "learning_rate": 1e-3}
     assert logged == [({f"train/{name}": value for name, value in values.items()}, 7)]
 
 

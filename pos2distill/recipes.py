@@ -1,0 +1,206 @@
+"""Recipes from YAML files and the command line, and one plain line for whatever is wrong with them.
+
+Parsing imports no torch, ray or vllm.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pos2distill.config import Recipe, Section, Study
+from pos2distill.errors import UserError, did_you_mean
+
+S = TypeVar("S", bound=Section)
+
+RECIPES = Path(__file__).parent.parent / "pipelines" / "recipes"
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the project."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe and apply `section.field=value` overrides.
+
+    Args:
+        name_or_path: a name under `pipelines/recipes/`, or the path of a YAML file.
+        overrides: for example `["training.learning_rate=1e-5", "runtime.storage=s3://bucket/run"]`.
+    Raises:
+        UserError: naming the file, the field and the nearest right name.
+    """
+    path = RECIPES / f"{name_or_path}.yaml"
+    if not path.exists():
+        path = Path(name_or_path)
+    if not path.is_file():
+        beside = [str(found) for found in path.parent.glob("*.yaml")]
+        raise UserError(f"{name_or_path}: no such recipe{did_you_mean(name_or_path, [*recipe_names(), *beside])}")
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{path}: expected a recipe, a file named *.yaml; data goes to data.path")
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, bytes that are no text
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        came = "nothing" if raw is None else "a list" if isinstance(raw, list) else "a single value"
+        raise UserError(f"{path}: expected sections (model, data, …), got {came}")
+    overridden = [_apply_override(raw, override) for override in overrides]
+    recipe = _with_absolute_paths(_validate(raw, path, overridden))
+    transfers = {
+        Path(name).stem: load_recipe(name, ["evaluation.transfer=[]"]).study
+        for name in recipe.study.evaluation.transfer
+    }
+    return recipe.model_copy(update={"transfers": transfers})
+
+
+def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
+    """The studies of a sweep: for every combination of values, in the order written, its settings and its recipe.
+
+    Raises:
+        UserError: naming the setting, if a value of it cannot be used.
+    """
+    cells = []
+    for values in itertools.product(*recipe.sweep.values()):
+        settings = dict(zip(recipe.sweep, values, strict=True))
+        raw = recipe.study.model_dump(mode="json")
+        raw |= {
+            "name": recipe.name,
+            "description": recipe.description,
+            "runtime": recipe.runtime.model_dump(mode="json"),
+        }
+        for dotted, value in settings.items():
+            _set(raw, dotted, value)
+        cell = _validate(raw, "sweep", [])
+        cells.append((settings, cell.model_copy(update={"transfers": recipe.transfers})))
+    return cells
+
+
+def _validate(raw: dict[str, Any], source: Path | str, overridden: Sequence[str]) -> Recipe:
+    """The recipe in a raw mapping.
+
+    Args:
+        source: of the mapping, for errors. overridden: settings that came from the command line instead.
+    """
+    head = {key: raw.pop(key) for key in ("name", "description", "runtime", "sweep") if key in raw}
+    try:
+        return Recipe.model_validate({**head, "study": raw})
+    except ValidationError as error:
+        problem = _first_problem(error)
+        field = problem.partition(":")[0]
+        given = any(f"{dotted}.".startswith(f"{field}.") or field.startswith(f"{dotted}.") for dotted in overridden)
+        raise UserError(f"{'command line' if given else source}: {problem}") from None
+
+
+def _with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Local paths made absolute: the processes of a run do not share a working directory.
+
+    A model that is no folder here stays as it is: it may be a hub name.
+    """
+    study = recipe.study
+    model = study.model if not Path(study.model.path).is_dir() else _absolute(study.model, "path")
+    study = study.model_copy(update={"model": model, "data": _absolute(study.data, "path")})
+    runtime = _absolute(recipe.runtime.model_copy(update={"storage": recipe.storage}), "storage")
+    return recipe.model_copy(update={"study": study, "runtime": runtime})
+
+
+def _absolute(section: S, field: str) -> S:
+    path = getattr(section, field)
+    return section if "://" in path else section.model_copy(update={field: str(Path(path).absolute())})
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> str:
+    """Set one value in the raw recipe. Returns its dotted name."""
+    dotted, separator, text = override.partition("=")
+    if not separator or not dotted:
+        raise UserError(f"{override}: expected section.field=value")
+    try:
+        _set(raw, dotted, yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError):
+        raise UserError(f"{dotted}: cannot read the value {text!r}") from None
+    return dotted
+
+
+def _set(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, field = dotted.split(".")
+    for section in sections:
+        if not isinstance(inner := raw.setdefault(section, {}), dict):
+            raise UserError(f"{dotted}: '{section}' is a single value and has no fields")
+        raw = inner
+    raw[field] = value
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One line for the first thing that is wrong: field, what was expected, what came, the nearest right name."""
+    # A misspelt field is often why another one is missing, so it is told first.
+    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    path, section = _field_at(first["loc"])
+    where = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        unknown = str(first["loc"][-1])
+        # Right by name, but of another section: that is said in full.
+        elsewhere = [dotted for dotted in _dotted_names(Recipe) if dotted.rsplit(".", 1)[-1] == unknown]
+        hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else did_you_mean(unknown, _field_names(section))
+        return f"{'.'.join([*path, unknown])}: unknown field{hint}"
+    if first["type"] == "missing":
+        return f"{where}: missing"
+    if first["type"] == "value_error":
+        return f"{where + '.' if where else ''}{first['ctx']['error']}"
+    # A field of several types has one problem for each of them.
+    same = [_in_plain_words(problem) for problem in error.errors() if _field_at(problem["loc"])[0] == path]
+    expected = " or ".join(dict.fromkeys(same))
+    came = "" if isinstance(first["input"], Mapping) else f", got {_shown(first['input'])}"
+    return f"{where}: {expected}{came}"
+
+
+def _in_plain_words(problem: Any) -> str:
+    """What was expected, without the names of Python's types."""
+    if problem["type"] == "tuple_type":
+        return "input should be a list, for example [0, 9]"
+    if problem["type"] == "model_type":
+        return "expected a section with fields"
+    return str(problem["msg"][0].lower() + problem["msg"][1:])
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else repr(value)
+
+
+def _dotted_names(section: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every field of a recipe as it is written there."""
+    names = []
+    for name, field in section.model_fields.items():
+        dotted = prefix if name == "study" else f"{prefix}{name}"
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names += _dotted_names(kind, "" if name == "study" else f"{dotted}.")
+        else:
+            names.append(dotted)
+    return names
+
+
+def _field_at(location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel]]:
+    """The dotted path, as it is written in a recipe, of the innermost field that a problem lies in; and its section.
+
+    What follows in pydantic's location (the types of a union, places in a list) is dropped.
+    """
+    path: list[str] = []
+    section: type[BaseModel] = Recipe
+    for part in map(str, location):
+        if part not in section.model_fields:
+            break
+        path.append(part)
+        kind = section.model_fields[part].annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            break
+        section = kind
+    return path[1:] if path[:1] == ["study"] else path, section
+
+
+def _field_names(section: type[BaseModel]) -> list[str]:
+    names = list(section.model_fields)
+    # At the top of the file the study's sections stand beside `runtime`.
+    return names if section is not Study else [*names, "name", "description", "runtime", "sweep"]
