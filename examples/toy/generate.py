@@ -1,10 +1,11 @@
-"""Write examples of the toy task to a gzipped JSON-lines file.
+"""Write examples of a toy task to a gzipped JSON-lines file.
 
 The bytes are a function of the arguments: each example depends on (seed, its index) alone, and the archive carries
 no time stamp.
 
-Example:
+Examples:
   python examples/toy/generate.py --examples 1500 --documents 40 --seed 0 --out examples/toy/data.jsonl.gz
+  python examples/toy/generate.py --hops 2 --examples 1000 --out examples/toy/two_hop.jsonl.gz
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from task import MAX_DOCUMENTS, MAX_EXAMPLES, Example, make_example
+from task import MAX_DOCUMENTS, MAX_EXAMPLES, Example, make_example, make_two_hop_example
 
 
 def write_examples(examples: Iterable[Example], path: Path) -> None:
@@ -29,6 +30,7 @@ def write_examples(examples: Iterable[Example], path: Path) -> None:
 def parse_arguments() -> argparse.Namespace:
     """Read and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hops", type=int, choices=(1, 2), default=1, help="default: %(default)s")
     parser.add_argument("--examples", type=int, default=1500, help=f"1 to {MAX_EXAMPLES} (default: %(default)s)")
     parser.add_argument("--documents", type=int, default=40, help=f"1 to {MAX_DOCUMENTS} (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
@@ -38,13 +40,16 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--examples must be 1 to {MAX_EXAMPLES}, got {arguments.examples}")
     if not 1 <= arguments.documents <= MAX_DOCUMENTS:
         parser.error(f"--documents must be 1 to {MAX_DOCUMENTS}, got {arguments.documents}")
+    if arguments.documents % arguments.hops:
+        parser.error(f"--documents must be even for two hops, got {arguments.documents}")
     return arguments
 
 
 def main() -> None:
     """Write the file that the command line asks for."""
     arguments = parse_arguments()
-    examples = (make_example(arguments.seed, index, arguments.documents) for index in range(arguments.examples))
+    make = make_example if arguments.hops == 1 else make_two_hop_example
+    examples = (make(arguments.seed, index, arguments.documents) for index in range(arguments.examples))
     write_examples(examples, arguments.out)
     print(f"{arguments.examples} examples, {arguments.out.stat().st_size:,} bytes: {arguments.out}")
 

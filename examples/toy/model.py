@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch
 from task import BOS, END, PAD, SPECIAL_TOKENS, UNKNOWN, VOCABULARY
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -24,9 +27,12 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a word. Words are split at whitespace, so a newline in a prompt is a space to the model."""
-    words = Tokenizer(models.WordLevel({token: place for place, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
+def build_tokenizer(vocabulary: Sequence[str]) -> PreTrainedTokenizerFast:
+    """One token a word, its id the word's place in the vocabulary.
+
+    Words are split at whitespace, so a newline in a prompt is a space to the model.
+    """
+    words = Tokenizer(models.WordLevel({token: place for place, token in enumerate(vocabulary)}, unk_token=UNKNOWN))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     words.decoder = decoders.WordPiece(prefix="##", cleanup=False)  # no word has the prefix: joins with single spaces
     words.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
@@ -88,3 +94,9 @@ def _look_back(model: LlamaForCausalLM, amplitude: float) -> None:
         place = slice(head * HEAD_SIZE, (head + 1) * HEAD_SIZE)
         attention.q_proj.bias[place] = torch.cat([strength, torch.zeros(pairs)])
         attention.k_proj.bias[place] = torch.cat([strength * turn.cos(), strength * turn.sin()])
+
+
+def save(model: LlamaForCausalLM, folder: Path, vocabulary: Sequence[str]) -> None:
+    """Write a plain Hugging Face folder: bfloat16 safetensors, tokenizer and chat template."""
+    model.bfloat16().save_pretrained(folder)
+    build_tokenizer(vocabulary).save_pretrained(folder)

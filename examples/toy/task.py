@@ -1,8 +1,12 @@
-"""The toy task: read the code of one animal out of many short documents.
+"""The toy tasks: read the code of one animal, or of its mentor, out of many short documents.
 
-A document says `The code of Misty Wolf is 03 14 .` under the title `Misty Wolf`; the question is
+One hop: a document says `The code of Misty Wolf is 03 14 .` under the title `Misty Wolf`; the question is
 `what is the code of Misty Wolf ?`; the model answers with the document's sentence. Within one prompt all adjectives,
 all animals and all numbers differ, so exactly one document holds the answer and no other shares half of it.
+
+Two hops: half of the documents name mentors, `The mentor of Tiny Fox is Misty Wolf .`, the other half the codes of
+these mentors. The question is `what is the code of the mentor of Tiny Fox ?`; the model answers with both sentences of
+the chain and the code. Every chain is complete, so the question alone tells which one counts.
 
 Everything here is text and plain Python; `batches.py` writes the same templates straight into tensors.
 """
@@ -12,7 +16,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -31,37 +35,47 @@ ANIMALS = _words(
 )
 NUMBERS = tuple(f"{number:02d}" for number in range(100))
 
-# A fact fills these four fields; every template below is whitespace-separated words and fields.
-FIELDS = ("{adjective}", "{animal}", "{first}", "{second}")
+# A fact fills these five fields; every template below is whitespace-separated words and fields.
+FIELDS = ("{relation}", "{adjective}", "{animal}", "{first}", "{second}")
+CODE, MENTOR = "code", "mentor"  # relations; a mentor's `first` and `second` are adjective and animal
 TITLE = "{adjective} {animal}"
-TEXT = "The code of {adjective} {animal} is {first} {second} ."
+TEXT = "The {relation} of {adjective} {animal} is {first} {second} ."
 ANSWER = "{first} {second}"
-QUESTION = "what is the code of {adjective} {animal} ?"
+QUESTION = "what is the {relation} of {adjective} {animal} ?"
 RESPONSE = TEXT
+# Filled with the fact of the first hop; with that of the second, after the sentences of both.
+TWO_HOP_QUESTION = "what is the code of the mentor of {adjective} {animal} ?"
+CONCLUSION = "The answer is: {first} {second}"
 # How a prompt puts them together (the last newline of a document separates it from what follows).
 DOCUMENT_BLOCK = f"Title: {TITLE}\n{TEXT}\n"
 QUESTION_BLOCK = f"Question: {QUESTION}"
 
 SPECIAL_TOKENS = _words("<pad> <s> <|system|> <|user|> <|assistant|> <|end|> <unk>")
 PAD, BOS, SYSTEM, USER, ASSISTANT, END, UNKNOWN = SPECIAL_TOKENS
-TEMPLATE_WORDS = tuple(word for word in dict.fromkeys(_words(DOCUMENT_BLOCK + QUESTION_BLOCK)) if word not in FIELDS)
-# A token's id is its place in this tuple.
+TEMPLATE_WORDS = _words("Title: The code of is . Question: what the ?")
+# A token's id is its place in this tuple. The two-hop model knows the same words and three more.
 VOCABULARY = (*SPECIAL_TOKENS, *TEMPLATE_WORDS, *ADJECTIVES, *ANIMALS, *NUMBERS)
+TWO_HOP_VOCABULARY = (*VOCABULARY, MENTOR, "answer", "is:")
 
 MAX_DOCUMENTS = min(len(ADJECTIVES), len(ANIMALS), len(NUMBERS) // 2)
 MAX_EXAMPLES = len(ADJECTIVES) * len(ANIMALS)
+# The first 10, 20, ... documents of a two-hop example hold complete chains, whatever comes after them.
+BLOCK = 10
+
+Fact = dict[str, str]
 
 
 class Document(TypedDict):
-    """One document of an example; `gold` marks the one that holds the answer."""
+    """One document of an example; `gold` marks those that lead to the answer, `hop` counts them from 1."""
 
     title: str
     text: str
     gold: bool
+    hop: NotRequired[int]
 
 
 class Example(TypedDict):
-    """One question with its documents, the gold one first."""
+    """One question with its documents, the gold ones first."""
 
     id: str
     question: str
@@ -77,20 +91,39 @@ def _subjects(seed: int) -> list[tuple[str, str]]:
     return pairs
 
 
-def _facts(seed: int, index: int, documents: int) -> list[dict[str, str]]:
-    """Draw what the documents of one example say; the first fact is the one asked about."""
-    adjective, animal = _subjects(seed)[index]
-    rng = random.Random(f"toy example {seed} {index}")
+def _facts(rng: random.Random, subject: tuple[str, str], documents: int) -> list[Fact]:
+    """Draw codes of `documents` animals, the first of them the subject; no word stands in two facts."""
+    adjective, animal = subject
     adjectives = rng.sample([word for word in ADJECTIVES if word != adjective], documents - 1)
     animals = rng.sample([word for word in ANIMALS if word != animal], documents - 1)
     numbers = rng.sample(NUMBERS, 2 * documents)
-    columns = ([adjective, *adjectives], [animal, *animals], numbers[::2], numbers[1::2])
+    columns = ([CODE] * documents, [adjective, *adjectives], [animal, *animals], numbers[::2], numbers[1::2])
     names = [field.strip("{}") for field in FIELDS]
     return [dict(zip(names, fact, strict=True)) for fact in zip(*columns, strict=True)]
 
 
+def _chains(facts: list[Fact]) -> list[tuple[Fact, Fact]]:
+    """Make the animals of the second half mentors of those of the first: (mentor of X, code of that mentor)."""
+    half = len(facts) // 2
+    return [
+        ({**pupil, "relation": MENTOR, "first": mentor["adjective"], "second": mentor["animal"]}, mentor)
+        for pupil, mentor in zip(facts[:half], facts[half:], strict=True)
+    ]
+
+
+def _document(fact: Fact, *, gold: bool) -> Document:
+    return {"title": TITLE.format(**fact), "text": TEXT.format(**fact), "gold": gold}
+
+
+def _check_range(index: int, documents: int) -> None:
+    if not 0 <= index < MAX_EXAMPLES:
+        raise ValueError(f"index must be 0 to {MAX_EXAMPLES - 1} (one example a subject), got {index}")
+    if not 1 <= documents <= MAX_DOCUMENTS:
+        raise ValueError(f"documents must be 1 to {MAX_DOCUMENTS} (all words of a prompt differ), got {documents}")
+
+
 def make_example(seed: int, index: int, documents: int) -> Example:
-    """Make the example number `index`, a pure function of the arguments.
+    """Make the one-hop example number `index`, a pure function of the arguments.
 
     Within one seed no two examples ask about the same subject: subjects are drawn without replacement, which is why
     there are at most 1600.
@@ -101,26 +134,60 @@ def make_example(seed: int, index: int, documents: int) -> Example:
         documents: 1 to MAX_DOCUMENTS; the first is gold, the rest are distractors that never hold the answer.
     Raises: ValueError naming the value out of range.
     """
-    if not 0 <= index < MAX_EXAMPLES:
-        raise ValueError(f"index must be 0 to {MAX_EXAMPLES - 1} (one example a subject), got {index}")
-    if not 1 <= documents <= MAX_DOCUMENTS:
-        raise ValueError(f"documents must be 1 to {MAX_DOCUMENTS} (all words of a prompt differ), got {documents}")
-    facts = _facts(seed, index, documents)
+    _check_range(index, documents)
+    facts = _facts(random.Random(f"toy example {seed} {index}"), _subjects(seed)[index], documents)
     return {
         "id": f"toy-{seed}-{index:04d}",
         "question": QUESTION.format(**facts[0]),
         "answers": [ANSWER.format(**facts[0])],
-        "documents": [
-            {"title": TITLE.format(**fact), "text": TEXT.format(**fact), "gold": place == 0}
-            for place, fact in enumerate(facts)
-        ],
+        "documents": [_document(fact, gold=place == 0) for place, fact in enumerate(facts)],
     }
 
 
-def gold_at(documents: Sequence[Document], slot: int) -> list[Document]:
-    """Move the gold document, which comes first, to a 0-based slot; the distractors keep their order."""
-    gold, *others = documents
-    return [*others[:slot], gold, *others[slot:]]
+def make_two_hop_example(seed: int, index: int, documents: int) -> Example:
+    """Make the two-hop example number `index`, a pure function of the arguments.
+
+    Arguments, limits and errors are those of `make_example`; `documents` must be even besides. The first two documents
+    are gold, first and second hop. The others are shuffled inside blocks of ten places, so that a prompt of the first
+    10, 20 or 30 documents holds complete chains too.
+    """
+    _check_range(index, documents)
+    if documents % 2:
+        raise ValueError(f"documents of two-hop examples must be even (they are chains of two), got {documents}")
+    rng = random.Random(f"toy two-hop example {seed} {index}")
+    chains = _chains(_facts(rng, _subjects(seed)[index], documents))
+    facts = [fact for chain in chains for fact in chain]
+    blocks = [facts[max(2, start) : start + BLOCK] for start in range(0, documents, BLOCK)]
+    others = [fact for block in blocks for fact in rng.sample(block, len(block))]
+    first, second = chains[0]
+    golds: list[Document] = [
+        {**_document(first, gold=True), "hop": 1},
+        {**_document(second, gold=True), "hop": 2},
+    ]
+    return {
+        "id": f"toy-two-hop-{seed}-{index:04d}",
+        "question": TWO_HOP_QUESTION.format(**first),
+        "answers": [ANSWER.format(**second)],
+        "documents": [*golds, *(_document(fact, gold=False) for fact in others)],
+    }
+
+
+def response(example: Example) -> str:
+    """What the model is to say: the gold document's sentence, or those of both hops and the answer."""
+    sentences = [document["text"] for document in example["documents"] if document["gold"]]
+    if len(sentences) == 1:
+        return sentences[0]
+    first, second = example["answers"][0].split()
+    return " ".join([*sentences, CONCLUSION.format(first=first, second=second)])
+
+
+def gold_at(documents: Sequence[Document], *slots: int) -> list[Document]:
+    """Move the gold documents to 0-based slots, one for each hop; the distractors keep their order."""
+    golds = [document for document in documents if document["gold"]]
+    shown = [document for document in documents if not document["gold"]]
+    for slot, hop in sorted(zip(slots, range(len(golds)), strict=True)):
+        shown.insert(slot, golds[hop])
+    return shown
 
 
 def user_message(documents: Sequence[Document], question: str) -> str:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from batches import FIRST_NUMBER_ID, sequence_length, training_batch
-from model import build_model, build_tokenizer
+from batches import FIRST_NUMBER_ID, LAST_NUMBER_ID, sequence_length, training_batch
+from model import build_model, save
+from task import VOCABULARY
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Muon, Optimizer
@@ -90,7 +91,7 @@ def weighted_loss(model: LlamaForCausalLM, ids_BT: Tensor, weight_BT: Tensor) ->
     # N: the tokens of the batch that have a weight.
     logits_NV, target_N, weight_N = logits_BTV[counted_BT].float(), target_BT[counted_BT], weight_BT[counted_BT]
     loss = (cross_entropy(logits_NV, target_N, reduction="none") * weight_N).sum() / weight_N.sum()
-    code_N = (weight_N == 1) & (target_N >= FIRST_NUMBER_ID)
+    code_N = (weight_N == 1) & (target_N >= FIRST_NUMBER_ID) & (target_N <= LAST_NUMBER_ID)
     right_N = logits_NV.argmax(-1) == target_N
     return loss, right_N[code_N].float().mean().item()
 
@@ -145,12 +146,6 @@ def train(model: LlamaForCausalLM, *, seed: int, most_steps: int, last_steps: in
         raise SystemExit(f"{reached}, so it has not learned the task: try another --seed or more --steps")
 
 
-def save(model: LlamaForCausalLM, folder: Path) -> None:
-    """Write a plain Hugging Face folder: bfloat16 safetensors, tokenizer and chat template."""
-    model.bfloat16().save_pretrained(folder)
-    build_tokenizer().save_pretrained(folder)
-
-
 def parse_arguments() -> argparse.Namespace:
     """Read and check the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,7 +174,7 @@ def main() -> None:
         documents=arguments.documents,
         peak=arguments.rate,
     )
-    save(model, arguments.out)
+    save(model, arguments.out, VOCABULARY)
     print(f"saved {sum(weight.numel() for weight in model.parameters()):,} parameters: {arguments.out}")
 
 
