@@ -141,10 +141,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def make_judge(tokenizer: PreTrainedTokenizerBase, keep: str = "correct") -> Judge:
+def make_judge(tokenizer: PreTrainedTokenizerBase, keep: str = "correct", metric: str = "sub_em") -> Judge:
     end = end_of_turn_id(tokenizer)
     eos = tokenizer.convert_tokens_to_ids("<s>")
-    return Judge(tokenizer, end_of_turn=end, stop_ids=[end, eos], keep=keep)  # type: ignore[arg-type]
+    return Judge(tokenizer, metric=metric, end_of_turn=end, stop_ids=[end, eos], keep=keep)  # type: ignore[arg-type]
 
 
 def complete(ids: list[int]) -> Completion:
@@ -169,6 +169,25 @@ def test_a_response_is_cut_then_judged(
     ids = encode(tokenizer, text)
     judged = make_judge(tokenizer)(complete([*ids, end_of_turn_id(tokenizer)]), ["42", "forty"])
     assert (judged.text, judged.cut_text, judged.correct, judged.outcome) == (text, cut, correct, outcome)
+
+
+@pytest.mark.parametrize(
+    ("text", "correct", "f1", "outcome"),
+    [
+        ("It is 42 or 43.\nThe answer is: 42.", True, 1.0, "kept"),
+        ("42\nThe answer is: 42 apples", False, 2 / 3, "wrong"),
+        ("It is 42.", False, 0.0, "wrong"),
+        (" \n", False, 0.0, "empty"),
+    ],
+)
+def test_a_chain_of_thought_stays_whole_and_its_answer_is_judged(
+    tokenizer: PreTrainedTokenizerBase, text: str, correct: bool, f1: float, outcome: str
+) -> None:
+    ids = encode(tokenizer, text)
+    judged = make_judge(tokenizer, metric="em")(complete(ids), ["42", "forty"])
+    assert (judged.cut_text, judged.correct, judged.outcome) == (text.strip(), correct, outcome)
+    assert judged.f1 == pytest.approx(f1)
+    assert judged.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
 
 
 def test_keep_all_keeps_wrong_answers_but_no_empty_ones(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -206,7 +225,7 @@ def merging() -> PreTrainedTokenizerBase:
 def test_a_token_that_straddles_the_line_break_is_tokenised_anew(merging: PreTrainedTokenizerBase) -> None:
     straddling = merging.convert_tokens_to_ids("2Ċ")
     sampled = [*encode(merging, "is 4"), straddling, *encode(merging, "no")]
-    judge = Judge(merging, end_of_turn=0, stop_ids=[0], keep="correct")
+    judge = Judge(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")
     judged = judge(complete(sampled), ["42"])
     assert judged.cut_text == "is 42"
     assert judged.response_ids.tolist() == [*encode(merging, "is 42"), 0]
@@ -217,5 +236,7 @@ def test_tokens_before_the_break_stay_as_sampled(merging: PreTrainedTokenizerBas
     """The text 42 is one token when tokenised, but the model said it in two, and those are distilled."""
     two = [merging.convert_tokens_to_ids("4"), merging.convert_tokens_to_ids("2")]
     sampled: Tokens = np.asarray([*two, *encode(merging, "\nno")], np.int32)
-    judged = Judge(merging, end_of_turn=0, stop_ids=[0], keep="correct")(Completion(sampled, "length"), ["42"])
+    judged = Judge(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
+        Completion(sampled, "length"), ["42"]
+    )
     assert judged.response_ids.tolist() == [*two, 0]
