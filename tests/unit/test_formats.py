@@ -299,8 +299,11 @@ def test_a_title_of_two_distractors_does_no_harm(read: Read) -> None:
     assert [document.title for document in read("hotpotqa", row).distractors] == ["Owl", "Owl"]
 
 
-def test_every_reason_is_explained() -> None:
+def test_every_reason_and_every_format_stands_on_the_page() -> None:
     assert set(REASONS) == set(get_args(Reason))
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    for name in (*REASONS, *get_args(DataSection.model_fields["format"].annotation)):
+        assert f"| `{name}` | " in page
 
 
 # --- rows that are refused
