@@ -1,33 +1,26 @@
-"""Published data sets to examples: parse, validate, split, draw distractors.
+"""Data sets to examples: read, validate, split, draw distractors. The formats are in `formats`."""
 
-Formats: `nq` (Lost in the Middle, documents in the file), `nq_oracle` (gold document only; distractors are the gold
-documents of other questions, easier than retrieved ones, so results are named `nq-oracle-random-distractors`), `kv`
-(key-value retrieval), `jsonl` (ours: question, answers, documents[{title, text, gold}]).
-"""
-
-import difflib
-import hashlib
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pos2distill.config import DataSection
 from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator, derive_seed
 from pos2distill.records import Document, Example
+from pos2distill.tasks.formats import PUBLISHED, REASONS, Reason, holds_answer, parse_row, question_id
 from pos2distill.tasks.judge import normalize, sub_exact_match
-from pos2distill.tasks.readers import read_jsonl
+from pos2distill.tasks.readers import read_rows
 
-_KINDS = {str: "text", list: "a list", bool: "true or false", dict: "an object"}
+_SIDES = ("train", "evaluation")
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """Training and evaluation examples that share no question, and how the rows of the file were used.
 
-    `counts`: rows = duplicate + train_unused + evaluation_unused + train + evaluation.
+    `counts`: rows = train + evaluation + train_unused + evaluation_unused + duplicate + each of `formats.REASONS`.
     """
 
     train: list[Example]
@@ -37,29 +30,59 @@ class Split:
 
 def dataset_name(data: DataSection) -> str:
     """The name that results carry."""
-    return "nq-oracle-random-distractors" if data.format == "nq_oracle" else data.format
+    if data.format == "nq_oracle":
+        return "nq-oracle-random-distractors"
+    return f"{data.format}-random-distractors" if _draws(data) else data.format
 
 
 def load_split(data: DataSection, *, documents: int, seed: int) -> Split:
     """Read a data set and choose its training and evaluation examples.
 
     The side of the split is a hash of the normalised question alone, so the same question never stands on both sides,
-    whatever the file, its order or the seed. Within a side, examples are chosen and ordered by a seeded hash.
+    whatever the file, its format, its order or the seed. Within a side, a seeded hash chooses and orders examples.
 
     Args:
         data: format, path and how many examples are wanted.
-        documents: the longest prompt that will be asked for; every example must have as many.
+        documents: the longest prompt that will be asked for; every example gets or has as many.
         seed: of the choice and of drawn distractors.
     Raises:
-        UserError: naming file, line and field, or the side that has too few examples.
+        UserError: naming file, row and field, or the side that has too few examples.
     """
-    wanted = {"train": data.train_examples, "evaluation": data.evaluation_examples}
-    chosen: dict[str, list[tuple[int, str, Example]]] = {side: [] for side in wanted}
-    golds: dict[str, list[Document]] = {side: [] for side in wanted}
+    sides, pools, counts = _choose(data, documents, seed)
+    for side in _SIDES:
+        wanted = getattr(data, f"{side}_examples")
+        if len(sides[side]) < wanted:
+            passed = ", ".join(f"{counts[reason]} {reason}" for reason in REASONS if counts[reason])
+            raise UserError(
+                f"{data.path}: {len(sides[side])} {side} examples, but data.{side}_examples asks for {wanted}; "
+                f"lower it or move data.evaluation_share ({data.evaluation_share})"
+                + (f"; rows passed over: {passed}" if passed else "")
+            )
+        counts[side] = wanted
+    if _draws(data):
+        for side in _SIDES:
+            # In an order of their own, so that the file's does not matter.
+            pool = sorted(pools[side], key=lambda document: (document.title, document.text))
+            sides[side] = [
+                draw_distractors(example, pool, documents - len(example.documents), seed, data.path)
+                for example in sides[side]
+            ]
+    return Split(sides["train"], sides["evaluation"], dict(counts))
+
+
+def _choose(
+    data: DataSection, documents: int, seed: int
+) -> tuple[dict[str, list[Example]], dict[str, list[Document]], Counter[str]]:
+    """By side: the examples chosen, at most as many as wanted; and, if any are drawn, all documents to draw from."""
+    chosen: dict[str, list[tuple[int, str, Example]]] = {side: [] for side in _SIDES}
+    pools: dict[str, list[Document]] = {side: [] for side in _SIDES}
     counts, question_of, asked = Counter(rows=0, duplicate=0), dict[str, str](), set[str]()
     for example in read_examples(data, documents):
         counts["rows"] += 1
-        question = _question_id(example.question)
+        if isinstance(example, str):
+            counts[example] += 1
+            continue
+        question = question_id(example.question)
         if question_of.setdefault(example.example_id, question) != question:
             raise UserError(f"{data.path}: id {example.example_id!r} stands for two questions; ids must be unique")
         if question in asked:
@@ -67,109 +90,91 @@ def load_split(data: DataSection, *, documents: int, seed: int) -> Split:
             continue
         asked.add(question)
         side = "evaluation" if _unit_hash(example.question) < data.evaluation_share else "train"
-        golds[side].append(example.gold)
+        if _draws(data):
+            pools[side] += [replace(document, hop=None) for document in example.golds]
         # A heap of the smallest ranks: memory holds what is wanted, not the file. Negated, since heapq keeps minima.
         ranked = (-derive_seed(seed, "choose", example.example_id), example.example_id, example)
-        if len(chosen[side]) < wanted[side]:
+        if len(chosen[side]) < getattr(data, f"{side}_examples"):
             heapq.heappush(chosen[side], ranked)
         else:
             heapq.heappushpop(chosen[side], ranked)
             counts[f"{side}_unused"] += 1
-    for side, count in wanted.items():
-        if len(chosen[side]) < count:
-            raise UserError(
-                f"{data.path}: {len(chosen[side])} {side} examples, but data.{side}_examples asks for {count}; "
-                f"lower it or move data.evaluation_share ({data.evaluation_share})"
-            )
-        counts[side] = count
-    sides = {side: [example for *_, example in sorted(ranked, reverse=True)] for side, ranked in chosen.items()}
-    if data.format == "nq_oracle":
-        sides = {
-            side: [draw_distractors(example, pool, documents - 1, seed, data.path) for example in examples]
-            for side, examples in sides.items()
-            # In an order of their own, so that the file's does not matter.
-            for pool in [sorted(golds[side], key=lambda document: (document.title, document.text))]
-        }
-    return Split(sides["train"], sides["evaluation"], dict(counts))
+    if not asked:
+        why = "; ".join(f"{counts[reason]} {reason} ({told})" for reason, told in REASONS.items() if counts[reason])
+        raise UserError(f"{data.path}: none of {counts['rows']} rows can be used: {why}")
+    return {side: [each for *_, each in sorted(chosen[side], reverse=True)] for side in _SIDES}, pools, counts
 
 
-def read_examples(data: DataSection, documents: int) -> Iterator[Example]:
-    """Yield every row of the file as a valid example, in file order."""
-    parse = _PARSERS[data.format]
+def read_examples(data: DataSection, documents: int) -> Iterator[Example | Reason]:
+    """Yield every row of the file in its order: a valid example, or why the row of a published file is passed over."""
     empty = True
-    for number, row in read_jsonl(data.path):
-        where = f"{data.path}, line {number}"
-        example = parse(row, where)
-        _validate(example, where, answer_in_gold=data.answer_in_gold)
-        if data.format != "nq_oracle" and len(example.documents) < documents:
-            raise UserError(
-                f"{where}: {len(example.documents)} documents, but prompts of {documents} slots are asked for "
-                f"(data.documents, evaluation.other_documents)"
-            )
+    for place, row in read_rows(data.path):
+        where = f"{data.path}, {place}"
         empty = False
-        yield example
+        parsed = parse_row(data.format, row, where)
+        yield _fit(parsed, data, documents, where) if isinstance(parsed, Example) else parsed
     if empty:
         raise UserError(f"{data.path}: holds no examples")
 
 
 def draw_distractors(example: Example, pool: list[Document], count: int, seed: int, path: str) -> Example:
-    """The example with `count` distractors drawn from other examples' gold documents, none of which holds an answer."""
-    order = derive_generator(seed, "distractors", example.example_id).permutation(len(pool))
-    taken = {(example.gold.title, example.gold.text)}
+    """The example with `count` further distractors, gold documents of other examples, after its own.
+
+    None of them holds an answer or is there already. Of several hops the answers yes and no do not count: they are
+    judgements on the gold documents, and nearly every text holds the letters.
+    """
+    if count <= 0:
+        return example
+    answers = example.answers
+    if len(example.golds) > 1:
+        answers = tuple(answer for answer in answers if normalize(answer) not in ("yes", "no"))
+    taken = {(document.title, document.text) for document in example.documents}
     drawn: list[Document] = []
-    for index in order:
+    for index in derive_generator(seed, "distractors", example.example_id).permutation(len(pool)):
         document = pool[index]
-        if (document.title, document.text) in taken or sub_exact_match(document.text, example.answers):
+        if (document.title, document.text) in taken or holds_answer(document, answers):
             continue
         taken.add((document.title, document.text))
-        drawn.append(replace(document, gold=False))
+        drawn.append(replace(document, hop=None))
         if len(drawn) == count:
-            return replace(example, documents=(example.gold, *drawn))
+            return replace(example, documents=(*example.documents, *drawn))
     raise UserError(f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r}")
 
 
-def _parse_lost_in_the_middle(row: dict[str, Any], where: str) -> Example:
-    documents = []
-    for index, context in enumerate(_field(row, "ctxs", list, where)):
-        at = f"{where}, ctxs[{index}]"
-        _check(context, dict, at)
-        gold = _field(context, "isgold", bool, at)
-        documents.append(Document(_field(context, "title", str, at), _field(context, "text", str, at), gold))
-    question = _field(row, "question", str, where)
-    return Example(_question_id(question), question, _strings(row, "answers", where), tuple(documents))
+def _draws(data: DataSection) -> bool:
+    return data.fill == "draw" or data.format == "nq_oracle"
 
 
-def _parse_key_value(row: dict[str, Any], where: str) -> Example:
-    key, value = _field(row, "key", str, where), _field(row, "value", str, where)
-    documents = []
-    for index, record in enumerate(_field(row, "ordered_kv_records", list, where)):
-        if not (isinstance(record, list) and len(record) == 2 and all(isinstance(part, str) for part in record)):
-            raise UserError(f"{where}, ordered_kv_records[{index}]: expected [key, value], got {record!r:.80}")
-        documents.append(Document(record[0], record[1], gold=record[0] == key))
-    return Example(_question_id(key), key, (value,), tuple(documents))
+def _fit(example: Example, data: DataSection, documents: int, where: str) -> Example | Reason:
+    """The example if it is what the settings ask for; else the reason, or an error for a file of one's own."""
+    _check_words(example, where)
+    golds, published = len(example.golds), data.format in PUBLISHED
+    if golds not in data.hops:
+        if published:
+            return "other_hops"
+        wanted = "exactly one" if data.hops == (1,) else " or ".join(map(str, sorted(data.hops)))
+        raise UserError(
+            f"{where}: {golds or 'no'} gold document{'s' if golds > 1 else ''}; expected {wanted}"
+            + (" (data.hops)" if data.format == "jsonl" else "")
+        )
+    if data.answer_in_gold and golds == 1 and not sub_exact_match(example.golds[0].text, example.answers):
+        raise UserError(
+            f"{where}: the gold document holds none of the answers {list(example.answers)!r:.80}; "
+            f"mend the row or set data.answer_in_gold=false"
+        )
+    if data.format == "nq_oracle":
+        return replace(example, documents=example.golds)
+    if len(example.documents) < documents and not _draws(data):
+        if published:
+            return "too_few_documents"
+        raise UserError(
+            f"{where}: {len(example.documents)} documents, but prompts of {documents} slots are asked for "
+            f"(data.documents, evaluation.other_documents); lower them or set data.fill=draw"
+        )
+    return example
 
 
-def _parse_generic(row: dict[str, Any], where: str) -> Example:
-    documents = []
-    for index, document in enumerate(_field(row, "documents", list, where)):
-        at = f"{where}, documents[{index}]"
-        _check(document, dict, at)
-        title = _field(document, "title", str, at) if "title" in document else ""
-        documents.append(Document(title, _field(document, "text", str, at), _field(document, "gold", bool, at)))
-    question = _field(row, "question", str, where)
-    identity = _field(row, "id", str, where) if "id" in row else _question_id(question)
-    return Example(identity, question, _strings(row, "answers", where), tuple(documents))
-
-
-_PARSERS: dict[str, Callable[[dict[str, Any], str], Example]] = {
-    "nq": _parse_lost_in_the_middle,
-    "nq_oracle": _parse_lost_in_the_middle,
-    "kv": _parse_key_value,
-    "jsonl": _parse_generic,
-}
-
-
-def _validate(example: Example, where: str, *, answer_in_gold: bool) -> None:
+def _check_words(example: Example, where: str) -> None:
     if not example.question.strip():
         raise UserError(f"{where}, question: empty")
     if not example.answers:
@@ -180,39 +185,6 @@ def _validate(example: Example, where: str, *, answer_in_gold: bool) -> None:
         raise UserError(
             f"{where}, answers: {list(example.answers)!r:.80} are all empty once normalised; expected words"
         )
-    golds = sum(document.gold for document in example.documents)
-    if golds != 1:
-        raise UserError(f"{where}: {golds or 'no'} gold document{'s' if golds > 1 else ''}; expected exactly one")
-    if answer_in_gold and not sub_exact_match(example.gold.text, example.answers):
-        raise UserError(
-            f"{where}: the gold document holds none of the answers {list(example.answers)!r:.80}; "
-            f"mend the row or set data.answer_in_gold=false"
-        )
-
-
-def _field(row: dict[str, Any], name: str, kind: type, where: str) -> Any:
-    if name not in row:
-        near = difflib.get_close_matches(name, row, n=1, cutoff=0.6)
-        hint = f"is '{near[0]}' meant to be it?" if near else f"there is {', '.join(row) or 'nothing'}"
-        raise UserError(f"{where}: field '{name}' is missing; {hint}{'' if near else ' (is data.format right?)'}")
-    _check(row[name], kind, f"{where}, {name}")
-    return row[name]
-
-
-def _check(value: Any, kind: type, where: str) -> None:
-    if not isinstance(value, kind):
-        raise UserError(f"{where}: expected {_KINDS[kind]}, got {value!r:.80}")
-
-
-def _strings(row: dict[str, Any], name: str, where: str) -> tuple[str, ...]:
-    values = _field(row, name, list, where)
-    for index, value in enumerate(values):
-        _check(value, str, f"{where}, {name}[{index}]")
-    return tuple(values)
-
-
-def _question_id(question: str) -> str:
-    return hashlib.sha256(normalize(question).encode()).hexdigest()[:16]
 
 
 def _unit_hash(question: str) -> float:

@@ -9,16 +9,39 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from pos2distill.errors import UserError
-from pos2distill.records import Document, Example
+from pos2distill.records import Document, Example, Slots
 from pos2distill.tasks.permutations import arrange
 
 
+def _listed(documents: Sequence[Document]) -> str:
+    # As the benchmark shows search results (Liu et al. 2024, figure 2).
+    return "\n".join(f"Document [{i}](Title: {d.title}) {d.text}" for i, d in enumerate(documents, start=1))
+
+
+# The benchmark's published wording too, so that numbers can be compared.
+_ANSWER_FROM_RESULTS = (
+    "Write a high-quality answer for the given question using only the provided search results "
+    "(some of which might be irrelevant)."
+)
+
+
 def _question_answering(question: str, documents: Sequence[Document]) -> str:
-    # The benchmark's published wording (Liu et al. 2024, figure 2), so that numbers can be compared.
-    shown = "\n".join(f"Document [{i}](Title: {d.title}) {d.text}" for i, d in enumerate(documents, start=1))
+    return f"{_ANSWER_FROM_RESULTS}\n\n{_listed(documents)}\n\nQuestion: {question}\nAnswer:"
+
+
+def _chain_of_citation(question: str, documents: Sequence[Document]) -> str:
     return (
-        "Write a high-quality answer for the given question using only the provided search results "
-        f"(some of which might be irrelevant).\n\n{shown}\n\nQuestion: {question}\nAnswer:"
+        f"{_ANSWER_FROM_RESULTS} After every claim of the answer, name the document that supports it by its number, "
+        f"for example [3].\n\n{_listed(documents)}\n\nQuestion: {question}\nAnswer:"
+    )
+
+
+def _reasoning(question: str, documents: Sequence[Document]) -> str:
+    return (
+        "Answer the given question using only the documents below (some of which might be irrelevant). First identify "
+        "the information in the documents that is relevant to the question and list it. Then reason step by step. "
+        'End with one line that begins with "The answer is: " and gives nothing but the answer, as short as possible.'
+        f"\n\n{_listed(documents)}\n\nQuestion: {question}"
     )
 
 
@@ -40,11 +63,13 @@ _STYLES: dict[str, Callable[[str, Sequence[Document]], str]] = {
     "qa": _question_answering,
     "kv": _key_value,
     "plain": _plain,
+    "coc": _chain_of_citation,
+    "reasoning": _reasoning,
 }
 
 
 class PromptBuilder:
-    """Builds the prompt of an example with its gold document at any slot.
+    """Builds the prompt of an example with its gold documents at any slots.
 
     Args:
         tokenizer: with a chat template.
@@ -54,7 +79,12 @@ class PromptBuilder:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, style: Literal["qa", "kv", "plain"], *, max_length: int, reserve: int
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        style: Literal["qa", "kv", "plain", "coc", "reasoning"],
+        *,
+        max_length: int,
+        reserve: int,
     ) -> None:
         self.tokenizer = tokenizer
         self.style = style
@@ -65,17 +95,20 @@ class PromptBuilder:
         self,
         example: Example,
         documents: int,
-        slot: int,
+        slots: Slots,
         *,
         order: Literal["fixed", "reshuffled"] = "fixed",
         seed: int = 0,
     ) -> npt.NDArray[np.int32]:
         """Token ids of the chat prompt, up to and including the start of the assistant's turn.
 
+        Args:
+            slots: of the gold documents, 0-based, in hop order.
+            order: of the distractors around them; see `arrange`.
         Raises:
             UserError: if prompt and response do not fit the model's context.
         """
-        shown = arrange(example, documents, slot, order=order, seed=seed)
+        shown = arrange(example, documents, slots, order=order, seed=seed)
         message = {"role": "user", "content": _STYLES[self.style](example.question, shown)}
         encoded: Any = self.tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=True)
         ids = np.asarray(encoded["input_ids"], dtype=np.int32)

@@ -1,3 +1,5 @@
+from typing import Literal
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -8,7 +10,7 @@ from pos2distill.models.load import end_of_turn_id, load_tokenizer
 from pos2distill.models.responses import Tokens
 from pos2distill.sampling.engine import Completion
 from pos2distill.sampling.judge import Judge
-from pos2distill.tasks.judge import first_line, normalize, sub_exact_match
+from pos2distill.tasks.judge import exact_match, f1, first_line, normalize, parse_answer, score, sub_exact_match
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,87 @@ def test_sub_exact_match(text: str, answers: list[str], right: bool) -> None:
     assert sub_exact_match(text, answers) is right
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is: Paris", "Paris"),
+        ("the ANSWER is Paris.", "Paris."),
+        ("The answer is：巴黎", "巴黎"),  # a full-width colon
+        ("List: a, b.\nSo the answer is: G. Stanley Hall. \nI am sure.", "G. Stanley Hall."),
+        ("It follows that the answer is:\n\n  Paris  \nRome", "Paris"),  # said on the next line with text
+        ("The answer is: Paris. No, the answer is: Rome.", "Paris. No, the answer is: Rome."),
+        ("The answer is: Paris\nThe answer is: Rome", "Paris"),  # the first counts
+        ("The answer is: Paris\r\nDone", "Paris"),
+        ("The answer is:", ""),
+        ("The answer is \n ", ""),
+        ("The answer: Paris", None),
+        ("The answers are: Paris", None),
+        ("", None),
+    ],
+)
+def test_parse_answer(text: str, answer: str | None) -> None:
+    assert parse_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "right"),
+    [
+        ("The Beatles.", ["beatles"], True),
+        ("Beatles, the", ["The Beatles"], True),
+        ("the Beatles of Liverpool", ["The Beatles"], False),
+        ("G. Stanley Hall", ["Granville Hall", "Stanley Hall", "G Stanley Hall"], True),  # an alias
+        ("ÉLAN", ["élan"], True),
+        ("elan", ["élan"], False),
+        ("1,914", ["1914"], True),
+        ("", ["x"], False),
+        ("", [""], False),
+        ("The", ["*"], False),  # nothing equals nothing, which is no answer
+        ("Paris", [], False),
+    ],
+)
+def test_exact_match(text: str, answers: list[str], right: bool) -> None:
+    assert exact_match(text, answers) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "value"),
+    [
+        ("The Beatles!", ["beatles"], 1.0),
+        ("stanley hall", ["G. Stanley Hall"], 2 * 2 / (2 + 3)),
+        ("it is in Paris, France", ["Paris"], 2 * 1 / (5 + 1)),
+        ("it is in Paris, France", ["Paris", "Paris in France", "Rome"], 2 * 3 / (5 + 3)),  # the best of them
+        ("new new york", ["New York"], 2 * 2 / (3 + 2)),  # a word counts as often as both have it
+        ("new york", ["new new york"], 2 * 2 / (2 + 3)),
+        ("größe der stadt", ["Größe"], 2 * 1 / (3 + 1)),
+        ("Rome", ["Paris"], 0.0),
+        ("", ["Paris"], 0.0),
+        ("the", ["a"], 0.0),
+        ("Paris", [""], 0.0),
+        ("Paris", [], 0.0),
+    ],
+)
+def test_f1(text: str, answers: list[str], value: float) -> None:
+    assert f1(text, answers) == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "scored"),
+    [
+        ("sub_em", "It is Paris.\nNo idea.", (True, 0.5)),  # it is paris: 2 * 1 / (3 + 1)
+        ("sub_em", "No idea.\nIt is Paris.", (False, 0.0)),
+        ("sub_em", "", (False, 0.0)),
+        ("em", "Paris is a city.\nThe answer is: Paris.", (True, 1.0)),
+        ("em", "The answer is: Paris, France", (False, 2 / 3)),
+        ("em", "Paris", (False, 0.0)),  # never says that it is the answer
+        ("em", "The answer is:", (False, 0.0)),
+        ("em", "", (False, 0.0)),
+    ],
+)
+def test_score(metric: Literal["sub_em", "em"], text: str, scored: tuple[bool, float]) -> None:
+    correct, value = score(metric, text, ["London town", "Paris"])
+    assert (correct, value) == (scored[0], pytest.approx(scored[1], abs=1e-12))
+
+
 @pytest.fixture(scope="module")
 def tokenizer(tiny_model_path: str) -> PreTrainedTokenizerBase:
     return load_tokenizer(ModelSection(path=tiny_model_path))
@@ -58,10 +141,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def make_judge(tokenizer: PreTrainedTokenizerBase, keep: str = "correct") -> Judge:
+def make_judge(tokenizer: PreTrainedTokenizerBase, keep: str = "correct", metric: str = "sub_em") -> Judge:
     end = end_of_turn_id(tokenizer)
     eos = tokenizer.convert_tokens_to_ids("<s>")
-    return Judge(tokenizer, end_of_turn=end, stop_ids=[end, eos], keep=keep)  # type: ignore[arg-type]
+    return Judge(tokenizer, metric=metric, end_of_turn=end, stop_ids=[end, eos], keep=keep)  # type: ignore[arg-type]
 
 
 def complete(ids: list[int]) -> Completion:
@@ -86,6 +169,25 @@ def test_a_response_is_cut_then_judged(
     ids = encode(tokenizer, text)
     judged = make_judge(tokenizer)(complete([*ids, end_of_turn_id(tokenizer)]), ["42", "forty"])
     assert (judged.text, judged.cut_text, judged.correct, judged.outcome) == (text, cut, correct, outcome)
+
+
+@pytest.mark.parametrize(
+    ("text", "correct", "f1", "outcome"),
+    [
+        ("It is 42 or 43.\nThe answer is: 42.", True, 1.0, "kept"),
+        ("42\nThe answer is: 42 apples", False, 2 / 3, "wrong"),
+        ("It is 42.", False, 0.0, "wrong"),
+        (" \n", False, 0.0, "empty"),
+    ],
+)
+def test_a_chain_of_thought_stays_whole_and_its_answer_is_judged(
+    tokenizer: PreTrainedTokenizerBase, text: str, correct: bool, f1: float, outcome: str
+) -> None:
+    ids = encode(tokenizer, text)
+    judged = make_judge(tokenizer, metric="em")(complete(ids), ["42", "forty"])
+    assert (judged.cut_text, judged.correct, judged.outcome) == (text.strip(), correct, outcome)
+    assert judged.f1 == pytest.approx(f1)
+    assert judged.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
 
 
 def test_keep_all_keeps_wrong_answers_but_no_empty_ones(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -123,7 +225,7 @@ def merging() -> PreTrainedTokenizerBase:
 def test_a_token_that_straddles_the_line_break_is_tokenised_anew(merging: PreTrainedTokenizerBase) -> None:
     straddling = merging.convert_tokens_to_ids("2Ċ")
     sampled = [*encode(merging, "is 4"), straddling, *encode(merging, "no")]
-    judge = Judge(merging, end_of_turn=0, stop_ids=[0], keep="correct")
+    judge = Judge(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")
     judged = judge(complete(sampled), ["42"])
     assert judged.cut_text == "is 42"
     assert judged.response_ids.tolist() == [*encode(merging, "is 42"), 0]
@@ -134,5 +236,7 @@ def test_tokens_before_the_break_stay_as_sampled(merging: PreTrainedTokenizerBas
     """The text 42 is one token when tokenised, but the model said it in two, and those are distilled."""
     two = [merging.convert_tokens_to_ids("4"), merging.convert_tokens_to_ids("2")]
     sampled: Tokens = np.asarray([*two, *encode(merging, "\nno")], np.int32)
-    judged = Judge(merging, end_of_turn=0, stop_ids=[0], keep="correct")(Completion(sampled, "length"), ["42"])
+    judged = Judge(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
+        Completion(sampled, "length"), ["42"]
+    )
     assert judged.response_ids.tolist() == [*two, 0]

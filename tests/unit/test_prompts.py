@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +14,9 @@ EXAMPLE = Example(
     'Which "code"?',
     ("42",),
     (
-        Document("Fox", 'It is "42".', True),
-        Document("Owl", "It is\n17.", False),
-        Document("Bär", "Es ist 99.", False),
+        Document("Fox", 'It is "42".', 0),
+        Document("Owl", "It is\n17."),
+        Document("Bär", "Es ist 99."),
     ),
 )
 
@@ -25,25 +26,34 @@ def build(tiny_model_path: str, style: str, max_length: int = 4096, reserve: int
     return PromptBuilder(tokenizer, style, max_length=max_length, reserve=reserve)  # type: ignore[arg-type]
 
 
-def render(builder: PromptBuilder, slot: int, documents: int = 3) -> str:
-    return str(builder.tokenizer.decode(builder(EXAMPLE, documents, slot)))
+def render(builder: PromptBuilder, *slots: int, documents: int = 3, example: Example = EXAMPLE) -> str:
+    return str(builder.tokenizer.decode(builder(example, documents, slots)))
+
+
+TWO_HOPS = replace(EXAMPLE, documents=(*EXAMPLE.documents[:2], replace(EXAMPLE.documents[2], hop=1)))
+
+
+def search_result(document: Document, place: int) -> str:
+    return f"Document [{place}](Title: {document.title}) {document.text}\n"
 
 
 SHOWN = {
-    "qa": lambda document, place: f"Document [{place}](Title: {document.title}) {document.text}\n",
+    "qa": search_result,
+    "coc": search_result,
+    "reasoning": search_result,
     "kv": lambda document, place: f"{json.dumps(document.title)}: {json.dumps(document.text)}",
     "plain": lambda document, place: f"Title: {document.title}\n{document.text}\n",
 }
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2])
-@pytest.mark.parametrize("style", ["qa", "kv", "plain"])
+@pytest.mark.parametrize("style", SHOWN)
 def test_each_document_stands_once_in_order_and_the_question_after_them(
     tiny_model_path: str, style: str, slot: int
 ) -> None:
     text = render(build(tiny_model_path, style), slot)
     order = list(EXAMPLE.distractors)
-    order.insert(slot, EXAMPLE.gold)
+    order.insert(slot, *EXAMPLE.golds)
     shown = [SHOWN[style](document, place) for place, document in enumerate(order, start=1)]
     assert [text.count(part) for part in shown] == [1, 1, 1]
     places = [text.index(part) for part in [*shown, EXAMPLE.question]]
@@ -56,6 +66,35 @@ def test_the_key_value_prompt_holds_valid_json(tiny_model_path: str) -> None:
     assert shown == {document.title: document.text for document in EXAMPLE.documents}
 
 
+@pytest.mark.parametrize(("slots", "titles"), [((0, 2), ["Fox", "Owl", "Bär"]), ((2, 1), ["Owl", "Bär", "Fox"])])
+def test_gold_documents_of_several_hops_stand_at_their_slots(
+    tiny_model_path: str, slots: tuple[int, int], titles: list[str]
+) -> None:
+    text = render(build(tiny_model_path, "plain"), *slots, example=TWO_HOPS)
+    places = [text.index(f"Title: {title}\n") for title in titles]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("style", ["qa", "coc"])
+def test_the_published_wording_of_question_answering(tiny_model_path: str, style: str) -> None:
+    """Liu et al. 2024, figure 2; coc adds an instruction and changes nothing else."""
+    instruction = "Write a high-quality answer for the given question using only the provided search results "
+    instruction += "(some of which might be irrelevant)."
+    added = " After every claim of the answer, name the document that supports it by its number, for example [3]."
+    results = 'Document [1](Title: Owl) It is\n17.\nDocument [2](Title: Fox) It is "42".'
+    assert render(build(tiny_model_path, style), 1, documents=2) == (
+        f"<s><|user|>{instruction}{added if style == 'coc' else ''}\n\n{results}\n\n"
+        'Question: Which "code"?\nAnswer:<|end|><|assistant|>'
+    )
+
+
+def test_reasoning_asks_for_an_end_that_can_be_parsed(tiny_model_path: str) -> None:
+    text = render(build(tiny_model_path, "reasoning"), 0)
+    steps = [text.index(step) for step in ("identify", "list", "reason step by step", '"The answer is: "')]
+    assert steps == sorted(steps)
+    assert steps[-1] < text.index("Document [1]")
+
+
 def test_the_chat_template_surrounds_the_prompt(tiny_model_path: str) -> None:
     """Two documents, plain style, written out."""
     assert render(build(tiny_model_path, "plain"), 1, documents=2) == (
@@ -64,10 +103,10 @@ def test_the_chat_template_surrounds_the_prompt(tiny_model_path: str) -> None:
 
 
 def test_a_prompt_that_leaves_no_room_for_the_response_is_refused(tiny_model_path: str) -> None:
-    length = len(build(tiny_model_path, "plain")(EXAMPLE, 3, 0))
-    assert len(build(tiny_model_path, "plain", max_length=length + 8)(EXAMPLE, 3, 0)) == length
+    length = len(build(tiny_model_path, "plain")(EXAMPLE, 3, (0,)))
+    assert len(build(tiny_model_path, "plain", max_length=length + 8)(EXAMPLE, 3, (0,))) == length
     with pytest.raises(UserError) as caught:
-        build(tiny_model_path, "plain", max_length=length + 7)(EXAMPLE, 3, 0)
+        build(tiny_model_path, "plain", max_length=length + 7)(EXAMPLE, 3, (0,))
     assert str(caught.value) == (
         f"example fox: prompt of {length} tokens (3 documents) + 8 for the response exceed the model's context of "
         f"{length + 7}; lower data.documents or max_new_tokens, or use a model with a longer context"
@@ -76,5 +115,5 @@ def test_a_prompt_that_leaves_no_room_for_the_response_is_refused(tiny_model_pat
 
 def test_reshuffled_distractors_reach_the_prompt(tiny_model_path: str) -> None:
     builder = build(tiny_model_path, "plain")
-    prompts = {bytes(builder(EXAMPLE, 3, 0, order="reshuffled", seed=seed)) for seed in range(8)}
+    prompts = {bytes(builder(EXAMPLE, 3, (0,), order="reshuffled", seed=seed)) for seed in range(8)}
     assert len(prompts) == 2  # two distractors have two orders

@@ -1,0 +1,196 @@
+import gzip
+import io
+import json
+import tracemalloc
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pos2distill.errors import UserError
+from pos2distill.tasks.readers import _array_rows, file_digest, read_rows
+
+ROW = {"question": "Größe 😀?", "answers": ["42"], "score": 1.5, "count": 3}
+
+
+def read(url: str) -> list[Any]:
+    return list(read_rows(url))
+
+
+def as_lines(rows: list[Any], **options: Any) -> bytes:
+    return "\n".join(json.dumps(row, **options) for row in rows).encode()
+
+
+def as_array(rows: list[Any], **options: Any) -> bytes:
+    return json.dumps(rows, **options).encode()
+
+
+@pytest.mark.parametrize("place", ["plain", "gzip", "memory", "memory gzip"])
+@pytest.mark.parametrize("shape", [as_lines, as_array])
+def test_files_are_read_from_anywhere_plain_or_gzip(tmp_path: Path, shape: Callable[..., bytes], place: str) -> None:
+    root = f"memory://{uuid.uuid4().hex}" if "memory" in place else str(tmp_path)
+    url = f"{root}/data.json" + (".gz" if "gzip" in place else "")
+    rows = [ROW, {**ROW, "count": 4}]
+    for text in (shape(rows), shape(rows, ensure_ascii=False), b"\xef\xbb\xbf \n " + shape(rows) + b"\n\n"):
+        with fsspec.open(url, "wb", compression="infer") as file:
+            file.write(text)
+        assert [row for _, row in read(url)] == rows
+
+
+def test_places_count_lines_and_rows(tmp_path: Path) -> None:
+    lines, array = tmp_path / "lines", tmp_path / "array"
+    lines.write_text('\n{"a": 1}\n\n  \n{"a": 2}\n')
+    array.write_text('\n[\n\n{"a": 1},\n{"a":\n2}\n]')
+    assert read(str(lines)) == [("line 2", {"a": 1}), ("line 5", {"a": 2})]
+    assert read(str(array)) == [("row 1", {"a": 1}), ("row 2", {"a": 2})]
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"[]", b"[ \n]"])
+def test_an_empty_file_has_no_rows(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(content)
+    assert read(str(path)) == []
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False, allow_infinity=False)
+    # Characters beyond 16 bits are escaped as pairs; backslashes and commas are what chunks are cut by.
+    | st.text(st.sampled_from('\\"u,d8 é😀\n'), max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+class Dribble(io.BytesIO):
+    """Gives at most three bytes at a time."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(3 if size is None or size < 0 or size > 3 else size)
+
+
+@given(st.lists(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=3), values, max_size=3)), st.booleans())
+def test_an_array_means_what_json_says_wherever_it_is_cut_into_chunks(rows: list[Any], ascii_only: bool) -> None:
+    text = json.dumps(rows, ensure_ascii=ascii_only).encode()
+    found = list(_array_rows(Dribble(text), "file"))
+    assert found == [(f"row {number}", row) for number, row in enumerate(rows, start=1)]
+    assert [json.dumps(row) for _, row in found] == [json.dumps(row) for row in rows]  # 1 is not 1.0
+
+
+def test_an_array_is_read_in_flat_memory(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(as_array([{"text": "x " * 2000}] * 2000))  # 8 MB
+    tracemalloc.start()
+    try:
+        count = sum(1 for _ in read_rows(str(path)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 2000
+    assert peak < 1 << 20
+
+
+def test_the_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
+    path = tmp_path / "abc.jsonl.gz"
+    path.write_bytes(b"abc")
+    assert file_digest(str(path)) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+# --- files that cannot be read
+
+
+@pytest.mark.parametrize("use", [read, file_digest])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dta.jsonl", r"dta.jsonl: no such file \(data.path\); did you mean 'data.jsonl'\?$"),
+        ("elsewhere/data.jsonl", r"data.jsonl: no such file \(data.path\)$"),
+        ("", r": cannot be read \(Is a directory\)$"),
+        ("data.jsonl/inside.jsonl", r"inside.jsonl: "),
+        ("nosuch://bucket/data.jsonl", r"^nosuch://bucket/data.jsonl: cannot be opened \(Protocol not known: nosuch"),
+    ],
+)
+def test_a_file_that_cannot_be_opened(tmp_path: Path, use: Callable[[str], Any], name: str, message: str) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps(ROW))
+    with pytest.raises(UserError, match=message):
+        use(name if "://" in name else f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b'{"a": 1}\n' * 4000)[:60], r"broken gzip after line \d+ \(.*\); fetch the file again$"),
+        (gzip.compress(b"[" + b'{"a": 1},' * 40000)[:400], r"broken gzip after row \d+ \(.*\); fetch the file again$"),
+        (gzip.compress(b'{"a": 1}')[:12], r"broken gzip before its first row \(.*\); fetch the file again$"),
+        (
+            json.dumps(ROW).encode(),
+            r"is no gzip file, whatever its name says \(Not a gzipped file .*\); rename or fetch it again$",
+        ),
+    ],
+)
+def test_broken_gzip(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "data.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"question": "wh', "not valid JSON (Unterminated string starting at at column 14); is the line cut off?"),
+        (b'{"question": "\xff"}', "not UTF-8 (invalid start byte at byte 14)"),
+        (b"[1, 2]", "expected a JSON object, got list"),
+        (b"null", "expected a JSON object, got NoneType"),
+        (
+            b'{"a": "\\ud83d!"}',
+            "holds half a surrogate pair (\\ud800 to \\udfff alone), which is no character",
+        ),
+    ],
+)
+def test_a_line_that_is_no_object(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(json.dumps(ROW).encode() + b"\n" + line)
+    with pytest.raises(UserError) as caught:
+        read(str(path))
+    assert str(caught.value) == f"{path}, line 2: {message}"
+
+
+HALF = "holds half a surrogate pair (\\ud800 to \\udfff alone), which is no character"
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        (b', {"a": "wh', "not valid JSON (premature EOF); is the file cut off?"),
+        (b"", "not valid JSON (premature EOF); is the file cut off?"),
+        (b', {"a": nope}]', "not valid JSON (invalid string in json text); is the file cut off?"),
+        (b', {"a": NaN}]', "not valid JSON (invalid char in json text); is the file cut off?"),
+        (b', {"a": "x\ny"}]', "not valid JSON (invalid character inside string); is the file cut off?"),
+        (b' {"a": 1}]', "not valid JSON (after array element, I expect ',' or ']'); is the file cut off?"),
+        (b'] {"a": 1}', "not valid JSON (trailing garbage); is the file cut off?"),
+        (b', {"a": "\xff"}]', "not UTF-8 (invalid bytes in UTF8 string)"),
+        (b', {"a": "\xed\xa0\xbd"}]', "not UTF-8 (invalid continuation byte)"),  # half a pair, encoded all the same
+        (b", [1, 2]]", "expected a JSON object, got list"),
+        (b", null]", "expected a JSON object, got NoneType"),
+        (b', "text"]', "expected a JSON object, got str"),
+        (b', {"a": "\\ud83d!"}]', HALF),
+        (b', {"a": "\\ud83d\\u0041"}]', HALF),
+        (b', {"a": "\\uDE00"}]', HALF),
+        (b', {"a": "\\ud83d\\ude00\\ude00"}]', HALF),
+        (b', {"\\\\\\ud83d": 1}]', HALF),
+    ],
+)
+def test_a_row_of_an_array_that_is_no_object(tmp_path: Path, rest: bytes, message: str) -> None:
+    """The rows before are read all the same, and the one at fault is named."""
+    path = tmp_path / "data.json"
+    path.write_bytes(b"[" + json.dumps(ROW).encode() + b', {"b": "\\\\ud83d"}' + rest)
+    rows = read_rows(str(path))
+    assert [next(rows), next(rows)] == [("row 1", ROW), ("row 2", {"b": "\\ud83d"})]
+    with pytest.raises(UserError) as caught:
+        list(rows)
+    assert str(caught.value) == f"{path}, row 3: {message}"
