@@ -48,8 +48,8 @@ class DataSection(Section):
     path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
     prompt: Literal["qa", "kv", "plain", "coc", "reasoning"] = Field(
         "qa",
-        description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); coc: qa, with a source for every "
-        "claim; reasoning: the paper's for R2, a chain of thought; plain: documents, then the question",
+        description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); reasoning: a chain of thought as in "
+        "the paper's R2; coc: one with a source for every claim; plain: documents, then the question",
     )
     metric: Literal["sub_em", "em"] = Field(
         "sub_em",
@@ -81,6 +81,9 @@ class DataSection(Section):
             raise ValueError(f"hops: rows of format '{self.format}' have one gold document; set [1]")
         if self.format in SEVERAL_HOP_FORMATS and 1 in self.hops:
             raise ValueError(f"hops: rows of format '{self.format}' have several gold documents; set [2]")
+        if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
+            asked = "asks" if self.metric == "sub_em" else "does not ask"
+            raise ValueError(f"metric: '{self.metric}', but prompt '{self.prompt}' {asked} for 'The answer is:'")
         if max(self.hops) >= self.documents:
             raise ValueError(f"hops: {max(self.hops)} gold documents leave no distractor among {self.documents}")
         return self

@@ -16,7 +16,7 @@ from pos2distill.tasks.judge import first_line, score
 class Judged:
     """A response cut, judged and sorted.
 
-    response_ids: the tokens of cut_text, closed by the end-of-turn token; this is what is distilled.
+    response_ids: the tokens that were kept, closed by the end-of-turn token; this is what is distilled.
     outcome: `kept`, or why not: `wrong`, `empty` (no text in it).
     """
 

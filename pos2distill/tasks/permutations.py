@@ -120,8 +120,10 @@ def _published(documents: int, hops: int) -> tuple[Placement, ...]:
                 slots = tuple(range(start, start + hops))
             else:
                 scale = (documents - 1) / (_PUBLISHED_DOCUMENTS - 1)
-                slots = tuple(
-                    np.linspace(round(first * scale), round(second * scale), hops).round().astype(int).tolist()
-                )
+                # Wide enough for every hop, where few documents leave less.
+                low = min(round(min(first, second) * scale), documents - hops)
+                high = max(round(max(first, second) * scale), low + hops - 1)
+                spread = np.linspace(low, high, hops).round().astype(int).tolist()
+                slots = tuple(spread if first < second else reversed(spread))
             placements.append(Placement(slots, group))
     return tuple(placements)

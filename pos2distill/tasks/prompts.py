@@ -29,19 +29,23 @@ def _question_answering(question: str, documents: Sequence[Document]) -> str:
     return f"{_ANSWER_FROM_RESULTS}\n\n{_listed(documents)}\n\nQuestion: {question}\nAnswer:"
 
 
-def _chain_of_citation(question: str, documents: Sequence[Document]) -> str:
-    return (
-        f"{_ANSWER_FROM_RESULTS} After every claim of the answer, name the document that supports it by its number, "
-        f"for example [3].\n\n{_listed(documents)}\n\nQuestion: {question}\nAnswer:"
-    )
+_ANSWER_BY_REASONING = "Answer the given question using only the documents below (some of which might be irrelevant). "
+_END_WITH_THE_ANSWER = (
+    'End with one line that begins with "The answer is: " and gives nothing but the answer, as short as possible.'
+)
 
 
 def _reasoning(question: str, documents: Sequence[Document]) -> str:
     return (
-        "Answer the given question using only the documents below (some of which might be irrelevant). First identify "
-        "the information in the documents that is relevant to the question and list it. Then reason step by step. "
-        'End with one line that begins with "The answer is: " and gives nothing but the answer, as short as possible.'
-        f"\n\n{_listed(documents)}\n\nQuestion: {question}"
+        f"{_ANSWER_BY_REASONING}First identify the information in the documents that is relevant to the question and "
+        f"list it. Then reason step by step. {_END_WITH_THE_ANSWER}\n\n{_listed(documents)}\n\nQuestion: {question}"
+    )
+
+
+def _chain_of_citation(question: str, documents: Sequence[Document]) -> str:
+    return (
+        f"{_ANSWER_BY_REASONING}Reason step by step, and after every claim name the document that supports it by its "
+        f"number, for example [3]. {_END_WITH_THE_ANSWER}\n\n{_listed(documents)}\n\nQuestion: {question}"
     )
 
 

@@ -87,6 +87,8 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ("data={format: musique, path: x}", "data.hops: rows of format 'musique' have several gold documents; set [2]"),
         ("data={format: jsonl, path: x, hops: [5]}", "data.hops: expected numbers of gold documents from 1 to 4"),
         ("data={format: jsonl, path: x, hops: [3], documents: 3}", "data.hops: 3 gold documents leave no distractor"),
+        ("data.metric=em", "data.metric: 'em', but prompt 'qa' does not ask for 'The answer is:'"),
+        ("data.prompt=coc", "data.metric: 'sub_em', but prompt 'coc' asks for 'The answer is:'"),
         ("evaluation.slots=pairs", "evaluation.slots: 'pairs' are for several hops (data.hops)"),
         ("evaluation.slots=[0, 20]", "evaluation.slots: 20 is not one of the slots 0 to 19"),
         ("evaluation.slots=[0, 0]", "evaluation.slots: expected at least one slot, each of them once"),

@@ -75,22 +75,26 @@ def test_gold_documents_of_several_hops_stand_at_their_slots(
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("style", ["qa", "coc"])
-def test_the_published_wording_of_question_answering(tiny_model_path: str, style: str) -> None:
-    """Liu et al. 2024, figure 2; coc adds an instruction and changes nothing else."""
+def test_the_published_wording_of_question_answering(tiny_model_path: str) -> None:
+    """Liu et al. 2024, figure 2."""
     instruction = "Write a high-quality answer for the given question using only the provided search results "
     instruction += "(some of which might be irrelevant)."
-    added = " After every claim of the answer, name the document that supports it by its number, for example [3]."
     results = 'Document [1](Title: Owl) It is\n17.\nDocument [2](Title: Fox) It is "42".'
-    assert render(build(tiny_model_path, style), 1, documents=2) == (
-        f"<s><|user|>{instruction}{added if style == 'coc' else ''}\n\n{results}\n\n"
-        'Question: Which "code"?\nAnswer:<|end|><|assistant|>'
+    assert render(build(tiny_model_path, "qa"), 1, documents=2) == (
+        f'<s><|user|>{instruction}\n\n{results}\n\nQuestion: Which "code"?\nAnswer:<|end|><|assistant|>'
     )
 
 
-def test_reasoning_asks_for_an_end_that_can_be_parsed(tiny_model_path: str) -> None:
-    text = render(build(tiny_model_path, "reasoning"), 0)
-    steps = [text.index(step) for step in ("identify", "list", "reason step by step", '"The answer is: "')]
+@pytest.mark.parametrize(
+    ("style", "steps"),
+    [
+        ("reasoning", ("identify", "list", "reason step by step")),
+        ("coc", ("Reason step by step", "name the document that supports it")),
+    ],
+)
+def test_reasoning_asks_for_an_end_that_can_be_parsed(tiny_model_path: str, style: str, steps: tuple[str, ...]) -> None:
+    text = render(build(tiny_model_path, style), 0)
+    steps = [text.index(step) for step in (*steps, '"The answer is: "')]
     assert steps == sorted(steps)
     assert steps[-1] < text.index("Document [1]")
 

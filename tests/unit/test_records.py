@@ -12,7 +12,7 @@ EXAMPLE = Example(
     "e1",
     "Wer?",
     ("Käthe", "K."),
-    (Document("a", "x", False), Document("b", "Käthe", True), Document("", "y", False)),
+    (Document("a", "x"), Document("b", "Käthe", 1), Document("", "y"), Document("c", "z", 0)),
 )
 
 
@@ -23,11 +23,12 @@ def test_an_example_survives_arrow() -> None:
 
 
 def test_gold_and_distractors_part_the_documents() -> None:
-    assert EXAMPLE.gold == EXAMPLE.documents[1]
+    assert EXAMPLE.golds == (EXAMPLE.documents[3], EXAMPLE.documents[1])  # in hop order
+    assert [document.gold for document in EXAMPLE.documents] == [False, True, False, True]
     assert EXAMPLE.distractors == (EXAMPLE.documents[0], EXAMPLE.documents[2])
 
 
 def test_schemas_state_their_version() -> None:
     assert {schema.metadata[b"schema_version"] for schema in (EXAMPLE_SCHEMA, SAMPLE_SCHEMA, PREDICTION_SCHEMA)} == {
-        b"1"
+        b"2"
     }
