@@ -110,7 +110,7 @@ def test_a_checkpoint_answers_in_vllm_as_in_evaluation(finished: Recipe) -> None
     }
     predictions = plan.distilled_scores.read_table("predictions.parquet").to_pylist()
     build = PromptBuilder(load_tokenizer(model), "plain", max_length=1024, reserve=16)
-    asked = [build(examples[row["example_id"]], row["documents"], row["slot"]) for row in predictions]
+    asked = [build(examples[row["example_id"]], row["documents"], tuple(row["slots"])) for row in predictions]
     engine = VllmEngine(model, VllmSection(enforce_eager=True), threads=2)
     try:
         answers = OnOneLoop(engine)(asked, params_for(model), [0] * len(asked))

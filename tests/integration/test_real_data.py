@@ -6,6 +6,7 @@ Accuracy is zero: the model cannot read. What counts is that every stage takes r
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,10 +22,15 @@ pytestmark = pytest.mark.skipif(
     reason=f"no benchmark samples in {BENCHMARK_DATA}; set POS2DISTILL_BENCHMARK_DATA to a folder that holds them",
 )
 
-TASKS = {
+TASKS: dict[str, dict[str, Any]] = {
     "nq": {"format": "nq_oracle", "path": "nq-open-oracle.jsonl.gz", "prompt": "qa", "documents": 20},
     "kv": {"format": "kv", "path": "kv-retrieval-140_keys.jsonl.gz", "prompt": "kv", "documents": 140},
+    "musique": {"format": "musique", "path": "musique_train.jsonl.gz", "documents": 20, "hops": [2, 3, 4]},
+    "hotpotqa": {"format": "hotpotqa", "path": "hotpotqa_train.json", "documents": 10, "hops": [2]},
 }
+ROWS = {"nq": 1500, "kv": 150, "musique": 60, "hotpotqa": 60}
+NAMES = {"nq": "nq-oracle-random-distractors", "kv": "kv", "musique": "musique", "hotpotqa": "hotpotqa"}
+REASONING = ("musique", "hotpotqa")
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +43,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    files = [(BENCHMARK_DATA / task["path"]).read_bytes() for task in TASKS.values()]
-    text = [line.decode() for file in files for line in gzip.decompress(file).splitlines()[:60]]
+    files = [BENCHMARK_DATA / task["path"] for task in TASKS.values() if task["path"].endswith(".gz")]
+    text = [line.decode() for file in files for line in gzip.decompress(file.read_bytes()).splitlines()[:60]]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
         text, trainers.BpeTrainer(vocab_size=2000, special_tokens=list(SPECIALS), initial_alphabet=alphabet)
@@ -61,23 +67,30 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
         eos_token_id=SPECIALS.index("<|end|>"),
     )
     torch.manual_seed(0)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 
-@pytest.mark.parametrize("engine", ["hf", "vllm"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "engine"),
+    [("nq", "vllm"), ("kv", "hf"), ("musique", "hf"), ("hotpotqa", "vllm")],
+)
 def test_study_runs_through_on_published_files(task: str, engine: str, reader: str, tmp_path: Path) -> None:
     data = TASKS[task] | {"path": str(BENCHMARK_DATA / TASKS[task]["path"])}
+    method: dict[str, Any] = {"name": "r1", "advantageous_slot": "first", "k": 2}
+    slots: int | str = 3
+    if task in REASONING:
+        data |= {"prompt": "reasoning", "metric": "em"}
+        method, slots = {"name": "r2", "advantageous_slot": "last", "k": 2, "weights": "adaptive"}, "pairs"
     recipe = {
         "name": task,
         "description": "A random model on published text.",
-        "model": {"path": reader, "engine": engine},
+        "model": {"path": reader, "engine": engine, "dtype": "float32"},
         "data": data | {"train_examples": 6, "evaluation_examples": 3},
-        "method": {"advantageous_slot": "first", "k": 2},
+        "method": method,
         "sampling": {"keep": "all", "max_new_tokens": 12},
-        "training": {"epochs": 1, "batch_rows": 8},
-        "evaluation": {"slots": 3, "max_new_tokens": 12, "resamples": 100},
+        "training": {"epochs": 1, "batch_rows": 8, "precision": "float32"},
+        "evaluation": {"slots": slots, "other_slots": slots, "max_new_tokens": 12, "resamples": 100},
         "runtime": {
             "storage": str(tmp_path / "run"),
             "samplers": {"batch_size": 4, "threads": 2},
@@ -91,9 +104,10 @@ def test_study_runs_through_on_published_files(task: str, engine: str, reader: s
     summary = json.loads((tmp_path / "run" / "report" / "summary.json").read_text())
     counts = summary["counts"]
     rows = counts["examples"]["rows"]
-    assert rows == (1500 if task == "nq" else 150)
+    assert rows == ROWS[task]
     assert rows == sum(value for name, value in counts["examples"].items() if name != "rows")
     assert counts["sample"]["sampled"] == 6
     assert counts["sample"]["kept"] + counts["sample"]["empty"] == 6
-    assert counts["evaluate base"]["prompts"] == counts["evaluate distilled"]["prompts"] == 9
-    assert summary["dataset"] == {"nq": "nq-oracle-random-distractors", "kv": "kv"}[task]
+    prompts = 3 * (12 if task in REASONING else 3)
+    assert counts["evaluate base"]["prompts"] == counts["evaluate distilled"]["prompts"] == prompts
+    assert summary["dataset"] == NAMES[task]

@@ -20,7 +20,7 @@ MINIMAL: dict[str, Any] = {
 
 
 # Messages about settings that do not fit together.
-INTERPLAY = ("method.k: 4 trivial",)
+INTERPLAY = ("method.k: 4 trivial", "data.metric: 'sub_em', but prompt 'coc'")
 
 
 @pytest.fixture
