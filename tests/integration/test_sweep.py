@@ -1,0 +1,121 @@
+"""A sweep of two methods on the two-hop toy: a measured slot, shared artifacts, another task, and the gate."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import run
+from pipelines.choose import with_choice
+from pipelines.plan import make_plan
+from pipelines.study import run_study
+from pos2distill.config import Recipe
+from pos2distill.recipes import load_recipe, sweep_cells
+from pos2distill.records import Slots
+from pos2distill.tasks.permutations import evaluated_placements
+
+SMALL_TWO_HOPS = [
+    "data.documents=10",
+    "data.train_examples=16",
+    "data.evaluation_examples=4",
+    "method.advantageous_slot=auto",
+    "method.auto_slots=3",
+    "method.auto_examples=6",
+    "training.epochs=1",
+    "evaluation.resamples=200",
+]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    folder = tmp_path_factory.mktemp("swept")
+    toy = load_recipe("quickstart").study
+    probe = folder / "probe.yaml"
+    probe.write_text(
+        yaml.safe_dump(
+            {
+                "name": "probe",
+                "description": "One hop.",
+                "model": {"path": toy.model.path},
+                "data": {"format": "jsonl", "path": toy.data.path, "prompt": "plain"}
+                | {"documents": 10, "evaluation_examples": 4},
+                "evaluation": {"slots": 2, "max_new_tokens": 16},
+            }
+        )
+    )
+    overrides = [*SMALL_TWO_HOPS, f"evaluation.transfer=[{probe}]", "sweep={method.name: [seqkd, r2]}"]
+    recipe = load_recipe("quickstart_r2", [*overrides, f"runtime.storage={folder / 'run'}"])
+    run_study(recipe)
+    return recipe
+
+
+def one_method(recipe: Recipe, name: str) -> Recipe:
+    return next(cell for settings, cell in sweep_cells(recipe) if settings["method.name"] == name)
+
+
+def test_cells_share_what_their_settings_do_not_change(swept: Recipe) -> None:
+    folders = [path.name.rsplit("-", 1)[0] for path in Path(swept.storage).iterdir() if path.is_dir()]
+    # The two methods distil the same samples, and one base is measured on each of two tasks.
+    assert {name: folders.count(name) for name in ("samples", "slot-scores", "checkpoint")} == {
+        "samples": 1,
+        "slot-scores": 1,
+        "checkpoint": 2,
+    }
+    assert (folders.count("examples"), folders.count("base-scores"), folders.count("distilled-scores")) == (2, 2, 4)
+
+
+def test_the_slot_is_the_best_that_was_measured(swept: Recipe) -> None:
+    cell = one_method(swept, "r2")
+    plan = make_plan(cell)
+    assert plan.slot_scores is not None
+    details = plan.slot_scores.manifest().details  # type: ignore[union-attr]
+    assert [tuple(slots) for slots in details["curve"]["slots"]] == [
+        placement.slots for placement in evaluated_placements(10, 2, 3)
+    ]
+    best: Slots = tuple(details["slots"])
+    assert details["accuracy"] == max(details["curve"]["accuracy_by_slot"])
+    assert details["ci95"][0] <= details["accuracy"] <= details["ci95"][1]
+    assert with_choice(cell, plan).study.advantageous(2) == best
+    sampled = pq.read_table(f"{plan.samples.path}/parts", columns=["slots"])["slots"].to_pylist()
+    assert {tuple(slots) for slots in sampled} == {best}
+
+
+def test_the_choice_is_made_on_training_examples(swept: Recipe) -> None:
+    plan = make_plan(one_method(swept, "r2"))
+    assert plan.slot_scores is not None
+    asked = set(plan.slot_scores.read_table("predictions.parquet")["example_id"].to_pylist())
+    evaluated = set(plan.examples.read_table("evaluation.parquet")["example_id"].to_pylist())
+    assert len(asked) == 6
+    assert not asked & evaluated
+
+
+def test_the_report_is_one_page_over_all_cells(swept: Recipe) -> None:
+    report = Path(swept.storage) / "report"
+    assert sorted(path.name for path in report.iterdir()) == ["index.html", "summary.json", "sweep.png"]
+    cells = json.loads((report / "summary.json").read_text())["cells"]
+    assert [cell["settings"] for cell in cells] == [{"method.name": "seqkd"}, {"method.name": "r2"}]
+    for cell in cells:
+        assert list(cell["tasks"]) == ["10 documents", "probe"]
+        assert set(cell["tasks"]["10 documents"]["base"]["by_group"]) == {"connected", "disconnected", "reversed"}
+        assert len(cell["tasks"]["probe"]["distilled"]["accuracy_by_slot"]) == 2
+    assert cells[0]["tasks"]["probe"]["base"] == cells[1]["tasks"]["probe"]["base"]
+
+
+def test_the_gate_is_one_line_and_exit_code_1(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = [*SMALL_TWO_HOPS, f"evaluation.transfer={list(swept.study.evaluation.transfer)}"]
+    command = ["evaluate", "quickstart_r2", *overrides, f"runtime.storage={swept.storage}", "--fail-if-gap-above"]
+    assert run.main([*command, "100"]) == 0
+    capsys.readouterr()
+    assert run.main([*command, "-1"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("gate: GAP ")
+    assert "is above -1" in line
+
+
+def test_other_commands_want_one_study(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["quickstart_r2", "sweep={seed: [0, 1]}", f"runtime.storage={swept.storage}"]
+    for command in ("evaluate", "sample", "distill"):
+        assert run.main([command, *arguments]) == 2
+        assert "is a sweep of several studies; only study and report take it" in capsys.readouterr().err
