@@ -118,4 +118,4 @@ def test_other_commands_want_one_study(swept: Recipe, capsys: pytest.CaptureFixt
     arguments = ["quickstart_r2", "sweep={seed: [0, 1]}", f"runtime.storage={swept.storage}"]
     for command in ("evaluate", "sample", "distill"):
         assert run.main([command, *arguments]) == 2
-        assert "is a sweep of several studies; only study and report take it" in capsys.readouterr().err
+        assert "is a sweep of several studies; this command wants one" in capsys.readouterr().err
