@@ -51,6 +51,8 @@ def _is_section(field: Any) -> bool:
 def _type(kind: Any) -> str:
     """A type as people write it: `first | last | int`, `[integer, …]`."""
     origin, inner = get_origin(kind), get_args(kind)
+    if origin is typing.Annotated:
+        return _type(inner[0])
     if origin is Literal:
         return r" \| ".join(map(str, inner))
     if origin in (types.UnionType, typing.Union):
