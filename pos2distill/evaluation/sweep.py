@@ -97,9 +97,14 @@ def _by_settings(cells: Sequence[CellResult]) -> list[tuple[dict[str, Any], list
 
 
 def _row(settings: Mapping[str, Any], cells: Sequence[CellResult]) -> dict[str, Any]:
-    label = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in settings.items()) or "all"
+    label = ", ".join(_label(key, value) for key, value in settings.items()) or "all"
     tasks = {task: _estimates([cell.tasks[task] for cell in cells]) for task in cells[0].tasks}
     return {"label": label, "seeds": len(cells), "tasks": tasks}
+
+
+def _label(dotted: str, value: Any) -> str:
+    field = dotted.rsplit(".", 1)[-1]
+    return str(value) if field == "name" else f"{field.replace('_', ' ')} {value}"
 
 
 def _estimates(comparisons: Sequence[Comparison]) -> dict[str, Any]:

@@ -59,12 +59,12 @@ def test_the_page_has_one_row_a_setting_and_every_task() -> None:
     files = render_sweep("ablation", "Two methods.", CELLS, {"torch": "2.13"})
     assert files["sweep.png"].startswith(b"\x89PNG")
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", files["index.html"].decode()))
-    assert "name sft 2 0.500 [0.500, 0.500] 0.750 [0.750, 0.750]" in text
+    assert "sft 2 0.500 [0.500, 0.500] 0.750 [0.750, 0.750]" in text
     assert "jsonl, sub_em, 2 placements × 7 examples" in text
     # A task of some cells only has their rows; groups stand in them.
     chains = text[text.index("chains") :]
-    assert "name r1" in chains
-    assert "name sft" not in chains
+    assert "r1 2" in chains
+    assert "sft" not in chains
     assert "connected 0.625" in chains
 
 
