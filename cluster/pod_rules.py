@@ -67,9 +67,9 @@ def check_pod(place: str, template: dict[str, Any]) -> Iterator[Fault]:
     yield from _check_identity(place, pod, containers)
     yield from _check_node_type(place, pod, containers)
     volumes = {as_dict(volume).get("name") for volume in as_list(pod.get("volumes"))}
-    for index, container in enumerate(containers):
-        at = f"{place}.containers[{index}]"
-        yield from _check_container(at, container, volumes)
+    for kind in ("initContainers", "containers"):
+        for index, container in enumerate(as_list(pod.get(kind))):
+            yield from _check_container(f"{place}.{kind}[{index}]", as_dict(container), volumes)
 
 
 def _check_identity(place: str, pod: dict[str, Any], containers: list[dict[str, Any]]) -> Iterator[Fault]:
@@ -98,7 +98,7 @@ def _check_node_type(place: str, pod: dict[str, Any], containers: list[dict[str,
 
 def _check_container(place: str, container: dict[str, Any], volumes: set[Any]) -> Iterator[Fault]:
     yield from _check_resources(place, as_dict(container.get("resources")))
-    yield from _check_rights(place, container)
+    yield from check_rights(place, container)
     image = str(container.get("image", "")).rpartition("/")[2]
     if ":" not in image or image.endswith(":latest"):
         yield f"{place}.image", f"'{container.get('image', '')}' may change between pods; name a version"
@@ -122,7 +122,8 @@ def _check_resources(place: str, resources: dict[str, Any]) -> Iterator[Fault]:
             yield f"{place}.resources.requests.{name}", f"{requested} is not the limit, {limit}; make them equal"
 
 
-def _check_rights(place: str, container: dict[str, Any]) -> Iterator[Fault]:
+def check_rights(place: str, container: dict[str, Any]) -> Iterator[Fault]:
+    """What a container may do that it should not, or needs and may not."""
     security, at = as_dict(container.get("securityContext")), f"{place}.securityContext"
     if security.get("privileged"):
         yield f"{at}.privileged", "gives the pod the machine; remove it"

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from cluster.pod_rules import as_dict, as_int, as_list, check_pod, gpus_of, is_spot
+from cluster.pod_rules import as_dict, as_int, as_list, check_pod, check_rights, gpus_of, is_spot
 from cluster.secrets import looks_secret
 from cluster.spec import NAME_LENGTH
 from pos2distill.errors import did_you_mean
@@ -162,6 +162,8 @@ def _check_cluster(place: str, spec: dict[str, Any], *, of_job: bool) -> Iterato
         yield f"{place}.gcsFaultToleranceOptions", "does not survive a job's retry; remove it, the study resumes itself"
     if of_job and "upgradeStrategy" in spec:
         yield f"{place}.upgradeStrategy", "is refused on the cluster of a job; remove it"
+    if fault_tolerance:
+        yield from _check_redis(f"{place}.headGroupSpec.template.spec.containers[0].env", head)
     yield from _check_head(f"{place}.headGroupSpec", head)
     names = [group.get("groupName") for group in groups]
     for index, group in enumerate(groups):
@@ -169,6 +171,19 @@ def _check_cluster(place: str, spec: dict[str, Any], *, of_job: bool) -> Iterato
         yield from _check_group(at, group)
         if names.index(group.get("groupName")) < index:
             yield f"{at}.groupName", f"'{group.get('groupName')}' is there twice; rename one"
+
+
+def _check_redis(place: str, head: dict[str, Any]) -> Iterator[Fault]:
+    names = {variable.get("name") for variable in _environment(head)}
+    for name in ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"):
+        if name in names:
+            yield place, f"{name} says again what gcsFaultToleranceOptions says; remove the variable"
+
+
+def _environment(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """Variables of the Ray container, the first."""
+    containers = as_list(as_dict(as_dict(group.get("template")).get("spec")).get("containers"))
+    return [as_dict(variable) for variable in as_list(as_dict(containers[0] if containers else None).get("env"))]
 
 
 def _check_versions(place: str, spec: dict[str, Any], *, of_job: bool) -> Iterator[Fault]:
@@ -195,9 +210,9 @@ def _check_autoscaler(
 ) -> Iterator[Fault]:
     scaled, version = spec.get("enableInTreeAutoscaling") is True, as_dict(spec.get("autoscalerOptions")).get("version")
     at = f"{place}.headGroupSpec.template.spec.containers[0].env"
-    containers = as_list(as_dict(as_dict(head.get("template")).get("spec")).get("containers"))
-    variables = [as_dict(variable) for variable in as_list(as_dict(containers[0] if containers else None).get("env"))]
-    by_env = next((variable for variable in variables if variable.get("name") == AUTOSCALER_V2_ENV), None)
+    by_env = next((each for each in _environment(head) if each.get("name") == AUTOSCALER_V2_ENV), None)
+    if scaled:
+        yield from check_rights(f"{place}.autoscalerOptions", as_dict(spec.get("autoscalerOptions")))
     if by_env and not scaled:
         yield at, f"{AUTOSCALER_V2_ENV} without autoscaling; set enableInTreeAutoscaling: true and remove it"
     elif by_env and version:

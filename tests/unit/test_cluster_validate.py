@@ -168,6 +168,8 @@ RULES: list[tuple[str, Any, str]] = [
     (f"{SAMPLING}.{POD}.securityContext.runAsNonRoot", ..., "runAsNonRoot: missing: the pod may run as root; set true"),
     (f"{SAMPLING}.{POD}.securityContext.runAsUser", 0, "securityContext.runAsUser: 0 is root; set for example 1000"),
     (f"{SAMPLING}.{POD}.securityContext.seccompProfile", ..., "seccompProfile: missing: every system call is open"),
+    (f"{SAMPLING}.{POD}.initContainers", [{"name": "a", "image": "b"}], "initContainers[0].image: 'b' may change"),
+    (f"{CLUSTER}.autoscalerOptions.securityContext", ..., "autoscalerOptions.securityContext.readOnlyRootFilesystem"),
     (f"{SAMPLING}.{POD}.hostNetwork", True, "hostNetwork: opens the machine to the pod; remove it"),
     (f"{SAMPLING}.{POD}.containers", [], "containers: missing; a pod needs the Ray container"),
 ]
@@ -198,6 +200,9 @@ def test_a_priority_wants_a_new_ray(job: Manifest) -> None:
 def test_a_cluster_alone_may_keep_its_head_in_redis() -> None:
     cluster = render(load_cluster("onprem"))[-1]
     assert check([changed(cluster, "spec.gcsFaultToleranceOptions", {"redisAddress": "redis:6379"})]) == []
+    twice = changed(cluster, "spec.headGroupSpec.template.spec.containers[0].env", [{"name": "RAY_REDIS_ADDRESS"}])
+    twice = changed(twice, "spec.gcsFaultToleranceOptions", {"redisAddress": "redis:6379"})
+    assert any("env: RAY_REDIS_ADDRESS says again what gcsFaultTolerance" in line for line in check([twice]))
     rocks = changed(cluster, "spec.gcsFaultToleranceOptions", {"backend": "rocksdb"})
     assert any("rocksdb is behind a gate that is off by default; use redis" in line for line in check([rocks]))
 
