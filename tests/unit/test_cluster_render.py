@@ -69,6 +69,23 @@ def test_the_pools_are_as_ray_wants_them() -> None:
     assert (TRAINING.units(8), TRAINING.units(0)) == (8, 1)
 
 
+def test_rays_autoscaler_reads_the_pools_as_they_are_meant() -> None:
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+    read = _derive_autoscaling_config_from_ray_cr(render(load_cluster("gke"))[-1])
+    types = read["available_node_types"]
+    market = "ray.io/market-type"
+    assert types["headgroup"]["resources"]["CPU"] == 0
+    assert types["sampling"]["resources"].items() >= {"CPU": 11, "GPU": 1, "sampler": 1}.items()
+    assert types["sampling"]["labels"] == {"ray-subcluster": "sampling", market: "spot"}
+    assert types["training"]["resources"].items() >= {"CPU": 90, "GPU": 8, "trainer": 8}.items()
+    assert types["training"]["labels"] == {"pool": "trainer", market: "on-demand"}
+    assert not {"GPU", "sampler", "trainer"} & types["data"]["resources"].keys()
+    limits = {name: (each["min_workers"], each["max_workers"]) for name, each in types.items()}
+    assert limits == {"headgroup": (0, 0), "sampling": (0, 8), "training": (0, 1), "data": (0, 4)}
+    assert (types["sampling"]["idle_timeout_s"], types["training"]["idle_timeout_s"]) == (120, 600)
+
+
 def test_the_autoscaler_is_set_in_one_way(cluster: Manifest) -> None:
     assert cluster["enableInTreeAutoscaling"] is True
     assert cluster["autoscalerOptions"]["version"] == "v2"
