@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 LOCK := requirements/cpu.txt
-SOURCES := pos2distill pipelines examples benchmarks docs tests run.py
+SOURCES := pos2distill pipelines cluster examples benchmarks docs tests run.py
 
 # uv does not read pip's settings. Where pip is told of a folder of wheels that holds torch, take torch from there;
 # elsewhere let uv find torch's CPU build itself.
@@ -61,9 +61,10 @@ lock: .uv/.installed
 	.uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra cpu --extra dev --output-file requirements/cpu.txt
 	env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra gpu --extra s3 --extra gcs --output-file requirements/gpu.txt
 
-# The tables of docs/recipes.md, from the recipe's own definition.
+# The tables of docs/recipes.md and docs/cluster.md, and the manifests of the cluster's examples.
 docs: install
 	$(BIN)/python -m docs.reference
+	$(BIN)/python -m cluster.examples.renew
 
 clean:
 	rm -rf .venv .uv runs

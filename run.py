@@ -1,6 +1,7 @@
 """Pos2Distill on the command line.
 
 python run.py COMMAND RECIPE [section.field=value ...] [--dry-run]
+python run.py cluster render|validate SPEC [RECIPE] [section.field=value ...] [spec.section.field=value ...]
 """
 
 import argparse
@@ -29,6 +30,7 @@ EXAMPLES = """examples:
   python run.py evaluate quickstart --fail-if-gap-above 5
   python run.py study my_recipe.yaml model.engine=vllm runtime.trainers.workers=2
   python run.py evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz
+  python run.py cluster render gke nq_mistral_7b spec.sampling.max=16 data.path=gs://bucket/nq.jsonl.gz --out manifests
 
 Running a command again goes on where it stopped, and does nothing where all is done.
 Exit codes: 0 done; 1 a gate not passed (one line), or a bug (with its traceback); 2 something you can mend (one line
@@ -47,6 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "recipes":
             _list_recipes()
             return 0
+        if options.command == "cluster":
+            from cluster.command import run_cluster
+
+            words = [*options.words, *further]
+            return run_cluster(options.action, options.spec, words, out=options.out, crds=options.crds)
         recipe = load_recipe(options.recipe, [*options.overrides, *further])
         if options.dry_run:
             _show(recipe)
@@ -88,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="POINTS",
         help="exit 1 with one line if the GAP (of the checkpoint, or without one of the model) is larger",
     )
+    _add_cluster(commands)
     commands.add_parser("recipes", help="list the recipes that come with the project")
     return parser
 
@@ -98,6 +106,24 @@ def _points(text: str) -> float:
     if not 0 <= points <= 100:
         raise argparse.ArgumentTypeError(f"expected points from 0 to 100, got {text}")
     return points
+
+
+def _add_cluster(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "manifests for KubeRay: made from a cluster spec, or checked before a cluster sees them (docs/cluster.md)"
+    command = commands.add_parser(
+        "cluster", help=text, description=text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_argument("action", choices=["render", "validate"], help="render: print; validate: tell every fault")
+    command.add_argument("spec", metavar="SPEC", help="an example's name, or the path of a YAML file")
+    command.add_argument(
+        "words",
+        nargs="*",
+        default=[],
+        metavar="RECIPE or setting",
+        help="section.field=value, spec.section.field=value",
+    )
+    command.add_argument("--out", metavar="FOLDER", help="render: write FOLDER/NAME.yaml instead of printing")
+    command.add_argument("--crds", metavar="PATH", help="file or folder with KubeRay's CRDs, to check the schema too")
 
 
 def _command(name: str) -> Callable[..., None]:

@@ -1,4 +1,7 @@
-"""Writes the tables of docs/recipes.md from the recipe's own definition: `make docs`. A test holds them to it."""
+"""Writes the tables of docs/recipes.md and docs/cluster.md from the code's own definitions: `make docs`.
+
+A test holds the pages to it.
+"""
 
 import json
 import types
@@ -9,16 +12,41 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from cluster import spec
 from pos2distill.config import Runtime, Section, Study
 
 PAGE = Path(__file__).parent / "recipes.md"
 MARK = "<!-- From here on made by docs/reference.py from pos2distill/config.py. -->\n"
+CLUSTER_PAGE = Path(__file__).parent / "cluster.md"
+CLUSTER_MARK = "<!-- From here on made by docs/reference.py from cluster/spec.py. -->\n"
+
+# Sections of a cluster spec by where they stand in it, alike ones together.
+CLUSTER_SECTIONS: dict[str, type[Section]] = {
+    "(top)": spec.ClusterSpec,
+    "storage": spec.StorageSection,
+    "sampling": spec.SamplingGroup,
+    "training": spec.TrainingGroup,
+    "data": spec.DataGroup,
+    "head`, `sampling.node`, `training.node`, `data.node": spec.NodeSection,
+    "….node.tolerations[i]": spec.Toleration,
+    "pods": spec.PodsSection,
+    "pods.secrets[i]": spec.SecretReference,
+    "job": spec.JobSection,
+    "network": spec.NetworkSection,
+    "network.api_server`, `network.egress[i]": spec.EgressRule,
+}
 
 
 def render(page: str) -> str:
-    """The page with everything below the mark made anew."""
+    """The page of recipes with everything below the mark made anew."""
     head, _, _ = page.partition(MARK)
     return head + MARK + "".join(_sections())
+
+
+def render_cluster(page: str) -> str:
+    """The page of clusters with everything below the mark made anew."""
+    head, _, _ = page.partition(CLUSTER_MARK)
+    return head + CLUSTER_MARK + "".join(_section(name, kind) for name, kind in CLUSTER_SECTIONS.items())
 
 
 def _sections() -> list[str]:
@@ -45,7 +73,10 @@ def _section(name: str, kind: Any) -> str:
 
 
 def _is_section(field: Any) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    # A section that may be missing counts as one; a list of sections has a row.
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not type(None)]
+    listed = get_origin(field.annotation) is tuple
+    return not listed and any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
 
 
 def _type(kind: Any) -> str:
@@ -53,12 +84,14 @@ def _type(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is typing.Annotated:
         return _type(inner[0])
-    if origin is Literal:
-        return r" \| ".join(map(str, inner))
-    if origin in (types.UnionType, typing.Union):
-        return r" \| ".join(map(_type, inner))
+    if origin in (Literal, types.UnionType, typing.Union):
+        return r" \| ".join(map(str if origin is Literal else _type, inner))
     if origin is tuple:
         return f"[{_type(inner[0])}, …]" if inner[-1] is Ellipsis else f"[{', '.join(map(_type, inner))}]"
+    if origin is dict:
+        return f"{{name: {_type(inner[1])}}}"
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "section"
     names = {type(None): "null", str: "text", int: "integer", float: "number", bool: "true or false"}
     return names.get(kind, str(kind))
 
@@ -66,8 +99,11 @@ def _type(kind: Any) -> str:
 def _default(field: Any) -> str:
     if field.default is PydanticUndefined:
         return "required"
-    return field.default if isinstance(field.default, str) else json.dumps(field.default)
+    if isinstance(field.default, str):
+        return field.default
+    return json.dumps(field.default, default=lambda section: section.model_dump(mode="json"))
 
 
 if __name__ == "__main__":
     PAGE.write_text(render(PAGE.read_text()))
+    CLUSTER_PAGE.write_text(render_cluster(CLUSTER_PAGE.read_text()))

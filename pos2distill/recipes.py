@@ -1,12 +1,13 @@
 """Recipes from YAML files and the command line, and one plain line for whatever is wrong with them.
 
+`read_sections`, `apply_override` and `refuse` serve every file of sections, not recipes only.
 Parsing imports no torch, ray or vllm.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -41,14 +42,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(f"{name_or_path}: no such recipe{did_you_mean(name_or_path, [*recipe_names(), *beside])}")
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a recipe, a file named *.yaml; data goes to data.path")
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, bytes that are no text
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        came = "nothing" if raw is None else "a list" if isinstance(raw, list) else "a single value"
-        raise UserError(f"{path}: expected sections (model, data, …), got {came}")
-    overridden = [_apply_override(raw, override) for override in overrides]
+    raw = read_sections(path, "model, data, …")
+    overridden = [apply_override(raw, override) for override in overrides]
     recipe = _with_absolute_paths(_validate(raw, path, overridden))
     return recipe.model_copy(update={"transfers": _load_transfers(recipe.study)})
 
@@ -117,10 +112,37 @@ def _validate(raw: dict[str, Any], source: Path | str, overridden: Sequence[str]
     try:
         return Recipe.model_validate({**head, "study": raw})
     except ValidationError as error:
-        problem = _first_problem(error)
-        field = problem.partition(":")[0]
-        given = any(f"{dotted}.".startswith(f"{field}.") or field.startswith(f"{dotted}.") for dotted in overridden)
-        raise UserError(f"{'command line' if given else source}: {problem}") from None
+        raise refuse(error, Recipe, source, overridden) from None
+
+
+def read_sections(path: Path, sections: str) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Args:
+        sections: some that are expected, for errors.
+    Raises:
+        UserError: naming the file.
+    """
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, bytes that are no text
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        came = "nothing" if raw is None else "a list" if isinstance(raw, list) else "a single value"
+        raise UserError(f"{path}: expected sections ({sections}), got {came}")
+    return raw
+
+
+def refuse(error: ValidationError, root: type[Section], source: Path | str, overridden: Sequence[str]) -> UserError:
+    """The one line for a mapping that is no `root`: where it comes from, field, what was expected, what came.
+
+    Args:
+        source: of the mapping. overridden: settings that came from the command line instead.
+    """
+    problem = _first_problem(error, root)
+    field = problem.partition(":")[0]
+    given = any(f"{dotted}.".startswith(f"{field}.") or field.startswith(f"{dotted}.") for dotted in overridden)
+    return UserError(f"{'command line' if given else source}: {problem}")
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
@@ -140,8 +162,8 @@ def _absolute(section: S, field: str) -> S:
     return section if "://" in path else section.model_copy(update={field: str(Path(path).absolute())})
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> str:
-    """Set one value in the raw recipe. Returns its dotted name."""
+def apply_override(raw: dict[str, Any], override: str) -> str:
+    """Set one value in a raw mapping of sections. Returns its dotted name."""
     dotted, separator, text = override.partition("=")
     if not separator or not dotted:
         raise UserError(f"{override}: expected section.field=value")
@@ -164,24 +186,26 @@ def _set(raw: dict[str, Any], dotted: str, value: Any) -> None:
     raw[field] = value
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError, root: type[Section]) -> str:
     """One line for the first thing that is wrong: field, what was expected, what came, the nearest right name."""
     # A misspelt field is often why another one is missing, so it is told first.
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    path, section = _field_at(first["loc"])
+    path, section = _field_at(first["loc"], root)
     where = ".".join(path)
     if first["type"] == "extra_forbidden":
         unknown = str(first["loc"][-1])
         # Right by name, but of another section: that is said in full.
-        elsewhere = [dotted for dotted in _dotted_names(Recipe) if dotted.rsplit(".", 1)[-1] == unknown]
+        elsewhere = [dotted for dotted in _dotted_names(root) if dotted.rsplit(".", 1)[-1] == unknown]
         hint = f"; did you mean '{elsewhere[0]}'?" if elsewhere else did_you_mean(unknown, _field_names(section))
         return f"{'.'.join([*path, unknown])}: unknown field{hint}"
     if first["type"] == "missing":
         return f"{where}: missing"
     if first["type"] == "value_error":
-        return f"{where + '.' if where else ''}{first['ctx']['error']}"
+        # A section names its field itself; a field stands alone.
+        joint = ": " if first["loc"] and first["loc"][-1] in section.model_fields else "."
+        return f"{where + joint if where else ''}{first['ctx']['error']}"
     # A field of several types has one problem for each of them.
-    same = [_in_plain_words(problem) for problem in error.errors() if _field_at(problem["loc"])[0] == path]
+    same = [_in_plain_words(problem) for problem in error.errors() if _field_at(problem["loc"], root)[0] == path]
     expected = " or ".join(dict.fromkeys(same))
     came = "" if isinstance(first["input"], Mapping) else f", got {_shown(first['input'])}"
     return f"{where}: {expected}{came}"
@@ -215,22 +239,36 @@ def _dotted_names(section: type[BaseModel], prefix: str = "") -> list[str]:
     return names
 
 
-def _field_at(location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel]]:
-    """The dotted path, as it is written in a recipe, of the innermost field that a problem lies in; and its section.
+def _field_at(location: tuple[int | str, ...], root: type[Section]) -> tuple[list[str], type[BaseModel]]:
+    """The dotted path, as it is written in the file, of the innermost field that a problem lies in; and its section.
 
-    What follows in pydantic's location (the types of a union, places in a list) is dropped.
+    What follows in pydantic's location (the types of a union, places in a list of plain values) is dropped.
     """
     path: list[str] = []
-    section: type[BaseModel] = Recipe
-    for part in map(str, location):
+    section: type[BaseModel] = root
+    listed = False
+    for part in location:
+        if listed and isinstance(part, int):
+            path[-1] += f"[{part}]"
+            listed = False
+            continue
         if part not in section.model_fields:
             break
-        path.append(part)
-        kind = section.model_fields[part].annotation
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        path.append(str(part))
+        inner = _section_in(section.model_fields[str(part)].annotation)
+        if inner is None:
             break
-        section = kind
+        section, listed = inner
     return path[1:] if path[:1] == ["study"] else path, section
+
+
+def _section_in(kind: Any) -> tuple[type[BaseModel], bool] | None:
+    """The section that a field holds, and whether it holds a list of them; None for plain values."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind, False
+    inner = [part for part in get_args(kind) if part not in (Ellipsis, type(None))]
+    found = _section_in(inner[0]) if len(inner) == 1 else None
+    return found and (found[0], found[1] or get_origin(kind) is tuple)
 
 
 def _field_names(section: type[BaseModel]) -> list[str]:

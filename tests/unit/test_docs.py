@@ -1,9 +1,10 @@
-from docs.reference import PAGE, render
+from docs.reference import CLUSTER_PAGE, PAGE, render, render_cluster
 
 
-def test_the_page_of_settings_is_the_one_that_the_code_makes() -> None:
+def test_the_pages_of_settings_are_those_that_the_code_makes() -> None:
     """Else run `make docs`."""
     assert PAGE.read_text() == render(PAGE.read_text())
+    assert CLUSTER_PAGE.read_text() == render_cluster(CLUSTER_PAGE.read_text())
 
 
 def test_every_setting_stands_on_the_page() -> None:

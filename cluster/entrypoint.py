@@ -1,0 +1,76 @@
+"""The command that a RayJob runs: a study, checked here against the cluster that is to run it."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from cluster.secrets import looks_secret
+from cluster.spec import ClusterSpec
+from pos2distill.config import Recipe
+from pos2distill.errors import UserError
+from pos2distill.recipes import load_recipe, recipe_names
+
+_CHECKOUT = Path(__file__).parent.parent
+
+
+def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str] = ()) -> str:
+    """The shell command of the job: `run.py study` in the image, with storage that all pods share.
+
+    Args:
+        recipe_name: a recipe that comes with the project, and so with the image.
+        overrides: of the recipe, `section.field=value`.
+    Raises:
+        UserError: for a recipe, setting, file or pool size that cannot work on this cluster.
+    """
+    if recipe_name not in recipe_names() and Path(recipe_name).is_file():
+        raise UserError(f"{recipe_name}: not in the image; put it into pipelines/recipes/ and build the image anew")
+    if any(looks_secret(override) for override in overrides):
+        raise UserError("command line: an override holds what looks like a secret; name it in pods.secrets instead")
+    recipe = load_recipe(recipe_name, overrides)
+    stored = any(override.startswith("runtime.storage=") for override in overrides)
+    paths = {"data.path": recipe.study.data.path, **({"runtime.storage": recipe.storage} if stored else {})}
+    if recipe.study.model.path.startswith("/"):  # else a URL or a hub's name
+        paths["model.path"] = recipe.study.model.path
+    _check_paths(spec, recipe, paths)
+    _check_pools(spec, recipe)
+    words = ["python", "run.py", "study", recipe_name, *overrides]
+    if not stored:
+        words.append(f"runtime.storage={spec.storage.url.rstrip('/')}/{recipe.name}")
+    # The driver's folder is not that of the image by itself; `cd` would end at the submitter's shell.
+    return shlex.join(["env", f"--chdir={spec.pods.project}", *words])
+
+
+def _check_paths(spec: ClusterSpec, recipe: Recipe, paths: dict[str, str]) -> None:
+    """Local files are in the pods only if the image carries them or the claim holds them."""
+    for field, path in paths.items():
+        mounted = spec.storage.claim and PurePosixPath(path).is_relative_to(spec.storage.mount)
+        in_image = field != "runtime.storage" and Path(path).is_relative_to(_CHECKOUT / "examples")
+        if not ("://" in path or mounted or in_image):
+            remedy = f", or a folder below {spec.storage.mount}" if spec.storage.claim else ""
+            raise UserError(f"{recipe.name}: {field}: {path} is not there in the pods; give a URL{remedy}")
+
+
+def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
+    """What would wait for ever: more GPUs than the groups can have, or more for one actor than a node has."""
+    runtime = recipe.runtime
+    sampling, training = spec.sampling, spec.training
+    for name, each, node in (
+        ("samplers", runtime.samplers.gpus, sampling.node.gpus),
+        ("teachers", runtime.teachers.gpus, sampling.node.gpus),
+        ("trainers", runtime.trainers.gpus, training.node.gpus),
+    ):
+        if each > node:
+            group = "training" if name == "trainers" else "sampling"
+            raise UserError(f"{recipe.name}: runtime.{name}.gpus: {each:g}, but a node of {group} has {node}; lower it")
+    needed = runtime.trainers.workers * runtime.trainers.gpus
+    if needed > (there := training.max * training.node.gpus):
+        raise UserError(
+            f"{recipe.name}: runtime.trainers.workers: they want {needed:g} GPUs, but training has at most {there}; "
+            f"raise spec.training.max or lower runtime.trainers.workers"
+        )
+    needed = sum(pool.max * pool.gpus for pool in (runtime.samplers, runtime.teachers))
+    if needed > (there := sampling.max * sampling.node.gpus):
+        raise UserError(
+            f"{recipe.name}: runtime.samplers.max: with the teachers they want {needed:g} GPUs, but sampling has at "
+            f"most {there}; raise spec.sampling.max or lower runtime.samplers.max"
+        )

@@ -1,0 +1,1 @@
+"""Specs to start from, and what becomes of them."""

@@ -1,0 +1,42 @@
+"""How work finds its nodes: the one place that names the labels and custom resources of the pools.
+
+Sampling and training share a cluster and scale apart. Three facts about Ray 2.60 decide the names:
+
+1. Ray Data's autoscaler asks for CPU, GPU and memory only, and the coordinator that shares a cluster between Data and
+   Train tells nodes apart by one reserved label, `ray-subcluster`. With labels of any other key alone, Train reserved
+   GPUs on the sampler node, and Data counted the trainer's as its own.
+2. With `ray-subcluster` on both groups, what is reserved for Train is empty, and elastic training never starts.
+3. With `ray-subcluster: sampling` on the sampling side only, and another key on the trainers, both are right.
+
+So every node that works for Ray Data carries `ray-subcluster: sampling`, trainers carry `pool: trainer` and never
+`ray-subcluster`. The custom resources keep out what has no label selector: bundles of a placement group of vLLM cannot
+carry one, so an actor asks for some `sampler`, a training worker for one `trainer`.
+
+The head carries neither: it has no CPUs for work.
+"""
+
+from dataclasses import dataclass
+
+SUBCLUSTER_LABEL = "ray-subcluster"  # reserved by Ray; see above
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A kind of nodes: the Ray label that they carry and the custom resource that they offer."""
+
+    label: str
+    value: str
+    resource: str
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What a node of this pool carries, and what a selector asks for."""
+        return {self.label: self.value}
+
+    def units(self, gpus: int) -> int:
+        """How much of the custom resource a node offers: one unit a GPU, and one on a node without."""
+        return max(gpus, 1)
+
+
+SAMPLING = Pool(label=SUBCLUSTER_LABEL, value="sampling", resource="sampler")
+TRAINING = Pool(label="pool", value="trainer", resource="trainer")
