@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--dry-run", action="store_true", help="show the settings and what would run, then stop")
     commands.choices["evaluate"].add_argument(
         "--fail-if-gap-above",
-        type=float,
+        type=_points,
         metavar="POINTS",
         help="exit 1 with one line if the GAP (of the checkpoint, or without one of the model) is larger",
     )
@@ -116,6 +116,14 @@ def _add_cluster(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     command.add_argument("--out", metavar="FOLDER", help="render: write FOLDER/NAME.yaml instead of printing")
     command.add_argument("--crds", metavar="PATH", help="file or folder with KubeRay's CRDs, to check the schema too")
+
+
+def _points(text: str) -> float:
+    """A GAP in points of 100."""
+    points = float(text)
+    if not 0 <= points <= 100:
+        raise argparse.ArgumentTypeError(f"expected points from 0 to 100, got {text}")
+    return points
 
 
 def _command(name: str) -> Callable[..., None]:

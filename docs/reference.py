@@ -82,6 +82,8 @@ def _is_section(field: Any) -> bool:
 def _type(kind: Any) -> str:
     """A type as people write it: `first | last | int`, `[integer, …]`."""
     origin, inner = get_origin(kind), get_args(kind)
+    if origin is typing.Annotated:
+        return _type(inner[0])
     if origin is Literal:
         return r" \| ".join(map(str, inner))
     if origin in (types.UnionType, typing.Union):
@@ -90,10 +92,8 @@ def _type(kind: Any) -> str:
         return f"[{_type(inner[0])}, …]" if inner[-1] is Ellipsis else f"[{', '.join(map(_type, inner))}]"
     if origin is dict:
         return f"{{name: {_type(inner[1])}}}"
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return "section"
     names = {type(None): "null", str: "text", int: "integer", float: "number", bool: "true or false"}
-    return names.get(kind, str(kind))
+    return "section" if isinstance(kind, type) and issubclass(kind, BaseModel) else names.get(kind, str(kind))
 
 
 def _default(field: Any) -> str:

@@ -8,36 +8,29 @@ from dataclasses import asdict
 
 import numpy as np
 
-from pipelines.evaluate import PREDICTIONS, ask
+from pipelines.evaluate import PREDICTIONS, ask, count_answers
 from pipelines.generate import Asked
 from pipelines.plan import Plan
 from pos2distill.config import Recipe
 from pos2distill.evaluation.scores import to_curve, to_grid
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.tasks.permutations import evaluated_placements
+from pos2distill.tasks.permutations import candidate_placements
 
 
 def make_choice(recipe: Recipe, plan: Plan) -> Manifest:
-    """Ask the base model and record the best slot (or tuple; of equals the first), its accuracy and interval.
+    """Ask the base model and record the best slots (of equals the first), their accuracy and interval.
 
-    Counts: prompts = right + wrong.
+    Counts: prompts = right + wrong; cut_at_length of them had no room to end.
     """
     start = time.monotonic()
     study = recipe.study
     (hops,) = study.data.hops
     examples = plan.examples.read_table("train.parquet").slice(0, study.method.auto_examples)
-    placements = evaluated_placements(study.data.documents, hops, study.method.auto_slots)
+    placements = candidate_placements(study.data.documents, hops, study.method.auto_slots)
     artifact = _artifact(plan)
     predictions = ask(recipe, study.model, examples, [Asked(study.data.documents, {hops: placements})], "choose slot")
     curve = to_curve(to_grid(predictions, study.data.documents), resamples=study.evaluation.resamples, seed=study.seed)
     best = int(np.argmax(curve.accuracy_by_slot))
-    right = int(np.sum(predictions["correct"].to_numpy()))
-    counts = {
-        "examples": len(examples),
-        "prompts": len(predictions),
-        "right": right,
-        "wrong": len(predictions) - right,
-    }
     details = {
         "slots": list(placements[best].slots),
         "accuracy": curve.accuracy_by_slot[best],
@@ -46,6 +39,7 @@ def make_choice(recipe: Recipe, plan: Plan) -> Manifest:
     }
     with artifact.writing():
         artifact.write_table(PREDICTIONS, predictions)
+        counts = count_answers(len(examples), predictions)
         return artifact.publish(counts=counts, seconds={"choose": time.monotonic() - start}, details=details)
 
 

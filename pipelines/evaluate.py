@@ -18,18 +18,15 @@ PREDICTIONS = "predictions.parquet"
 
 def evaluated(study: Study) -> list[Asked]:
     """The prompt lengths and placements that are asked for, the length trained on first."""
-    wanted = [(study.data.documents, study.evaluation.slots)]
-    wanted += [(documents, study.evaluation.other_slots) for documents in study.evaluation.other_documents]
-    return [
-        Asked(documents, {hops: evaluated_placements(documents, hops, slots) for hops in study.data.hops})
-        for documents, slots in wanted
-    ]
+    wanted = [(study.data.documents, study.evaluated_slots)]
+    wanted += [(documents, study.other_evaluated_slots) for documents in study.evaluation.other_documents]
+    return [Asked(documents, evaluated_placements(documents, study.data.hops, slots)) for documents, slots in wanted]
 
 
 def make_scores(recipe: Recipe, examples: Artifact, artifact: Artifact, model: ModelSection, label: str) -> Manifest:
     """Ask one model the evaluation examples at every placement and write the predictions.
 
-    Counts: prompts = right + wrong.
+    Counts: prompts = right + wrong; cut_at_length of them had no room to end.
 
     Args:
         examples: the split. artifact: where the predictions go. model: the recipe's own, or the distilled one.
@@ -38,11 +35,22 @@ def make_scores(recipe: Recipe, examples: Artifact, artifact: Artifact, model: M
     start = time.monotonic()
     table = examples.read_table("evaluation.parquet")
     predictions = ask(recipe, model, table, evaluated(recipe.study), label)
-    right = pc.sum(predictions["correct"]).as_py()
-    counts = {"examples": len(table), "prompts": len(predictions), "right": right, "wrong": len(predictions) - right}
     with artifact.writing():
         artifact.write_table(PREDICTIONS, predictions)
-        return artifact.publish(counts=counts, seconds={"evaluate": time.monotonic() - start})
+        seconds = {"evaluate": time.monotonic() - start}
+        return artifact.publish(counts=count_answers(len(table), predictions), seconds=seconds)
+
+
+def count_answers(examples: int, predictions: pa.Table) -> dict[str, int]:
+    """What became of every prompt."""
+    right = pc.sum(predictions["correct"]).as_py()
+    return {
+        "examples": examples,
+        "prompts": len(predictions),
+        "right": right,
+        "wrong": len(predictions) - right,
+        "cut_at_length": pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py(),
+    }
 
 
 def ask(recipe: Recipe, model: ModelSection, examples: pa.Table, asked: list[Asked], label: str) -> pa.Table:

@@ -10,6 +10,7 @@ from pos2distill.config import MethodSection, Recipe, Study, fingerprint
 from pos2distill.models.load import model_digest
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact
+from pos2distill.tasks.formats import PUBLISHED
 from pos2distill.tasks.readers import file_digest
 
 
@@ -39,19 +40,15 @@ class Plan:
     @property
     def artifacts(self) -> dict[str, Artifact]:
         """Stage by stage, by the names that people see."""
-        stages = {"examples": self.examples, "evaluate base": self.base_scores}
+        # All data is read and checked before anything expensive starts, and all bases are measured before training.
+        stages = {"examples": self.examples}
+        stages |= {f"{name}: examples": each.examples for name, each in self.transfers.items()}
+        stages["evaluate base"] = self.base_scores
+        stages |= {f"{name}: evaluate base": each.base_scores for name, each in self.transfers.items()}
         if self.slot_scores:
             stages["choose slot"] = self.slot_scores
-        stages |= {
-            "sample": self.samples,
-            "distill": self.checkpoint,
-            "evaluate distilled": self.distilled_scores,
-        }
-        for name, transfer in self.transfers.items():
-            stages[f"{name}: examples"] = transfer.examples
-            stages[f"{name}: evaluate base"] = transfer.base_scores
-            stages[f"{name}: evaluate distilled"] = transfer.distilled_scores
-        return stages
+        stages |= {"sample": self.samples, "distill": self.checkpoint, "evaluate distilled": self.distilled_scores}
+        return stages | {f"{name}: evaluate distilled": each.distilled_scores for name, each in self.transfers.items()}
 
 
 def make_plan(recipe: Recipe) -> Plan:
@@ -64,8 +61,10 @@ def make_plan(recipe: Recipe) -> Plan:
     model = study.model.model_dump(mode="json", exclude={"path"}) | {"digest": model_digest(study.model)}
     data = _data_identity(study)
     method = study.method
-    # How many examples are evaluated, or over how many documents, does not change which are trained on.
+    # How many examples are evaluated does not change which are trained on.
     trained = {key: value for key, value in data.items() if key != "evaluation_examples"}
+    if study.data.format in PUBLISHED and study.data.fill == "refuse":
+        trained["longest"] = _longest(study)  # rows with fewer documents are passed over
     where: Any
     slot_scores = None
     if method.advantageous_slot == "auto":
@@ -74,12 +73,12 @@ def make_plan(recipe: Recipe) -> Plan:
         where = slot_scores.fingerprint
     else:
         where = [study.advantageous(hops) for hops in study.data.hops]
-    states = method.alignment if method.needs_teacher and method.teacher == "cached" else None
-    samples = fingerprint(SCHEMA_VERSION, trained, model, study.sampling, where, states, study.seed)
+    drawn = fingerprint(SCHEMA_VERSION, trained, model, study.sampling, where, study.seed)
+    samples = _samples(storage, drawn, method)
     # Only weights of a micro-batch depend on how the global batch is cut.
     trainers = recipe.runtime.trainers
     cut = (trainers.workers, trainers.micro_batch_rows) if method.weights_scope == "micro" else None
-    checkpoint = fingerprint(samples, _method_identity(method), study.training, cut)
+    checkpoint = fingerprint(drawn, _method_identity(method), study.training, cut)
     base_scores, distilled_scores = (
         fingerprint(_evaluation_identity(study, data), each) for each in (model, checkpoint)
     )
@@ -89,7 +88,7 @@ def make_plan(recipe: Recipe) -> Plan:
         examples=_examples(study, data, storage),
         base_scores=Artifact(storage, "base-scores", base_scores),
         slot_scores=slot_scores,
-        samples=Artifact(storage, "samples", samples),
+        samples=samples,
         checkpoint=Artifact(storage, "checkpoint", checkpoint),
         distilled_scores=Artifact(storage, "distilled-scores", distilled_scores),
         transfers=transfers,
@@ -97,9 +96,23 @@ def make_plan(recipe: Recipe) -> Plan:
     )
 
 
+def _samples(storage: str, drawn: str, method: MethodSection) -> Artifact:
+    """The samples with the teacher's states that the method wants.
+
+    Responses are the same with and without states, so a method that wants none takes finished samples that have them.
+    """
+    stamps = (fingerprint(drawn, states) for states in (None, method.alignment))
+    plain, with_states = (Artifact(storage, "samples", stamp) for stamp in stamps)
+    if method.needs_teacher and method.teacher == "cached":
+        return with_states
+    return with_states if with_states.manifest() and not plain.manifest() else plain
+
+
 def _plan_transfer(recipe: Recipe, other: Study, model: dict[str, Any], checkpoint: str) -> Transfer:
     """The other study's data and evaluation, asked of this recipe's models."""
-    study = recipe.study.model_copy(update={"data": other.data, "evaluation": other.evaluation})
+    # At the length of its own training alone: that is what is compared.
+    evaluation = other.evaluation.model_copy(update={"other_documents": ()})
+    study = recipe.study.model_copy(update={"data": other.data, "evaluation": evaluation})
     data = _data_identity(study)
     identity = _evaluation_identity(study, data)
     return Transfer(
@@ -111,8 +124,12 @@ def _plan_transfer(recipe: Recipe, other: Study, model: dict[str, Any], checkpoi
 
 
 def _examples(study: Study, data: dict[str, Any], storage: str) -> Artifact:
-    longest = max(study.data.documents, *study.evaluation.other_documents, 0)
-    return Artifact(storage, "examples", fingerprint(SCHEMA_VERSION, data, longest, study.seed))
+    return Artifact(storage, "examples", fingerprint(SCHEMA_VERSION, data, _longest(study), study.seed))
+
+
+def _longest(study: Study) -> int:
+    """The longest prompt that is asked for, in documents."""
+    return max(study.data.documents, *study.evaluation.other_documents, 0)
 
 
 def _data_identity(study: Study) -> dict[str, Any]:
@@ -124,6 +141,8 @@ def _evaluation_identity(study: Study, data: dict[str, Any]) -> str:
     """What is asked. How many examples are trained on does not change which are evaluated."""
     asked = {key: value for key, value in data.items() if key != "train_examples"}
     shown = study.evaluation.model_dump(mode="json", exclude={"resamples", "transfer"})
+    shown["slots"] = study.evaluated_slots
+    shown["other_slots"] = study.other_evaluated_slots if study.evaluation.other_documents else None
     return fingerprint(SCHEMA_VERSION, asked, shown, study.seed)
 
 

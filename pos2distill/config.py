@@ -7,13 +7,14 @@ Parsing imports no torch, ray or vllm.
 import hashlib
 import json
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ONE_HOP_FORMATS = ("nq", "nq_oracle", "kv", "dpr")
 SEVERAL_HOP_FORMATS = ("musique", "hotpotqa", "2wiki")  # `jsonl` holds either
 RowWeights = Literal["paper", "official", "uniform", "adaptive"]
+Count = Annotated[int, Field(ge=1)]
 
 
 class Section(BaseModel):
@@ -84,6 +85,8 @@ class DataSection(Section):
         if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
             asked = "asks" if self.metric == "sub_em" else "does not ask"
             raise ValueError(f"metric: '{self.metric}', but prompt '{self.prompt}' {asked} for 'The answer is:'")
+        if 1 in self.hops and len(self.hops) > 1:
+            raise ValueError("hops: one hop and several cannot be mixed; they are judged and placed differently")
         if max(self.hops) >= self.documents:
             raise ValueError(f"hops: {max(self.hops)} gold documents leave no distractor among {self.documents}")
         return self
@@ -102,8 +105,8 @@ class MethodSection(Section):
         description="where the model does best; of several hops, the first or last slots in hop order, or a list; "
         "auto: measured on the training examples",
     )
-    auto_slots: Literal["all"] | int = Field(
-        10, description="auto: slots tried, spread evenly; of several hops, every ordered tuple of them"
+    auto_slots: Literal["all"] | Count = Field(
+        10, description="auto: slots tried, spread evenly; of several hops the first slot, with the others next to it"
     )
     auto_examples: int = Field(100, ge=1, description="auto: training examples asked")
     k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for one example")
@@ -175,7 +178,12 @@ class TrainingSection(Section):
     warmup_share: float = Field(0.05, ge=0, lt=1)
     final_rate_share: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this share of the rate")
     gradient_clip: float = Field(1.0, gt=0)
-    batch_rows: int = Field(32, ge=2, description="rows of the global batch: all ranks, all micro-batches")
+    batch_rows: int = Field(
+        32,
+        ge=2,
+        description="rows of the global batch: all ranks, all micro-batches. Those at the advantageous slot keep their "
+        "places where lambda is 0, but are not computed",
+    )
     epochs: int = Field(2, ge=1)
     precision: Literal["bfloat16", "float32"] = "bfloat16"
 
@@ -183,13 +191,15 @@ class TrainingSection(Section):
 class EvaluationSection(Section):
     """What is measured: greedy answers by the gold document's slot."""
 
-    slots: Literal["all", "pairs"] | int | tuple[int | tuple[int, ...], ...] = Field(
-        "all",
+    slots: Literal["all", "pairs"] | Count | tuple[int | tuple[int, ...], ...] | None = Field(
+        None,
         description="all; a number of slots spread evenly from first to last; a list (0-based). Of several hops: every "
-        "ordered tuple of these slots; pairs: the paper's 12 in their three groups",
+        "ordered tuple of these; pairs: the paper's 12 in their three groups. Default: all; of several hops pairs",
     )
     other_documents: tuple[int, ...] = Field((), description="further prompt lengths, in documents")
-    other_slots: Literal["all", "pairs"] | int = Field(10, description="slots at each further length")
+    other_slots: Literal["all", "pairs"] | Count | None = Field(
+        None, description="slots at each further length. Default: 10; of several hops pairs"
+    )
     max_new_tokens: int = Field(100, ge=1)
     transfer: tuple[str, ...] = Field(
         (), description="other recipes, by name or path, whose data and evaluation both models are asked too"
@@ -222,6 +232,16 @@ class Study(Section):
             return tuple(range(first, first + hops))
         return (slot,) if isinstance(slot, int) else slot
 
+    @property
+    def evaluated_slots(self) -> Literal["all", "pairs"] | int | tuple[int | tuple[int, ...], ...]:
+        """Which slots are evaluated at the length trained on."""
+        return self.evaluation.slots or ("all" if self.data.hops == (1,) else "pairs")
+
+    @property
+    def other_evaluated_slots(self) -> Literal["all", "pairs"] | int:
+        """Which slots are evaluated at further lengths."""
+        return self.evaluation.other_slots or (10 if self.data.hops == (1,) else "pairs")
+
     @model_validator(mode="after")
     def _advantageous_slot_exists(self) -> "Study":
         documents, hops = self.data.documents, self.data.hops
@@ -246,13 +266,20 @@ class Study(Section):
                 _check_slots("evaluation.slots", each, documents, hops)
             if len(set(slots)) != len(slots) or not slots:
                 raise ValueError("evaluation.slots: expected at least one slot, each of them once")
-        for name, wanted in (("slots", slots), ("other_slots", self.evaluation.other_slots)):
-            if wanted == "pairs" and 1 in hops:
+        others = self.evaluation.other_documents
+        for name, wanted in (("slots", slots), ("other_slots", self.evaluation.other_slots if others else None)):
+            if wanted == "pairs" and hops == (1,):
                 raise ValueError(f"evaluation.{name}: 'pairs' are for several hops (data.hops)")
-            if wanted != "pairs" and len(hops) > 1:
+            if wanted not in ("pairs", None) and len(hops) > 1:
                 raise ValueError(f"evaluation.{name}: of several numbers of hops (data.hops) only 'pairs' can be asked")
-        if few := [n for n in self.evaluation.other_documents if n < 2 or n == documents]:
-            raise ValueError(f"evaluation.other_documents: {few[0]} is less than 2 or equal to data.documents")
+            if isinstance(wanted, int) and wanted < max(hops):
+                raise ValueError(f"evaluation.{name}: {wanted} slots have no place for {max(hops)} gold documents")
+        if few := [n for n in others if n <= max(hops) or n == documents]:
+            raise ValueError(
+                f"evaluation.other_documents: {few[0]} leaves no distractor (data.hops) or equals data.documents"
+            )
+        if len(set(others)) != len(others):
+            raise ValueError("evaluation.other_documents: expected each number once")
         return self
 
 

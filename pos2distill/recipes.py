@@ -45,20 +45,22 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     raw = read_sections(path, "model, data, …")
     overridden = [apply_override(raw, override) for override in overrides]
     recipe = _with_absolute_paths(_validate(raw, path, overridden))
-    transfers = {
-        Path(name).stem: load_recipe(name, ["evaluation.transfer=[]"]).study
-        for name in recipe.study.evaluation.transfer
-    }
-    return recipe.model_copy(update={"transfers": transfers})
+    return recipe.model_copy(update={"transfers": _load_transfers(recipe.study)})
 
 
 def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
     """The studies of a sweep: for every combination of values, in the order written, its settings and its recipe.
 
     Raises:
-        UserError: naming the setting, if a value of it cannot be used.
+        UserError: naming the setting, if it or a value of it cannot be used.
     """
-    cells = []
+    possible = [name for name in _dotted_names(Study) if name != "evaluation.transfer"]
+    for dotted, values in recipe.sweep.items():
+        if dotted not in possible:
+            raise UserError(f"sweep: {dotted}: not a setting of a study{did_you_mean(dotted, possible)}")
+        if not values:
+            raise UserError(f"sweep: {dotted}: expected at least one value")
+    cells: list[tuple[dict[str, Any], Recipe]] = []
     for values in itertools.product(*recipe.sweep.values()):
         settings = dict(zip(recipe.sweep, values, strict=True))
         raw = recipe.study.model_dump(mode="json")
@@ -69,9 +71,35 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         }
         for dotted, value in settings.items():
             _set(raw, dotted, value)
-        cell = _validate(raw, "sweep", [])
+        cell = _with_absolute_paths(_validate(raw, "sweep", []))
+        if any(cell.study == other.study for _, other in cells):
+            raise UserError(f"sweep: {settings} is the same study as an earlier one; list each value once")
         cells.append((settings, cell.model_copy(update={"transfers": recipe.transfers})))
     return cells
+
+
+def _load_transfers(study: Study) -> dict[str, Study]:
+    """The other tasks that `evaluation.transfer` names.
+
+    Raises:
+        UserError: if one cannot be asked beside this study.
+    """
+    transfers: dict[str, Study] = {}
+    for name in study.evaluation.transfer:
+        try:
+            other = load_recipe(name, ["evaluation.transfer=[]", "sweep={}"]).study
+        except UserError as error:
+            raise UserError(f"evaluation.transfer: {error}") from None
+        # The side of the split is a hash of the question against this share.
+        if other.data.evaluation_share != study.data.evaluation_share:
+            raise UserError(
+                f"evaluation.transfer: {name}: its data.evaluation_share is {other.data.evaluation_share}, here it is "
+                f"{study.data.evaluation_share}; they must be equal, so that no question is trained on there or here"
+            )
+        if (stem := Path(name).stem) in transfers:
+            raise UserError(f"evaluation.transfer: two recipes are called {stem}; results go by that name")
+        transfers[stem] = other
+    return transfers
 
 
 def _validate(raw: dict[str, Any], source: Path | str, overridden: Sequence[str]) -> Recipe:
@@ -140,7 +168,10 @@ def apply_override(raw: dict[str, Any], override: str) -> str:
     if not separator or not dotted:
         raise UserError(f"{override}: expected section.field=value")
     try:
-        _set(raw, dotted, yaml.safe_load(text))
+        if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
+            raw.setdefault("sweep", {})[dotted.removeprefix("sweep.")] = yaml.safe_load(text)
+        else:
+            _set(raw, dotted, yaml.safe_load(text))
     except (yaml.YAMLError, ValueError):
         raise UserError(f"{dotted}: cannot read the value {text!r}") from None
     return dotted
@@ -197,6 +228,8 @@ def _dotted_names(section: type[BaseModel], prefix: str = "") -> list[str]:
     """Every field of a recipe as it is written there."""
     names = []
     for name, field in section.model_fields.items():
+        if field.exclude:
+            continue
         dotted = prefix if name == "study" else f"{prefix}{name}"
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -239,6 +272,6 @@ def _section_in(kind: Any) -> tuple[type[BaseModel], bool] | None:
 
 
 def _field_names(section: type[BaseModel]) -> list[str]:
-    names = list(section.model_fields)
+    names = [name for name, field in section.model_fields.items() if not field.exclude]
     # At the top of the file the study's sections stand beside `runtime`.
     return names if section is not Study else [*names, "name", "description", "runtime", "sweep"]

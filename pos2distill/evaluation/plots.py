@@ -16,8 +16,11 @@ BEFORE, AFTER, QUIET = "#c2410c", "#0f766e", "#64748b"
 def plot_curves(before: Curve, after: Curve, *, advantageous: int | None = None, width: float = 8) -> bytes:
     """Accuracy by where the gold documents stand, before and after, with 95 % intervals. `width`: in inches.
 
-    One gold document: a curve over its positions. Several: a pair of bars for every placement, group by group.
+    One gold document: a curve over its positions. Two at every ordered pair of some slots: two heat maps. Else a pair
+    of bars for every placement, group by group.
     """
+    if _is_pair_grid(before):
+        return _plot_heat_maps(before, after)
     if any(not isinstance(slot, int) for slot in before.slots):
         return _plot_placements(before, after, width)
     figure = Figure(figsize=(width, 2 + width / 4), layout="constrained")
@@ -71,14 +74,14 @@ def _plot_placements(before: Curve, after: Curve, width: float) -> bytes:
     return _to_png(figure)
 
 
-def is_pair_grid(curve: Curve) -> bool:
-    """Whether the placements are every ordered pair of some slots, so that a heat map shows them."""
+def _is_pair_grid(curve: Curve) -> bool:
+    """Whether the placements are every ordered pair of some slots."""
     pairs = [slot for slot in curve.slots if not isinstance(slot, int) and len(slot) == 2]
     slots = {slot for pair in pairs for slot in pair}
     return len(pairs) == len(curve.slots) == len(slots) * (len(slots) - 1) > 2
 
 
-def plot_heat_maps(before: Curve, after: Curve) -> bytes:
+def _plot_heat_maps(before: Curve, after: Curve) -> bytes:
     """Accuracy by (first-hop position, second-hop position), before and after."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     all_axes = figure.subplots(1, 2, sharey=True)

@@ -8,9 +8,11 @@ from typing import Any
 
 import jinja2
 
-from pos2distill.evaluation.plots import is_pair_grid, plot_curves, plot_heat_maps, plot_loss, plot_weights
+from pos2distill.config import Study
+from pos2distill.evaluation.plots import plot_curves, plot_loss, plot_weights
 from pos2distill.evaluation.scores import Curve, paired_difference, show_slots, to_curve, to_grid
 from pos2distill.records import Slots
+from pos2distill.tasks.datasets import dataset_name
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -30,6 +32,8 @@ METRICS = {
 class Comparison:
     """The base model and the distilled one on the same prompts of one length."""
 
+    dataset: str
+    metric: str
     before: Curve
     after: Curve
     paired: dict[str, Any]
@@ -44,8 +48,6 @@ class ReportInputs:
 
     name: str
     description: str
-    dataset: str
-    metric: str
     method: str
     advantageous: Slots
     choice: Mapping[str, Any] | None
@@ -61,19 +63,27 @@ class ReportInputs:
     fingerprint: str
 
 
-def compare(before: Any, after: Any, documents: int, *, resamples: int, seed: int) -> Comparison:
-    """Compare two tables of `PREDICTION_SCHEMA` at one prompt length."""
-    grids = to_grid(before, documents), to_grid(after, documents)
-    curves = [to_curve(grid, resamples=resamples, seed=seed) for grid in grids]
-    return Comparison(curves[0], curves[1], paired_difference(*grids, resamples=resamples, seed=seed))
+def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison:
+    """Compare two tables of `PREDICTION_SCHEMA` at one prompt length.
+
+    Args:
+        study: whose data and evaluation these are.
+    """
+    resamples, seed = study.evaluation.resamples, study.seed
+    one, other = to_grid(before, documents), to_grid(after, documents)
+    return Comparison(
+        dataset=dataset_name(study.data),
+        metric=METRICS[study.data.metric],
+        before=to_curve(one, resamples=resamples, seed=seed),
+        after=to_curve(other, resamples=resamples, seed=seed),
+        paired=paired_difference(one, other, resamples=resamples, seed=seed),
+    )
 
 
 def build_summary(inputs: ReportInputs) -> dict[str, Any]:
     """What programs read: curves, paired difference, counts, seconds."""
     return {
         "name": inputs.name,
-        "metric": METRICS[inputs.metric],
-        "dataset": inputs.dataset,
         "method": inputs.method,
         "advantageous_slots": inputs.advantageous,
         "choice": inputs.choice,
@@ -97,22 +107,23 @@ def render_report(inputs: ReportInputs) -> dict[str, bytes]:
     }
     if one_hop:
         pictures["weights.png"] = plot_weights(inputs.steps, before.documents)
-    if is_pair_grid(before):
-        pictures["heat-map.png"] = plot_heat_maps(before, after)
     for other in inputs.others:
         pictures[f"accuracy-{other.before.documents}-documents.png"] = plot_curves(other.before, other.after, width=5)
     embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
-    html = TEMPLATES.get_template("report.html.j2").render(
-        report=inputs, pictures=embedded, metric=METRICS[inputs.metric]
-    )
+    html = TEMPLATES.get_template("report.html.j2").render(report=inputs, pictures=embedded)
     return {"index.html": html.encode(), **pictures}
 
 
 def render_model_card(inputs: ReportInputs) -> str:
     """The checkpoint's README.md: where it comes from and its measured curve."""
-    return TEMPLATES.get_template("model_card.md.j2").render(report=inputs, metric=METRICS[inputs.metric])
+    return TEMPLATES.get_template("model_card.md.j2").render(report=inputs)
 
 
 def summarise(comparison: Comparison) -> dict[str, Any]:
     """A comparison as plain values."""
-    return {"base": asdict(comparison.before), "distilled": asdict(comparison.after), "paired": comparison.paired}
+    named = {"dataset": comparison.dataset, "metric": comparison.metric}
+    return named | {
+        "base": asdict(comparison.before),
+        "distilled": asdict(comparison.after),
+        "paired": comparison.paired,
+    }

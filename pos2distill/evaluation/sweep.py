@@ -53,26 +53,38 @@ def estimate(values: Sequence[float], alone: Interval) -> Estimate:
 def render_sweep(
     name: str, description: str, cells: Sequence[CellResult], versions: Mapping[str, str]
 ) -> dict[str, bytes]:
-    """The files of a sweep's report: `index.html`, `summary.json`, `sweep.png`."""
+    """The files of a sweep's report: `index.html` and `sweep.png`, which shows the task trained on."""
     rows = [_row(settings, group) for settings, group in _by_settings(cells)]
-    main = next(iter(cells[0].tasks))
+    tasks = dict.fromkeys(task for row in rows for task in row["tasks"])
+    main = next(iter(tasks))
     picture = plot_sweep([(row["label"], *map(_plotted, (row["tasks"][main][side] for side in SIDES))) for row in rows])
     html = TEMPLATES.get_template("sweep.html.j2").render(
         name=name,
         description=description,
         rows=rows,
-        tasks=list(cells[0].tasks),
+        tasks={task: _asked(task, cells) for task in tasks},
         versions=versions,
         picture=f"data:image/png;base64,{base64.b64encode(picture).decode()}",
     )
-    summary = {
-        "name": name,
-        "cells": [
-            {"settings": cell.settings, "tasks": {task: summarise(each) for task, each in cell.tasks.items()}}
-            for cell in cells
-        ],
-    }
-    return {"index.html": html.encode(), "sweep.png": picture, "summary.json": json.dumps(summary, indent=1).encode()}
+    return {"index.html": html.encode(), "sweep.png": picture}
+
+
+def summarise_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
+    """What programs read: every cell's settings, curves and paired differences."""
+    summaries = [
+        {"settings": cell.settings, "tasks": {task: summarise(each) for task, each in cell.tasks.items()}}
+        for cell in cells
+    ]
+    return {"name": name, "cells": summaries}
+
+
+def _asked(task: str, cells: Sequence[CellResult]) -> str:
+    """What was asked: data set, metric and size, each as often as cells differ in it."""
+    asked = [cell.tasks[task] for cell in cells if task in cell.tasks]
+    sizes = (f"{len(each.before.slots)} placements × {each.before.examples} examples" for each in asked)
+    return "; ".join(
+        dict.fromkeys(f"{each.dataset}, {each.metric}, {size}" for each, size in zip(asked, sizes, strict=True))
+    )
 
 
 def _by_settings(cells: Sequence[CellResult]) -> list[tuple[dict[str, Any], list[CellResult]]]:
@@ -85,9 +97,14 @@ def _by_settings(cells: Sequence[CellResult]) -> list[tuple[dict[str, Any], list
 
 
 def _row(settings: Mapping[str, Any], cells: Sequence[CellResult]) -> dict[str, Any]:
-    label = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in settings.items()) or "all"
+    label = ", ".join(_label(key, value) for key, value in settings.items()) or "all"
     tasks = {task: _estimates([cell.tasks[task] for cell in cells]) for task in cells[0].tasks}
     return {"label": label, "seeds": len(cells), "tasks": tasks}
+
+
+def _label(dotted: str, value: Any) -> str:
+    field = dotted.rsplit(".", 1)[-1]
+    return str(value) if field == "name" else f"{field.replace('_', ' ')} {value}"
 
 
 def _estimates(comparisons: Sequence[Comparison]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+_SMALLEST_EXCESS = 0.01  # nats; below it differences between rows are rounding rather than difficulty
+
 
 def position_weights(
     kl_N: Tensor, slot_N: Tensor, *, anchor: int, variant: Literal["paper", "official", "uniform"] = "paper"
@@ -50,22 +52,26 @@ def position_weights(
 def adaptive_weights(ce_N: Tensor, reference_N: Tensor, trivial_N: Tensor) -> Tensor:
     """Weight each trivial cross-entropy by how much harder its slots are than the advantageous ones.
 
-        excess_i = max(0, CE_i - CE_i^adv)
-        w_i      = (1/2 + 1/2 * excess_i / mean_trivial(excess)) / M
+        excess_i = max(0, CE_i - CE_i^adv),   e = mean_trivial(excess),   s = max(e, 0.01 nats)
+        w_i      = (1 - e / 2s + excess_i / 2s) / M
 
     CE_i^adv is the frozen model's loss on the same response at the advantageous slots, so that a response which is
-    hard anywhere does not count for a hard slot. The weights sum to 1; half of each is the same for every row, so that
-    no row is given up. N is the global batch, and the mean is over all of it: like the paper's alpha, no cut changes
-    it.
+    hard anywhere does not count for a hard slot. The weights sum to 1; at least half of each is the same for every row,
+    so that no row is given up; and as the excess vanishes they all become equal, rather than follow rounding. N is the
+    global batch, and the mean is over all of it: like the paper's alpha, no cut changes it.
     Ours; the paper leaves weights for R2 as future work (arXiv:2508.15709, "Limitations").
 
     Args:
-        ce_N, reference_N: (N,) nats, mean over response tokens. trivial_N: (N,) bool.
+        ce_N, reference_N: (N,) nats, mean over response tokens; finite. trivial_N: (N,) bool.
     Returns: (N,) float32, detached; 0 where not trivial.
+    Raises: ValueError naming the rows at fault.
     """
     trivial_N = trivial_N.float()
+    excess_N = (ce_N - reference_N).detach().float()
+    if bad := (~torch.isfinite(excess_N)).nonzero().flatten().tolist()[:5]:
+        raise ValueError(f"cross-entropies must be finite: rows {bad} are {ce_N[bad].tolist()}")
+    excess_N = excess_N.clamp_min(0) * trivial_N
     count = trivial_N.sum().clamp_min(1)
-    excess_N = (ce_N - reference_N).detach().float().clamp_min(0) * trivial_N
     mean = excess_N.sum() / count
-    share_N = excess_N / mean if mean > 0 else torch.ones_like(excess_N)
-    return trivial_N * (0.5 + 0.5 * share_N) / count
+    scale = mean.clamp_min(_SMALLEST_EXCESS)
+    return trivial_N * (1 + (excess_N - mean) / (2 * scale)) / count

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,9 +89,9 @@ def index_to_slots(index: int, documents: int, hops: int) -> Slots:
 
 
 def evaluated_placements(
-    documents: int, hops: int, slots: Literal["all", "pairs"] | int | tuple[int | Slots, ...]
-) -> tuple[Placement, ...]:
-    """The placements to evaluate.
+    documents: int, hops: Sequence[int], slots: Literal["all", "pairs"] | int | tuple[int | Slots, ...]
+) -> dict[int, tuple[Placement, ...]]:
+    """The placements to evaluate, by the number of hops; equally many for each of them.
 
     Args:
         slots: `all`; a number m of slots spread evenly from first to last, with several hops every ordered tuple of
@@ -99,31 +100,58 @@ def evaluated_placements(
     if slots == "pairs":
         return _published(documents, hops)
     if isinstance(slots, tuple):
-        return tuple(Placement((each,) if isinstance(each, int) else each) for each in slots)
-    wanted = documents if slots == "all" else min(slots, documents)
-    spread = np.unique(np.linspace(0, documents - 1, wanted).round().astype(int)).tolist()
-    return tuple(Placement(tuple(each)) for each in itertools.permutations(spread, hops))
+        listed = tuple(Placement((each,) if isinstance(each, int) else each) for each in slots)
+        return dict.fromkeys(hops, listed)
+    spread = _spread(0, documents - 1, documents if slots == "all" else min(slots, documents))
+    return {count: tuple(Placement(each) for each in itertools.permutations(spread, count)) for count in hops}
 
 
-def _published(documents: int, hops: int) -> tuple[Placement, ...]:
+def candidate_placements(documents: int, hops: int, slots: Literal["all"] | int) -> tuple[Placement, ...]:
+    """Where the advantageous slots are looked for: gold documents side by side in hop order, as the paper has them.
+
+    Args:
+        slots: of the first gold document: `all`, or a number spread evenly from first to last.
+    """
+    last = documents - hops
+    starts = _spread(0, last, last + 1 if slots == "all" else min(slots, last + 1))
+    return tuple(Placement(tuple(range(start, start + hops))) for start in starts)
+
+
+def _spread(first: int, last: int, count: int) -> tuple[int, ...]:
+    return tuple(np.unique(np.linspace(first, last, count).round().astype(int)).tolist())
+
+
+def _published(documents: int, hops: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
     """The published pairs; for other numbers of documents and hops, what is nearest to them.
 
-    Pairs are scaled from 20 documents to the number asked for. Of three or four hops a connected tuple stands without
-    gaps from the pair's first slot on (earlier where it would not fit); the others are spread evenly over the span.
+    Few documents make some pairs equal, or leave no room for a gap in a disconnected one; those are left out.
     """
-    placements = []
+    kept: dict[int, list[Placement]] = {count: [] for count in hops}
     for group, pairs in _PUBLISHED_PAIRS.items():
-        for first, second in pairs:
-            if group == "connected":
-                room = (documents - 2) / (_PUBLISHED_DOCUMENTS - 2)
-                start = min(round(first * room), documents - hops)
-                slots = tuple(range(start, start + hops))
-            else:
-                scale = (documents - 1) / (_PUBLISHED_DOCUMENTS - 1)
-                # Wide enough for every hop, where few documents leave less.
-                low = min(round(min(first, second) * scale), documents - hops)
-                high = max(round(max(first, second) * scale), low + hops - 1)
-                spread = np.linspace(low, high, hops).round().astype(int).tolist()
-                slots = tuple(spread if first < second else reversed(spread))
-            placements.append(Placement(slots, group))
-    return tuple(placements)
+        for pair in pairs:
+            placed = {count: Placement(_stretch(pair, group, documents, count), group) for count in hops}
+            near = any(abs(a - b) < 2 for each in placed.values() for a, b in itertools.pairwise(each.slots))
+            known = any(placed[count].slots in [each.slots for each in kept[count]] for count in hops)
+            if not known and not (near and group != "connected"):
+                for count, placement in placed.items():
+                    kept[count].append(placement)
+    return {count: tuple(placements) for count, placements in kept.items()}
+
+
+def _stretch(pair: Slots, group: str, documents: int, hops: int) -> Slots:
+    """A published pair scaled from 20 documents to the number asked for, and to the number of hops.
+
+    Of three or four hops a connected tuple stands without gaps from the pair's first slot on (earlier where it would
+    not fit); the others are spread evenly over the span.
+    """
+    first, second = pair
+    if group == "connected":
+        room = (documents - 2) / (_PUBLISHED_DOCUMENTS - 2)
+        start = min(round(first * room), documents - hops)
+        return tuple(range(start, start + hops))
+    scale = (documents - 1) / (_PUBLISHED_DOCUMENTS - 1)
+    # Wide enough for every hop, where few documents leave less.
+    low = min(round(min(pair) * scale), documents - hops)
+    high = max(round(max(pair) * scale), low + hops - 1)
+    spread = tuple(np.linspace(low, high, hops).round().astype(int).tolist())
+    return spread if first < second else spread[::-1]

@@ -3,6 +3,7 @@
 A file is JSON Lines, or one JSON array (its first byte is `[`), which is streamed: memory holds one row, not the file.
 """
 
+import functools
 import gzip
 import hashlib
 import json
@@ -51,9 +52,17 @@ def read_rows(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def file_digest(url: str) -> str:
-    """SHA-256 of the file's bytes as stored (compressed, if it is)."""
+    """SHA-256 of the file's bytes as stored (compressed, if it is). A process reads an unchanged file once."""
+    with _reading(url):
+        fs, path = fsspec.url_to_fs(url)
+        return _digest(url, fs.ukey(path))
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(url: str, _version: str) -> str:
+    """`_version`: what the file system says of the file (size, time of change, …)."""
     digest = hashlib.sha256()
-    with _reading(url), fsspec.open(url, "rb") as data:
+    with fsspec.open(url, "rb") as data:
         while chunk := data.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

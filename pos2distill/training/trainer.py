@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import Study, TrainersSection
+from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
 from pos2distill.models.responses import ResponseBatch, collate
 from pos2distill.training.rows import Row, RowKey, RowSource, rank_share
@@ -116,9 +117,9 @@ def _accumulate(
     else:
         known_C = _measure(stepper, micros) if only is None else only.detach().cpu()
     reference_C = torch.cat([_reference(study, stepper, micro) for micro in micros])
-    coefficient_N = row_coefficients(
-        study.method, ranks.gather(known_C), ranks.gather(reference_C), slot_N := ranks.gather(slot_C)
-    )
+    slot_N = ranks.gather(slot_C)
+    known_N = _finite(ranks.gather(known_C))
+    coefficient_N = row_coefficients(study.method, known_N, ranks.gather(reference_C), slot_N)
     own_C = coefficient_N[ranks.rank * len(slot_C) : (ranks.rank + 1) * len(slot_C)]
     losses = []
     for index, (micro, coefficient_B) in enumerate(
@@ -127,7 +128,7 @@ def _accumulate(
         loss_B = stepper.forward(micro.batch, micro.teacher_TH) if only is None else only
         stepper.backward((coefficient_B.to(loss_B.device) * loss_B).sum(), last=index == len(micros) - 1)
         losses.append(loss_B.detach().cpu())
-    return ranks.gather(torch.cat(losses)), coefficient_N, slot_N
+    return _finite(ranks.gather(torch.cat(losses))), coefficient_N, slot_N
 
 
 def _accumulate_by_micro(
@@ -137,13 +138,20 @@ def _accumulate_by_micro(
     losses, coefficients = [], []
     for index, micro in enumerate(micros):
         loss_B = stepper.forward(micro.batch, micro.teacher_TH)
-        own_B = loss_B.detach().cpu()
+        own_B = _finite(loss_B.detach().cpu())
         coefficient_B = row_coefficients(study.method, own_B, _reference(study, stepper, micro), micro.slot_B)
         coefficient_B = coefficient_B / (len(micros) * ranks.world)
         stepper.backward((coefficient_B.to(loss_B.device) * loss_B).sum(), last=index == len(micros) - 1)
         losses.append(own_B)
         coefficients.append(coefficient_B)
     return torch.cat(losses), torch.cat(coefficients)
+
+
+def _finite(loss_N: Tensor) -> Tensor:
+    """The losses as they are, unless training has diverged: then nothing of it is worth saving."""
+    if not torch.isfinite(loss_N).all():
+        raise UserError("training diverged (a row's loss is not finite); lower training.learning_rate")
+    return loss_N
 
 
 @torch.no_grad()

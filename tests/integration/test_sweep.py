@@ -14,7 +14,6 @@ from pipelines.study import run_study
 from pos2distill.config import Recipe
 from pos2distill.recipes import load_recipe, sweep_cells
 from pos2distill.records import Slots
-from pos2distill.tasks.permutations import evaluated_placements
 
 SMALL_TWO_HOPS = [
     "data.documents=10",
@@ -40,7 +39,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
                 "description": "One hop.",
                 "model": {"path": toy.model.path},
                 "data": {"format": "jsonl", "path": toy.data.path, "prompt": "plain"}
-                | {"documents": 10, "evaluation_examples": 4},
+                | {"documents": 10, "evaluation_examples": 4, "evaluation_share": 0.25},
                 "evaluation": {"slots": 2, "max_new_tokens": 16},
             }
         )
@@ -71,9 +70,7 @@ def test_the_slot_is_the_best_that_was_measured(swept: Recipe) -> None:
     plan = make_plan(cell)
     assert plan.slot_scores is not None
     details = plan.slot_scores.manifest().details  # type: ignore[union-attr]
-    assert [tuple(slots) for slots in details["curve"]["slots"]] == [
-        placement.slots for placement in evaluated_placements(10, 2, 3)
-    ]
+    assert details["curve"]["slots"] == [list(range(start, start + 2)) for start in (0, 4, 8)]
     best: Slots = tuple(details["slots"])
     assert details["accuracy"] == max(details["curve"]["accuracy_by_slot"])
     assert details["ci95"][0] <= details["accuracy"] <= details["ci95"][1]
@@ -97,8 +94,8 @@ def test_the_report_is_one_page_over_all_cells(swept: Recipe) -> None:
     cells = json.loads((report / "summary.json").read_text())["cells"]
     assert [cell["settings"] for cell in cells] == [{"method.name": "seqkd"}, {"method.name": "r2"}]
     for cell in cells:
-        assert list(cell["tasks"]) == ["10 documents", "probe"]
-        assert set(cell["tasks"]["10 documents"]["base"]["by_group"]) == {"connected", "disconnected", "reversed"}
+        assert list(cell["tasks"]) == ["as trained", "probe"]
+        assert set(cell["tasks"]["as trained"]["base"]["by_group"]) == {"connected", "disconnected", "reversed"}
         assert len(cell["tasks"]["probe"]["distilled"]["accuracy_by_slot"]) == 2
     assert cells[0]["tasks"]["probe"]["base"] == cells[1]["tasks"]["probe"]["base"]
 
@@ -108,10 +105,15 @@ def test_the_gate_is_one_line_and_exit_code_1(swept: Recipe, capsys: pytest.Capt
     command = ["evaluate", "quickstart_r2", *overrides, f"runtime.storage={swept.storage}", "--fail-if-gap-above"]
     assert run.main([*command, "100"]) == 0
     capsys.readouterr()
-    assert run.main([*command, "-1"]) == 1
+    gap = json.loads((Path(swept.storage) / "report" / "summary.json").read_text())
+    (own,) = (cell for cell in gap["cells"] if cell["settings"]["method.name"] == "r2")
+    points = round(100 * own["tasks"]["as trained"]["distilled"]["gap"], 6)
+    assert run.main([*command, f"{points:g}"]) == 0  # not above
+    capsys.readouterr()
+    assert points > 1
+    assert run.main([*command, f"{points - 1:g}"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("gate: GAP ")
-    assert "is above -1" in line
+    assert line.startswith(f"gate: GAP {points:g} is above {points - 1:g} (mean ")
 
 
 def test_other_commands_want_one_study(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,14 @@ def test_bad_data_leaves_nothing_half_written(make_recipe: Make, tmp_path: Path)
     assert [path.name for path in Path(recipe.storage).iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["study"], ["study", "quickstart", "--nonsense"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([], ["nonsense"], ["study"], ["study", "quickstart", "--nonsense"]),
+        *(["evaluate", "quickstart", "--fail-if-gap-above", points] for points in ("nan", "-1", "101", "five")),
+        ["study", "quickstart", "--fail-if-gap-above", "5"],
+    ],
+)
 def test_a_command_line_that_cannot_be_parsed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run.main(arguments)

@@ -87,14 +87,26 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ("data={format: musique, path: x}", "data.hops: rows of format 'musique' have several gold documents; set [2]"),
         ("data={format: jsonl, path: x, hops: [5]}", "data.hops: expected numbers of gold documents from 1 to 4"),
         ("data={format: jsonl, path: x, hops: [3], documents: 3}", "data.hops: 3 gold documents leave no distractor"),
+        ("data={format: jsonl, path: x, hops: [1, 2]}", "data.hops: one hop and several cannot be mixed"),
+        ("evaluation.slots=0", "evaluation.slots: input should be"),
+        ("method.auto_slots=0", "method.auto_slots: input should be"),
+        (
+            "evaluation={other_documents: [30], other_slots: pairs}",
+            "evaluation.other_slots: 'pairs' are for several hops",
+        ),
+        ("evaluation.other_documents=[30, 30]", "evaluation.other_documents: expected each number once"),
+        ("transfers={}", "transfers: unknown field; expected one of"),
         ("data.metric=em", "data.metric: 'em', but prompt 'qa' does not ask for 'The answer is:'"),
         ("data.prompt=coc", "data.metric: 'sub_em', but prompt 'coc' asks for 'The answer is:'"),
         ("evaluation.slots=pairs", "evaluation.slots: 'pairs' are for several hops (data.hops)"),
         ("evaluation.slots=[0, 20]", "evaluation.slots: 20 is not one of the slots 0 to 19"),
         ("evaluation.slots=[0, 0]", "evaluation.slots: expected at least one slot, each of them once"),
         ("evaluation.slots=[]", "evaluation.slots: expected at least one slot, each of them once"),
-        ("evaluation.other_documents=[30, 1]", "evaluation.other_documents: 1 is less than 2"),
-        ("evaluation.other_documents=[20]", "evaluation.other_documents: 20 is less than 2 or equal to data.documents"),
+        ("evaluation.other_documents=[30, 1]", "evaluation.other_documents: 1 leaves no distractor (data.hops) or"),
+        (
+            "evaluation.other_documents=[20]",
+            "evaluation.other_documents: 20 leaves no distractor (data.hops) or equals data.documents",
+        ),
         ("runtime.samplers={min: 3, max: 2}", "runtime.samplers.min: 3 is more than max, 2"),
         (
             "runtime.trainers={strategy: torch, workers: 2}",
@@ -283,11 +295,11 @@ def test_auto_has_to_be_measured(load: Callable[..., Recipe]) -> None:
 
 def test_several_numbers_of_hops_want_the_published_pairs(load: Callable[..., Recipe]) -> None:
     mixed = ("data.format=musique", "data.hops=[2, 3]")
-    assert load(*mixed, "evaluation.slots=pairs", "evaluation.other_slots=pairs").study.data.hops == (2, 3)
+    assert load(*mixed).study.data.hops == (2, 3)
     with pytest.raises(UserError, match=r"evaluation.slots: of several numbers of hops .* only 'pairs' can be asked"):
-        load(*mixed)
+        load(*mixed, "evaluation.slots=3")
     with pytest.raises(UserError, match=r"method.advantageous_slot: 'auto' wants one number of hops"):
-        load(*mixed, "evaluation.slots=pairs", "evaluation.other_slots=pairs", "method.advantageous_slot=auto")
+        load(*mixed, "method.advantageous_slot=auto")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +334,11 @@ def test_a_sweep_is_every_combination(load: Callable[..., Recipe]) -> None:
 @pytest.mark.parametrize(
     ("sweep", "message"),
     [
-        ("{method.nme: [r1]}", "sweep: method.nme: unknown field; did you mean 'name'?"),
+        ("{method.nme: [r1]}", "sweep: method.nme: not a setting of a study; did you mean 'method.name'?"),
+        ("{runtime.storage: [a, b]}", "sweep: runtime.storage: not a setting of a study"),
+        ("{evaluation.transfer: [[x]]}", "sweep: evaluation.transfer: not a setting of a study"),
+        ("{seed: []}", "sweep: seed: expected at least one value"),
+        ("{seed: [0, 1, 0]}", "sweep: {'seed': 0} is the same study as an earlier one; list each value once"),
         ("{method.k: [2, 30]}", "sweep: method.k: 30 trivial slots asked for"),
         ("{method.k: 4}", "sweep: input should be a list, for example [0, 9]"),
     ],
@@ -334,7 +350,47 @@ def test_a_bad_sweep_is_told(load: Callable[..., Recipe], sweep: str, message: s
 
 
 def test_other_tasks_are_read_from_their_recipes(load: Callable[..., Recipe]) -> None:
-    recipe = load("evaluation.transfer=[quickstart]")
+    recipe = load("evaluation.transfer=[quickstart]", "data.evaluation_share=0.25")
     assert recipe.transfers == {"quickstart": load_recipe("quickstart").study}
-    with pytest.raises(UserError, match=r"quickstrt: no such recipe; did you mean 'quickstart'\?"):
-        load("evaluation.transfer=[quickstrt]")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("[quickstrt]", "evaluation.transfer: quickstrt: no such recipe; did you mean 'quickstart'?"),
+        (
+            "[quickstart]",
+            "evaluation.transfer: quickstart: its data.evaluation_share is 0.25, here it is 0.5; they must",
+        ),
+        ("[nq_llama3_8b, nq_llama3_8b]", "evaluation.transfer: two recipes are called nq_llama3_8b"),
+    ],
+)
+def test_another_task_that_cannot_be_asked_is_told(load: Callable[..., Recipe], names: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(f"evaluation.transfer={names}")
+    assert str(caught.value).startswith(message)
+
+
+def test_a_sweep_is_set_like_every_other_setting(load: Callable[..., Recipe]) -> None:
+    assert load("sweep.method.k=[1, 2]", "sweep.seed=[0, 1]").sweep == {"method.k": (1, 2), "seed": (0, 1)}
+
+
+def test_paths_of_a_sweep_become_absolute(
+    load: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = sweep_cells(load("sweep.data.path=[a.jsonl, b.jsonl]"))
+    assert [cell.study.data.path for _, cell in cells] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+
+
+def test_what_is_evaluated_by_default_follows_the_hops(load: Callable[..., Recipe]) -> None:
+    one, two = load().study, load("data.format=musique", "data.hops=[2]").study
+    assert (one.evaluated_slots, one.other_evaluated_slots) == ("all", 10)
+    assert (two.evaluated_slots, two.other_evaluated_slots) == ("pairs", "pairs")
+
+
+def test_too_few_slots_for_the_hops_are_told(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"evaluation.slots: 1 slots have no place for 2 gold documents"):
+        load("data.format=musique", "data.hops=[2]", "evaluation.slots=1")
+    with pytest.raises(UserError, match=r"evaluation.other_documents: 4 leaves no distractor"):
+        load("data.format=musique", "data.hops=[4]", "evaluation.other_documents=[4]")

@@ -183,7 +183,7 @@ def test_generic_hops_are_in_file_order_else(read: Read) -> None:
 
 
 def test_a_file_of_ones_own_may_mix_numbers_of_hops(read: Read) -> None:
-    assert [len(read("jsonl", row, hops=(1, 2)).golds) for row in (GENERIC, TWO_HOPS)] == [1, 2]
+    assert [len(read("jsonl", row, hops=hops).golds) for row, hops in ((GENERIC, (1,)), (TWO_HOPS, (2, 3)))] == [1, 2]
 
 
 def test_dpr(read: Read) -> None:

@@ -55,9 +55,20 @@ def test_adaptive_r2_by_hand() -> None:
     assert weights.tolist() == pytest.approx([(0.5 + 0.5) / 3, 0.5 / 3, (0.5 + 1.0) / 3])
 
 
-def test_adaptive_weights_of_a_solved_batch_are_uniform() -> None:
-    weights = coefficients(torch.tensor([0.1, 0.2]), torch.tensor([4, 6]), torch.ones(2), name="r2", weights="adaptive")
-    assert weights.tolist() == pytest.approx([2.0, 2.0])  # K / M with K = 4
+@pytest.mark.parametrize("excess", [0.0, 1e-6])
+def test_adaptive_weights_of_a_solved_batch_are_uniform(excess: float) -> None:
+    """Also where rounding leaves one row above its reference."""
+    loss = torch.tensor([0.1, 0.2]) + torch.tensor([excess, 0.0])
+    reference = torch.tensor([0.1, 0.3])
+    weights = coefficients(loss, torch.tensor([4, 6]), reference, name="r2", weights="adaptive")
+    assert weights.tolist() == pytest.approx([2.0, 2.0], abs=1e-3)  # K / M with K = 4
+
+
+@pytest.mark.parametrize("name", ["r1", "r2"])
+def test_a_loss_that_is_not_finite_is_refused(name: str) -> None:
+    weights = "adaptive" if name == "r2" else "paper"
+    with pytest.raises(ValueError, match=r"must be finite.*rows \[1\]"):
+        coefficients(torch.tensor([0.1, math.nan]), torch.tensor([4, 6]), name=name, weights=weights)
 
 
 def test_filler_counts_for_nothing() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pos2distill.records import Document, Example, Slots
 from pos2distill.tasks.permutations import (
     arrange,
+    candidate_placements,
     draw_trivial_slots,
     evaluated_placements,
     index_to_slots,
@@ -168,7 +169,7 @@ def test_one_draw_of_pairs_is_pinned() -> None:
 
 
 def slots_of(documents: int, hops: int, wanted: Any) -> list[Slots]:
-    return [placement.slots for placement in evaluated_placements(documents, hops, wanted)]
+    return [placement.slots for placement in evaluated_placements(documents, [hops], wanted)[hops]]
 
 
 @pytest.mark.parametrize(
@@ -193,12 +194,12 @@ def test_slots_of_several_hops_are_every_ordered_tuple() -> None:
 
 
 def test_only_published_pairs_have_groups() -> None:
-    assert {placement.group for placement in evaluated_placements(9, 2, 3)} == {""}
+    assert {placement.group for placement in evaluated_placements(9, [2], 3)[2]} == {""}
 
 
 def test_pairs_at_twenty_documents_are_the_published_ones() -> None:
     found: dict[str, list[Slots]] = {}
-    for placement in evaluated_placements(20, 2, "pairs"):
+    for placement in evaluated_placements(20, [2], "pairs")[2]:
         found.setdefault(placement.group, []).append(placement.slots)
     assert found == {
         "connected": [(0, 1), (5, 6), (12, 13), (17, 18)],
@@ -207,11 +208,14 @@ def test_pairs_at_twenty_documents_are_the_published_ones() -> None:
     }
 
 
-@given(st.integers(2, 4).flatmap(lambda hops: st.tuples(st.integers(hops, 60), st.just(hops))))
+@given(st.integers(2, 4).flatmap(lambda hops: st.tuples(st.integers(hops + 1, 60), st.just(hops))))
 def test_pairs_are_valid_for_other_numbers_of_documents_and_hops(size: tuple[int, int]) -> None:
     documents, hops = size
-    placements = evaluated_placements(documents, hops, "pairs")
-    assert Counter(placement.group for placement in placements) == {"connected": 4, "disconnected": 4, "reversed": 4}
+    placements = evaluated_placements(documents, [hops], "pairs")[hops]
+    assert len({placement.slots for placement in placements}) == len(placements) <= 12
+    assert placements[0].group == "connected"
+    if documents >= 20:
+        assert len(placements) == 12
     for placement in placements:
         slots = placement.slots
         assert len(slots) == len(set(slots)) == hops
@@ -220,6 +224,28 @@ def test_pairs_are_valid_for_other_numbers_of_documents_and_hops(size: tuple[int
         if placement.group == "connected":
             assert steps == {1}
         elif placement.group == "disconnected":
-            assert min(steps) > 0
+            assert min(steps) > 1
         else:
-            assert max(steps) < 0
+            assert max(steps) < -1
+
+
+@given(st.integers(5, 40))
+def test_every_number_of_hops_has_the_same_placements(documents: int) -> None:
+    placed = evaluated_placements(documents, [2, 3, 4], "pairs")
+    groups = [[placement.group for placement in placements] for placements in placed.values()]
+    assert groups[0] == groups[1] == groups[2]
+
+
+@pytest.mark.parametrize(
+    ("documents", "hops", "slots", "expected"),
+    [
+        (20, 1, 3, [(0,), (10,), (19,)]),
+        (20, 2, 3, [(0, 1), (9, 10), (18, 19)]),
+        (6, 4, "all", [(0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5)]),
+        (4, 3, 9, [(0, 1, 2), (1, 2, 3)]),
+    ],
+)
+def test_candidates_stand_side_by_side_from_first_to_last(
+    documents: int, hops: int, slots: Any, expected: list[Slots]
+) -> None:
+    assert [placement.slots for placement in candidate_placements(documents, hops, slots)] == expected

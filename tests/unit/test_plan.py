@@ -151,6 +151,30 @@ def test_another_way_to_write_the_same_method_is_the_same_study(make_recipe: Mak
     assert make_plan(make_recipe()).fingerprint == make_plan(make_recipe(method=method)).fingerprint
 
 
+def test_samples_with_states_serve_methods_that_need_none(make_recipe: Make) -> None:
+    r1, seqkd = make_recipe(), make_recipe(method={"name": "seqkd"})
+    assert make_plan(r1).samples.url != make_plan(seqkd).samples.url
+    before = make_plan(seqkd).checkpoint.fingerprint
+    samples = make_plan(r1).samples
+    samples.fs.makedirs(samples.path)
+    samples.publish(counts={}, seconds={})
+    assert make_plan(r1).samples.url == make_plan(seqkd).samples.url
+    assert make_plan(seqkd).checkpoint.fingerprint == before
+
+
+def test_longer_prompts_change_which_published_rows_are_trained_on(make_recipe: Make) -> None:
+    """Rows with too few documents are passed over, unless they are filled up."""
+    for fill, stages in (
+        ("refuse", {EXAMPLES, BASE, SAMPLE, DISTILL, DISTILLED}),
+        ("draw", {EXAMPLES, BASE, DISTILLED}),
+    ):
+        one, other = (
+            make_recipe(data={"format": "dpr", "fill": fill}, evaluation={"other_documents": lengths})
+            for lengths in ([], [6])
+        )
+        assert changed(one, other) == stages
+
+
 def test_auto_is_a_stage_of_its_own(make_recipe: Make) -> None:
     auto = make_recipe(method={"advantageous_slot": "auto"})
     assert list(make_plan(auto).artifacts) == [EXAMPLES, BASE, "choose slot", SAMPLE, DISTILL, DISTILLED]
@@ -165,7 +189,11 @@ def test_another_task_is_asked_of_the_same_models(make_recipe: Make, tmp_path: P
     (tmp_path / "recipe.yaml").rename(file)
     alone, both = make_recipe(), make_recipe(evaluation={"transfer": [str(file)]})
     plan = make_plan(both)
-    assert list(plan.artifacts)[5:] == ["other: examples", "other: evaluate base", "other: evaluate distilled"]
+    # All data is checked first, and all bases are measured before training.
+    assert list(plan.artifacts) == [
+        *(EXAMPLES, "other: examples", BASE, "other: evaluate base"),
+        *(SAMPLE, DISTILL, DISTILLED, "other: evaluate distilled"),
+    ]
     assert changed(alone, both) == set()
     assert plan.transfers["other"].base_scores.fingerprint == make_plan(other).base_scores.fingerprint
     assert plan.fingerprint != make_plan(alone).fingerprint

@@ -98,6 +98,8 @@ def test_the_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
     path = tmp_path / "abc.jsonl.gz"
     path.write_bytes(b"abc")
     assert file_digest(str(path)) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    path.write_bytes(b"abd")
+    assert file_digest(str(path)) == "a52d159f262b2c6ddb724a61840befc36eb30c88877a4030b65cbe86298449c9"
 
 
 # --- files that cannot be read

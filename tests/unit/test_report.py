@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from pos2distill.config import DataSection, EvaluationSection, ModelSection, Study
 from pos2distill.evaluation.report import (
     Comparison,
     ReportInputs,
@@ -17,6 +18,11 @@ from pos2distill.evaluation.report import (
     render_report,
 )
 
+STUDY = Study(
+    model=ModelSection(path="m"),
+    data=DataSection(format="jsonl", path="d"),
+    evaluation=EvaluationSection(resamples=100),
+)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -58,7 +64,7 @@ def pair_predictions(correct: int) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def pairs() -> Comparison:
-    return compare(pair_predictions(3), pair_predictions(6), 3, resamples=100, seed=0)
+    return compare(pair_predictions(3), pair_predictions(6), 3, STUDY)
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +76,11 @@ def inputs(pairs: Comparison) -> ReportInputs:
     return ReportInputs(
         name="tiny",
         description="A run <script>alert('x')</script> & more",
-        dataset="jsonl",
-        metric="sub_em",
         method="r1",
         advantageous=(0,),
         choice=None,
-        main=compare(predictions(3, before), predictions(3, after), 3, resamples=100, seed=0),
-        others=[compare(predictions(5, longer[0]), predictions(5, longer[1]), 5, resamples=100, seed=0)],
+        main=compare(predictions(3, before), predictions(3, after), 3, STUDY),
+        others=[compare(predictions(5, longer[0]), predictions(5, longer[1]), 5, STUDY)],
         transfers={"chains": pairs},
         steps=[{**step, "step": number} for number in range(3)],
         counts={"examples": {"rows": 9, "train_unused": 2}},
@@ -164,12 +168,11 @@ def test_the_model_card_holds_the_curve(inputs: ReportInputs) -> None:
 
 def test_two_hops_have_a_heat_map_and_no_position_weights(inputs: ReportInputs, pairs: Comparison) -> None:
     choice = {"slots": [1, 2], "accuracy": 0.75, "ci95": (0.7, 0.8)}
-    two_hop = replace(inputs, main=pairs, others=[], advantageous=(1, 2), choice=choice, method="r2", metric="em")
+    two_hop = replace(inputs, main=pairs, others=[], advantageous=(1, 2), choice=choice, method="r2")
     files = render_report(two_hop)
-    assert files.keys() == {"index.html", "accuracy.png", "loss.png", "heat-map.png"}
+    assert files.keys() == {"index.html", "accuracy.png", "loss.png"}
     html = re.sub(r"\s+", " ", files["index.html"].decode())
     assert "advantageous position 2&gt;3 (measured: 0.750 [0.700, 0.800] on training examples)" in html
-    assert "em of what follows" in html
     assert "at position 2>3 of 3" in render_model_card(two_hop)
     assert "| 1>3 | 1.000 | 1.000 |" in render_model_card(two_hop)
     assert build_summary(two_hop)["base"]["slots"][1] == (0, 2)
@@ -178,3 +181,4 @@ def test_two_hops_have_a_heat_map_and_no_position_weights(inputs: ReportInputs, 
 def test_another_task_stands_in_page_and_summary(inputs: ReportInputs, html: str) -> None:
     assert build_summary(inputs)["transfers"]["chains"]["paired"]["mean_difference"] == 0.5
     assert re.search(r"<th>chains</th><td>0.500</td><td>1.000</td>", html)
+    assert "chains: sub_em of the first line, SQuAD normalisation, greedy, on jsonl." in html

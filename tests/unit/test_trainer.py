@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import Recipe, Study, TrainersSection
+from pos2distill.errors import UserError
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.responses import ResponseBatch
 from pos2distill.training.rows import RowSource
@@ -244,6 +245,17 @@ def test_at_first_the_student_equals_the_teacher_on_anchor_rows(make: Callable[.
     assert first.loss_anchor < 1e-6
     assert first.loss_trivial is not None
     assert first.loss_trivial > 1e-3
+
+
+@pytest.mark.parametrize("method", [{"name": "r1"}, {"name": "seqkd"}, {"name": "r1", "weights_scope": "micro"}])
+def test_training_that_diverged_stops(make: Callable[..., RowSource], method: dict[str, Any]) -> None:
+    source = make(method=method)
+    result = prepare(source, trainers(8))
+    with torch.no_grad():
+        result.stepper.student.lm.get_input_embeddings().weight.fill_(torch.nan)
+    with pytest.raises(UserError, match=r"training diverged .* lower training.learning_rate"):
+        work(result, source, trainers(8), Ranks())
+    assert result.records == []
 
 
 # --- the loop

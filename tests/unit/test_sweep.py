@@ -1,0 +1,74 @@
+import json
+import re
+from typing import Any
+
+import pytest
+
+from pos2distill.evaluation.report import Comparison
+from pos2distill.evaluation.scores import Curve
+from pos2distill.evaluation.sweep import CellResult, Estimate, estimate, render_sweep, summarise_sweep
+
+
+def curve(mean: float, **changes: Any) -> Curve:
+    given: dict[str, Any] = {
+        "documents": 30,
+        "examples": 7,
+        "slots": (0, 29),
+        "groups": ("", ""),
+        "accuracy_by_slot": (mean, mean),
+        "accuracy_ci95": ((mean, mean), (mean, mean)),
+        "mean": mean,
+        "ci95": (mean - 0.25, mean + 0.25),
+        "gap": 0.125,
+        "gap_ci95": (0.0, 0.5),
+        "f1": mean,
+        "by_group": {},
+    }
+    return Curve(**(given | changes))
+
+
+def comparison(after: float, **changes: Any) -> Comparison:
+    paired = {"mean_difference": after - 0.5, "ci95": (-1.0, 1.0)}
+    return Comparison("jsonl", "sub_em", curve(0.5, **changes), curve(after, **changes), paired)
+
+
+def cell(method: str, seed: int, after: float, **tasks: Comparison) -> CellResult:
+    return CellResult({"method.name": method, "seed": seed}, {"as trained": comparison(after)} | tasks)
+
+
+def test_the_interval_over_seeds_by_hand() -> None:
+    # Standard deviation .1, Student's t of 2 degrees of freedom 4.303: 4.303 * .1 / sqrt(3) = .24844.
+    assert estimate([0.5, 0.6, 0.7], (0, 0)) == Estimate(
+        pytest.approx(0.6), pytest.approx(0.6 - 0.24844, abs=1e-5), pytest.approx(0.6 + 0.24844, abs=1e-5)
+    )
+
+
+def test_one_seed_has_the_interval_over_examples() -> None:
+    assert estimate([0.5], (0.25, 0.75)) == Estimate(0.5, 0.25, 0.75)
+
+
+CELLS = [
+    cell("sft", 0, 0.75),
+    cell("sft", 1, 0.75),
+    cell("r1", 0, 0.9, chains=comparison(0.25, by_group={"connected": 0.625})),
+    cell("r1", 1, 0.9, chains=comparison(0.25, by_group={"connected": 0.625})),
+]
+
+
+def test_the_page_has_one_row_a_setting_and_every_task() -> None:
+    files = render_sweep("ablation", "Two methods.", CELLS, {"torch": "2.13"})
+    assert files["sweep.png"].startswith(b"\x89PNG")
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", files["index.html"].decode()))
+    assert "sft 2 0.500 [0.500, 0.500] 0.750 [0.750, 0.750]" in text
+    assert "jsonl, sub_em, 2 placements × 7 examples" in text
+    # A task of some cells only has their rows; groups stand in them.
+    chains = text[text.index("chains") :]
+    assert "r1 2" in chains
+    assert "sft" not in chains
+    assert "connected 0.625" in chains
+
+
+def test_the_summary_holds_every_cell() -> None:
+    summary = json.loads(json.dumps(summarise_sweep("ablation", CELLS)))
+    assert [each["settings"]["seed"] for each in summary["cells"]] == [0, 1, 0, 1]
+    assert summary["cells"][2]["tasks"]["chains"]["distilled"]["mean"] == 0.25
