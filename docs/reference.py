@@ -90,10 +90,8 @@ def _type(kind: Any) -> str:
         return f"[{_type(inner[0])}, …]" if inner[-1] is Ellipsis else f"[{', '.join(map(_type, inner))}]"
     if origin is dict:
         return f"{{name: {_type(inner[1])}}}"
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return "section"
     names = {type(None): "null", str: "text", int: "integer", float: "number", bool: "true or false"}
-    return names.get(kind, str(kind))
+    return "section" if isinstance(kind, type) and issubclass(kind, BaseModel) else names.get(kind, str(kind))
 
 
 def _default(field: Any) -> str:
