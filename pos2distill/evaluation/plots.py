@@ -128,7 +128,7 @@ def plot_sweep(rows: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]])
         axes.set_yticks(range(len(rows)), [row[0] for row in rows][::-1])
         axes.set_xlabel({"mean": "mean accuracy", "gap": "GAP"}[name])
         axes.set_xlim(-0.02, 1.02)
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=2)
     return _to_png(figure)
 
 
