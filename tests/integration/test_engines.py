@@ -40,10 +40,10 @@ def toy() -> ModelSection:
 
 @pytest.fixture(scope="module")
 def prompts(toy: ModelSection) -> list[Tokens]:
-    data = load_recipe("quickstart").study.data
+    data = load_recipe("quickstart", [f"data.train_examples={PROMPTS}"]).study.data
     split = load_split(data, documents=DOCUMENTS, seed=0)
     build = PromptBuilder(load_tokenizer(toy), "plain", max_length=1024, reserve=16)
-    return [build(example, DOCUMENTS, index % DOCUMENTS) for index, example in enumerate(split.train[:PROMPTS])]
+    return [build(example, DOCUMENTS, (index % DOCUMENTS,)) for index, example in enumerate(split.train[:PROMPTS])]
 
 
 @pytest.fixture(scope="module")
