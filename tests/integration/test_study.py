@@ -112,7 +112,7 @@ def test_checkpoint_answers_in_plain_transformers_as_in_evaluation(finished: Rec
         example = examples[prediction["example_id"]]
         gold, *others = example["documents"]
         shown = others[: prediction["documents"] - 1]
-        shown.insert(prediction["slot"], gold)
+        shown.insert(prediction["slots"][0], gold)
         content = "".join(f"Title: {d['title']}\n{d['text']}\n" for d in shown) + f"Question: {example['question']}"
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], add_generation_prompt=True, return_tensors="pt", return_dict=True
