@@ -23,8 +23,8 @@ TEMPLATES = jinja2.Environment(
 )
 TEMPLATES.filters["slots"] = show_slots
 METRICS = {
-    "sub_em": "sub_em of the first line, SQuAD normalisation, greedy",
-    "em": "em of what follows 'The answer is:', SQuAD normalisation, greedy",
+    "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
+    "em": "EM of what follows 'The answer is:', SQuAD normalisation, greedy",
 }
 
 

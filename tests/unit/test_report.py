@@ -181,4 +181,4 @@ def test_two_hops_have_a_heat_map_and_no_position_weights(inputs: ReportInputs, 
 def test_another_task_stands_in_page_and_summary(inputs: ReportInputs, html: str) -> None:
     assert build_summary(inputs)["transfers"]["chains"]["paired"]["mean_difference"] == 0.5
     assert re.search(r"<th>chains</th><td>0.500</td><td>1.000</td>", html)
-    assert "chains: sub_em of the first line, SQuAD normalisation, greedy, on jsonl." in html
+    assert "chains: sub-EM of the first line, SQuAD normalisation, greedy, on jsonl." in html
