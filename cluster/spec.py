@@ -13,8 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cluster.secrets import holds_secret, looks_secret
 from pos2distill.config import Section
-from pos2distill.errors import UserError, did_you_mean
-from pos2distill.recipes import apply_override, read_sections, refuse
+from pos2distill.recipes import apply_override, find_file, read_sections, refuse
 
 EXAMPLES = Path(__file__).parent / "examples"
 NAME_LENGTH = 47  # KubeRay: a RayJob's name, from which it makes longer ones
@@ -302,12 +301,7 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = ()) -> ClusterSpe
     Raises:
         UserError: naming the file, the field and the nearest right name.
     """
-    path = EXAMPLES / f"{name_or_path}.yaml"
-    if not path.exists():
-        path = Path(name_or_path)
-    if not path.is_file():
-        known = [*(found.stem for found in EXAMPLES.glob("*.yaml")), *map(str, path.parent.glob("*.yaml"))]
-        raise UserError(f"{name_or_path}: no such cluster spec{did_you_mean(name_or_path, known)}")
+    path = find_file(name_or_path, EXAMPLES, "cluster spec")
     raw = read_sections(path, "name, storage, sampling, …")
     overridden = [apply_override(raw, override) for override in overrides]
     try:

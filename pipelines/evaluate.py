@@ -55,8 +55,7 @@ def count_answers(examples: int, predictions: pa.Table) -> dict[str, int]:
 
 def ask(recipe: Recipe, model: ModelSection, examples: pa.Table, asked: list[Asked], label: str) -> pa.Table:
     """Greedy answers to every example at every placement: a sorted table of `PREDICTION_SCHEMA`."""
-    hops = [sum(document["hop"] is not None for document in row) for row in examples["documents"].to_pylist()]
-    total = sum(len(each.placements[count]) for count in hops for each in asked)
+    total = len(examples) * sum(each.prompts_each for each in asked)
     parts = []
     with ray_session(), tqdm(desc=label, total=total, unit="prompt") as bar:
         pool = recipe.runtime.samplers

@@ -25,15 +25,15 @@ _CARRIED = ("example_id", "documents", "placement", "group", "slots", "prompt_id
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A number of documents, and the placements of gold documents that are asked for, by the number of hops."""
+    """A number of documents, and the placements of gold documents by the number of hops, equally many for each."""
 
     documents: int
     placements: Mapping[int, tuple[Placement, ...]]
 
     @property
-    def most(self) -> int:
-        """The most prompts that one example gives."""
-        return max(map(len, self.placements.values()))
+    def prompts_each(self) -> int:
+        """The prompts that one example gives, whatever its number of hops."""
+        return len(next(iter(self.placements.values())))
 
 
 def build_prompts(batch: pa.Table, study: Study, asked: Sequence[Asked], max_new_tokens: int) -> pa.Table:
@@ -122,7 +122,7 @@ def generate(
         asked: prompt lengths and placements.
     """
     pool = recipe.runtime.samplers
-    size = _examples_in_block(len(examples), sum(each.most for each in asked), pool)
+    size = _examples_in_block(len(examples), sum(each.prompts_each for each in asked), pool)
     blocks = [examples.slice(start, size) for start in range(0, len(examples), size)]
     study = recipe.study.model_copy(update={"model": model})
     params = SamplingParams(temperature, top_p, max_new_tokens, tuple(stop_token_ids(model, load_tokenizer(model))))

@@ -79,9 +79,8 @@ def make_plan(recipe: Recipe) -> Plan:
     trainers = recipe.runtime.trainers
     cut = (trainers.workers, trainers.micro_batch_rows) if method.weights_scope == "micro" else None
     checkpoint = fingerprint(drawn, _method_identity(method), study.training, cut)
-    base_scores, distilled_scores = (
-        fingerprint(_evaluation_identity(study, data), each) for each in (model, checkpoint)
-    )
+    identity = _evaluation_identity(study, data)
+    base_scores, distilled_scores = fingerprint(identity, model), fingerprint(identity, checkpoint)
     transfers = {name: _plan_transfer(recipe, other, model, checkpoint) for name, other in recipe.transfers.items()}
     shown = [each.distilled_scores.fingerprint for each in transfers.values()]
     return Plan(

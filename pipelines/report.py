@@ -61,16 +61,16 @@ def _write_report(recipe: Recipe, files: Mapping[str, bytes], summary: Mapping[s
     write_json(fs, f"{root}/report/summary.json", summary)
 
 
-def _compare(study: Study, before: Artifact, after: Artifact, documents: int) -> Comparison:
-    return compare(before.read_table(PREDICTIONS), after.read_table(PREDICTIONS), documents, study)
+def _compare(study: Study, before: Artifact, after: Artifact) -> list[Comparison]:
+    """A comparison at every prompt length, the one trained on first."""
+    tables = before.read_table(PREDICTIONS), after.read_table(PREDICTIONS)
+    return [compare(*tables, each.documents, study) for each in evaluated(study)]
 
 
 def _gather(recipe: Recipe, plan: Plan) -> ReportInputs:
     recipe = with_choice(recipe, plan)
     study = recipe.study
-    comparisons = [
-        _compare(study, plan.base_scores, plan.distilled_scores, each.documents) for each in evaluated(study)
-    ]
+    comparisons = _compare(study, plan.base_scores, plan.distilled_scores)
     manifests = {stage: _finished(artifact.manifest()) for stage, artifact in plan.artifacts.items()}
     seconds: dict[str, float] = {}
     for manifest in manifests.values():
@@ -85,7 +85,7 @@ def _gather(recipe: Recipe, plan: Plan) -> ReportInputs:
         main=comparisons[0],
         others=comparisons[1:],
         transfers={
-            name: _compare(each.recipe.study, each.base_scores, each.distilled_scores, each.recipe.study.data.documents)
+            name: _compare(each.recipe.study, each.base_scores, each.distilled_scores)[0]
             for name, each in plan.transfers.items()
         },
         steps=read_steps(plan),

@@ -68,14 +68,13 @@ def run_distill(recipe: Recipe) -> None:
 
 def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
     """The report, from artifacts that are there."""
-    from pipelines.choose import with_choice
     from pipelines.report import make_report, make_sweep_report
 
     if recipe.sweep:
         cells = [(settings, cell, make_plan(cell)) for settings, cell in sweep_cells(recipe)]
         for _, cell, each in cells:
             _require(cell, each, list(each.artifacts))
-        make_sweep_report(recipe, [(settings, with_choice(cell, each), each) for settings, cell, each in cells])
+        make_sweep_report(recipe, cells)
         print(f"report      {recipe.storage}/report/index.html")
         return
     plan = plan or _open(recipe)

@@ -34,18 +34,30 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UserError: naming the file, the field and the nearest right name.
     """
-    path = RECIPES / f"{name_or_path}.yaml"
-    if not path.exists():
-        path = Path(name_or_path)
-    if not path.is_file():
-        beside = [str(found) for found in path.parent.glob("*.yaml")]
-        raise UserError(f"{name_or_path}: no such recipe{did_you_mean(name_or_path, [*recipe_names(), *beside])}")
+    path = find_file(name_or_path, RECIPES, "recipe")
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a recipe, a file named *.yaml; data goes to data.path")
     raw = read_sections(path, "model, data, …")
     overridden = [apply_override(raw, override) for override in overrides]
     recipe = _with_absolute_paths(_validate(raw, path, overridden))
     return recipe.model_copy(update={"transfers": _load_transfers(recipe.study)})
+
+
+def find_file(name_or_path: str, folder: Path, kind: str) -> Path:
+    """The YAML file of that name in the project's folder, else the file at that path.
+
+    Args:
+        kind: what is looked for, for the error.
+    Raises:
+        UserError: with the nearest name in the folder or beside the path.
+    """
+    path = folder / f"{name_or_path}.yaml"
+    if not path.exists():
+        path = Path(name_or_path)
+    if not path.is_file():
+        known = [*(found.stem for found in folder.glob("*.yaml")), *map(str, path.parent.glob("*.yaml"))]
+        raise UserError(f"{name_or_path}: no such {kind}{did_you_mean(name_or_path, known)}")
+    return path
 
 
 def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:

@@ -109,9 +109,14 @@ def render_report(inputs: ReportInputs) -> dict[str, bytes]:
         pictures["weights.png"] = plot_weights(inputs.steps, before.documents)
     for other in inputs.others:
         pictures[f"accuracy-{other.before.documents}-documents.png"] = plot_curves(other.before, other.after, width=5)
-    embedded = {name: f"data:image/png;base64,{base64.b64encode(png).decode()}" for name, png in pictures.items()}
+    embedded = {name: to_data_uri(png) for name, png in pictures.items()}
     html = TEMPLATES.get_template("report.html.j2").render(report=inputs, pictures=embedded)
     return {"index.html": html.encode(), **pictures}
+
+
+def to_data_uri(png: bytes) -> str:
+    """A picture as it stands inside a page."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def render_model_card(inputs: ReportInputs) -> str:

@@ -1,6 +1,5 @@
 """The report of a sweep: one table and one plot, every setting with its interval over seeds."""
 
-import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pos2distill.evaluation.plots import plot_sweep
-from pos2distill.evaluation.report import TEMPLATES, Comparison, summarise
+from pos2distill.evaluation.report import TEMPLATES, Comparison, summarise, to_data_uri
 from pos2distill.evaluation.scores import Interval
 
 SEED = "seed"
@@ -64,7 +63,7 @@ def render_sweep(
         rows=rows,
         tasks={task: _asked(task, cells) for task in tasks},
         versions=versions,
-        picture=f"data:image/png;base64,{base64.b64encode(picture).decode()}",
+        picture=to_data_uri(picture),
     )
     return {"index.html": html.encode(), "sweep.png": picture}
 

@@ -91,7 +91,7 @@ def _choose(
         asked.add(question)
         side = "evaluation" if _unit_hash(example.question) < data.evaluation_share else "train"
         if _draws(data):
-            pools[side] += [replace(document, hop=None) for document in example.golds]
+            pools[side] += example.golds
         # A heap of the smallest ranks: memory holds what is wanted, not the file. Negated, since heapq keeps minima.
         ranked = (-derive_seed(seed, "choose", example.example_id), example.example_id, example)
         if len(chosen[side]) < getattr(data, f"{side}_examples"):

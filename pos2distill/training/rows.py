@@ -3,6 +3,7 @@
 Which row stands at which place is a pure function of (seed, epoch, place): no worker, cut or clock moves it.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class RowSource:
                 seed=self.study.seed,
             )
         teacher_TH = None
-        if (data := sample["hidden"].as_py()) is not None:
+        if self.study.method.needs_teacher and (data := sample["hidden"].as_py()) is not None:
             teacher_TH = hidden_from_bytes(data, sample["hidden_dtype"].as_py(), len(response_ids))
         if self.study.method.name == "sft":
             response_ids = self._gold_response(example)
@@ -118,7 +119,11 @@ class RowSource:
         answer = example.answers[0] if self.study.data.metric == "sub_em" else f"The answer is: {example.answers[0]}"
         tokenizer = self.build_prompt.tokenizer
         ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-        return np.asarray([*ids, end_of_turn_id(tokenizer)], np.int32)
+        return np.asarray([*ids, self._end_of_turn], np.int32)
+
+    @functools.cached_property
+    def _end_of_turn(self) -> int:
+        return end_of_turn_id(self.build_prompt.tokenizer)
 
     def _slots(self, index: int) -> tuple[Slots, ...]:
         advantageous = self._advantageous(index)
