@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import pyarrow as pa
 import ray.data
@@ -20,7 +20,7 @@ from pos2distill.tasks.permutations import Placement
 from pos2distill.tasks.prompts import PromptBuilder
 
 # What an answer takes over from its prompt.
-_CARRIED = ("example_id", "documents", "placement", "group", "slots", "prompt_ids", "seed")
+_CARRIED = ("example_id", "documents", "placement", "group", "slots", "prompt_ids", "seed", "example", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class Asked:
         return len(next(iter(self.placements.values())))
 
 
-def build_prompts(batch: pa.Table, study: Study, asked: Sequence[Asked], max_new_tokens: int) -> pa.Table:
+def build_prompts(
+    batch: pa.Table, study: Study, asked: Sequence[Asked], max_new_tokens: int, carry_examples: bool
+) -> pa.Table:
     """Examples to a table of `PROMPT_SCHEMA`: one prompt for each example, number of documents and placement.
 
     Prompts of one length stand together, so that batches need little padding.
@@ -53,6 +55,7 @@ def build_prompts(batch: pa.Table, study: Study, asked: Sequence[Asked], max_new
             "slots": placement.slots,
             "prompt_ids": build(example, each.documents, placement.slots),
             "seed": derive_seed(study.seed, "sample", example.example_id, each.documents, *placement.slots),
+            "example": asdict(example) if carry_examples else None,
         }
         for each in asked
         for example in examples
@@ -113,6 +116,7 @@ def generate(
     temperature: float,
     top_p: float,
     max_new_tokens: int,
+    carry_examples: bool = False,
 ) -> Dataset:
     """A lazy dataset of `ANSWER_SCHEMA`: permute, prompt, generate, judge.
 
@@ -120,6 +124,7 @@ def generate(
         model: the recipe's own, or the distilled one.
         examples: a table of `EXAMPLE_SCHEMA`.
         asked: prompt lengths and placements.
+        carry_examples: whole examples go with their answers, so that what is trained on needs no other file.
     """
     pool = recipe.runtime.samplers
     size = _examples_in_block(len(examples), sum(each.prompts_each for each in asked), pool)
@@ -130,7 +135,7 @@ def generate(
         ray.data.from_arrow(blocks)
         .map_batches(
             build_prompts,
-            fn_args=(study, asked, max_new_tokens),
+            fn_args=(study, asked, max_new_tokens, carry_examples),
             batch_format="pyarrow",
             # Tokenising is far cheaper than generating, and each process that does it loads transformers first.
             compute=TaskPoolStrategy(size=pool.max),

@@ -98,6 +98,7 @@ def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: tqdm) -> None:
         temperature=study.sampling.temperature,
         top_p=study.sampling.top_p,
         max_new_tokens=study.sampling.max_new_tokens,
+        carry_examples=True,
     )
     if cached:
         teachers = pool_arguments(recipe.runtime.teachers)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Slots = tuple[int, ...]
 
@@ -65,8 +65,12 @@ EXAMPLE_SCHEMA = pa.schema(
     metadata=_METADATA,
 )
 
+_EXAMPLE = pa.struct(list(EXAMPLE_SCHEMA))
+
 # One prompt to generate from: an example with its gold documents at slots of `documents`.
 #   placement, group: which of the evaluated placements this is, and the group it belongs to ("" for none).
+#   example: the whole example, where it is trained on; null where it is only asked.
+#   error: why there is no prompt, else null.
 PROMPT_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
@@ -77,6 +81,8 @@ PROMPT_SCHEMA = pa.schema(
         ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
         ("seed", pa.int64()),
+        ("example", _EXAMPLE),
+        ("error", pa.string()),
     ],
     metadata=_METADATA,
 )
@@ -84,7 +90,7 @@ PROMPT_SCHEMA = pa.schema(
 # A generated answer, judged.
 #   sampled_ids, text: as generated; response_ids, cut_text: what of it is kept, closed by the end-of-turn token.
 #   correct: by the data set's metric; f1: of the words that are judged.
-#   outcome: "kept", or the reason why not ("wrong", "empty").
+#   outcome: "kept", or the reason why not ("wrong", "empty", "failed"). error: what failed, else null.
 ANSWER_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
@@ -94,6 +100,8 @@ ANSWER_SCHEMA = pa.schema(
         ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
         ("seed", pa.int64()),
+        ("example", _EXAMPLE),
+        ("error", pa.string()),
         ("sampled_ids", _TOKENS),
         ("text", pa.string()),
         ("response_ids", _TOKENS),
