@@ -19,6 +19,7 @@ from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.models.responses import hidden_to_bytes
 from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.sampling.guard import FailureGuard
 from pos2distill.sampling.teacher import Teacher
 from pos2distill.store.artifacts import Manifest
 from pos2distill.store.samples import SampleStore
@@ -66,9 +67,9 @@ class AddTeacherStates:
 def make_samples(recipe: Recipe, plan: Plan) -> Manifest:
     """Sample what the store lacks, then publish it.
 
-    Counts: sampled = kept + wrong + empty.
+    Counts: sampled = kept + wrong + empty + failed.
     Raises:
-        UserError: if nothing was kept, or other nodes wrote where this one cannot read.
+        UserError: if too many failed, nothing was kept, or other nodes wrote where this one cannot read.
     """
     start = time.monotonic()
     store = SampleStore(plan.samples)
@@ -98,7 +99,7 @@ def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: tqdm) -> None:
         temperature=study.sampling.temperature,
         top_p=study.sampling.top_p,
         max_new_tokens=study.sampling.max_new_tokens,
-        carry_examples=True,
+        for_training=True,
     )
     if cached:
         teachers = pool_arguments(recipe.runtime.teachers)
@@ -106,8 +107,10 @@ def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: tqdm) -> None:
     receipts = samples.map_batches(
         write_samples, fn_args=(plan.samples,), batch_size=_PART_ROWS, batch_format="pyarrow", num_cpus=0.5
     )
+    guard = FailureGuard(recipe.runtime.max_failed_share, len(missing))
     for receipt in receipts.iter_rows():
-        bar.update(receipt["rows"])
+        bar.update(len(receipt["outcomes"]))
+        guard.add(receipt["outcomes"], receipt["errors"], receipt["example_ids"])
 
 
 def _publish(plan: Plan, store: SampleStore, wanted: set[str], seconds: float) -> Manifest:
@@ -118,12 +121,13 @@ def _publish(plan: Plan, store: SampleStore, wanted: set[str], seconds: float) -
             f"runtime.storage must be a folder or URL that all nodes share"
         )
     outcomes = Counter(table["outcome"].to_pylist())
-    counts = {"sampled": len(table), **{name: outcomes[name] for name in ("kept", "wrong", "empty")}}
+    counts = {"sampled": len(table), **{name: outcomes[name] for name in ("kept", "wrong", "empty", "failed")}}
     counts["cut_at_length"] = Counter(table["finish_reason"].to_pylist())["length"]
     if not counts["kept"]:
         raise UserError(
             f"{plan.samples.url}: none of {len(table)} samples was kept ({outcomes['wrong']} wrong, "
-            f"{outcomes['empty']} empty); try another method.advantageous_slot or model, or sampling.keep=all"
+            f"{outcomes['empty']} empty, {outcomes['failed']} failed); try another method.advantageous_slot or model, "
+            f"or sampling.keep=all"
         )
     teacher_seconds = pc.sum(table["teacher_seconds"]).as_py() or 0.0
     return plan.samples.publish(counts=counts, seconds={"sample": seconds, "teacher": teacher_seconds})

@@ -16,4 +16,5 @@ def write_samples(batch: pa.Table, artifact: Artifact) -> pa.Table:
         if field.name not in batch.column_names:
             batch = batch.append_column(field, pa.nulls(len(batch), field.type))
     part = SampleStore(artifact).append(batch.select(SAMPLE_SCHEMA.names))
-    return pa.table({"part": [part], "rows": [len(batch)]})
+    told = {"outcomes": "outcome", "errors": "error", "example_ids": "example_id"}
+    return pa.table({"part": [part]} | {name: [batch[column].to_pylist()] for name, column in told.items()})

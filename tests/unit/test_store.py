@@ -78,7 +78,8 @@ def test_the_tee_hands_on_a_receipt_and_fills_teacher_columns_with_nulls(storage
     store = open_store(storage)
     batch = samples("a", "b").drop_columns(["hidden", "hidden_dtype", "teacher_seconds"])
     receipt = write_samples(batch, store.artifact).to_pylist()
-    assert receipt == [{"part": os.path.basename(store.part_paths()[0]), "rows": 2}]
+    told = {"outcomes": ["kept", "kept"], "errors": [None, None], "example_ids": ["a", "b"]}
+    assert receipt == [{"part": os.path.basename(store.part_paths()[0]), **told}]
     assert store.read().equals(samples("a", "b"))
 
 
