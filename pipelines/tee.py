@@ -1,19 +1,27 @@
 """The tee into the sample store. Alone in its module, so that the tasks which run it need not import torch."""
 
+from collections import Counter
+
 import pyarrow as pa
+from ray.actor import ActorHandle
 
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 
 
-def write_samples(batch: pa.Table, artifact: Artifact) -> pa.Table:
-    """Append a batch to the store, from where the batch is, and hand on only a receipt.
+def write_samples(batch: pa.Table, artifact: Artifact, board: ActorHandle, hand_on: bool) -> pa.Table:
+    """Append a batch to the store, from where the batch is, and tell the board.
 
     Teacher columns that a resident teacher leaves out are written as nulls.
+
+    Args:
+        hand_on: the samples go on to the trainers; else their ids alone, for whoever counts them.
     """
     for field in SAMPLE_SCHEMA:
         if field.name not in batch.column_names:
             batch = batch.append_column(field, pa.nulls(len(batch), field.type))
-    part = SampleStore(artifact).append(batch.select(SAMPLE_SCHEMA.names))
-    return pa.table({"part": [part], "rows": [len(batch)]})
+    batch = batch.select(SAMPLE_SCHEMA.names).cast(SAMPLE_SCHEMA)
+    SampleStore(artifact).append(batch)
+    board.count_stored.remote(Counter(batch["outcome"].to_pylist()))
+    return batch if hand_on else batch.select(["example_id"])

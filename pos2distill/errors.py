@@ -15,6 +15,14 @@ class GateError(Exception):
     """A model does not pass a gate that was asked for: one line, exit code 1."""
 
 
+class Stopped(Exception):
+    """A run was asked to stop, and did, in good order. `exit_code`: 128 + the signal's number, as shells count."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 def did_you_mean(name: str, options: Iterable[str]) -> str:
     """A hint with the nearest right name, to append to a message: `"; did you mean 'x'?"`, or the whole choice."""
     choices = sorted(options)
