@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from pos2distill.config import Study, TrainersSection
 from pos2distill.models.load import load_model, torch_dtype
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
+from pos2distill.training.state import KINDS, StoredState, start_moments, write_state
 from pos2distill.training.student import Student
 
 
@@ -35,6 +36,16 @@ class Stepper(Protocol):
 
     def save(self, folder: Path) -> None:
         """Write the weights in Hugging Face format. Called on every rank; rank 0 writes."""
+
+    def save_state(self, folder: Path) -> None:
+        """Write weights and optimizer state to go on from. Called on every rank; each writes files of its own."""
+
+    def load_state(self, folder: Path) -> None:
+        """Go on from a saved state: of any number of ranks, of either strategy. Called on every rank.
+
+        Raises:
+            UserError: naming the file that is missing, damaged or of another model.
+        """
 
 
 class TorchStepper:
@@ -83,6 +94,30 @@ class TorchStepper:
     def save(self, folder: Path) -> None:
         lm: Any = self.student.lm
         lm.to(torch_dtype(self.study.model.dtype)).save_pretrained(folder)
+
+    def save_state(self, folder: Path) -> None:
+        parameters = dict(self.student.lm.named_parameters())
+        start_moments(self.optimizer, parameters.values())
+        step = int(self.optimizer.state[next(iter(parameters.values()))]["step"])
+        shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        write_state(
+            folder, shapes, lambda kind, name: self._state_of(parameters[name], kind), step=step, rank=0, world=1
+        )
+
+    @torch.no_grad()
+    def load_state(self, folder: Path) -> None:
+        parameters = dict(self.student.lm.named_parameters())
+        stored = StoredState(folder, {name: parameter.shape for name, parameter in parameters.items()})
+        stored.verify(rank=0, world=1)
+        start_moments(self.optimizer, parameters.values())
+        for name, parameter in parameters.items():
+            for kind in KINDS:
+                self._state_of(parameter, kind).copy_(stored.read(kind, name))
+            self.optimizer.state[parameter]["step"].fill_(stored.step)
+
+    def _state_of(self, parameter: Tensor, kind: str) -> Tensor:
+        state: Tensor = parameter if kind == "weight" else self.optimizer.state[parameter][kind]
+        return state
 
 
 def prepare_for_training(lm: PreTrainedModel, trainers: TrainersSection) -> None:

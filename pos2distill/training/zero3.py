@@ -11,6 +11,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from pos2distill.config import Study, TrainersSection
 from pos2distill.models.load import load_model, torch_dtype
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
+from pos2distill.training.state import KINDS, StoredState, start_moments, write_state
 from pos2distill.training.stepper import has_resident_teacher, prepare_for_training
 from pos2distill.training.student import Student
 
@@ -26,7 +27,7 @@ class Zero3Stepper:
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device
-        self.world = torch.distributed.get_world_size()
+        self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         config = _deepspeed_config(study, device)
         # transformers parts the weights while it loads them as long as this object lives.
         self._hf_config = HfDeepSpeedConfig(config)
@@ -72,6 +73,59 @@ class Zero3Stepper:
         own = {name.removeprefix("lm."): weight.to(dtype) for name, weight in weights.items() if name.startswith("lm.")}
         self.student.lm.config.dtype = dtype
         self.student.lm.save_pretrained(folder, state_dict=own)
+
+    def save_state(self, folder: Path) -> None:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        parameters = self._parameters()
+        adam, parts = self._adam()
+        shapes = {name: parameter.ds_shape for name, parameter in parameters.items()}
+
+        def gather(kind: str, name: str) -> Tensor:
+            if kind == "weight":
+                full: Tensor = safe_get_full_fp32_param(parameters[name])
+            else:
+                full = safe_get_full_optimizer_state(parameters[name], kind)
+            return full
+
+        step = int(adam.state[parts[0]]["step"])
+        write_state(folder, shapes, gather, step=step, rank=self.rank, world=self.world)
+
+    def load_state(self, folder: Path) -> None:
+        from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+        parameters = self._parameters()
+        stored = StoredState(folder, {name: parameter.ds_shape for name, parameter in parameters.items()})
+        stored.verify(rank=self.rank, world=self.world)
+        adam, parts = self._adam()
+        optimizer = self.engine.optimizer
+        optimizer.checkpoint_event_prologue()  # lets go of weights that are gathered: they are the old ones
+        for name, parameter in parameters.items():
+            size = parameter.ds_tensor.ds_numel  # of every rank's part; the last one is padded
+            start, stop = (min(edge * size, parameter.ds_numel) for edge in (self.rank, self.rank + 1))
+            for kind in KINDS:
+                own = torch.zeros(size)
+                own[: stop - start] = stored.read_flat(kind, name, start, stop)
+                if kind == "weight":
+                    safe_set_local_fp32_param(parameter, own)
+                else:
+                    safe_set_local_optimizer_state(parameter, own, kind)
+        for part in parts:
+            adam.state[part]["step"].fill_(stored.step)
+        for number in range(len(parts)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(number)  # master weights to those computed with
+        optimizer.checkpoint_event_epilogue()  # gathers again what stays gathered between steps
+
+    def _parameters(self) -> dict[str, Any]:
+        """By name, with what DeepSpeed adds to them: `ds_shape`, `ds_numel`, `ds_tensor`."""
+        return dict(self.student.lm.named_parameters())
+
+    def _adam(self) -> tuple[torch.optim.Optimizer, list[Tensor]]:
+        """The optimizer inside DeepSpeed's, and the flat fp32 parts of this rank's weights that it steps."""
+        adam: torch.optim.Optimizer = self.engine.optimizer.optimizer
+        parts: list[Tensor] = self.engine.optimizer.fp32_partitioned_groups_flat
+        start_moments(adam, parts)
+        return adam, parts
 
 
 class _StatesOf(torch.nn.Module):
