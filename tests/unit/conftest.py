@@ -1,6 +1,9 @@
-"""Fixtures of the unit tests: training rows in memory, made without a pipeline."""
+"""Fixtures of the unit tests: sample stores, and training rows in memory, made without a pipeline."""
 
+import uuid
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,9 +14,32 @@ from pos2distill.models.load import end_of_turn_id, load_tokenizer
 from pos2distill.models.responses import hidden_to_bytes
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.teacher import Teacher
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.rows import RowSource
+
+
+@pytest.fixture(params=["disk", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh place for a run, on disk or on an object store."""
+    return str(tmp_path / "run") if request.param == "disk" else f"memory://{uuid.uuid4().hex}/run"
+
+
+def open_store(storage: str) -> SampleStore:
+    """A sample store under `storage`, ready to append."""
+    store = SampleStore(Artifact(storage, "samples", "f00d"))
+    store.open()
+    return store
+
+
+def make_samples(*ids: str, **values: Any) -> pa.Table:
+    """A kept sample of each id, every other column null or as given."""
+    rows = [
+        dict.fromkeys(SAMPLE_SCHEMA.names) | {"text": "42", "outcome": "kept", **values, "example_id": i} for i in ids
+    ]
+    return pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
 
 
 @pytest.fixture
