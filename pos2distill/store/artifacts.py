@@ -151,9 +151,9 @@ def other_fingerprints(storage: str, name: str, fingerprint: str) -> list[str]:
 
 
 def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:
-    """Write a Parquet file atomically."""
+    """Write a Parquet file atomically, with checksums."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", row_group_size=_ROW_GROUP)
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, row_group_size=_ROW_GROUP)
     write_bytes(fs, path, sink.getvalue().to_pybytes())
 
 

@@ -1,8 +1,9 @@
-"""Fixtures of the unit tests: samples in a store, made without a pipeline."""
+"""Fixtures of the unit tests: sample stores, and samples in them, made without a pipeline."""
 
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,7 @@ class Source:
     build: RowBuilder
 
     def __post_init__(self) -> None:
-        self.store = SampleStore(Artifact(f"memory://{uuid.uuid4().hex}", "samples", "f"))
-        self.store.open()
+        self.store = open_store(f"memory://{uuid.uuid4().hex}")
         self.store.append(self.table)
 
     @property
@@ -59,6 +59,27 @@ class Source:
 
     def feed(self, ranks: Ranks | None = None, **settings: Any) -> Feed:
         return Feed(self.study, self.ids, self.store, no_stream, ranks or Ranks(), **settings)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh place for a run, on disk or on an object store."""
+    return str(tmp_path / "run") if request.param == "disk" else f"memory://{uuid.uuid4().hex}/run"
+
+
+def open_store(storage: str) -> SampleStore:
+    """A sample store under `storage`, ready to append."""
+    store = SampleStore(Artifact(storage, "samples", "f00d"))
+    store.open()
+    return store
+
+
+def make_samples(*ids: str, **values: Any) -> pa.Table:
+    """A kept sample of each id, every other column null or as given."""
+    rows = [
+        dict.fromkeys(SAMPLE_SCHEMA.names) | {"text": "42", "outcome": "kept", **values, "example_id": i} for i in ids
+    ]
+    return pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
 
 
 @pytest.fixture
