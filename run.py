@@ -11,7 +11,7 @@ from collections.abc import Callable
 import yaml
 
 from pos2distill.config import Recipe
-from pos2distill.errors import GateError, UserError
+from pos2distill.errors import GateError, Stopped, UserError
 from pos2distill.recipes import load_recipe, recipe_names
 
 COMMANDS = {
@@ -66,9 +66,9 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
-        return 130
+    except (Stopped, KeyboardInterrupt) as stop:
+        print(f"{str(stop) or 'interrupted'}; run the same command again to go on", file=sys.stderr)
+        return stop.exit_code if isinstance(stop, Stopped) else 130
     return 0
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 import numpy as np
 
 from pipelines.evaluate import PREDICTIONS, ask, count_answers
+from pipelines.examples import TRAIN
 from pipelines.generate import Asked
 from pipelines.plan import Plan
 from pos2distill.config import Recipe
@@ -25,7 +26,7 @@ def make_choice(recipe: Recipe, plan: Plan) -> Manifest:
     start = time.monotonic()
     study = recipe.study
     (hops,) = study.data.hops
-    examples = plan.examples.read_table("train.parquet").slice(0, study.method.auto_examples)
+    examples = plan.examples.read_table(TRAIN).slice(0, study.method.auto_examples)
     placements = candidate_placements(study.data.documents, hops, study.method.auto_slots)
     artifact = _artifact(plan)
     predictions = ask(recipe, study.model, examples, [Asked(study.data.documents, {hops: placements})], "choose slot")

@@ -1,153 +1,124 @@
-"""Stage `distill`: Ray Train workers read the sample store and train the student."""
+"""Stage `distill`: Ray Train workers train the student on samples, from the store or straight from the samplers."""
 
+import functools
 import json
-import os
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import ray.train
-import torch
+import pyarrow.fs
+import ray
 from ray.actor import ActorHandle
-from ray.train import RunConfig, ScalingConfig
+from ray.data import Dataset, ExecutionOptions
+from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from pipelines.examples import read_training_examples
-from pipelines.plan import Plan
-from pipelines.progress import training_progress
-from pipelines.ray_session import ray_session, require_resources
-from pos2distill.config import Recipe, Study
-from pos2distill.models.load import context_length, keep_generation_config, load_tokenizer
-from pos2distill.store.artifacts import Manifest, write_bytes
-from pos2distill.store.samples import SampleStore
-from pos2distill.tasks.prompts import PromptBuilder
-from pos2distill.training.rows import RowSource
-from pos2distill.training.stepper import Stepper, build_stepper, has_resident_teacher
-from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
-from pos2distill.training.trackers import open_trackers
-from pos2distill.training.trainer import Ranks, StepRecord, train
+from pipelines.interrupt import interruptible
+from pipelines.plan import STEPS_FOLDER, Plan
+from pipelines.progress import Figures
+from pipelines.ray_session import ray_session, require_resources, set_data_context
+from pipelines.sample import missing_samples, publish_samples, require_pools, sampling_board
+from pipelines.train_worker import SAMPLES, TrainTask, train_worker
+from pos2distill.config import Recipe, TrainersSection
+from pos2distill.errors import Stopped, UserError
+from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.training.feed import Wish
 
-MODEL_FOLDER = "model"
-STEPS_FILE = "steps.jsonl"
+_STATE_FOLDER = "training"
 
 
 def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
-    """Train, and write `model/` (Hugging Face format) and `steps.jsonl` (one line a step).
+    """Train, and write `model/` (Hugging Face format) and `steps/` (one line a step).
+
+    What the sample store lacks is sampled meanwhile and trained on as it comes; the samples are then published here.
+    An interrupted run goes on from its last checkpoint.
 
     Counts: rows = examples * (K + 1), or K without an anchor; every row once an epoch.
+    Raises:
+        Stopped: if a signal asked for it; a checkpoint has been written.
+        UserError: if training cannot go on; nothing of what is stored is lost.
     """
     start = time.monotonic()
-    trainers = recipe.runtime.trainers
-    with plan.checkpoint.writing(), ray_session(), training_progress() as board:
-        workers = trainers.workers
-        require_resources("training", cpus=workers * trainers.cpus, gpus=workers * trainers.gpus)
-        trainer = TorchTrainer(
-            _train_worker,
-            train_loop_config={"recipe": recipe, "plan": plan, "board": board},
-            torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
-            scaling_config=ScalingConfig(
-                num_workers=trainers.workers,
-                use_gpu=trainers.gpus > 0,
-                resources_per_worker=_resources(trainers.cpus, trainers.gpus),
-            ),
-            run_config=RunConfig(name=f"train-{plan.checkpoint.fingerprint}", storage_path=_ray_storage(recipe)),
-        )
-        counts: dict[str, int] = trainer.fit().return_value
-        return plan.checkpoint.publish(counts=counts, seconds={"distill": time.monotonic() - start})
-
-
-def make_source(study: Study, plan: Plan) -> RowSource:
-    """The training rows of a study, from its examples and its sample store."""
-    build_prompt = PromptBuilder(
-        load_tokenizer(study.model),
-        study.data.prompt,
-        max_length=context_length(study.model),
-        reserve=study.sampling.max_new_tokens,
-    )
-    return RowSource(read_training_examples(plan), SampleStore(plan.samples).read(), build_prompt, study)
+    streams = plan.samples.manifest() is None
+    with ray_session(), sampling_board(recipe, plan, "distill", epochs=recipe.study.training.epochs) as board:
+        trainers = recipe.runtime.trainers
+        require_resources("training", cpus=trainers.workers * trainers.cpus, gpus=trainers.workers * trainers.gpus)
+        if streams:
+            require_pools(recipe)
+        trainer = _make_trainer(recipe, plan, board)
+        outcome, signal = interruptible(trainer.fit, lambda: ray.get(board.ask.remote(Wish.STOP)))
+        figures: Figures = ray.get(board.read.remote())
+    result: dict[str, Any] = outcome.return_value
+    if "refused" in result:
+        raise UserError(result["refused"])
+    if not result["finished"]:
+        raise Stopped(f"stopped after step {result['steps']}; its checkpoint is kept", 128 + signal)
+    if streams:
+        publish_samples(plan, figures.sampling_seconds)
+    manifest = plan.checkpoint.publish(counts=_counts(plan), seconds={"distill": time.monotonic() - start})
+    plan.checkpoint.remove(_STATE_FOLDER)
+    if signal:
+        raise Stopped("stopped after training", 128 + signal)
+    return manifest
 
 
 def read_steps(plan: Plan) -> list[dict[str, Any]]:
-    """The step records of a finished checkpoint."""
-    text = plan.checkpoint.fs.cat_file(f"{plan.checkpoint.path}/{STEPS_FILE}").decode()
-    return [json.loads(line) for line in text.splitlines()]
+    """The step records of a checkpoint, in order."""
+    fs, folder = plan.checkpoint.fs, f"{plan.checkpoint.path}/{STEPS_FOLDER}"
+    return [
+        json.loads(line) for path in sorted(fs.glob(f"{folder}/*.jsonl")) for line in fs.cat_file(path).splitlines()
+    ]
 
 
-def _train_worker(config: dict[str, Any]) -> dict[str, int]:
-    """What runs on each training worker."""
-    recipe: Recipe = config["recipe"]
-    plan: Plan = config["plan"]
-    context = ray.train.get_context()
-    # Asked of the settings first: Ray shows a worker without GPUs those of its machine.
-    device = ray.train.torch.get_device() if recipe.runtime.trainers.gpus else torch.device("cpu")
-    ranks = Ranks(context.get_world_rank(), context.get_world_size(), str(device))
-    study = recipe.study
-    source = make_source(study, plan)
-    stepper = build_stepper(study, recipe.runtime.trainers, device)
-    teacher: TeacherStates | None = None
-    if has_resident_teacher(study):
-        teacher = ResidentStates(stepper.frozen_states, alignment=study.method.alignment)
-    elif study.method.needs_teacher:
-        teacher = cached_states
-    log = _StepLog(recipe, plan, source.total_steps, config["board"]) if ranks.rank == 0 else None
-    train(study, recipe.runtime.trainers, source, stepper, teacher, ranks, [log] if log else [])
-    _save(stepper, study, plan, write=ranks.rank == 0)
-    if log:
-        log.close()
+def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTrainer:
+    trainers, checkpoints = recipe.runtime.trainers, recipe.runtime.checkpoints
+    plan.checkpoint.fs.makedirs(plan.checkpoint.path, exist_ok=True)
+    return TorchTrainer(
+        train_worker,
+        train_loop_config={"task": TrainTask(recipe, plan, board)},
+        torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=(trainers.workers, trainers.max_workers) if trainers.max_workers else trainers.workers,
+            use_gpu=trainers.gpus > 0,
+            resources_per_worker=_resources(trainers),
+        ),
+        run_config=RunConfig(
+            name=_STATE_FOLDER,
+            storage_path=plan.checkpoint.path,
+            storage_filesystem=_arrow_filesystem(plan.checkpoint),
+            checkpoint_config=CheckpointConfig(num_to_keep=checkpoints.keep),
+            failure_config=FailureConfig(max_failures=trainers.max_restarts),
+        ),
+        # Called whenever workers start, so that workers that start again get what is missing by then.
+        datasets={SAMPLES: functools.partial(_open_stream, recipe, plan, board)},
+        dataset_config=DataConfig(
+            enable_shard_locality=False,  # samplers and trainers share no node
+            execution_options=ExecutionOptions(preserve_order=recipe.study.training.order == "fixed"),
+        ),
+    )
+
+
+def _open_stream(recipe: Recipe, plan: Plan, board: ActorHandle) -> Dataset:
+    set_data_context()  # in Train's controller
+    return missing_samples(recipe, plan, board, hand_on=True)
+
+
+def _counts(plan: Plan) -> dict[str, int]:
+    steps = read_steps(plan)
+    first = [step for step in steps if step["epoch"] == 0]
     return {
-        "examples": len(source.example_ids),
-        "rows": source.rows_per_epoch,
-        "epochs": study.training.epochs,
-        "steps": source.total_steps,
+        "examples": sum(len(step["examples"]) for step in first),
+        "rows": sum(step["rows"] for step in first),
+        "epochs": steps[-1]["epoch"] + 1,
+        "steps": len(steps),
     }
 
 
-class _StepLog:
-    """Step records to the progress board, the trackers and, at the end, the artifact."""
-
-    def __init__(self, recipe: Recipe, plan: Plan, total_steps: int, board: ActorHandle) -> None:
-        self.plan = plan
-        self.lines: list[str] = []
-        self.total_steps = total_steps
-        self.board = board
-        self.trackers = open_trackers(
-            recipe.runtime.trackers,
-            run=f"{recipe.name}-{plan.checkpoint.fingerprint}",
-            folder=f"{recipe.storage}/tensorboard/{plan.checkpoint.fingerprint}",
-            settings=recipe.study.model_dump(mode="json"),
-        )
-
-    def __call__(self, record: StepRecord) -> None:
-        self.lines.append(json.dumps(record.as_dict()))
-        self.board.post.remote(len(self.lines), self.total_steps, record.loss)
-        for tracker in self.trackers:
-            tracker.log(record)
-
-    def close(self) -> None:
-        """Write the log and end the trackers."""
-        text = "\n".join(self.lines) + "\n"
-        write_bytes(self.plan.checkpoint.fs, f"{self.plan.checkpoint.path}/{STEPS_FILE}", text.encode())
-        for tracker in self.trackers:
-            tracker.close()
+def _resources(trainers: TrainersSection) -> dict[str, float]:
+    return {"CPU": trainers.cpus, "GPU": trainers.gpus} if trainers.gpus else {"CPU": trainers.cpus}
 
 
-def _save(stepper: Stepper, study: Study, plan: Plan, *, write: bool) -> None:
-    """Save weights and tokenizer; every rank takes part, one writes."""
-    with tempfile.TemporaryDirectory() as scratch:
-        local = Path(plan.checkpoint.path if plan.checkpoint.is_local else scratch) / MODEL_FOLDER
-        stepper.save(local)
-        if write:
-            load_tokenizer(study.model).save_pretrained(local)
-            keep_generation_config(study.model, local)
-            if not plan.checkpoint.is_local:
-                plan.checkpoint.upload(local, MODEL_FOLDER)
-
-
-def _resources(cpus: float, gpus: float) -> dict[str, float]:
-    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
-
-
-def _ray_storage(recipe: Recipe) -> str:
-    """Where Ray Train keeps its own notes of the run."""
-    return recipe.storage if "://" in recipe.storage else os.path.join(recipe.storage, "ray")
+def _arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem | None:
+    """The artifact's file system as Ray Train takes one, so that both reach the storage in the same way."""
+    if artifact.is_local:
+        return None
+    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(artifact.fs))

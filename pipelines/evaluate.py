@@ -6,7 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from pipelines.generate import Asked, generate
+from pipelines.examples import EVALUATION
+from pipelines.generate import Asked, blocks_of_examples, generate
 from pipelines.ray_session import ray_session, require_resources
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.records import PREDICTION_SCHEMA
@@ -33,7 +34,7 @@ def make_scores(recipe: Recipe, examples: Artifact, artifact: Artifact, model: M
         label: for the progress bar.
     """
     start = time.monotonic()
-    table = examples.read_table("evaluation.parquet")
+    table = examples.read_table(EVALUATION)
     predictions = ask(recipe, model, table, evaluated(recipe.study), label)
     with artifact.writing():
         artifact.write_table(PREDICTIONS, predictions)
@@ -63,7 +64,7 @@ def ask(recipe: Recipe, model: ModelSection, examples: pa.Table, asked: list[Ask
         answers = generate(
             recipe,
             model,
-            examples,
+            blocks_of_examples(examples, asked, pool),
             asked,
             temperature=0.0,
             top_p=1.0,

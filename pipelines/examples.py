@@ -2,15 +2,19 @@
 
 import time
 
+import pyarrow as pa
+
 from pipelines.plan import Plan
 from pos2distill.config import Recipe
-from pos2distill.records import Example, example_from_row, examples_to_table
+from pos2distill.records import examples_to_table
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.datasets import load_split
 
+TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
+
 
 def make_examples(recipe: Recipe, artifact: Artifact) -> Manifest:
-    """Write `train.parquet` and `evaluation.parquet`.
+    """Write `train.parquet` and `evaluation.parquet`, each in an order that the seed has drawn.
 
     Counts: rows = duplicate + every reason to pass rows over + train_unused + evaluation_unused + train + evaluation.
     """
@@ -19,12 +23,11 @@ def make_examples(recipe: Recipe, artifact: Artifact) -> Manifest:
     longest = max(study.data.documents, *study.evaluation.other_documents, 0)
     split = load_split(study.data, documents=longest, seed=study.seed)
     with artifact.writing():
-        artifact.write_table("train.parquet", examples_to_table(split.train))
-        artifact.write_table("evaluation.parquet", examples_to_table(split.evaluation))
+        artifact.write_table(TRAIN, examples_to_table(split.train))
+        artifact.write_table(EVALUATION, examples_to_table(split.evaluation))
         return artifact.publish(counts=split.counts, seconds={"examples": time.monotonic() - start})
 
 
-def read_training_examples(plan: Plan) -> dict[str, Example]:
-    """The training examples by id."""
-    rows = plan.examples.read_table("train.parquet").to_pylist()
-    return {row["example_id"]: example_from_row(row) for row in rows}
+def training_ids(plan: Plan) -> pa.Array:
+    """Ids of the training examples in their order; the place in it stands for the example from here on."""
+    return plan.examples.read_table(TRAIN, ["example_id"])["example_id"].combine_chunks()

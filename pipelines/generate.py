@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import ray.data
+from ray.actor import ActorHandle
 from ray.data import Dataset, TaskPoolStrategy
 
 from pipelines.ray_session import device_of, pool_arguments
@@ -88,11 +89,14 @@ def _prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
 class Answer:
     """Prompts to judged answers: an actor with one engine, whose batches overlap."""
 
-    def __init__(self, recipe: Recipe, model: ModelSection, params: SamplingParams, for_training: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, model: ModelSection, params: SamplingParams, for_training: bool, board: ActorHandle | None
+    ) -> None:
         pool = recipe.runtime.samplers
         tokenizer = load_tokenizer(model)
         self.params = params
         self.for_training = for_training
+        self.board = board
         self.judge = Judge(
             tokenizer,
             metric=recipe.study.data.metric,
@@ -111,6 +115,8 @@ class Answer:
             UserError: of a failure where the model is measured: counted as wrong, it would spoil the curve.
         """
         replies = await self._replies(batch)
+        if self.board:
+            self.board.see.remote("samplers", ray.get_runtime_context().get_actor_id())
         errors = [reply.error if isinstance(reply, Failure) else None for reply in replies]
         if not self.for_training and (failed := [row for row, error in enumerate(errors) if error]):
             example_id = batch["example_id"][failed[0]]
@@ -148,44 +154,41 @@ class Answer:
 def generate(
     recipe: Recipe,
     model: ModelSection,
-    examples: pa.Table,
+    examples: Dataset,
     asked: Sequence[Asked],
     *,
     temperature: float,
     top_p: float,
     max_new_tokens: int,
     for_training: bool = False,
+    board: ActorHandle | None = None,
 ) -> Dataset:
     """A lazy dataset of `ANSWER_SCHEMA`: permute, prompt, generate, judge.
 
     Args:
         model: the recipe's own, or the distilled one.
-        examples: a table of `EXAMPLE_SCHEMA`.
+        examples: rows of `EXAMPLE_SCHEMA`.
         asked: prompt lengths and placements.
         for_training: whole examples go with their answers, so that what is trained on needs no other file, and what
             failed is recorded. Otherwise a failure is an error.
+        board: is told which actors are at work.
     """
     pool = recipe.runtime.samplers
-    size = _examples_in_block(len(examples), sum(each.prompts_each for each in asked), pool)
-    blocks = [examples.slice(start, size) for start in range(0, len(examples), size)]
     study = recipe.study.model_copy(update={"model": model})
     params = SamplingParams(temperature, top_p, max_new_tokens, tuple(stop_token_ids(model, load_tokenizer(model))))
-    return (
-        ray.data.from_arrow(blocks)
-        .map_batches(
-            build_prompts,
-            fn_args=(study, asked, max_new_tokens, for_training),
-            batch_format="pyarrow",
-            # Tokenising is far cheaper than generating, and each process that does it loads transformers first.
-            compute=TaskPoolStrategy(size=pool.max),
-            num_cpus=0.5,
-        )
-        .map_batches(Answer, fn_constructor_args=(recipe, model, params, for_training), **pool_arguments(pool))
-    )
+    return examples.map_batches(
+        build_prompts,
+        fn_args=(study, asked, max_new_tokens, for_training),
+        batch_format="pyarrow",
+        # Tokenising is far cheaper than generating, and each process that does it loads transformers first.
+        compute=TaskPoolStrategy(size=pool.max),
+        num_cpus=0.5,
+    ).map_batches(Answer, fn_constructor_args=(recipe, model, params, for_training, board), **pool_arguments(pool))
 
 
-def _examples_in_block(examples: int, prompts_each: int, pool: PoolSection) -> int:
-    """Blocks of one to four batches of prompts: some for every actor, but none smaller than a batch."""
-    share = examples * prompts_each // (4 * pool.max)
-    prompts = min(max(share, pool.batch_size), 4 * pool.batch_size)
-    return max(1, prompts // prompts_each)
+def blocks_of_examples(examples: pa.Table, asked: Sequence[Asked], pool: PoolSection) -> Dataset:
+    """Examples in blocks of one to four batches of prompts: some for every actor, but none smaller than a batch."""
+    prompts_each = sum(each.prompts_each for each in asked)
+    share = len(examples) * prompts_each // (4 * pool.max)
+    size = max(1, min(max(share, pool.batch_size), 4 * pool.batch_size) // prompts_each)
+    return ray.data.from_arrow([examples.slice(start, size) for start in range(0, len(examples), size)])

@@ -13,6 +13,9 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.formats import PUBLISHED
 from pos2distill.tasks.readers import file_digest
 
+# In a checkpoint: the model in Hugging Face format, and what each step did.
+MODEL_FOLDER, STEPS_FOLDER = "model", "steps"
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -1,52 +1,156 @@
-"""Training progress on the driver's terminal: workers tell an actor, a thread of the driver asks it."""
+"""What a run is doing: workers tell an actor; a thread of the driver shows it, and asks for checkpoints through it."""
 
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.metrics import Gauge
 from tqdm import tqdm
 
-_PERIOD_SECONDS = 0.5
+from pos2distill.sampling.guard import FailureGuard
+
+_LOOK_SECONDS = 0.5
+_LINE_SECONDS = 10.0
+_ACTIVE_SECONDS = 30.0
+
+
+@dataclass
+class Figures:
+    """A run's latest figures.
+
+    stored: samples by outcome. sampling_seconds: until the last of them came. trained: examples dealt with, over all
+    epochs. actors: at work, by pool.
+    """
+
+    stored: Counter[str] = field(default_factory=Counter)
+    sampling_seconds: float = 0.0
+    trained: int = 0
+    steps: int = 0
+    loss: float | None = None
+    actors: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shown = [f"sampled {self.stored.total()}, kept {self.stored['kept']}"]
+        shown += [f"failed {self.stored['failed']}"] * bool(self.stored["failed"])
+        shown += [f"{kind} {count}" for kind, count in sorted(self.actors.items())]
+        shown += [f"step {self.steps}, loss {self.loss:.4f}"] * (self.loss is not None)
+        return ", ".join(shown)
 
 
 class _Board:
-    """The latest step and loss."""
+    """Figures and wishes, posted without waiting. The same figures are Ray metrics, of the run's name."""
 
-    def __init__(self) -> None:
-        self.latest = (0, 0, 0.0)
+    def __init__(self, run: str, guard: FailureGuard, stored: Mapping[str, int]) -> None:
+        self.figures = Figures(stored=Counter(stored))
+        self.wish = 0
+        self.seen: dict[str, dict[str, float]] = {}
+        self.gauges = {
+            name: Gauge(f"pos2distill_{name}", description=text, tag_keys=("run", "outcome", "pool"))
+            for name, text in {
+                "samples_stored": "samples in the store, by outcome",
+                "examples_trained": "examples dealt with by training, over all epochs",
+                "steps": "optimizer steps",
+                "loss": "of the last step",
+                "actors": "actors of a pool that gave something in the last half minute",
+            }.items()
+        }
+        self.run = run
+        self.guard = guard
+        self.start = time.monotonic()
 
-    def post(self, done: int, total: int, loss: float) -> None:
-        """Called by rank 0 after each step; nothing waits for it."""
-        self.latest = (done, total, loss)
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+        """A part of the store has been written.
 
-    def read(self) -> tuple[int, int, float]:
-        """Steps done, steps in all, the last loss."""
-        return self.latest
+        Raises:
+            UserError: once too many samples have failed.
+        """
+        self.figures.stored.update(outcomes)
+        self.figures.sampling_seconds = time.monotonic() - self.start
+        for outcome, count in self.figures.stored.items():
+            self._gauge("samples_stored", count, outcome=outcome)
+        self.guard.add(outcomes, errors, example_ids)
+
+    def count_step(self, trained: int, steps: int, loss: float) -> None:
+        """A step has been made."""
+        self.figures.trained, self.figures.steps, self.figures.loss = trained, steps, loss
+        self._gauge("examples_trained", trained)
+        self._gauge("steps", steps)
+        self._gauge("loss", loss)
+
+    def see(self, pool: str, actor: str) -> None:
+        """An actor of a pool has given something."""
+        self.seen.setdefault(pool, {})[actor] = time.monotonic()
+
+    def read(self) -> Figures:
+        """The latest figures."""
+        now = time.monotonic()
+        for pool, actors in self.seen.items():
+            self.figures.actors[pool] = sum(now - last < _ACTIVE_SECONDS for last in actors.values())
+            self._gauge("actors", self.figures.actors[pool], pool=pool)
+        return self.figures
+
+    def ask(self, wish: int) -> None:
+        """What training is to do after its next step; of several the greatest."""
+        self.wish = max(self.wish, wish)
+
+    def take_wish(self) -> int:
+        """What was asked for since the last time; asked once, done once."""
+        wish, self.wish = self.wish, 0
+        return wish
+
+    def _gauge(self, name: str, value: float, **tags: str) -> None:
+        self.gauges[name].set(value, tags={"run": self.run, "outcome": "", "pool": "", **tags})
 
 
 @contextmanager
-def training_progress() -> Iterator[ActorHandle]:
-    """A board to post steps to, shown as a progress bar while the body runs."""
-    board = ray.remote(num_cpus=0)(_Board).remote()
+def live_board(
+    run: str, stage: str, guard: FailureGuard, *, total: int, done: int, stored: Mapping[str, int]
+) -> Iterator[ActorHandle]:
+    """A board to tell, shown as a progress bar, or as plain lines where there is no terminal, while the body runs.
+
+    Args:
+        run: name of the metrics. stage: `sample` counts stored examples, `distill` those trained on.
+        guard: is shown every sample that is stored.
+        total: examples in all. done: by an earlier run. stored: samples that are there, by outcome.
+    """
+    board = ray.remote(num_cpus=0)(_Board).remote(run, guard, stored)
     finished = threading.Event()
-    with tqdm(desc="distill", unit="step") as bar:
-        watcher = threading.Thread(target=_watch, args=(board, bar, finished), daemon=True)
-        watcher.start()
-        try:
-            yield board
-        finally:
-            finished.set()
-            watcher.join()
+    watcher = threading.Thread(target=_watch, args=(board, stage, total, done, finished), daemon=True)
+    watcher.start()
+    try:
+        yield board
+    finally:
+        finished.set()
+        watcher.join()
 
 
-def _watch(board: ActorHandle, bar: tqdm, finished: threading.Event) -> None:
+def _watch(board: ActorHandle, stage: str, total: int, done: int, finished: threading.Event) -> None:
+    terminal = sys.stderr.isatty()
+    start = last_line = time.monotonic()
     last_look = False
-    while not last_look:
-        last_look = finished.wait(_PERIOD_SECONDS)
-        done, total, loss = ray.get(board.read.remote())
-        if done:
-            bar.total = total
-            bar.set_postfix(loss=f"{loss:.4f}", refresh=False)
-            bar.update(done - bar.n)
+    with tqdm(desc=stage, total=total, initial=done, unit="example", disable=not terminal) as bar:
+        while not last_look:
+            last_look = finished.wait(_LOOK_SECONDS)
+            try:
+                figures: Figures = ray.get(board.read.remote(), timeout=_LINE_SECONDS)
+            except ray.exceptions.RayError:
+                continue  # the run's own error is the one to tell
+            count = figures.trained if stage == "distill" else figures.stored.total()
+            if terminal:
+                bar.set_postfix_str(str(figures), refresh=False)
+                bar.update(count - bar.n)
+            elif time.monotonic() - last_line > _LINE_SECONDS:
+                last_line = time.monotonic()
+                print(_line(stage, count, total, done, last_line - start, figures), file=sys.stderr)
+
+
+def _line(stage: str, count: int, total: int, done: int, seconds: float, figures: Figures) -> str:
+    rate = (count - done) / seconds
+    left = f"{(total - count) / rate:.0f} s left" if rate > 0 else "time left unknown"
+    return f"{stage}: {count} of {total} examples, {rate:.2f} a second, {left}; {figures}"

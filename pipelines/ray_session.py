@@ -26,16 +26,22 @@ def ray_session() -> Iterator[None]:
     """
     if not ray.is_initialized():
         _connect()
-    context = DataContext.get_current()
-    context.enable_progress_bars = False
-    # A long evaluation or a wait for nodes is no fault; deadlines are the cluster's business.
-    context.execution_no_progress_timeout_s = -1
+    set_data_context()
     try:
         yield
     except Exception as error:
         if cause := find_user_error(error):
             raise cause from None
         raise
+
+
+def set_data_context() -> None:
+    """Ray Data's settings for every dataset that this process makes."""
+    context = DataContext.get_current()
+    context.enable_progress_bars = False
+    # A long evaluation, a wait for nodes or a slow trainer is no fault; deadlines are the cluster's business.
+    context.execution_no_progress_timeout_s = -1
+    context.max_consecutive_actor_init_deaths = 3
 
 
 def pool_arguments(pool: PoolSection) -> dict[str, Any]:

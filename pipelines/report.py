@@ -5,9 +5,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pipelines.choose import with_choice
-from pipelines.distill import MODEL_FOLDER, read_steps
+from pipelines.distill import read_steps
 from pipelines.evaluate import PREDICTIONS, evaluated
-from pipelines.plan import Plan
+from pipelines.plan import MODEL_FOLDER, Plan
 from pos2distill.config import Recipe, Study
 from pos2distill.evaluation.report import (
     Comparison,

@@ -1,18 +1,25 @@
 """Stage `sample`: advantaged responses into the sample store, with the teacher's hidden states.
 
-examples without a sample ─ permute, prompt ─ sampler pool, judge ─ teacher pool ─ store
+examples without a sample ─ permute, prompt ─ sampler pool, judge ─ teacher pool ─ store ─ (trainers)
 """
 
+import functools
 import time
-from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-from tqdm import tqdm
+import pyarrow.parquet as pq
+import ray.data
+from ray.actor import ActorHandle
+from ray.data import Dataset, TaskPoolStrategy
 
+from pipelines.examples import TRAIN, training_ids
 from pipelines.generate import Asked, generate
 from pipelines.plan import Plan
+from pipelines.progress import live_board
 from pipelines.ray_session import device_of, pool_arguments, ray_session, require_resources
 from pipelines.tee import write_samples
 from pos2distill.config import Recipe
@@ -21,11 +28,10 @@ from pos2distill.models.responses import hidden_to_bytes
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.guard import FailureGuard
 from pos2distill.sampling.teacher import Teacher
-from pos2distill.store.artifacts import Manifest
+from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import Placement
-
-_PART_ROWS = 64
+from pos2distill.urls import open_url
 
 
 class AddTeacherStates:
@@ -67,67 +73,130 @@ class AddTeacherStates:
 def make_samples(recipe: Recipe, plan: Plan) -> Manifest:
     """Sample what the store lacks, then publish it.
 
-    Counts: sampled = kept + wrong + empty + failed.
     Raises:
-        UserError: if too many failed, nothing was kept, or other nodes wrote where this one cannot read.
+        UserError: if too many failed, and as `publish_samples`.
     """
     start = time.monotonic()
+    with ray_session(), sampling_board(recipe, plan, "sample") as board:
+        require_pools(recipe)
+        for _ in missing_samples(recipe, plan, board, hand_on=False).iter_batches(batch_size=None):
+            pass  # the tee has stored and counted it
+    return publish_samples(plan, time.monotonic() - start)
+
+
+@contextmanager
+def sampling_board(recipe: Recipe, plan: Plan, stage: str, *, epochs: int = 1) -> Iterator[ActorHandle]:
+    """The live board of a stage that samples, with what an earlier run stored.
+
+    Args:
+        epochs: how often the stage goes over the examples.
+    """
     store = SampleStore(plan.samples)
     store.open()
-    examples = plan.examples.read_table("train.parquet")
-    done = store.example_ids()
-    missing = examples.filter(pc.invert(pc.is_in(examples["example_id"], pa.array(sorted(done), pa.string()))))
-    if len(missing):
-        with ray_session(), tqdm(desc="sample", total=len(examples), initial=len(done), unit="example") as bar:
-            _run(recipe, plan, missing, bar)
-    return _publish(plan, store, set(examples["example_id"].to_pylist()), time.monotonic() - start)
+    ids = training_ids(plan)
+    stored = store.tally(store.index(ids), ids).outcomes
+    done = stored.total() if stage == "sample" else 0
+    guard = FailureGuard(recipe.runtime.max_failed_share, len(ids) - stored.total())
+    with live_board(recipe.name, stage, guard, total=epochs * len(ids), done=done, stored=stored) as board:
+        yield board
 
 
-def _run(recipe: Recipe, plan: Plan, missing: pa.Table, bar: tqdm) -> None:
+def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: bool) -> Dataset:
+    """Samples of the examples that the store lacks, lazily; each block of examples is one part of the store.
+
+    Args:
+        hand_on: the samples come out, of `SAMPLE_SCHEMA`; else their ids alone.
+    """
     study = recipe.study
-    pools = [recipe.runtime.samplers]
-    if cached := study.method.needs_teacher and study.method.teacher == "cached":
-        pools.append(recipe.runtime.teachers)
-    require_resources(
-        "sampling", cpus=sum(pool.min * pool.cpus for pool in pools), gpus=sum(pool.min * pool.gpus for pool in pools)
+    size = recipe.runtime.samplers.batch_size
+    missing = SampleStore(plan.samples).index(training_ids(plan)).missing
+    if not len(missing):
+        return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
+    examples = ray.data.from_arrow([pa.table({"place": places}) for places in _blocks(missing, size)]).map_batches(
+        read_examples,
+        fn_args=(plan.examples,),
+        batch_format="pyarrow",
+        compute=TaskPoolStrategy(size=recipe.runtime.samplers.max),
+        num_cpus=0.5,
     )
     samples = generate(
         recipe,
         study.model,
-        missing,
+        examples,
         [Asked(study.data.documents, {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops})],
         temperature=study.sampling.temperature,
         top_p=study.sampling.top_p,
         max_new_tokens=study.sampling.max_new_tokens,
         for_training=True,
+        board=board,
     )
-    if cached:
+    if _has_teachers(recipe):
         teachers = pool_arguments(recipe.runtime.teachers)
         samples = samples.map_batches(AddTeacherStates, fn_constructor_args=(recipe,), **teachers)
-    receipts = samples.map_batches(
-        write_samples, fn_args=(plan.samples,), batch_size=_PART_ROWS, batch_format="pyarrow", num_cpus=0.5
+    return samples.map_batches(
+        write_samples, fn_args=(plan.samples, board, hand_on), batch_format="pyarrow", num_cpus=0.5
     )
-    guard = FailureGuard(recipe.runtime.max_failed_share, len(missing))
-    for receipt in receipts.iter_rows():
-        bar.update(len(receipt["outcomes"]))
-        guard.add(receipt["outcomes"], receipt["errors"], receipt["example_ids"])
 
 
-def _publish(plan: Plan, store: SampleStore, wanted: set[str], seconds: float) -> Manifest:
-    table = store.read(["example_id", "outcome", "finish_reason", "teacher_seconds"])
-    if set(table["example_id"].to_pylist()) != wanted:
+def read_examples(batch: pa.Table, artifact: Artifact) -> pa.Table:
+    """The training examples at the places that a batch names, a table of `EXAMPLE_SCHEMA`."""
+    file = _example_file(artifact.url)
+    places, size = batch["place"].to_numpy(), file.metadata.row_group(0).num_rows
+    groups = np.unique(places // size)
+    row = np.searchsorted(groups, places // size) * size + places % size
+    return file.read_row_groups(groups.tolist()).take(row)
+
+
+def require_pools(recipe: Recipe) -> None:
+    """Refuse a pool of samplers or teachers that this machine can never give."""
+    pools = [recipe.runtime.samplers, *([recipe.runtime.teachers] if _has_teachers(recipe) else [])]
+    cpus, gpus = sum(pool.min * pool.cpus for pool in pools), sum(pool.min * pool.gpus for pool in pools)
+    require_resources("sampling", cpus=cpus, gpus=gpus)
+
+
+def publish_samples(plan: Plan, seconds: float) -> Manifest:
+    """Count what the store holds, and publish it.
+
+    Counts: sampled = kept + wrong + empty + failed; cut_at_length of them had no room to end.
+    Raises:
+        UserError: if nothing was kept, or other nodes wrote where this one cannot read.
+    """
+    store, ids = SampleStore(plan.samples), training_ids(plan)
+    index = store.index(ids)
+    if absent := len(index.missing):
         raise UserError(
-            f"{plan.samples.url}: {len(table)} of {len(wanted)} samples can be seen from here; "
+            f"{plan.samples.url}: {len(ids) - absent} of {len(ids)} samples can be seen from here; "
             f"runtime.storage must be a folder or URL that all nodes share"
         )
-    outcomes = Counter(table["outcome"].to_pylist())
-    counts = {"sampled": len(table), **{name: outcomes[name] for name in ("kept", "wrong", "empty", "failed")}}
-    counts["cut_at_length"] = Counter(table["finish_reason"].to_pylist())["length"]
+    tally = store.tally(index, ids)
+    counts = {"sampled": len(ids), **{name: tally.outcomes[name] for name in ("kept", "wrong", "empty", "failed")}}
+    counts["cut_at_length"] = tally.finish_reasons["length"]
     if not counts["kept"]:
         raise UserError(
-            f"{plan.samples.url}: none of {len(table)} samples was kept ({outcomes['wrong']} wrong, "
-            f"{outcomes['empty']} empty, {outcomes['failed']} failed); try another method.advantageous_slot or model, "
+            f"{plan.samples.url}: none of {len(ids)} samples was kept ({counts['wrong']} wrong, "
+            f"{counts['empty']} empty, {counts['failed']} failed); try another method.advantageous_slot or model, "
             f"or sampling.keep=all"
         )
-    teacher_seconds = pc.sum(table["teacher_seconds"]).as_py() or 0.0
-    return plan.samples.publish(counts=counts, seconds={"sample": seconds, "teacher": teacher_seconds})
+    return plan.samples.publish(counts=counts, seconds={"sample": seconds, "teacher": tally.teacher_seconds})
+
+
+def _has_teachers(recipe: Recipe) -> bool:
+    return recipe.study.method.needs_teacher and recipe.study.method.teacher == "cached"
+
+
+def _blocks(missing: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
+    """The places to sample, cut at multiples of `size`, so that a part sampled again is the very same batch.
+
+    A short rest joins the block before it: Ray would wait to fill it up with whatever block comes last.
+    """
+    blocks = np.split(missing, np.flatnonzero(np.diff(missing // size)) + 1)
+    if len(blocks) > 1 and len(blocks[-1]) < size:
+        blocks[-2:] = [np.concatenate(blocks[-2:])]
+    return blocks
+
+
+@functools.lru_cache(maxsize=1)
+def _example_file(artifact_url: str) -> pq.ParquetFile:
+    """Opened once in a process: Ray runs many tasks in one."""
+    fs, path = open_url(f"{artifact_url}/{TRAIN}", "runtime.storage")
+    return pq.ParquetFile(fs.open(path))

@@ -130,6 +130,8 @@ def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
         if manifest := artifact.manifest():
             print(f"{stage:<18}  done before  {_counts(manifest)}", flush=True)
             continue
+        if stage == "sample" and "distill" in stages and recipe.runtime.mode == "streamed":
+            continue  # the samples go straight into training, and are published there
         start = time.monotonic()
         manifest = _stage(stage)(recipe, plan)
         print(f"{stage:<18}  {time.monotonic() - start:9.1f} s  {_counts(manifest)}", flush=True)

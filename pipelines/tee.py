@@ -1,20 +1,29 @@
 """The tee into the sample store. Alone in its module, so that the tasks which run it need not import torch."""
 
 import pyarrow as pa
+import ray
+from ray.actor import ActorHandle
 
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 
 
-def write_samples(batch: pa.Table, artifact: Artifact) -> pa.Table:
-    """Append a batch to the store, from where the batch is, and hand on only a receipt.
+def write_samples(batch: pa.Table, artifact: Artifact, board: ActorHandle, hand_on: bool) -> pa.Table:
+    """Append a batch to the store, from where the batch is, and tell the board.
 
     Teacher columns that a resident teacher leaves out are written as nulls.
+
+    Args:
+        hand_on: the samples go on to the trainers; else their ids alone, for whoever counts them.
+    Raises:
+        UserError: once too many samples of the run have failed.
     """
     for field in SAMPLE_SCHEMA:
         if field.name not in batch.column_names:
             batch = batch.append_column(field, pa.nulls(len(batch), field.type))
-    part = SampleStore(artifact).append(batch.select(SAMPLE_SCHEMA.names))
-    told = {"outcomes": "outcome", "errors": "error", "example_ids": "example_id"}
-    return pa.table({"part": [part]} | {name: [batch[column].to_pylist()] for name, column in told.items()})
+    batch = batch.select(SAMPLE_SCHEMA.names).cast(SAMPLE_SCHEMA)
+    SampleStore(artifact).append(batch)
+    # Waited for: what the board refuses ends the run.
+    ray.get(board.count_stored.remote(*(batch[name].to_pylist() for name in ("outcome", "error", "example_id"))))
+    return batch if hand_on else batch.select(["example_id"])

@@ -181,10 +181,15 @@ class TrainingSection(Section):
     batch_rows: int = Field(
         32,
         ge=2,
-        description="rows of the global batch: all ranks, all micro-batches. Those at the advantageous slot keep their "
-        "places where lambda is 0, but are not computed",
+        description="rows of the global batch, at most: all ranks, all micro-batches; as many examples as their k + 1 "
+        "rows leave room for. Rows at the advantageous slot keep their places where lambda is 0, but are not computed",
     )
     epochs: int = Field(2, ge=1)
+    order: Literal["arrival", "fixed"] = Field(
+        "arrival",
+        description="of a streamed run's first epoch. arrival: as samples come; fixed: by the seed, whatever comes "
+        "first. All else has one order, by the seed",
+    )
     precision: Literal["bfloat16", "float32"] = "bfloat16"
 
 
@@ -258,6 +263,15 @@ class Study(Section):
         return self
 
     @model_validator(mode="after")
+    def _batch_holds_an_example(self) -> "Study":
+        if self.training.batch_rows <= self.method.k:
+            raise ValueError(
+                f"training.batch_rows: {self.training.batch_rows} rows have no room for one example's "
+                f"{self.method.k + 1} (method.k + 1)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluated_slots_exist(self) -> "Study":
         documents, hops = self.data.documents, self.data.hops
         slots = self.evaluation.slots
@@ -314,7 +328,10 @@ class PoolSection(Section):
 class TrainersSection(Section):
     """The training workers."""
 
-    workers: int = Field(1, ge=1)
+    workers: int = Field(1, ge=1, description="all that are wanted; with max_workers, the fewest to train with")
+    max_workers: int | None = Field(
+        None, ge=1, description="elastic: as many as the cluster has room for, from workers up to this"
+    )
     strategy: Literal["zero3", "torch"] = Field(
         "zero3", description="zero3: DeepSpeed, any number of workers; torch: one process"
     )
@@ -323,12 +340,24 @@ class TrainersSection(Section):
     cpus: float = Field(1.0, ge=0)
     gpus: float = Field(0.0, ge=0)
     threads: int = Field(1, ge=1)
+    max_restarts: int = Field(3, ge=0, description="of all workers, after one was lost, before the run gives up")
 
     @model_validator(mode="after")
     def _torch_is_one_process(self) -> "TrainersSection":
-        if self.strategy == "torch" and self.workers != 1:
-            raise ValueError(f"workers: strategy 'torch' is one process, {self.workers} asked for; use zero3")
+        most = self.max_workers or self.workers
+        if most < self.workers:
+            raise ValueError(f"max_workers: {most} is less than workers, {self.workers}")
+        if self.strategy == "torch" and most != 1:
+            raise ValueError(f"workers: strategy 'torch' is one process, {most} asked for; use zero3")
         return self
+
+
+class CheckpointsSection(Section):
+    """Training state that is kept while training goes on; once the checkpoint is published it is not needed."""
+
+    minutes: float = Field(15.0, gt=0, description="at least this often")
+    steps: int | None = Field(None, ge=1, description="and after so many steps")
+    keep: int = Field(2, ge=1, description="the newest ones that stay")
 
 
 class VllmSection(Section):
@@ -355,9 +384,14 @@ class Runtime(Section):
     """Where and how a study runs. Nothing here changes its results."""
 
     storage: str | None = Field(None, description="folder or fsspec URL; default: runs/NAME")
+    mode: Literal["streamed", "staged"] = Field(
+        "streamed",
+        description="streamed: training starts with the first samples; staged: sample all, then train, for one GPU",
+    )
     samplers: PoolSection = PoolSection()
     teachers: PoolSection = PoolSection(batch_size=8)
     trainers: TrainersSection = TrainersSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
     vllm: VllmSection = VllmSection()
     fake: FakeSection = FakeSection()
     max_failed_share: float = Field(

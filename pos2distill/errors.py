@@ -1,4 +1,4 @@
-"""The one error that a user can mend: one line, exit code 2. Everything else is a bug and keeps its traceback."""
+"""Errors that are no bugs, above all the one that a user can mend: one line, exit code 2. A bug keeps its traceback."""
 
 import difflib
 import re
@@ -13,6 +13,18 @@ class UserError(Exception):
 
 class GateError(Exception):
     """A model does not pass a gate that was asked for: one line, exit code 1."""
+
+
+class Stopped(Exception):
+    """A run was asked to stop, and did, in good order. `exit_code`: 128 + the signal's number, as shells count."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class DamagedPart(Exception):
+    """A part of the sample store cannot be read and was set aside: what was known of the store is out of date."""
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

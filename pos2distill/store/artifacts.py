@@ -24,6 +24,8 @@ from pos2distill.urls import open_url
 
 RUN_FILE = "run.json"
 
+_ROW_GROUP = 256  # rows that a reader of a few rows has to read
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -101,6 +103,11 @@ class Artifact:
         """Read one Parquet file of the artifact."""
         return pq.read_table(f"{self.path}/{name}", filesystem=self.fs, columns=columns)
 
+    def remove(self, name: str) -> None:
+        """Remove a folder of the artifact, if it is there."""
+        if self.fs.exists(f"{self.path}/{name}"):
+            self.fs.rm(f"{self.path}/{name}", recursive=True)
+
     def upload(self, folder: Path, name: str) -> None:
         """Put a local folder into the artifact."""
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
@@ -144,9 +151,9 @@ def other_fingerprints(storage: str, name: str, fingerprint: str) -> list[str]:
 
 
 def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:
-    """Write a Parquet file atomically."""
+    """Write a Parquet file atomically, with checksums."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, row_group_size=_ROW_GROUP)
     write_bytes(fs, path, sink.getvalue().to_pybytes())
 
 

@@ -1,11 +1,8 @@
-"""Samples fanned out to rows, and rows laid out in global batches.
-
-Which row stands at which place is a pure function of (seed, epoch, place): no worker, cut or clock moves it.
-"""
+"""From a sample to its training rows, and from the rows of a global batch to one rank's share."""
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,17 +11,27 @@ import pyarrow as pa
 from torch import Tensor
 
 from pos2distill.config import Study
-from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.load import end_of_turn_id
 from pos2distill.models.responses import Tokens, hidden_from_bytes
-from pos2distill.randomness import derive_generator
-from pos2distill.records import Example, Slots
+from pos2distill.records import Example, Slots, example_from_row
 from pos2distill.tasks.permutations import draw_trivial_slots, slots_to_index
 from pos2distill.tasks.prompts import PromptBuilder
 
-RowKey = tuple[int, Slots]
-"""A training row: the index of its sample, and where its gold documents stand."""
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A kept answer, as it is trained on. `hidden`: the cached teacher's states, as the store keeps them."""
+
+    example: Example
+    prompt_ids: Tokens
+    response_ids: Tokens
+    hidden: bytes | None
+    hidden_dtype: str | None
+
+
+RowKey = tuple[Sample, Slots]
+"""A training row: its sample, and where its gold documents stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,60 +52,36 @@ class Row:
     teacher_TH: Tensor | None
 
 
-class RowSource:
-    """The rows of a training run, built when they are asked for.
+class RowBuilder:
+    """Fans a sample out to its rows, and builds a row when it is asked for.
 
     Args:
-        examples: by id; must hold every kept sample's example.
-        samples: a table of `SAMPLE_SCHEMA`; rows that were not kept are passed over.
         build_prompt: as in sampling.
-        study: method, seed and batch size.
+        study: method and seed.
     """
 
-    def __init__(
-        self, examples: Mapping[str, Example], samples: pa.Table, build_prompt: PromptBuilder, study: Study
-    ) -> None:
-        self.examples = examples
+    def __init__(self, build_prompt: PromptBuilder, study: Study) -> None:
         self.build_prompt = build_prompt
         self.study = study
-        self.samples = samples.filter(pa.compute.field("outcome") == "kept").sort_by("example_id")
-        self.example_ids: list[str] = self.samples["example_id"].to_pylist()
-        if not self.example_ids:
-            raise UserError("no sample was kept, so there is nothing to train on")
 
-    @property
-    def rows_per_epoch(self) -> int:
-        """K trivial rows an example, and one anchor row where lambda is not 0."""
-        return len(self.example_ids) * (self.study.method.k + (self.study.method.anchor > 0))
-
-    @property
-    def total_steps(self) -> int:
-        """Optimizer steps of the whole run; the same for every method."""
-        places = len(self.example_ids) * (self.study.method.k + 1)
-        return self.study.training.epochs * math.ceil(places / self.study.training.batch_rows)
-
-    def global_batches(self, epoch: int) -> Iterator[list[RowKey]]:
-        """The epoch's global batches: windows over the shuffled examples, each with its anchor row and K trivial rows.
-
-        Rows of one example stay together, so that a micro-batch shares its teacher; the last batch may be short. Anchor
-        rows of methods without an anchor keep their places in the windows but are not built: equal steps, less work.
-        """
-        order = derive_generator(self.study.seed, "epoch", epoch).permutation(len(self.example_ids))
-        keys = [(int(index), slots) for index in order for slots in self._slots(int(index))]
-        size = self.study.training.batch_rows
-        for start in range(0, len(keys), size):
-            window = keys[start : start + size]
-            yield window if self.study.method.anchor else [key for key in window if not self._is_anchor(key)]
+    def keys(self, sample: Sample) -> list[RowKey]:
+        """The anchor row, where the method has one, and K trivial rows, drawn by the seed and the example alone."""
+        advantageous = self.study.advantageous(len(sample.example.golds))
+        trivial = draw_trivial_slots(
+            sample.example.example_id,
+            documents=self.study.data.documents,
+            advantageous=advantageous,
+            k=self.study.method.k,
+            seed=self.study.seed,
+        )
+        anchor = [advantageous] if self.study.method.anchor else []
+        return [(sample, slots) for slots in (*anchor, *trivial)]
 
     def row(self, key: RowKey) -> Row:
         """Build one row: arrange the documents, render and tokenise the prompt."""
-        index, slots = key
-        sample = {name: self.samples[name][index] for name in self.samples.column_names}
-        example = self.examples[self.example_ids[index]]
-        response_ids = _tokens(sample["response_ids"])
-        teacher_prompt_ids = _tokens(sample["prompt_ids"])
-        prompt_ids, slot_id = teacher_prompt_ids, ANCHOR
-        if not self._is_anchor(key):
+        sample, slots = key
+        example, prompt_ids, slot_id = sample.example, sample.prompt_ids, ANCHOR
+        if slots != self.study.advantageous(len(example.golds)):
             slot_id = _slot_id(slots, self.study.data.documents)
             prompt_ids = self.build_prompt(
                 example,
@@ -107,12 +90,13 @@ class RowSource:
                 order=self.study.method.distractors,
                 seed=self.study.seed,
             )
-        teacher_TH = None
-        if self.study.method.needs_teacher and (data := sample["hidden"].as_py()) is not None:
-            teacher_TH = hidden_from_bytes(data, sample["hidden_dtype"].as_py(), len(response_ids))
+        response_ids, teacher_TH = sample.response_ids, None
+        if self.study.method.needs_teacher and sample.hidden is not None:
+            assert sample.hidden_dtype is not None
+            teacher_TH = hidden_from_bytes(sample.hidden, sample.hidden_dtype, len(response_ids))
         if self.study.method.name == "sft":
             response_ids = self._gold_response(example)
-        return Row(example.example_id, slots, slot_id, prompt_ids, response_ids, teacher_prompt_ids, teacher_TH)
+        return Row(example.example_id, slots, slot_id, prompt_ids, response_ids, sample.prompt_ids, teacher_TH)
 
     def _gold_response(self, example: Example) -> Tokens:
         """The data set's answer as the model would say it: what SFT trains on."""
@@ -125,29 +109,32 @@ class RowSource:
     def _end_of_turn(self) -> int:
         return end_of_turn_id(self.build_prompt.tokenizer)
 
-    def _slots(self, index: int) -> tuple[Slots, ...]:
-        advantageous = self._advantageous(index)
-        trivial = draw_trivial_slots(
-            self.example_ids[index],
-            documents=self.study.data.documents,
-            advantageous=advantageous,
-            k=self.study.method.k,
-            seed=self.study.seed,
-        )
-        return (advantageous, *trivial)
 
-    def _advantageous(self, index: int) -> Slots:
-        return self.study.advantageous(len(self.examples[self.example_ids[index]].golds))
+def kept_samples(table: pa.Table) -> list[Sample | None]:
+    """Rows of `SAMPLE_SCHEMA`; None for answers that are not trained on."""
+    names = ("outcome", "example", "prompt_ids", "response_ids", "hidden", "hidden_dtype")
+    rows = zip(*(table[name] for name in names), strict=True)
+    return [
+        Sample(example_from_row(example.as_py()), _tokens(prompt), _tokens(response), hidden.as_py(), dtype.as_py())
+        if outcome.as_py() == "kept"
+        else None
+        for outcome, example, prompt, response, hidden, dtype in rows
+    ]
 
-    def _is_anchor(self, key: RowKey) -> bool:
-        return key[1] == self._advantageous(key[0])
+
+def examples_in_batch(study: Study) -> int:
+    """Examples of a global batch: as many as their K + 1 rows leave room for, the same for every method.
+
+    The place of the anchor row stays empty where the method has none: equal steps, less work.
+    """
+    return study.training.batch_rows // (study.method.k + 1)
 
 
 def rank_share(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowKey, bool]]:
     """The part of a global batch that one rank works on, as (key, whether it is filler).
 
     Contiguous and equally long on all ranks, since ZeRO-3 needs every rank in every pass; the last ranks are filled up
-    with copies of the first row.
+    with copies of the first row. Rows of one example stay together, so that a micro-batch shares its teacher.
     """
     size = math.ceil(len(keys) / world)
     own = list(keys[rank * size : (rank + 1) * size])

@@ -1,19 +1,22 @@
-"""The learning rate as a pure function of the step."""
+"""The learning rate as a pure function of how much of the run is done."""
 
 import math
 
 from pos2distill.config import TrainingSection
 
 
-def learning_rate(step: int, total_steps: int, settings: TrainingSection) -> float:
+def learning_rate(share: float, settings: TrainingSection) -> float:
     """Linear warm-up, then cosine to `final_rate_share` of the rate.
 
+    A share and not a step, because a streamed run learns only at its end how many samples are kept, and so how many
+    steps there are.
+
     Args:
-        step: from 0. total_steps: of the whole run.
+        share: of the run that is done after the step, in (0, 1]: examples dealt with, trained on or not kept.
     """
-    warmup = math.ceil(settings.warmup_share * total_steps)
-    if step < warmup:
-        return settings.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, total_steps - 1 - warmup)
+    warmup = settings.warmup_share
+    if share < warmup:
+        return settings.learning_rate * share / warmup
     floor = settings.final_rate_share
-    return settings.learning_rate * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
+    cosine = 0.5 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))
+    return settings.learning_rate * (floor + (1 - floor) * cosine)

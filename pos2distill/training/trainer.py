@@ -15,7 +15,9 @@ from pos2distill.config import Study, TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
 from pos2distill.models.responses import ResponseBatch, collate
-from pos2distill.training.rows import Row, RowKey, RowSource, rank_share
+from pos2distill.training.feed import Batch, Feed, Progress, Wish
+from pos2distill.training.ranks import Ranks
+from pos2distill.training.rows import Row, RowBuilder, rank_share
 from pos2distill.training.schedule import learning_rate
 from pos2distill.training.stepper import Stepper
 from pos2distill.training.teachers import TeacherStates
@@ -26,11 +28,14 @@ class StepRecord:
     """What one step did.
 
     loss: the objective. loss_trivial, loss_anchor: means over the global batch's rows, nats, without weights.
+    examples: trained on, by id: the steps are the ledger of what was trained when. share: of the run that is done.
     weight_by_slot: sum of the weights at each slot, of several hops at each `Row.slot_id`.
     """
 
     step: int
     epoch: int
+    examples: tuple[str, ...]
+    share: float
     rows: int
     loss: float
     loss_trivial: float | None
@@ -45,24 +50,6 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
-    """This worker's place among all, and the device that its process group talks through (NCCL: the GPU)."""
-
-    rank: int = 0
-    world: int = 1
-    device: str = "cpu"
-
-    def gather(self, value_C: Tensor) -> Tensor:
-        """Every rank's values, in rank order: (C,) -> (world * C,)."""
-        if self.world == 1:
-            return value_C
-        own_C = value_C.to(self.device)
-        gathered = [torch.empty_like(own_C) for _ in range(self.world)]
-        torch.distributed.all_gather(gathered, own_C)
-        return torch.cat(gathered).cpu()
-
-
-@dataclass(frozen=True, slots=True)
 class _Micro:
     batch: ResponseBatch
     teacher_TH: Tensor | None
@@ -72,13 +59,16 @@ class _Micro:
 def train(
     study: Study,
     trainers: TrainersSection,
-    source: RowSource,
+    feed: Feed,
+    build: RowBuilder,
     stepper: Stepper,
     teacher: TeacherStates | None,
     ranks: Ranks,
+    progress: Progress,
     listeners: Sequence[Callable[[StepRecord], None]] = (),
-) -> None:
-    """Run all epochs.
+    save: Callable[[Progress], None] = lambda _: None,
+) -> bool:
+    """Train from where `progress` stands to the end, or until the feed's wish is to stop.
 
     The loss and its gradient do not depend on how a global batch is cut into ranks and micro-batches: coefficients
     are made from the row losses of the whole batch (where weights depend on them and there are several micro-batches, a
@@ -86,21 +76,26 @@ def train(
 
     Args:
         teacher: where the method looks at the frozen model.
+        progress: kept up to date, batch by batch.
+        save: called on every rank after batches whose wish is a checkpoint, or to stop.
+    Returns: whether all epochs are done.
     """
-    step = 0
-    for epoch in range(study.training.epochs):
-        for rows in _prefetched(source, epoch, ranks):
-            micros = [
-                _to_micro(rows[start : start + trainers.micro_batch_rows], teacher, study)
-                for start in range(0, len(rows), trainers.micro_batch_rows)
-            ]
+    for batch, rows in _prefetched(feed.batches(progress), build, ranks):
+        if rows:
+            size = trainers.micro_batch_rows
+            micros = [_to_micro(rows[start : start + size], teacher, study) for start in range(0, len(rows), size)]
             loss_N, coefficient_N, slot_N = _accumulate(study, stepper, micros, ranks)
-            rate = learning_rate(step, source.total_steps, study.training)
+            rate = learning_rate(batch.share, study.training)
             norm = stepper.step(rate)
-            record = _record(step, epoch, loss_N, coefficient_N, slot_N, norm, rate)
+            record = _record(progress.step, batch, loss_N, coefficient_N, slot_N, norm, rate)
             for listen in listeners:
                 listen(record)
-            step += 1
+        progress.add(batch)
+        if batch.wish is not Wish.GO_ON:
+            save(progress)
+        if batch.wish is Wish.STOP:
+            return False
+    return True
 
 
 def _accumulate(
@@ -173,24 +168,31 @@ def _to_micro(rows: Sequence[Row], teacher: TeacherStates | None, study: Study) 
     return _Micro(batch, teacher(rows) if teacher else None, torch.tensor([row.slot_id for row in rows]))
 
 
-def _prefetched(source: RowSource, epoch: int, ranks: Ranks) -> Iterator[list[Row]]:
-    """This rank's rows of each global batch; the next batch is built while the last one trains."""
+def _prefetched(batches: Iterator[Batch], build: RowBuilder, ranks: Ranks) -> Iterator[tuple[Batch, list[Row]]]:
+    """Each global batch with this rank's rows of it; the next one is made while the last one trains."""
 
-    def build(keys: list[RowKey]) -> list[Row]:
-        share = rank_share(keys, ranks.rank, ranks.world)
-        return [replace(row, slot_id=FILLER) if filler else row for key, filler in share for row in [source.row(key)]]
+    def make() -> tuple[Batch, list[Row]] | None:
+        batch = next(batches, None)
+        if batch is None:
+            return None
+        keys = [key for sample in batch.samples for key in build.keys(sample)]
+        share = rank_share(keys, ranks.rank, ranks.world) if keys else []
+        rows = [replace(row, slot_id=FILLER) if filler else row for key, filler in share for row in [build.row(key)]]
+        return batch, rows
 
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows") as pool:
-        batches = source.global_batches(epoch)
-        coming = pool.submit(build, next(batches))
-        for keys in batches:
-            ready, coming = coming, pool.submit(build, keys)
-            yield ready.result()
-        yield coming.result()
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")
+    try:
+        coming = pool.submit(make)
+        while ready := coming.result():
+            coming = pool.submit(make)
+            yield ready
+    finally:
+        # After an error nobody waits for it: it may itself be waiting for ranks that have gone.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _record(
-    step: int, epoch: int, loss_N: Tensor, coefficient_N: Tensor, slot_N: Tensor, norm: float, rate: float
+    step: int, batch: Batch, loss_N: Tensor, coefficient_N: Tensor, slot_N: Tensor, norm: float, rate: float
 ) -> StepRecord:
     anchor_N, trivial_N = slot_N == ANCHOR, slot_N >= 0
     weights: dict[int, float] = {}
@@ -198,7 +200,9 @@ def _record(
         weights[slot] = weights.get(slot, 0.0) + weight
     return StepRecord(
         step=step,
-        epoch=epoch,
+        epoch=batch.epoch,
+        examples=tuple(sample.example.example_id for sample in batch.samples),
+        share=batch.share,
         rows=int((slot_N != FILLER).sum()),
         loss=float((coefficient_N * loss_N).sum()),
         loss_trivial=float(loss_N[trivial_N].mean()) if trivial_N.any() else None,

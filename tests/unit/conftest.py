@@ -1,6 +1,10 @@
-"""Fixtures of the unit tests: training rows in memory, made without a pipeline."""
+"""Fixtures of the unit tests: sample stores, and samples in them, made without a pipeline."""
 
+import uuid
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,18 +13,80 @@ import pytest
 from pos2distill.config import Study
 from pos2distill.models.load import end_of_turn_id, load_tokenizer
 from pos2distill.models.responses import hidden_to_bytes
-from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.records import SAMPLE_SCHEMA, Example, Slots
 from pos2distill.sampling.teacher import Teacher
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
-from pos2distill.training.rows import RowSource
+from pos2distill.training.feed import Feed
+from pos2distill.training.ranks import Ranks
+from pos2distill.training.rows import Row, RowBuilder, RowKey, Sample, kept_samples
+
+
+def no_stream() -> Any:
+    """For a feed whose store holds everything."""
+    raise AssertionError("the store holds everything, so nobody opens the stream")
+
+
+@dataclass
+class Source:
+    """A study with its training examples, and a store that holds a sample of each."""
+
+    study: Study
+    examples: list[Example]
+    table: pa.Table
+    build: RowBuilder
+
+    def __post_init__(self) -> None:
+        self.store = open_store(f"memory://{uuid.uuid4().hex}")
+        self.store.append(self.table)
+
+    @property
+    def ids(self) -> pa.Array:
+        return self.table["example_id"].combine_chunks()
+
+    def sample(self, index: int) -> Sample:
+        (sample,) = kept_samples(self.table.slice(index, 1))
+        assert sample is not None
+        return sample
+
+    def row(self, index: int, slots: Slots) -> Row:
+        return self.build.row((self.sample(index), slots))
+
+    def row_keys(self) -> list[RowKey]:
+        return [key for index in range(len(self.examples)) for key in self.build.keys(self.sample(index))]
+
+    def feed(self, ranks: Ranks | None = None, **settings: Any) -> Feed:
+        return Feed(self.study, self.ids, self.store, no_stream, ranks or Ranks(), **settings)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh place for a run, on disk or on an object store."""
+    return str(tmp_path / "run") if request.param == "disk" else f"memory://{uuid.uuid4().hex}/run"
+
+
+def open_store(storage: str) -> SampleStore:
+    """A sample store under `storage`, ready to append."""
+    store = SampleStore(Artifact(storage, "samples", "f00d"))
+    store.open()
+    return store
+
+
+def make_samples(*ids: str, **values: Any) -> pa.Table:
+    """A kept sample of each id, every other column null or as given."""
+    rows = [
+        dict.fromkeys(SAMPLE_SCHEMA.names) | {"text": "42", "outcome": "kept", **values, "example_id": i} for i in ids
+    ]
+    return pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
 
 
 @pytest.fixture
-def make_source() -> Callable[[Study], RowSource]:
+def make_source() -> Callable[[Study], Source]:
     """`make_source(study)`: every training example answered rightly, with the cached teacher's states."""
 
-    def make(study: Study) -> RowSource:
+    def make(study: Study) -> Source:
         tokenizer = load_tokenizer(study.model)
         build = PromptBuilder(tokenizer, study.data.prompt, max_length=512, reserve=16)
         examples = load_split(study.data, documents=study.data.documents, seed=study.seed).train
@@ -34,6 +100,7 @@ def make_source() -> Callable[[Study], RowSource]:
             dict.fromkeys(SAMPLE_SCHEMA.names)
             | {
                 "example_id": example.example_id,
+                "example": asdict(example),
                 "prompt_ids": prompt,
                 "response_ids": response,
                 "outcome": "kept",
@@ -42,7 +109,6 @@ def make_source() -> Callable[[Study], RowSource]:
             }
             for example, prompt, response, hidden_TH in zip(examples, prompts, responses, states, strict=True)
         ]
-        samples = pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
-        return RowSource({example.example_id: example for example in examples}, samples, build, study)
+        return Source(study, examples, pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA), RowBuilder(build, study))
 
     return make

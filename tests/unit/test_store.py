@@ -1,6 +1,5 @@
 import json
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from pipelines.tee import write_samples
 from pos2distill.errors import UserError
-from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import (
     Artifact,
     claim_storage,
@@ -18,85 +15,22 @@ from pos2distill.store.artifacts import (
     write_bytes,
     write_json,
 )
-from pos2distill.store.samples import SampleStore
-
-
-@pytest.fixture(params=["disk", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh place for a run, on disk or on an object store."""
-    return str(tmp_path / "run") if request.param == "disk" else f"memory://{uuid.uuid4().hex}/run"
-
-
-def samples(*ids: str, text: str = "42") -> pa.Table:
-    rows = [dict.fromkeys(SAMPLE_SCHEMA.names) | {"example_id": i, "text": text, "outcome": "kept"} for i in ids]
-    return pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
-
-
-def open_store(storage: str) -> SampleStore:
-    store = SampleStore(Artifact(storage, "samples", "f00d"))
-    store.open()
-    return store
-
-
-# --- samples
-
-
-def test_samples_come_back_sorted_and_whole(storage: str) -> None:
-    store = open_store(storage)
-    assert store.read().num_rows == 0
-    store.append(samples("c", "a"))
-    store.append(samples("b"))
-    assert store.read().equals(samples("a", "b", "c"))
-    assert store.read(["example_id", "outcome"]).column_names == ["example_id", "outcome"]
-    assert store.example_ids() == {"a", "b", "c"}
-
-
-def test_a_batch_written_twice_is_one_part(storage: str) -> None:
-    store = open_store(storage)
-    names = {store.append(samples("a", "b")), store.append(samples("b", "a"))}
-    assert len(names) == len(store.part_paths()) == 1
-    assert store.append(samples("a", "c")) not in names
-
-
-def test_an_example_in_two_parts_counts_once(storage: str) -> None:
-    """Two writers raced with overlapping batches; every reader takes the same one of the two rows."""
-    store = open_store(storage)
-    first, second = samples("a", "b", text="one"), samples("b", "c", text="two")
-    named = {store.append(first): "one", store.append(second): "two"}
-    assert len(store.part_paths()) == 2
-    winner = named[min(named)]
-    rows = {row["example_id"]: row["text"] for row in store.read().to_pylist()}
-    assert rows == {"a": "one", "b": winner, "c": "two"}
-
-
-def test_parts_of_an_interrupted_run_stay(storage: str) -> None:
-    open_store(storage).append(samples("a"))
-    assert open_store(storage).example_ids() == {"a"}
-
-
-def test_the_tee_hands_on_a_receipt_and_fills_teacher_columns_with_nulls(storage: str) -> None:
-    store = open_store(storage)
-    batch = samples("a", "b").drop_columns(["hidden", "hidden_dtype", "teacher_seconds"])
-    receipt = write_samples(batch, store.artifact).to_pylist()
-    told = {"outcomes": ["kept", "kept"], "errors": [None, None], "example_ids": ["a", "b"]}
-    assert receipt == [{"part": os.path.basename(store.part_paths()[0]), **told}]
-    assert store.read().equals(samples("a", "b"))
-
+from tests.unit.conftest import make_samples, open_store
 
 # --- one file at a time
 
 
 def test_a_crash_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(str(tmp_path))
-    store.append(samples("a"))
+    store.append(make_samples("a"))
 
     def crash(*paths: Any) -> None:
         raise OSError("the machine went down")
 
     monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(OSError, match="went down"):
-        store.append(samples("b"))
-    assert store.example_ids() == {"a"}
+        store.append(make_samples("b"))
+    assert store.index(["a", "b"]).stored.tolist() == [True, False]
     assert len(list(Path(store.folder).iterdir())) == 1
 
 

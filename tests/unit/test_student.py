@@ -9,19 +9,19 @@ from torch.utils._pytree import tree_leaves
 from pos2distill.config import Recipe, Study
 from pos2distill.models.load import load_model
 from pos2distill.models.responses import ResponseBatch, collate
-from pos2distill.training.rows import RowSource
 from pos2distill.training.student import Student
 from pos2distill.training.teachers import cached_states
+from tests.unit.conftest import Source
 
 
 @pytest.fixture
 def parts(
-    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> tuple[Student, ResponseBatch, Tensor]:
     """A student that has moved away from its teacher, a batch of 8 rows, and the teacher's states."""
     study = make_recipe().study
     source = make_source(study)
-    rows = [source.row(key) for key in next(source.global_batches(0))[:8]]
+    rows = [source.build.row(key) for key in source.row_keys()[:8]]
     student = Student(load_model(study.model), study)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -92,12 +92,11 @@ def test_logits_of_the_whole_batch_are_never_made(parts: tuple[Student, Response
 
 
 def test_a_student_that_has_not_moved_is_at_zero_on_anchor_rows(
-    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> None:
     study = make_recipe().study
     source = make_source(study)
-    keys = [key for batch in source.global_batches(0) for key in batch]
-    rows = [source.row(key) for key in keys if key[1] == study.advantageous(1)]
+    rows = [source.row(index, study.advantageous(1)) for index in range(len(source.examples))]
     student = Student(load_model(study.model), study)
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
     with torch.no_grad():
@@ -105,13 +104,13 @@ def test_a_student_that_has_not_moved_is_at_zero_on_anchor_rows(
 
 
 def test_cross_entropy_is_what_transformers_computes(
-    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> None:
     study = make_recipe(method={"name": "seqkd"}).study
     source = make_source(study)
     student = Student(load_model(study.model), study)
     assert student.teacher_head is None
-    for row in (source.row((0, (1,))), source.row((1, (3,)))):
+    for row in (source.row(0, (1,)), source.row(1, (3,))):
         own = student(collate([row.prompt_ids], [row.response_ids]), None)
         ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
         labels = ids.clone()
@@ -120,13 +119,13 @@ def test_cross_entropy_is_what_transformers_computes(
 
 
 def test_the_teachers_own_loss_is_the_frozen_models(
-    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> None:
     """At the advantageous slot the frozen model and a student that has not moved lose the same."""
     study = make_recipe(method={"name": "r2", "weights": "adaptive"}).study
     source = make_source(study)
     student = Student(load_model(study.model), study)
-    rows = [source.row((index, (0,))) for index in range(3)]
+    rows = [source.row(index, (0,)) for index in range(3)]
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
     with torch.no_grad():
         torch.testing.assert_close(student.teacher_loss(batch, cached_states(rows)), student(batch, None))

@@ -8,22 +8,23 @@ from pos2distill.config import Recipe, Study
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_model
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
-from pos2distill.training.rows import Row, RowSource
+from pos2distill.training.rows import Row
 from pos2distill.training.teachers import ResidentStates, cached_states
+from tests.unit.conftest import Source
 
 
 @pytest.fixture
-def source(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], RowSource]) -> RowSource:
+def source(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]) -> Source:
     return make_source(make_recipe().study)
 
 
 @pytest.fixture
-def rows(source: RowSource) -> list[Row]:
+def rows(source: Source) -> list[Row]:
     """Rows of three examples, mixed."""
-    return [source.row(key) for key in ((2, (1,)), (0, (0,)), (2, (3,)), (1, (2,)), (0, (1,)))]
+    return [source.row(*key) for key in ((2, (1,)), (0, (0,)), (2, (3,)), (1, (2,)), (0, (1,)))]
 
 
-def test_resident_states_equal_cached_ones(source: RowSource, rows: list[Row]) -> None:
+def test_resident_states_equal_cached_ones(source: Source, rows: list[Row]) -> None:
     lm = load_model(source.study.model)
     seen: list[int] = []
 

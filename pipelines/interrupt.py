@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM while training: once for a checkpoint, twice to leave at once."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def interruptible(work: Callable[[], _T], ask_to_stop: Callable[[], None]) -> tuple[_T, int]:
+    """Run `work`, which ends in good order soon after it was asked to stop.
+
+    It runs in a thread, since signals are handled in the main one. A second signal ends the process at once; what it
+    started ends with it.
+
+    Returns: what `work` gives, and the signal that came, or 0.
+    """
+    came: list[int] = []
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if came:
+            os._exit(128 + number)
+        came.append(number)
+        print("\nstopping after a checkpoint; once more to leave at once", file=sys.stderr, flush=True)
+        stopper.submit(ask_to_stop)
+
+    with ThreadPoolExecutor(1, "work") as worker, ThreadPoolExecutor(1, "stop") as stopper:
+        before = {number: signal.signal(number, handle) for number in _SIGNALS}
+        try:
+            result = worker.submit(work).result()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return result, came[0] if came else 0

@@ -1,0 +1,265 @@
+"""What runs on each training worker: the feed, the stepper, checkpoints by step, the log."""
+
+import json
+import queue
+import shutil
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import ray.train
+import torch
+from ray.actor import ActorHandle
+from ray.data import DataIterator
+from ray.train import Checkpoint
+from ray.train.v2.api.report_config import CheckpointUploadMode
+
+from pipelines.examples import training_ids
+from pipelines.plan import MODEL_FOLDER, STEPS_FOLDER, Plan
+from pos2distill.config import Recipe, Study
+from pos2distill.errors import UserError
+from pos2distill.models.load import context_length, keep_generation_config, load_tokenizer
+from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.store.artifacts import write_bytes
+from pos2distill.store.samples import SampleStore
+from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.training.feed import Feed, Progress, Wish
+from pos2distill.training.ranks import Ranks, control_group
+from pos2distill.training.rows import RowBuilder, examples_in_batch
+from pos2distill.training.stepper import Stepper, build_stepper, has_resident_teacher
+from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
+from pos2distill.training.trackers import open_trackers
+from pos2distill.training.trainer import StepRecord, train
+
+SAMPLES = "samples"
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTask:
+    """What every worker is given."""
+
+    recipe: Recipe
+    plan: Plan
+    board: ActorHandle
+
+
+def train_worker(config: dict[str, Any]) -> dict[str, Any]:
+    """Train on this worker, from the last checkpoint if there is one.
+
+    Returns: `finished` and `steps`; or, of an error that starting again would not mend, `refused`: its line.
+    """
+    try:
+        return _train(config["task"])
+    except UserError as error:
+        return {"refused": str(error)}
+
+
+def _train(task: TrainTask) -> dict[str, Any]:
+    recipe, plan = task.recipe, task.plan
+    study, trainers = recipe.study, recipe.runtime.trainers
+    context = ray.train.get_context()
+    # Asked of the settings first: Ray shows a worker without GPUs those of its machine.
+    device = ray.train.torch.get_device() if trainers.gpus else torch.device("cpu")
+    world = context.get_world_size()
+    ranks = Ranks(context.get_world_rank(), world, str(device), control_group(world))
+    stepper = build_stepper(study, trainers, device)
+    teacher: TeacherStates | None = None
+    if has_resident_teacher(study):
+        teacher = ResidentStates(stepper.frozen_states, alignment=study.method.alignment)
+    elif study.method.needs_teacher:
+        teacher = cached_states
+    ids = training_ids(plan)
+    progress = _resume(stepper, len(ids))
+    keeper = Keeper(task, stepper, ranks, progress.step)
+    pull = -(-examples_in_batch(study) // world)
+    feed = Feed(
+        study,
+        ids,
+        SampleStore(plan.samples),
+        lambda: Shard(ray.train.get_dataset_shard(SAMPLES), pull),
+        ranks,
+        keeper.wish,
+    )
+    listeners = [StepLog(task, progress, len(ids))] if ranks.rank == 0 else []
+    keeper.logs = listeners
+    finished = train(
+        study,
+        trainers,
+        feed,
+        RowBuilder(make_prompt_builder(study), study),
+        stepper,
+        teacher,
+        ranks,
+        progress,
+        listeners,
+        keeper.save,
+    )
+    if finished:
+        _save_model(stepper, study, plan, write=ranks.rank == 0)
+    for log in listeners:
+        log.close()
+    return {"finished": finished, "steps": progress.step}
+
+
+def make_prompt_builder(study: Study) -> PromptBuilder:
+    """The prompts of a study, as in sampling."""
+    return PromptBuilder(
+        load_tokenizer(study.model),
+        study.data.prompt,
+        max_length=context_length(study.model),
+        reserve=study.sampling.max_new_tokens,
+    )
+
+
+class Shard:
+    """This worker's part of the stream, pulled by a thread, so that a look at it never waits long.
+
+    Args:
+        shard: of the stream. rows: pulled at a time.
+    """
+
+    def __init__(self, shard: DataIterator, rows: int) -> None:
+        self.coming: queue.Queue[pa.Table | BaseException | None] = queue.Queue(maxsize=2)
+        self.ended = False
+        threading.Thread(target=self._pull, args=(shard, rows), name="shard", daemon=True).start()
+
+    def poll(self) -> pa.Table | None:
+        """Samples that have come, after a moment's wait perhaps none; None once the stream has ended."""
+        if self.ended:
+            return None
+        try:
+            part = self.coming.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            return SAMPLE_SCHEMA.empty_table()
+        if isinstance(part, BaseException):
+            raise part
+        self.ended = part is None
+        return part
+
+    def _pull(self, shard: DataIterator, rows: int) -> None:
+        try:
+            for batch in shard.iter_batches(batch_size=rows, batch_format="pyarrow"):
+                self.coming.put(batch.cast(SAMPLE_SCHEMA))
+            self.coming.put(None)
+        except BaseException as error:  # handed to whoever polls
+            self.coming.put(error)
+
+
+class Keeper:
+    """Decides when a checkpoint is due, and writes it; Ray Train uploads it while training goes on."""
+
+    def __init__(self, task: TrainTask, stepper: Stepper, ranks: Ranks, step: int) -> None:
+        self.settings = task.recipe.runtime.checkpoints
+        self.board = task.board
+        self.stepper = stepper
+        self.ranks = ranks
+        self.logs: list[StepLog] = []
+        self.last_step, self.last_time = step, time.monotonic()
+        self.asked = self.board.take_wish.remote() if ranks.rank == 0 else None
+
+    def wish(self, step: int) -> Wish:
+        """What is to happen after this step: rank 0 looks at the clock, the settings and the board."""
+        if self.ranks.rank:
+            return Wish.GO_ON
+        wish = self._asked()
+        steps, minutes = step - self.last_step, (time.monotonic() - self.last_time) / 60
+        if steps and (minutes >= self.settings.minutes or steps >= (self.settings.steps or steps + 1)):
+            wish = max(wish, Wish.CHECKPOINT)
+        if wish:
+            self.last_step, self.last_time = step, time.monotonic()
+        return wish
+
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint; every rank its own part. To stop, training waits until it is uploaded."""
+        folder = Path(tempfile.mkdtemp(prefix="pos2distill-"))
+        self.stepper.save_state(folder)
+        if self.ranks.rank == 0:
+            progress.save(folder)
+            for log in self.logs:
+                log.flush()
+        ray.train.report(
+            {"step": progress.step},
+            checkpoint=Checkpoint.from_directory(folder),
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+        )
+
+    def _asked(self) -> Wish:
+        """What the board was asked for; the question is on its way all the time, so that nobody waits for it."""
+        ready, _ = ray.wait([self.asked], timeout=0)
+        if not ready:
+            return Wish.GO_ON
+        wish = Wish(ray.get(self.asked))
+        self.asked = self.board.take_wish.remote()
+        return wish
+
+
+class StepLog:
+    """Step records to the progress board, the trackers and the artifact, there a file from checkpoint to checkpoint."""
+
+    def __init__(self, task: TrainTask, progress: Progress, examples: int) -> None:
+        recipe, self.plan, self.board = task.recipe, task.plan, task.board
+        self.examples = examples * recipe.study.training.epochs
+        self.lines: list[str] = []
+        self.start = progress.step
+        fs, folder = self.plan.checkpoint.fs, f"{self.plan.checkpoint.path}/{STEPS_FOLDER}"
+        fs.makedirs(folder, exist_ok=True)
+        # What came after the checkpoint is done again.
+        fs.invalidate_cache(folder)
+        for path in fs.glob(f"{folder}/*.jsonl"):
+            if int(Path(path).stem) >= self.start:
+                fs.rm(path)
+        self.trackers = open_trackers(
+            recipe.runtime.trackers,
+            run=f"{recipe.name}-{self.plan.checkpoint.fingerprint}",
+            folder=f"{recipe.storage}/tensorboard/{self.plan.checkpoint.fingerprint}",
+            settings=recipe.study.model_dump(mode="json"),
+        )
+
+    def __call__(self, record: StepRecord) -> None:
+        """Log one step."""
+        self.lines.append(json.dumps(record.as_dict()))
+        self.board.count_step.remote(round(record.share * self.examples), record.step + 1, record.loss)
+        for tracker in self.trackers:
+            tracker.log(record)
+
+    def flush(self) -> None:
+        """Write the steps since the last time, under the number of the first."""
+        if self.lines:
+            path = f"{self.plan.checkpoint.path}/{STEPS_FOLDER}/{self.start:08d}.jsonl"
+            write_bytes(self.plan.checkpoint.fs, path, ("\n".join(self.lines) + "\n").encode())
+            self.start, self.lines = self.start + len(self.lines), []
+
+    def close(self) -> None:
+        """Write the rest and end the trackers."""
+        self.flush()
+        for tracker in self.trackers:
+            tracker.close()
+
+
+def _resume(stepper: Stepper, examples: int) -> Progress:
+    checkpoint = ray.train.get_checkpoint()
+    if checkpoint is None:
+        return Progress.at_start(examples)
+    with checkpoint.as_directory() as folder:
+        stepper.load_state(Path(folder))
+        return Progress.load(Path(folder))
+
+
+def _save_model(stepper: Stepper, study: Study, plan: Plan, *, write: bool) -> None:
+    """Save weights and tokenizer; every rank takes part, one writes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        local = Path(plan.checkpoint.path if plan.checkpoint.is_local else scratch) / MODEL_FOLDER
+        if write:
+            shutil.rmtree(local, ignore_errors=True)  # of a run that was killed while it saved
+        stepper.save(local)
+        if write:
+            load_tokenizer(study.model).save_pretrained(local)
+            keep_generation_config(study.model, local)
+            if not plan.checkpoint.is_local:
+                plan.checkpoint.upload(local, MODEL_FOLDER)
