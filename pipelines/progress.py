@@ -39,7 +39,8 @@ class Figures:
         shown = [f"sampled {self.stored.total()}, kept {self.stored['kept']}"]
         shown += [f"failed {self.stored['failed']}"] * bool(self.stored["failed"])
         shown += [f"{kind} {count}" for kind, count in sorted(self.actors.items())]
-        shown += [f"step {self.steps}, loss {self.loss:.4f}"] * (self.loss is not None)
+        if self.loss is not None:
+            shown.append(f"step {self.steps}, loss {self.loss:.4f}")
         return ", ".join(shown)
 
 

@@ -33,7 +33,7 @@ def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe
 
 def answer(recipe: Recipe, batch: pa.Table, *, for_training: bool) -> list[dict[str, object]]:
     params = SamplingParams(0.0, 1.0, 8, (4,))
-    table = asyncio.run(Answer(recipe, recipe.study.model, params, for_training)(batch))
+    table = asyncio.run(Answer(recipe, recipe.study.model, params, for_training, None)(batch))
     assert table.schema == ANSWER_SCHEMA
     return table.to_pylist()
 
