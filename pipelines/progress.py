@@ -35,9 +35,11 @@ class Figures:
 
     def __str__(self) -> str:
         shown = [f"sampled {self.stored.total()}, kept {self.stored['kept']}"]
-        shown += [f"failed {self.stored['failed']}"] * bool(self.stored["failed"])
-        shown += [f"{kind} {count}" for kind, count in sorted(self.actors.items())]
-        shown += [f"step {self.steps}, loss {self.loss:.4f}"] * (self.loss is not None)
+        if self.stored["failed"]:
+            shown.append(f"failed {self.stored['failed']}")
+        shown += [f"{pool} {count}" for pool, count in sorted(self.actors.items())]
+        if self.loss is not None:
+            shown.append(f"step {self.steps}, loss {self.loss:.4f}")
         return ", ".join(shown)
 
 

@@ -60,10 +60,11 @@ def run_sample(recipe: Recipe) -> None:
 
 
 def run_distill(recipe: Recipe) -> None:
-    """The checkpoint, from samples that are there."""
+    """The checkpoint, from samples that are there; streamed, sampling what is missing meanwhile."""
     plan = _open(_one_study(recipe))
-    _require(recipe, plan, ["sample"])
-    _run(recipe, plan, ["examples", "distill"])
+    if recipe.runtime.mode == "staged":
+        _require(recipe, plan, ["sample"])
+    _run(recipe, plan, ["examples", *(["choose slot"] if plan.slot_scores else []), "sample", "distill"])
 
 
 def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
