@@ -1,9 +1,12 @@
 """Generation on Ray Data, for sampling and evaluation alike: examples to prompts to judged answers."""
 
 import functools
+import os
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 import ray.data
@@ -12,16 +15,17 @@ from ray.data import Dataset, TaskPoolStrategy
 
 from pipelines.ray_session import device_of, pool_arguments
 from pos2distill.config import ModelSection, PoolSection, Recipe, Study
+from pos2distill.errors import UserError
 from pos2distill.models.load import context_length, end_of_turn_id, load_tokenizer, stop_token_ids
 from pos2distill.randomness import derive_seed
-from pos2distill.records import ANSWER_SCHEMA, PROMPT_SCHEMA, example_from_row
-from pos2distill.sampling.engine import SamplingParams, build_engine
+from pos2distill.records import ANSWER_SCHEMA, PROMPT_SCHEMA, Example, example_from_row
+from pos2distill.sampling.engine import EngineDied, Failure, Reply, SamplingParams, build_engine
 from pos2distill.sampling.judge import Judge
 from pos2distill.tasks.permutations import Placement
-from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.tasks.prompts import PromptBuilder, PromptTooLong
 
 # What an answer takes over from its prompt.
-_CARRIED = ("example_id", "documents", "placement", "group", "slots", "prompt_ids", "seed", "example", "error")
+_CARRIED = ("example_id", "documents", "placement", "group", "slots", "prompt_ids", "seed", "example")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +42,24 @@ class Asked:
 
 
 def build_prompts(
-    batch: pa.Table, study: Study, asked: Sequence[Asked], max_new_tokens: int, carry_examples: bool
+    batch: pa.Table, study: Study, asked: Sequence[Asked], max_new_tokens: int, for_training: bool
 ) -> pa.Table:
     """Examples to a table of `PROMPT_SCHEMA`: one prompt for each example, number of documents and placement.
 
-    Prompts of one length stand together, so that batches need little padding.
+    Prompts of one length stand together, so that batches need little padding. One that is too long is recorded with
+    its error where samples are made, and refused where a model is measured.
     """
     build = _prompt_builder(study, max_new_tokens)
     examples = [example_from_row(row) for row in batch.to_pylist()]
+
+    def prompt(example: Example, documents: int, placement: Placement) -> dict[str, Any]:
+        try:
+            return {"prompt_ids": build(example, documents, placement.slots), "error": None}
+        except PromptTooLong as error:
+            if not for_training:
+                raise UserError(str(error)) from None
+            return {"prompt_ids": (), "error": str(error).removeprefix(f"example {example.example_id}: ")}
+
     rows = [
         {
             "example_id": example.example_id,
@@ -54,9 +68,9 @@ def build_prompts(
             "placement": number,
             "group": placement.group,
             "slots": placement.slots,
-            "prompt_ids": build(example, each.documents, placement.slots),
+            **prompt(example, each.documents, placement),
             "seed": derive_seed(study.seed, "sample", example.example_id, each.documents, *placement.slots),
-            "example": asdict(example) if carry_examples else None,
+            "example": asdict(example) if for_training else None,
         }
         for each in asked
         for example in examples
@@ -75,10 +89,13 @@ def _prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
 class Answer:
     """Prompts to judged answers: an actor with one engine, whose batches overlap."""
 
-    def __init__(self, recipe: Recipe, model: ModelSection, params: SamplingParams, board: ActorHandle | None) -> None:
+    def __init__(
+        self, recipe: Recipe, model: ModelSection, params: SamplingParams, for_training: bool, board: ActorHandle | None
+    ) -> None:
         pool = recipe.runtime.samplers
         tokenizer = load_tokenizer(model)
         self.params = params
+        self.for_training = for_training
         self.board = board
         self.judge = Judge(
             tokenizer,
@@ -92,15 +109,23 @@ class Answer:
         weakref.finalize(self, self.engine.shutdown)
 
     async def __call__(self, batch: pa.Table) -> pa.Table:
-        """A table of `ANSWER_SCHEMA`."""
-        prompts = [ids.values.to_numpy() for ids in batch["prompt_ids"]]
-        completions = await self.engine.generate(prompts, self.params, batch["seed"].to_pylist())
+        """A table of `ANSWER_SCHEMA`. A row that failed says why and holds no answer.
+
+        Raises:
+            UserError: of a failure where the model is measured: counted as wrong, it would spoil the curve.
+        """
+        replies = await self._replies(batch)
         if self.board:
             self.board.see.remote("samplers", ray.get_runtime_context().get_actor_id())
-        judged = list(map(self.judge, completions, batch["answers"].to_pylist()))
+        errors = [reply.error if isinstance(reply, Failure) else None for reply in replies]
+        if not self.for_training and (failed := [row for row, error in enumerate(errors) if error]):
+            example_id = batch["example_id"][failed[0]]
+            raise UserError(f"example {example_id}: the engine gave no answer ({errors[failed[0]]})")
+        judged = list(map(self.judge, replies, batch["answers"].to_pylist()))
         columns = {name: batch[name] for name in _CARRIED} | {
-            "sampled_ids": [completion.token_ids for completion in completions],
-            "finish_reason": [completion.finish_reason for completion in completions],
+            "error": errors,
+            "sampled_ids": [() if isinstance(reply, Failure) else reply.token_ids for reply in replies],
+            "finish_reason": [None if isinstance(reply, Failure) else reply.finish_reason for reply in replies],
             "text": [answer.text for answer in judged],
             "response_ids": [answer.response_ids for answer in judged],
             "cut_text": [answer.cut_text for answer in judged],
@@ -109,6 +134,21 @@ class Answer:
             "outcome": [answer.outcome for answer in judged],
         }
         return pa.table({name: columns[name] for name in ANSWER_SCHEMA.names}, schema=ANSWER_SCHEMA)
+
+    async def _replies(self, batch: pa.Table) -> list[Reply]:
+        """A reply to every row; those without a prompt never see the engine."""
+        errors, seeds = batch["error"].to_pylist(), batch["seed"].to_pylist()
+        asked = [row for row, error in enumerate(errors) if error is None]
+        prompts = [batch["prompt_ids"][row].values.to_numpy() for row in asked]
+        try:
+            answers = iter(await self.engine.generate(prompts, self.params, [seeds[row] for row in asked]))
+        except EngineDied as error:
+            # An exception would leave this actor in the pool, to fail every batch it is given (ray#59522). As a crash
+            # it is restarted with a new engine and the batch tried again, both as often as the pool's settings allow.
+            sys.stderr.write(f"the engine died: {error}\n")
+            sys.stderr.flush()
+            os._exit(1)
+        return [next(answers) if error is None else Failure(error) for error in errors]
 
 
 def generate(
@@ -120,7 +160,7 @@ def generate(
     temperature: float,
     top_p: float,
     max_new_tokens: int,
-    carry_examples: bool = False,
+    for_training: bool = False,
     board: ActorHandle | None = None,
 ) -> Dataset:
     """A lazy dataset of `ANSWER_SCHEMA`: permute, prompt, generate, judge.
@@ -129,7 +169,8 @@ def generate(
         model: the recipe's own, or the distilled one.
         examples: rows of `EXAMPLE_SCHEMA`.
         asked: prompt lengths and placements.
-        carry_examples: whole examples go with their answers, so that what is trained on needs no other file.
+        for_training: whole examples go with their answers, so that what is trained on needs no other file, and what
+            failed is recorded. Otherwise a failure is an error.
         board: is told which actors are at work.
     """
     pool = recipe.runtime.samplers
@@ -137,12 +178,12 @@ def generate(
     params = SamplingParams(temperature, top_p, max_new_tokens, tuple(stop_token_ids(model, load_tokenizer(model))))
     return examples.map_batches(
         build_prompts,
-        fn_args=(study, asked, max_new_tokens, carry_examples),
+        fn_args=(study, asked, max_new_tokens, for_training),
         batch_format="pyarrow",
         # Tokenising is far cheaper than generating, and each process that does it loads transformers first.
         compute=TaskPoolStrategy(size=pool.max),
         num_cpus=0.5,
-    ).map_batches(Answer, fn_constructor_args=(recipe, model, params, board), **pool_arguments(pool))
+    ).map_batches(Answer, fn_constructor_args=(recipe, model, params, for_training, board), **pool_arguments(pool))
 
 
 def blocks_of_examples(examples: pa.Table, asked: Sequence[Asked], pool: PoolSection) -> Dataset:

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,6 +12,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.metrics import Gauge
 from tqdm import tqdm
+
+from pos2distill.sampling.guard import FailureGuard
 
 _LOOK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
@@ -46,7 +48,7 @@ class Figures:
 class _Board:
     """Figures and wishes, posted without waiting. The same figures are Ray metrics, of the run's name."""
 
-    def __init__(self, run: str, stored: Mapping[str, int]) -> None:
+    def __init__(self, run: str, guard: FailureGuard, stored: Mapping[str, int]) -> None:
         self.figures = Figures(stored=Counter(stored))
         self.wish = 0
         self.seen: dict[str, dict[str, float]] = {}
@@ -61,14 +63,20 @@ class _Board:
             }.items()
         }
         self.run = run
+        self.guard = guard
         self.start = time.monotonic()
 
-    def count_stored(self, outcomes: Mapping[str, int]) -> None:
-        """A part of the store has been written."""
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+        """A part of the store has been written.
+
+        Raises:
+            UserError: once too many samples have failed.
+        """
         self.figures.stored.update(outcomes)
         self.figures.sampling_seconds = time.monotonic() - self.start
         for outcome, count in self.figures.stored.items():
             self._gauge("samples_stored", count, outcome=outcome)
+        self.guard.add(outcomes, errors, example_ids)
 
     def count_step(self, trained: int, steps: int, loss: float) -> None:
         """A step has been made."""
@@ -103,14 +111,17 @@ class _Board:
 
 
 @contextmanager
-def live_board(run: str, stage: str, *, total: int, done: int, stored: Mapping[str, int]) -> Iterator[ActorHandle]:
+def live_board(
+    run: str, stage: str, guard: FailureGuard, *, total: int, done: int, stored: Mapping[str, int]
+) -> Iterator[ActorHandle]:
     """A board to tell, shown as a progress bar, or as plain lines where there is no terminal, while the body runs.
 
     Args:
         run: name of the metrics. stage: `sample` counts stored examples, `distill` those trained on.
+        guard: is shown every sample that is stored.
         total: examples in all. done: by an earlier run. stored: samples that are there, by outcome.
     """
-    board = ray.remote(num_cpus=0)(_Board).remote(run, stored)
+    board = ray.remote(num_cpus=0)(_Board).remote(run, guard, stored)
     finished = threading.Event()
     watcher = threading.Thread(target=_watch, args=(board, stage, total, done, finished), daemon=True)
     watcher.start()

@@ -26,6 +26,7 @@ from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.models.responses import hidden_to_bytes
 from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.sampling.guard import FailureGuard
 from pos2distill.sampling.teacher import Teacher
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
@@ -73,7 +74,7 @@ def make_samples(recipe: Recipe, plan: Plan) -> Manifest:
     """Sample what the store lacks, then publish it.
 
     Raises:
-        UserError: as `publish_samples`.
+        UserError: if too many failed, and as `publish_samples`.
     """
     start = time.monotonic()
     with ray_session(), sampling_board(recipe, plan, "sample") as board:
@@ -95,7 +96,8 @@ def sampling_board(recipe: Recipe, plan: Plan, stage: str, *, epochs: int = 1) -
     ids = training_ids(plan)
     stored = store.tally(store.index(ids), ids).outcomes
     done = stored.total() if stage == "sample" else 0
-    with live_board(recipe.name, stage, total=epochs * len(ids), done=done, stored=stored) as board:
+    guard = FailureGuard(recipe.runtime.max_failed_share, len(ids) - stored.total())
+    with live_board(recipe.name, stage, guard, total=epochs * len(ids), done=done, stored=stored) as board:
         yield board
 
 
@@ -125,7 +127,7 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
         temperature=study.sampling.temperature,
         top_p=study.sampling.top_p,
         max_new_tokens=study.sampling.max_new_tokens,
-        carry_examples=True,
+        for_training=True,
         board=board,
     )
     if _has_teachers(recipe):
@@ -155,7 +157,7 @@ def require_pools(recipe: Recipe) -> None:
 def publish_samples(plan: Plan, seconds: float) -> Manifest:
     """Count what the store holds, and publish it.
 
-    Counts: sampled = kept + wrong + empty; cut_at_length of them had no room to end.
+    Counts: sampled = kept + wrong + empty + failed; cut_at_length of them had no room to end.
     Raises:
         UserError: if nothing was kept, or other nodes wrote where this one cannot read.
     """
@@ -167,12 +169,13 @@ def publish_samples(plan: Plan, seconds: float) -> Manifest:
             f"runtime.storage must be a folder or URL that all nodes share"
         )
     tally = store.tally(index, ids)
-    counts = {"sampled": len(ids), **{name: tally.outcomes[name] for name in ("kept", "wrong", "empty")}}
+    counts = {"sampled": len(ids), **{name: tally.outcomes[name] for name in ("kept", "wrong", "empty", "failed")}}
     counts["cut_at_length"] = tally.finish_reasons["length"]
     if not counts["kept"]:
         raise UserError(
             f"{plan.samples.url}: none of {len(ids)} samples was kept ({counts['wrong']} wrong, "
-            f"{counts['empty']} empty); try another method.advantageous_slot or model, or sampling.keep=all"
+            f"{counts['empty']} empty, {counts['failed']} failed); try another method.advantageous_slot or model, "
+            f"or sampling.keep=all"
         )
     return plan.samples.publish(counts=counts, seconds={"sample": seconds, "teacher": tally.teacher_seconds})
 

@@ -1,8 +1,7 @@
 """The tee into the sample store. Alone in its module, so that the tasks which run it need not import torch."""
 
-from collections import Counter
-
 import pyarrow as pa
+import ray
 from ray.actor import ActorHandle
 
 from pos2distill.records import SAMPLE_SCHEMA
@@ -17,11 +16,14 @@ def write_samples(batch: pa.Table, artifact: Artifact, board: ActorHandle, hand_
 
     Args:
         hand_on: the samples go on to the trainers; else their ids alone, for whoever counts them.
+    Raises:
+        UserError: once too many samples of the run have failed.
     """
     for field in SAMPLE_SCHEMA:
         if field.name not in batch.column_names:
             batch = batch.append_column(field, pa.nulls(len(batch), field.type))
     batch = batch.select(SAMPLE_SCHEMA.names).cast(SAMPLE_SCHEMA)
     SampleStore(artifact).append(batch)
-    board.count_stored.remote(Counter(batch["outcome"].to_pylist()))
+    # Waited for: what the board refuses ends the run.
+    ray.get(board.count_stored.remote(*(batch[name].to_pylist() for name in ("outcome", "error", "example_id"))))
     return batch if hand_on else batch.select(["example_id"])

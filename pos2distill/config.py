@@ -376,6 +376,8 @@ class FakeSection(Section):
 
     delay_s: float = Field(0.0, ge=0, description="time that one batch takes")
     reply_tokens: int = Field(8, ge=1)
+    fail_every: int = Field(0, ge=0, description="of about so many prompts one fails, the same on every run; 0: none")
+    die_at_call: int = Field(0, ge=0, description="the call at which an engine dies with its process; 0: never")
 
 
 class Runtime(Section):
@@ -392,6 +394,12 @@ class Runtime(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     vllm: VllmSection = VllmSection()
     fake: FakeSection = FakeSection()
+    max_failed_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="sampling stops once more than this share, of at least 20 samples, has failed or is empty",
+    )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
 
 

@@ -26,13 +26,36 @@ class Completion:
     finish_reason: Literal["stop", "length"]
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A prompt that the engine could not answer, while it goes on answering others. `error`: why, in one line."""
+
+    error: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> "Failure":
+        """The failure that an exception tells of, or the exception behind it."""
+        cause = error.__cause__ or error
+        text = str(cause).strip()
+        return cls(f"{type(cause).__name__}: {text.splitlines()[0]}" if text else type(cause).__name__)
+
+
+Reply = Completion | Failure
+
+
+class EngineDied(Exception):
+    """The engine is gone and answers nothing any more: its process must end, so that another takes its place."""
+
+
 class Engine(Protocol):
     """Generates responses. Several calls may be under way at once."""
 
-    async def generate(
-        self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Completion]:
-        """One completion a prompt, in order. A prompt's sample depends on its own seed alone."""
+    async def generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Reply]:
+        """One reply a prompt, in order. A prompt's sample depends on its own seed alone.
+
+        Raises:
+            EngineDied: if no further call can succeed.
+        """
 
     def shutdown(self) -> None:
         """End every process and thread the engine started."""

@@ -1,4 +1,4 @@
-"""An engine without a model, for tests: a delay, and a reply that is known beforehand."""
+"""An engine without a model, for tests: a delay, a reply that is known beforehand, and faults."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,24 +7,28 @@ import numpy as np
 
 from pos2distill.config import FakeSection
 from pos2distill.models.responses import Tokens
-from pos2distill.sampling.engine import Completion, SamplingParams
+from pos2distill.sampling.engine import Completion, EngineDied, Failure, Reply, SamplingParams
 
 
 class FakeEngine:
-    """Replies with the prompt's last tokens, then a stop token, after `delay_s`."""
+    """Replies with the prompt's last tokens, then a stop token, after `delay_s`; or fails as its settings say."""
 
     def __init__(self, settings: FakeSection) -> None:
         self.settings = settings
+        self.calls = 0
 
-    async def generate(
-        self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Completion]:
+    async def generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Reply]:
+        self.calls += 1
+        if self.settings.die_at_call and self.calls >= self.settings.die_at_call:
+            raise EngineDied(f"the fake engine ends at call {self.settings.die_at_call}")
         await asyncio.sleep(self.settings.delay_s)
+        return [self._reply(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+
+    def _reply(self, prompt: Tokens, params: SamplingParams, seed: int) -> Reply:
+        if self.settings.fail_every and seed % self.settings.fail_every == 0:
+            return Failure(f"the fake engine fails at every seed that {self.settings.fail_every} divides")
         length = min(self.settings.reply_tokens, params.max_new_tokens - 1)
-        stop = params.stop_ids[0]
-        return [
-            Completion(np.append(prompt[len(prompt) - length :], stop).astype(np.int32), "stop") for prompt in prompts
-        ]
+        return Completion(np.append(prompt[len(prompt) - length :], params.stop_ids[0]).astype(np.int32), "stop")
 
     def shutdown(self) -> None:
         """Nothing to end."""

@@ -11,7 +11,10 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
 from pos2distill.models.responses import Tokens
-from pos2distill.sampling.engine import Completion, SamplingParams
+from pos2distill.sampling.engine import Completion, Failure, Reply, SamplingParams
+
+# What torch raises for one batch and not for the next: out of memory, and token ids that the model does not know.
+_TROUBLE = (RuntimeError, IndexError)
 
 
 class HfEngine:
@@ -22,9 +25,17 @@ class HfEngine:
         self.device = device
         self.model: Any = load_model(model, device=device)
 
-    async def generate(
-        self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Completion]:
+    async def generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Reply]:
+        try:
+            return list(self._generate(prompts, params, seeds))
+        except _TROUBLE as error:
+            if len(prompts) == 1:
+                return [Failure.of(error)]
+        # One bad prompt, or too many for the memory: each on its own gives the same samples.
+        alone = [self.generate([prompt], params, [seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
+        return [reply for each in alone for reply in await each]
+
+    def _generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Completion]:
         input_ids_BL, attention_mask_BL = _pad_left(prompts)
         processors = LogitsProcessorList()
         if params.temperature > 0:

@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from pos2distill.models.responses import Tokens
-from pos2distill.sampling.engine import Completion
+from pos2distill.sampling.engine import Failure, Reply
 from pos2distill.tasks.judge import first_line, score
 
 
@@ -17,7 +17,7 @@ class Judged:
     """A response cut, judged and sorted.
 
     response_ids: the tokens that were kept, closed by the end-of-turn token; this is what is distilled.
-    outcome: `kept`, or why not: `wrong`, `empty` (no text in it).
+    outcome: `kept`, or why not: `wrong`, `empty` (no text in it), `failed` (no response at all).
     """
 
     text: str
@@ -25,7 +25,7 @@ class Judged:
     response_ids: Tokens
     correct: bool
     f1: float
-    outcome: Literal["kept", "wrong", "empty"]
+    outcome: Literal["kept", "wrong", "empty", "failed"]
 
 
 class Judge:
@@ -56,9 +56,11 @@ class Judge:
         self.stop_ids = frozenset(stop_ids)
         self.keep = keep
 
-    def __call__(self, completion: Completion, answers: Sequence[str]) -> Judged:
+    def __call__(self, reply: Reply, answers: Sequence[str]) -> Judged:
         """Cut, judge, keep: in this order, so that what is cut away does not count."""
-        ids = completion.token_ids
+        if isinstance(reply, Failure):
+            return Judged("", "", np.empty(0, np.int32), False, 0.0, "failed")
+        ids = reply.token_ids
         if len(ids) and int(ids[-1]) in self.stop_ids:
             ids = ids[:-1]
         text = self._decode(ids)

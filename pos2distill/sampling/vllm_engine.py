@@ -10,7 +10,7 @@ import numpy as np
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.models.load import context_length, local_folder
 from pos2distill.models.responses import Tokens
-from pos2distill.sampling.engine import Completion, SamplingParams
+from pos2distill.sampling.engine import Completion, EngineDied, Failure, Reply, SamplingParams
 
 # vLLM's seeds are signed 64-bit in name but torch generators of some backends take 32 bits.
 _SEED_MASK = 2**31 - 1
@@ -29,10 +29,13 @@ class VllmEngine:
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.exceptions import VLLMError
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         self._params, self._prompt, self._kind = VllmParams, TokensPrompt, RequestOutputKind
+        self._dead, self._refused = EngineDeadError, (VLLMError, ValueError)
         self._numbers = itertools.count()
         arguments = AsyncEngineArgs(
             model=local_folder(model),
@@ -50,13 +53,19 @@ class VllmEngine:
         )
         self.engine = AsyncLLM.from_engine_args(arguments)
 
-    async def generate(
-        self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
-    ) -> list[Completion]:
+    async def generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Reply]:
         tasks = (self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True))
         return list(await asyncio.gather(*tasks))
 
-    async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> Completion:
+    async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> Reply:
+        try:
+            return await self._complete(prompt, params, seed)
+        except self._dead as error:
+            raise EngineDied(str(error)) from error
+        except self._refused as error:
+            return Failure.of(error)
+
+    async def _complete(self, prompt: Tokens, params: SamplingParams, seed: int) -> Reply:
         request = self._params(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -72,7 +81,7 @@ class VllmEngine:
         async for output in stream:
             last = output.outputs[0]
         if last.finish_reason not in ("stop", "length"):
-            raise RuntimeError(f"vLLM ended a request with {last.finish_reason!r}")
+            return Failure(f"vLLM ended the request with {last.finish_reason!r}")
         return Completion(np.asarray(last.token_ids, np.int32), last.finish_reason)
 
     def shutdown(self) -> None:

@@ -72,6 +72,10 @@ _STYLES: dict[str, Callable[[str, Sequence[Document]], str]] = {
 }
 
 
+class PromptTooLong(UserError):
+    """A prompt and its response do not fit the model's context."""
+
+
 class PromptBuilder:
     """Builds the prompt of an example with its gold documents at any slots.
 
@@ -110,14 +114,14 @@ class PromptBuilder:
             slots: of the gold documents, 0-based, in hop order.
             order: of the distractors around them; see `arrange`.
         Raises:
-            UserError: if prompt and response do not fit the model's context.
+            PromptTooLong: if prompt and response do not fit the model's context.
         """
         shown = arrange(example, documents, slots, order=order, seed=seed)
         message = {"role": "user", "content": _STYLES[self.style](example.question, shown)}
         encoded: Any = self.tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=True)
         ids = np.asarray(encoded["input_ids"], dtype=np.int32)
         if len(ids) + self.reserve > self.max_length:
-            raise UserError(
+            raise PromptTooLong(
                 f"example {example.example_id}: prompt of {len(ids)} tokens ({documents} documents) + "
                 f"{self.reserve} for the response exceed the model's context of {self.max_length}; "
                 f"lower data.documents or max_new_tokens, or use a model with a longer context"

@@ -143,7 +143,13 @@ def test_nothing_kept_is_one_line_and_no_checkpoint(tmp_path: Path, write_exampl
     result = subprocess.run(
         [
             *(sys.executable, "run.py", "study", "quickstart", f"model.path={tiny_model_path}", f"data.path={data}"),
-            *("data.documents=2", "data.train_examples=4", "data.evaluation_examples=2", "method.k=1"),
+            *(
+                "data.documents=2",
+                "data.train_examples=4",
+                "runtime.max_failed_share=1",
+                "data.evaluation_examples=2",
+                "method.k=1",
+            ),
             *("evaluation.other_documents=[]", "data.evaluation_share=0.5", f"runtime.storage={storage}"),
             *("runtime.samplers.min=1", "runtime.samplers.max=1"),
         ],
@@ -156,7 +162,7 @@ def test_nothing_kept_is_one_line_and_no_checkpoint(tmp_path: Path, write_exampl
     assert result.returncode == 2
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: ")
-    assert re.search(r"none of 4 samples was kept \(\d wrong, \d empty\)", last)
+    assert re.search(r"none of 4 samples was kept \(\d wrong, \d empty, 0 failed\)", last)
     assert "sampling.keep=all" in last
     assert not list(storage.glob("checkpoint-*"))
 

@@ -1,5 +1,6 @@
 import asyncio
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from pos2distill.config import FakeSection, ModelSection, Runtime
 from pos2distill.models.load import load_model
 from pos2distill.models.responses import Tokens
-from pos2distill.sampling.engine import Completion, Engine, SamplingParams, build_engine
+from pos2distill.sampling.engine import Completion, Engine, EngineDied, Failure, SamplingParams, build_engine
 from pos2distill.sampling.fake_engine import FakeEngine
 from pos2distill.sampling.hf_engine import HfEngine, SeededGumbel
 
@@ -31,7 +32,7 @@ def prompts() -> list[Tokens]:
     return [random.integers(5, 250, length).astype(np.int32) for length in (4, 31, 12)]
 
 
-def ask(engine: Engine, prompts: list[Tokens], params: SamplingParams, seeds: list[int]) -> list[Completion]:
+def ask(engine: Engine, prompts: list[Tokens], params: SamplingParams, seeds: list[int]) -> list[Any]:
     return asyncio.run(engine.generate(prompts, params, seeds))
 
 
@@ -120,6 +121,62 @@ def test_finish_reasons(model: ModelSection, engine: HfEngine, prompts: list[Tok
     assert first == Completion(first.token_ids, "stop")
     assert first.token_ids.tolist() == said[0][: said[0].index(stop) + 1]
     assert (second.token_ids.tolist(), second.finish_reason) == (said[1], "length")
+
+
+def test_one_bad_prompt_fails_alone(engine: HfEngine, prompts: list[Tokens]) -> None:
+    """A token that the vocabulary lacks; the others get what they would have got without it."""
+    bad = np.asarray([5, 100_000], np.int32)
+    replies = ask(engine, [prompts[0], bad, *prompts[1:]], sampled(), [1, 2, 3, 4])
+    assert replies[1] == Failure("IndexError: index out of range in self")
+    good = ask(engine, prompts, sampled(), [1, 3, 4])
+    assert [replies[row].token_ids.tolist() for row in (0, 2, 3)] == [each.token_ids.tolist() for each in good]
+
+
+def test_a_batch_too_large_for_the_memory_is_asked_one_by_one(
+    engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ask(engine, prompts, sampled(), [1, 2, 3])
+    generate = engine._generate
+
+    def small(prompts: list[Tokens], *rest: Any) -> list[Completion]:
+        if len(prompts) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return generate(prompts, *rest)
+
+    monkeypatch.setattr(engine, "_generate", small)
+    alone = ask(engine, prompts, sampled(), [1, 2, 3])
+    assert [each.token_ids.tolist() for each in alone] == [each.token_ids.tolist() for each in whole]
+
+
+def test_a_bug_is_no_failure(engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_generate", lambda *rest: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ask(engine, prompts, sampled(), [1, 2, 3])
+
+
+def test_a_failure_tells_the_cause_in_one_line() -> None:
+    assert Failure.of(ValueError("too long\nby 3")) == Failure("ValueError: too long")
+    assert Failure.of(RuntimeError()) == Failure("RuntimeError")
+    outer = RuntimeError()
+    outer.__cause__ = KeyError("x")
+    assert Failure.of(outer) == Failure("KeyError: 'x'")
+
+
+def test_the_fake_engine_fails_at_the_same_seeds_every_time() -> None:
+    engine = FakeEngine(FakeSection(fail_every=3))
+    prompts = [np.arange(5, dtype=np.int32)] * 7
+    replies = ask(engine, prompts, greedy(3), list(range(7)))
+    assert [isinstance(reply, Failure) for reply in replies] == [True, False, False, True, False, False, True]
+    assert replies[0] == Failure("the fake engine fails at every seed that 3 divides")
+
+
+def test_the_fake_engine_dies_and_stays_dead() -> None:
+    engine = FakeEngine(FakeSection(die_at_call=2))
+    prompts = [np.arange(5, dtype=np.int32)]
+    assert len(ask(engine, prompts, greedy(3), [0])) == 1
+    for _ in range(2):
+        with pytest.raises(EngineDied, match="the fake engine ends at call 2"):
+            ask(engine, prompts, greedy(3), [0])
 
 
 def test_the_fake_engine_replies_with_the_end_of_the_prompt() -> None:

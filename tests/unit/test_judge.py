@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from pos2distill.config import ModelSection
 from pos2distill.models.load import end_of_turn_id, load_tokenizer
 from pos2distill.models.responses import Tokens
-from pos2distill.sampling.engine import Completion
+from pos2distill.sampling.engine import Completion, Failure
 from pos2distill.sampling.judge import Judge
 from pos2distill.tasks.judge import exact_match, f1, first_line, normalize, parse_answer, score, sub_exact_match
 
@@ -188,6 +188,13 @@ def test_a_chain_of_thought_stays_whole_and_its_answer_is_judged(
     assert (judged.cut_text, judged.correct, judged.outcome) == (text.strip(), correct, outcome)
     assert judged.f1 == pytest.approx(f1)
     assert judged.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
+
+
+@pytest.mark.parametrize("keep", ["correct", "all"])
+def test_a_failure_has_no_response(tokenizer: PreTrainedTokenizerBase, keep: str) -> None:
+    judged = make_judge(tokenizer, keep=keep)(Failure("out of memory"), ["42", ""])
+    assert (judged.text, judged.cut_text, judged.correct, judged.f1, judged.outcome) == ("", "", False, 0.0, "failed")
+    assert judged.response_ids.tolist() == []
 
 
 def test_keep_all_keeps_wrong_answers_but_no_empty_ones(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -4,10 +4,9 @@ from dataclasses import replace
 import pytest
 
 from pos2distill.config import ModelSection
-from pos2distill.errors import UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Document, Example
-from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.tasks.prompts import PromptBuilder, PromptTooLong
 
 EXAMPLE = Example(
     "fox",
@@ -109,7 +108,7 @@ def test_the_chat_template_surrounds_the_prompt(tiny_model_path: str) -> None:
 def test_a_prompt_that_leaves_no_room_for_the_response_is_refused(tiny_model_path: str) -> None:
     length = len(build(tiny_model_path, "plain")(EXAMPLE, 3, (0,)))
     assert len(build(tiny_model_path, "plain", max_length=length + 8)(EXAMPLE, 3, (0,))) == length
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(PromptTooLong) as caught:
         build(tiny_model_path, "plain", max_length=length + 7)(EXAMPLE, 3, (0,))
     assert str(caught.value) == (
         f"example fox: prompt of {length} tokens (3 documents) + 8 for the response exceed the model's context of "

@@ -4,6 +4,7 @@ import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -174,11 +175,17 @@ def test_parts_of_an_interrupted_run_stay(storage: str) -> None:
     assert open_store(storage).index(["a"]).stored.all()
 
 
-def test_the_tee_hands_on_a_receipt_and_fills_teacher_columns_with_nulls(storage: str) -> None:
+@pytest.mark.parametrize("hand_on", [True, False])
+def test_the_tee_tells_the_board_and_fills_teacher_columns_with_nulls(
+    storage: str, monkeypatch: pytest.MonkeyPatch, hand_on: bool
+) -> None:
     store = open_store(storage)
     batch = make_samples("a", "b").drop_columns(["hidden", "hidden_dtype", "teacher_seconds"])
-    receipt = write_samples(batch, store.artifact).to_pylist()
-    assert receipt == [{"part": store.part_names()[0], "rows": 2}]
+    board = MagicMock()
+    monkeypatch.setattr("ray.get", lambda told: told)
+    handed = write_samples(batch, store.artifact, board, hand_on)
+    board.count_stored.remote.assert_called_once_with(["kept", "kept"], [None, None], ["a", "b"])
+    assert handed.equals(make_samples("a", "b") if hand_on else make_samples("a", "b").select(["example_id"]))
     assert store.load(store.index(["a", "b"]), ["a", "b"], places(0, 1)).equals(make_samples("a", "b"))
 
 

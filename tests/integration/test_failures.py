@@ -1,0 +1,73 @@
+"""What fails while sampling is recorded, borne up to a share, and never hangs the run. Real actors, the fake engine."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray.exceptions
+
+from pipelines.plan import Plan, make_plan
+from pipelines.study import run_sample
+from pos2distill.config import Recipe
+from pos2distill.errors import UserError
+from pos2distill.store.samples import SampleStore
+
+FAILURE = "the fake engine fails at every seed that 4 divides"
+
+
+@pytest.fixture
+def fake(small_toy: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
+    """`fake("section.field=value", ...)`: 40 examples, in batches of 5, to an engine that answers at once."""
+    settings = ("model.engine=fake", "method.name=seqkd", "sampling.keep=all", "runtime.samplers.batch_size=5")
+    return lambda *overrides: small_toy(tmp_path, *settings, *overrides)
+
+
+def sample(recipe: Recipe) -> dict[str, int]:
+    """Run the stage. Returns its counts."""
+    run_sample(recipe)
+    manifest = make_plan(recipe).samples.manifest()
+    assert manifest is not None
+    return manifest.counts
+
+
+def rows(plan: Plan) -> list[dict[str, Any]]:
+    return SampleStore(plan.samples).read(["example_id", "outcome", "error", "response_ids"]).to_pylist()
+
+
+def test_failed_rows_are_kept_with_their_error_and_counted(fake: Callable[..., Recipe]) -> None:
+    recipe = fake("runtime.fake.fail_every=4", "runtime.max_failed_share=0.9")
+    plan = make_plan(recipe)
+    counts = sample(recipe)
+    outcomes = Counter(row["outcome"] for row in rows(plan))
+    assert counts["sampled"] == 40 == sum(counts[name] for name in ("kept", "wrong", "empty", "failed"))
+    assert 0 < counts["failed"] == outcomes["failed"] < 40
+    assert {row["error"] for row in rows(plan) if row["outcome"] == "failed"} == {FAILURE}
+    assert all(row["error"] is None and row["response_ids"] for row in rows(plan) if row["outcome"] == "kept")
+
+
+def test_too_many_failures_stop_the_run_in_one_line(fake: Callable[..., Recipe]) -> None:
+    recipe = fake("runtime.fake.fail_every=4")
+    with pytest.raises(UserError) as caught:
+        run_sample(recipe)
+    line = str(caught.value)
+    assert "samples failed (more than runtime.max_failed_share=0.05): example " in line
+    assert 2 <= line.count(FAILURE) <= 3
+    assert "\n" not in line
+    assert make_plan(recipe).samples.manifest() is None
+
+
+def test_an_engine_that_dies_takes_its_actor_along_and_another_goes_on(fake: Callable[..., Recipe]) -> None:
+    """Every engine answers 3 batches; 8 are to be answered."""
+    recipe = fake("runtime.fake.die_at_call=4", "runtime.samplers.concurrent_batches=1")
+    assert sample(recipe)["kept"] == 40
+    assert len({row["example_id"] for row in rows(make_plan(recipe))}) == 40
+
+
+def test_an_engine_that_dies_at_every_start_ends_the_run(fake: Callable[..., Recipe]) -> None:
+    start = time.monotonic()
+    with pytest.raises(ray.exceptions.RayError, match="died"):
+        run_sample(fake("runtime.fake.die_at_call=1", "runtime.samplers.max_restarts=1"))
+    assert time.monotonic() - start < 120

@@ -1,0 +1,104 @@
+"""The functions that Ray Data runs, without Ray."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from pipelines.generate import Answer, Asked, build_prompts
+from pos2distill.config import Recipe
+from pos2distill.errors import UserError
+from pos2distill.records import ANSWER_SCHEMA, examples_to_table
+from pos2distill.sampling.engine import EngineDied, SamplingParams
+from pos2distill.tasks.datasets import load_split
+from pos2distill.tasks.permutations import Placement
+
+ASKED = [Asked(4, {1: (Placement((0,)),)})]
+
+
+@pytest.fixture
+def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe, pa.Table]]:
+    """`make_batch(for_training, limit, **overrides)`: a recipe and its prompts, of a model with that context."""
+
+    def make(for_training: bool, limit: int = 512, **overrides: object) -> tuple[Recipe, pa.Table]:
+        recipe = make_recipe(model={"engine": "fake", "max_length": limit}, **overrides)
+        examples = list(load_split(recipe.study.data, documents=4, seed=0).train[:8])
+        examples[3] = replace(examples[3], question=f"Please tell: {examples[3].question}")
+        return recipe, build_prompts(examples_to_table(examples), recipe.study, ASKED, 8, for_training)
+
+    return make
+
+
+def answer(recipe: Recipe, batch: pa.Table, *, for_training: bool) -> list[dict[str, object]]:
+    params = SamplingParams(0.0, 1.0, 8, (4,))
+    table = asyncio.run(Answer(recipe, recipe.study.model, params, for_training, None)(batch))
+    assert table.schema == ANSWER_SCHEMA
+    return table.to_pylist()
+
+
+def longest(batch: pa.Table) -> int:
+    return max(len(ids) for ids in batch["prompt_ids"].to_pylist())
+
+
+def test_a_prompt_that_is_too_long_is_recorded_and_passed_by(
+    make_batch: Callable[..., tuple[Recipe, pa.Table]],
+) -> None:
+    limit = longest(make_batch(True)[1]) + 7  # one token too few for the longest
+    recipe, batch = make_batch(True, limit)
+    rows = answer(recipe, batch, for_training=True)
+    failed = [row for row in rows if row["outcome"] == "failed"]
+    assert [row["outcome"] == "failed" for row in rows] == [False] * 3 + [True] + [False] * 4
+    for row in failed:
+        assert str(row["error"]).startswith("prompt of ")
+        assert f"exceed the model's context of {limit}" in str(row["error"])
+        assert (row["prompt_ids"], row["sampled_ids"], row["response_ids"], row["finish_reason"]) == ([], [], [], None)
+        assert row["example"]["example_id"] == row["example_id"]  # type: ignore[index]
+    assert all(row["error"] is None and row["sampled_ids"] for row in rows if row not in failed)
+
+
+def test_evaluation_refuses_a_prompt_that_is_too_long(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    with pytest.raises(UserError, match=r"^example fox-\d+: prompt of \d+ tokens .+ exceed the model's context of 20"):
+        make_batch(False, 20)
+
+
+def test_a_batch_without_a_single_prompt(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    rows = answer(*make_batch(True, 20), for_training=True)
+    assert {row["outcome"] for row in rows} == {"failed"}
+
+
+def test_an_engines_failures_stand_beside_the_answers(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    recipe, batch = make_batch(True, runtime={"fake": {"fail_every": 2}})
+    rows = answer(recipe, batch, for_training=True)
+    wrong = [seed % 2 == 0 for seed in batch["seed"].to_pylist()]
+    assert 0 < sum(wrong) < 8
+    assert [row["outcome"] == "failed" for row in rows] == wrong
+    assert {row["error"] for row in rows} == {None, "the fake engine fails at every seed that 2 divides"}
+    assert [row["example_id"] for row in rows] == batch["example_id"].to_pylist()
+
+
+def test_evaluation_refuses_an_engines_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    recipe, batch = make_batch(False, runtime={"fake": {"fail_every": 1}})
+    with pytest.raises(
+        UserError, match=r"^example fox-\d+: the engine gave no answer \(the fake engine fails at every"
+    ):
+        answer(recipe, batch, for_training=False)
+
+
+def test_a_dead_engine_ends_its_process(
+    make_batch: Callable[..., tuple[Recipe, pa.Table]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    recipe, batch = make_batch(True, runtime={"fake": {"die_at_call": 1}})
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr("os._exit", leave)
+    with pytest.raises(SystemExit) as caught:
+        answer(recipe, batch, for_training=True)
+    assert caught.value.code == 1
+    assert "the engine died: the fake engine ends at call 1" in capfd.readouterr().err
+    assert isinstance(caught.value.__context__, EngineDied)
