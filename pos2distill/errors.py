@@ -15,6 +15,10 @@ class GateError(Exception):
     """A model does not pass a gate that was asked for: one line, exit code 1."""
 
 
+class LeaseLost(UserError):
+    """Another driver has the storage now, or may have: this one must not write any more."""
+
+
 class DamagedPart(Exception):
     """A part of the sample store cannot be read and was set aside: what was known of the store is out of date."""
 
