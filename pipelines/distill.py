@@ -16,7 +16,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from pipelines.examples import read_training_examples
 from pipelines.plan import Plan
 from pipelines.progress import training_progress
-from pipelines.ray_session import ray_session, require_resources
+from pipelines.ray_session import ray_session, require_resources, trainer_arguments
 from pos2distill.config import Recipe, Study
 from pos2distill.models.load import context_length, keep_generation_config, load_tokenizer
 from pos2distill.store.artifacts import Manifest, write_bytes
@@ -46,11 +46,7 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
             _train_worker,
             train_loop_config={"recipe": recipe, "plan": plan, "board": board},
             torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
-            scaling_config=ScalingConfig(
-                num_workers=trainers.workers,
-                use_gpu=trainers.gpus > 0,
-                resources_per_worker=_resources(trainers.cpus, trainers.gpus),
-            ),
+            scaling_config=ScalingConfig(**trainer_arguments(trainers)),
             run_config=RunConfig(name=f"train-{plan.checkpoint.fingerprint}", storage_path=_ray_storage(recipe)),
         )
         counts: dict[str, int] = trainer.fit().return_value
@@ -142,10 +138,6 @@ def _save(stepper: Stepper, study: Study, plan: Plan, *, write: bool) -> None:
             keep_generation_config(study.model, local)
             if not plan.checkpoint.is_local:
                 plan.checkpoint.upload(local, MODEL_FOLDER)
-
-
-def _resources(cpus: float, gpus: float) -> dict[str, float]:
-    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
 
 
 def _ray_storage(recipe: Recipe) -> str:

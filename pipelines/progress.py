@@ -8,6 +8,8 @@ import ray
 from ray.actor import ActorHandle
 from tqdm import tqdm
 
+from pipelines.ray_session import driver_node
+
 _PERIOD_SECONDS = 0.5
 
 
@@ -29,7 +31,7 @@ class _Board:
 @contextmanager
 def training_progress() -> Iterator[ActorHandle]:
     """A board to post steps to, shown as a progress bar while the body runs."""
-    board = ray.remote(num_cpus=0)(_Board).remote()
+    board = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(_Board).remote()
     finished = threading.Event()
     with tqdm(desc="distill", unit="step") as bar:
         watcher = threading.Thread(target=_watch, args=(board, bar, finished), daemon=True)

@@ -10,9 +10,11 @@ from typing import Any
 import ray
 from ray.data import ActorPoolStrategy, DataContext
 from ray.util.annotations import RayDeprecationWarning
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pos2distill.config import PoolSection
+from pos2distill.config import PoolSection, TrainersSection
 from pos2distill.errors import UserError, find_user_error
+from pos2distill.routing import POOLS_LABEL, SAMPLER_SHARE, SAMPLING, TRAINING
 
 # A laptop's cores are shared by small processes that mostly wait; fewer logical CPUs than this starve the pipeline.
 _LOCAL_CPUS = 6
@@ -30,6 +32,8 @@ def ray_session() -> Iterator[None]:
     context.enable_progress_bars = False
     # A long evaluation or a wait for nodes is no fault; deadlines are the cluster's business.
     context.execution_no_progress_timeout_s = -1
+    # All tasks and actors of all datasets, so that none wakes or keeps a trainer's node.
+    context.execution_options.label_selector = SAMPLING.labels if _has_pools() else None
     try:
         yield
     except Exception as error:
@@ -54,7 +58,25 @@ def pool_arguments(pool: PoolSection) -> dict[str, Any]:
         "num_gpus": pool.gpus,
         "max_restarts": pool.max_restarts,
         "max_task_retries": pool.max_restarts,
+        **({"resources": {SAMPLING.resource: SAMPLER_SHARE}} if _has_pools() else {}),
     }
+
+
+def trainer_arguments(trainers: TrainersSection) -> dict[str, Any]:
+    """Arguments of `ScalingConfig` for the training workers."""
+    pools = _has_pools()
+    own = {"GPU": trainers.gpus} if trainers.gpus else {}
+    return {
+        "num_workers": trainers.workers,
+        "use_gpu": trainers.gpus > 0,
+        "resources_per_worker": {"CPU": trainers.cpus, **own, **({TRAINING.resource: 1} if pools else {})},
+        "label_selector": TRAINING.labels if pools else None,
+    }
+
+
+def driver_node() -> NodeAffinitySchedulingStrategy:
+    """Where an actor without resources belongs: on a sampler's node it would keep that from being given back."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def require_resources(what: str, *, cpus: float, gpus: float) -> None:
@@ -79,6 +101,11 @@ def require_resources(what: str, *, cpus: float, gpus: float) -> None:
 def device_of(gpus: float) -> str:
     """The torch device of an actor or worker that holds so many GPUs."""
     return "cuda" if gpus else "cpu"
+
+
+def _has_pools() -> bool:
+    """Whether samplers and trainers have nodes of their own here: the head says so."""
+    return any(node["Alive"] and POOLS_LABEL.items() <= node["Labels"].items() for node in ray.nodes())
 
 
 def _connect() -> None:
