@@ -8,17 +8,23 @@ from typing import Any
 import pyarrow.fs
 import ray
 from ray.actor import ActorHandle
-from ray.data import Dataset, ExecutionOptions
+from ray.data import Dataset
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from pipelines.interrupt import interruptible
 from pipelines.plan import STEPS_FOLDER, Plan
 from pipelines.progress import Figures
-from pipelines.ray_session import ray_session, require_resources, set_data_context
+from pipelines.ray_session import (
+    ray_session,
+    require_resources,
+    set_data_context,
+    stream_options,
+    trainer_arguments,
+)
 from pipelines.sample import missing_samples, publish_samples, require_pools, sampling_board
 from pipelines.train_worker import SAMPLES, TrainTask, train_worker
-from pos2distill.config import Recipe, TrainersSection
+from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, UserError
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.training.feed import Wish
@@ -76,11 +82,7 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
         train_worker,
         train_loop_config={"task": TrainTask(recipe, plan, board)},
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=(trainers.workers, trainers.max_workers) if trainers.max_workers else trainers.workers,
-            use_gpu=trainers.gpus > 0,
-            resources_per_worker=_resources(trainers),
-        ),
+        scaling_config=ScalingConfig(**trainer_arguments(trainers)),
         run_config=RunConfig(
             name=_STATE_FOLDER,
             storage_path=plan.checkpoint.path,
@@ -92,7 +94,7 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
         datasets={SAMPLES: functools.partial(_open_stream, recipe, plan, board)},
         dataset_config=DataConfig(
             enable_shard_locality=False,  # samplers and trainers share no node
-            execution_options=ExecutionOptions(preserve_order=recipe.study.training.order == "fixed"),
+            execution_options=stream_options(preserve_order=recipe.study.training.order == "fixed"),
         ),
     )
 
@@ -111,10 +113,6 @@ def _counts(plan: Plan) -> dict[str, int]:
         "epochs": steps[-1]["epoch"] + 1,
         "steps": len(steps),
     }
-
-
-def _resources(trainers: TrainersSection) -> dict[str, float]:
-    return {"CPU": trainers.cpus, "GPU": trainers.gpus} if trainers.gpus else {"CPU": trainers.cpus}
 
 
 def _arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem | None:

@@ -13,6 +13,7 @@ from ray.actor import ActorHandle
 from ray.util.metrics import Gauge
 from tqdm import tqdm
 
+from pipelines.ray_session import driver_node
 from pos2distill.sampling.guard import FailureGuard
 
 _LOOK_SECONDS = 0.5
@@ -121,7 +122,7 @@ def live_board(
         guard: is shown every sample that is stored.
         total: examples in all. done: by an earlier run. stored: samples that are there, by outcome.
     """
-    board = ray.remote(num_cpus=0)(_Board).remote(run, guard, stored)
+    board = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(_Board).remote(run, guard, stored)
     finished = threading.Event()
     watcher = threading.Thread(target=_watch, args=(board, stage, total, done, finished), daemon=True)
     watcher.start()
