@@ -22,12 +22,10 @@ from pipelines.ray_session import (
     stream_options,
     trainer_arguments,
 )
-from pipelines.sample import missing_samples, publish_samples, require_pools, sampling_board
-from pipelines.train_worker import SAMPLES, TrainTask, train_worker
+from pipelines.sample import STREAM, missing_samples, publish_samples, require_pools, sampling_board
 from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, UserError
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.training.feed import Wish
 
 _STATE_FOLDER = "training"
 
@@ -51,7 +49,7 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
         if streams:
             require_pools(recipe)
         trainer = _make_trainer(recipe, plan, board)
-        outcome, signal = interruptible(trainer.fit, lambda: ray.get(board.ask.remote(Wish.STOP)))
+        outcome, signal = interruptible(trainer.fit, lambda: ray.get(board.ask.remote("stop")))
         figures: Figures = ray.get(board.read.remote())
     result: dict[str, Any] = outcome.return_value
     if "refused" in result:
@@ -79,8 +77,8 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
     trainers, checkpoints = recipe.runtime.trainers, recipe.runtime.checkpoints
     plan.checkpoint.fs.makedirs(plan.checkpoint.path, exist_ok=True)
     return TorchTrainer(
-        train_worker,
-        train_loop_config={"task": TrainTask(recipe, plan, board)},
+        _train_worker,
+        train_loop_config={"recipe": recipe, "plan": plan, "board": board},
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
         scaling_config=ScalingConfig(**trainer_arguments(trainers)),
         run_config=RunConfig(
@@ -91,12 +89,22 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
             failure_config=FailureConfig(max_failures=trainers.max_restarts),
         ),
         # Called whenever workers start, so that workers that start again get what is missing by then.
-        datasets={SAMPLES: functools.partial(_open_stream, recipe, plan, board)},
+        datasets={STREAM: functools.partial(_open_stream, recipe, plan, board)},
         dataset_config=DataConfig(
             enable_shard_locality=False,  # samplers and trainers share no node
             execution_options=stream_options(preserve_order=recipe.study.training.order == "fixed"),
         ),
     )
+
+
+def _train_worker(config: dict[str, Any]) -> dict[str, Any]:
+    """What runs on each worker; an error that starting again would not mend comes back as `refused`, its line."""
+    from pipelines.train_worker import train_worker  # here, since Train's controller loads this module too
+
+    try:
+        return train_worker(**config)
+    except UserError as error:
+        return {"refused": str(error)}
 
 
 def _open_stream(recipe: Recipe, plan: Plan, board: ActorHandle) -> Dataset:
