@@ -24,7 +24,7 @@ from pipelines.ray_session import (
 )
 from pipelines.sample import STREAM, missing_samples, publish_samples, require_pools, sampling_board
 from pos2distill.config import Recipe
-from pos2distill.errors import Stopped, UserError
+from pos2distill.errors import Stopped, UserError, find_user_error
 from pos2distill.store.artifacts import Artifact, Manifest
 
 _STATE_FOLDER = "training"
@@ -103,8 +103,10 @@ def _train_worker(config: dict[str, Any]) -> dict[str, Any]:
 
     try:
         return train_worker(**config)
-    except UserError as error:
-        return {"refused": str(error)}
+    except Exception as error:
+        if cause := find_user_error(error):
+            return {"refused": str(cause)}
+        raise
 
 
 def _open_stream(recipe: Recipe, plan: Plan, board: ActorHandle) -> Dataset:
