@@ -18,7 +18,7 @@ COMMANDS = {
     "study": "the whole chain: measure, sample, distil, measure again, report; finished stages are skipped",
     "evaluate": "accuracy at every slot, of the base model and of the checkpoint if there is one",
     "sample": "advantaged responses into the sample store, with the teacher's hidden states",
-    "distill": "train on the samples that are there",
+    "distill": "train on the samples that are there; with runtime.mode=streamed, sample meanwhile what is missing",
     "report": "the HTML page and summary.json, from results that are there",
 }
 

@@ -12,7 +12,7 @@ import yaml
 from cluster.entrypoint import make_entrypoint
 from cluster.pods import HOME, container_security, instance_labels, pod_template, submitter_template
 from cluster.spec import ClusterSpec, DataGroup, EgressRule, SamplingGroup, TrainingGroup
-from pos2distill.routing import SAMPLING, TRAINING, Pool
+from pos2distill.routing import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
 Manifest = dict[str, Any]
 
@@ -96,6 +96,7 @@ def cluster_spec(spec: ClusterSpec) -> Manifest:
             "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "scratch", "mountPath": HOME}],
         },
         "headGroupSpec": {
+            "labels": dict(POOLS_LABEL),
             # No CPUs, so that no work is placed there: the driver and Ray's own processes want none.
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
             "template": pod_template(spec, spec.head, "ray-head", grace_s=HEAD_GRACE_S, spot=False, head=True),

@@ -15,7 +15,7 @@ from cluster.pod_rules import as_dict, as_int, as_list, check_pod, check_rights,
 from cluster.secrets import looks_secret
 from cluster.spec import NAME_LENGTH
 from pos2distill.errors import did_you_mean
-from pos2distill.routing import SAMPLING, SUBCLUSTER_LABEL, TRAINING
+from pos2distill.routing import POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING
 
 Fault = tuple[str, str]
 
@@ -244,6 +244,9 @@ def _check_head(place: str, head: dict[str, Any]) -> Iterator[Fault]:
     for pool in (SAMPLING, TRAINING):
         if pool.label in as_dict(head.get("labels")) or pool.resource in resources:
             yield f"{place}.labels", f"the head is of no pool; remove {pool.label} and the resource {pool.resource}"
+    for key, value in POOLS_LABEL.items():
+        if as_dict(head.get("labels")).get(key) != value:
+            yield f"{place}.labels.{key}", f"missing: work would be placed on nodes of any pool; set {value}"
     yield from check_pod(f"{place}.template", as_dict(head.get("template")))
 
 

@@ -8,20 +8,24 @@ from typing import Any
 import pyarrow.fs
 import ray
 from ray.actor import ActorHandle
-from ray.data import Dataset, ExecutionOptions
+from ray.data import Dataset
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from pipelines.interrupt import interruptible
 from pipelines.plan import STEPS_FOLDER, Plan
 from pipelines.progress import Figures
-from pipelines.ray_session import ray_session, require_resources, set_data_context
-from pipelines.sample import missing_samples, publish_samples, require_pools, sampling_board
-from pipelines.train_worker import SAMPLES, TrainTask, train_worker
-from pos2distill.config import Recipe, TrainersSection
-from pos2distill.errors import Stopped, UserError
+from pipelines.ray_session import (
+    ray_session,
+    require_resources,
+    set_data_context,
+    stream_options,
+    trainer_arguments,
+)
+from pipelines.sample import STREAM, missing_samples, publish_samples, require_pools, sampling_board
+from pos2distill.config import Recipe
+from pos2distill.errors import Stopped, UserError, find_user_error
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.training.feed import Wish
 
 _STATE_FOLDER = "training"
 
@@ -45,7 +49,7 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
         if streams:
             require_pools(recipe)
         trainer = _make_trainer(recipe, plan, board)
-        outcome, signal = interruptible(trainer.fit, lambda: ray.get(board.ask.remote(Wish.STOP)))
+        outcome, signal = interruptible(trainer.fit, lambda: ray.get(board.ask.remote("stop")))
         figures: Figures = ray.get(board.read.remote())
     result: dict[str, Any] = outcome.return_value
     if "refused" in result:
@@ -73,14 +77,10 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
     trainers, checkpoints = recipe.runtime.trainers, recipe.runtime.checkpoints
     plan.checkpoint.fs.makedirs(plan.checkpoint.path, exist_ok=True)
     return TorchTrainer(
-        train_worker,
-        train_loop_config={"task": TrainTask(recipe, plan, board)},
+        _train_worker,
+        train_loop_config={"recipe": recipe, "plan": plan, "board": board},
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
-        scaling_config=ScalingConfig(
-            num_workers=(trainers.workers, trainers.max_workers) if trainers.max_workers else trainers.workers,
-            use_gpu=trainers.gpus > 0,
-            resources_per_worker=_resources(trainers),
-        ),
+        scaling_config=ScalingConfig(**trainer_arguments(trainers)),
         run_config=RunConfig(
             name=_STATE_FOLDER,
             storage_path=plan.checkpoint.path,
@@ -89,12 +89,24 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
             failure_config=FailureConfig(max_failures=trainers.max_restarts),
         ),
         # Called whenever workers start, so that workers that start again get what is missing by then.
-        datasets={SAMPLES: functools.partial(_open_stream, recipe, plan, board)},
+        datasets={STREAM: functools.partial(_open_stream, recipe, plan, board)},
         dataset_config=DataConfig(
             enable_shard_locality=False,  # samplers and trainers share no node
-            execution_options=ExecutionOptions(preserve_order=recipe.study.training.order == "fixed"),
+            execution_options=stream_options(preserve_order=recipe.study.training.order == "fixed"),
         ),
     )
+
+
+def _train_worker(config: dict[str, Any]) -> dict[str, Any]:
+    """What runs on each worker; an error that starting again would not mend comes back as `refused`, its line."""
+    from pipelines.train_worker import train_worker  # here, since Train's controller loads this module too
+
+    try:
+        return train_worker(**config)
+    except Exception as error:
+        if cause := find_user_error(error):
+            return {"refused": str(cause)}
+        raise
 
 
 def _open_stream(recipe: Recipe, plan: Plan, board: ActorHandle) -> Dataset:
@@ -111,10 +123,6 @@ def _counts(plan: Plan) -> dict[str, int]:
         "epochs": steps[-1]["epoch"] + 1,
         "steps": len(steps),
     }
-
-
-def _resources(trainers: TrainersSection) -> dict[str, float]:
-    return {"CPU": trainers.cpus, "GPU": trainers.gpus} if trainers.gpus else {"CPU": trainers.cpus}
 
 
 def _arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem | None:

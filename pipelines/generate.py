@@ -1,11 +1,14 @@
-"""Generation on Ray Data, for sampling and evaluation alike: examples to prompts to judged answers."""
+"""Generation on Ray Data, for sampling and evaluation alike: examples to prompts to judged answers.
+
+Ray's coordinators load this module too, so what loads torch is imported where the work is done.
+"""
 
 import functools
 import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +19,6 @@ from ray.data import Dataset, TaskPoolStrategy
 from pipelines.ray_session import device_of, pool_arguments
 from pos2distill.config import ModelSection, PoolSection, Recipe, Study
 from pos2distill.errors import UserError
-from pos2distill.models.load import context_length, end_of_turn_id, load_tokenizer, stop_token_ids
 from pos2distill.randomness import derive_seed
 from pos2distill.records import ANSWER_SCHEMA, PROMPT_SCHEMA, Example, example_from_row
 from pos2distill.sampling.engine import EngineDied, Failure, Reply, SamplingParams, build_engine
@@ -82,6 +84,8 @@ def build_prompts(
 @functools.lru_cache(maxsize=1)
 def _prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
     """Made once in a process: Ray runs many tasks in one."""
+    from pos2distill.models.load import context_length, load_tokenizer
+
     max_length = context_length(study.model)
     return PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=max_length, reserve=max_new_tokens)
 
@@ -92,16 +96,18 @@ class Answer:
     def __init__(
         self, recipe: Recipe, model: ModelSection, params: SamplingParams, for_training: bool, board: ActorHandle | None
     ) -> None:
+        from pos2distill.models.load import end_of_turn_id, load_tokenizer, stop_token_ids
+
         pool = recipe.runtime.samplers
         tokenizer = load_tokenizer(model)
-        self.params = params
+        self.params = replace(params, stop_ids=tuple(stop_token_ids(model, tokenizer)))
         self.for_training = for_training
         self.board = board
         self.judge = Judge(
             tokenizer,
             metric=recipe.study.data.metric,
             end_of_turn=end_of_turn_id(tokenizer),
-            stop_ids=params.stop_ids,
+            stop_ids=self.params.stop_ids,
             keep=recipe.study.sampling.keep,
         )
         self.engine = build_engine(model, recipe.runtime, threads=pool.threads, device=device_of(pool.gpus))
@@ -139,6 +145,8 @@ class Answer:
         """A reply to every row; those without a prompt never see the engine."""
         errors, seeds = batch["error"].to_pylist(), batch["seed"].to_pylist()
         asked = [row for row, error in enumerate(errors) if error is None]
+        if not asked:
+            return [Failure(error) for error in errors]
         prompts = [batch["prompt_ids"][row].values.to_numpy() for row in asked]
         try:
             answers = iter(await self.engine.generate(prompts, self.params, [seeds[row] for row in asked]))
@@ -175,7 +183,7 @@ def generate(
     """
     pool = recipe.runtime.samplers
     study = recipe.study.model_copy(update={"model": model})
-    params = SamplingParams(temperature, top_p, max_new_tokens, tuple(stop_token_ids(model, load_tokenizer(model))))
+    params = SamplingParams(temperature, top_p, max_new_tokens, stop_ids=())
     return examples.map_batches(
         build_prompts,
         fn_args=(study, asked, max_new_tokens, for_training),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pos2distill.config import MethodSection, Recipe, Study, fingerprint
-from pos2distill.models.load import model_digest
+from pos2distill.models.files import model_digest
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.formats import PUBLISHED

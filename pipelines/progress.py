@@ -7,17 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import ray
 from ray.actor import ActorHandle
 from ray.util.metrics import Gauge
 from tqdm import tqdm
 
+from pipelines.ray_session import driver_node
 from pos2distill.sampling.guard import FailureGuard
 
 _LOOK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
 _ACTIVE_SECONDS = 30.0
+
+Asked = Literal["checkpoint", "stop"]
 
 
 @dataclass
@@ -50,7 +54,7 @@ class _Board:
 
     def __init__(self, run: str, guard: FailureGuard, stored: Mapping[str, int]) -> None:
         self.figures = Figures(stored=Counter(stored))
-        self.wish = 0
+        self.asked: Asked | None = None
         self.seen: dict[str, dict[str, float]] = {}
         self.gauges = {
             name: Gauge(f"pos2distill_{name}", description=text, tag_keys=("run", "outcome", "pool"))
@@ -97,14 +101,14 @@ class _Board:
             self._gauge("actors", self.figures.actors[pool], pool=pool)
         return self.figures
 
-    def ask(self, wish: int) -> None:
-        """What training is to do after its next step; of several the greatest."""
-        self.wish = max(self.wish, wish)
+    def ask(self, wish: Asked) -> None:
+        """What training is to do after its next step; a stop is more than a checkpoint."""
+        self.asked = "stop" if "stop" in (wish, self.asked) else wish
 
-    def take_wish(self) -> int:
+    def take_asked(self) -> Asked | None:
         """What was asked for since the last time; asked once, done once."""
-        wish, self.wish = self.wish, 0
-        return wish
+        asked, self.asked = self.asked, None
+        return asked
 
     def _gauge(self, name: str, value: float, **tags: str) -> None:
         self.gauges[name].set(value, tags={"run": self.run, "outcome": "", "pool": "", **tags})
@@ -121,7 +125,7 @@ def live_board(
         guard: is shown every sample that is stored.
         total: examples in all. done: by an earlier run. stored: samples that are there, by outcome.
     """
-    board = ray.remote(num_cpus=0)(_Board).remote(run, guard, stored)
+    board = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(_Board).remote(run, guard, stored)
     finished = threading.Event()
     watcher = threading.Thread(target=_watch, args=(board, stage, total, done, finished), daemon=True)
     watcher.start()

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.data import ActorPoolStrategy, DataContext
+from ray.data import ActorPoolStrategy, DataContext, ExecutionOptions
 from ray.util.annotations import RayDeprecationWarning
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pos2distill.config import PoolSection
+from pos2distill.config import PoolSection, TrainersSection
 from pos2distill.errors import UserError, find_user_error
+from pos2distill.routing import POOLS_LABEL, SAMPLER_SHARE, SAMPLING, TRAINING
 
 # A laptop's cores are shared by small processes that mostly wait; fewer logical CPUs than this starve the pipeline.
 _LOCAL_CPUS = 6
@@ -42,6 +44,8 @@ def set_data_context() -> None:
     # A long evaluation, a wait for nodes or a slow trainer is no fault; deadlines are the cluster's business.
     context.execution_no_progress_timeout_s = -1
     context.max_consecutive_actor_init_deaths = 3
+    # All tasks and actors of all datasets, so that none wakes or keeps a trainer's node.
+    context.execution_options.label_selector = SAMPLING.labels if _has_pools() else None
 
 
 def pool_arguments(pool: PoolSection) -> dict[str, Any]:
@@ -60,7 +64,32 @@ def pool_arguments(pool: PoolSection) -> dict[str, Any]:
         "num_gpus": pool.gpus,
         "max_restarts": pool.max_restarts,
         "max_task_retries": pool.max_restarts,
+        **({"resources": {SAMPLING.resource: SAMPLER_SHARE}} if _has_pools() else {}),
     }
+
+
+def trainer_arguments(trainers: TrainersSection) -> dict[str, Any]:
+    """Arguments of `ScalingConfig` for the training workers."""
+    pools = _has_pools()
+    own = {"GPU": trainers.gpus} if trainers.gpus else {}
+    return {
+        "num_workers": (trainers.workers, trainers.max_workers) if trainers.max_workers else trainers.workers,
+        "use_gpu": trainers.gpus > 0,
+        "resources_per_worker": {"CPU": trainers.cpus, **own, **({TRAINING.resource: 1} if pools else {})},
+        "label_selector": TRAINING.labels if pools else None,
+    }
+
+
+def stream_options(*, preserve_order: bool) -> ExecutionOptions:
+    """How a dataset runs that Ray Train reads: it takes these in place of the context's."""
+    return ExecutionOptions(
+        preserve_order=preserve_order, label_selector=DataContext.get_current().execution_options.label_selector
+    )
+
+
+def driver_node() -> NodeAffinitySchedulingStrategy:
+    """Where an actor without resources belongs: on a sampler's node it would keep that from being given back."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def require_resources(what: str, *, cpus: float, gpus: float) -> None:
@@ -85,6 +114,11 @@ def require_resources(what: str, *, cpus: float, gpus: float) -> None:
 def device_of(gpus: float) -> str:
     """The torch device of an actor or worker that holds so many GPUs."""
     return "cuda" if gpus else "cpu"
+
+
+def _has_pools() -> bool:
+    """Whether samplers and trainers have nodes of their own here: the head says so."""
+    return any(node["Alive"] and POOLS_LABEL.items() <= node["Labels"].items() for node in ray.nodes())
 
 
 def _connect() -> None:

@@ -24,20 +24,23 @@ from pipelines.ray_session import device_of, pool_arguments, ray_session, requir
 from pipelines.tee import write_samples
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
-from pos2distill.models.responses import hidden_to_bytes
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.guard import FailureGuard
-from pos2distill.sampling.teacher import Teacher
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import Placement
 from pos2distill.urls import open_url
+
+STREAM = "samples"
+"""The stream's name among the data sets of Ray Train."""
 
 
 class AddTeacherStates:
     """The cached teacher: hidden states of the kept answers of a batch, once an example."""
 
     def __init__(self, recipe: Recipe) -> None:
+        from pos2distill.sampling.teacher import Teacher  # here, since Ray's coordinators load this module too
+
         pool = recipe.runtime.teachers
         self.dtype = recipe.study.model.dtype
         self.teacher = Teacher(
@@ -49,6 +52,8 @@ class AddTeacherStates:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Add the columns `hidden`, `hidden_dtype` and `teacher_seconds` (each row's share of the batch's time)."""
+        from pos2distill.models.responses import hidden_to_bytes
+
         start = time.monotonic()
         kept = np.flatnonzero(np.asarray(batch["outcome"]) == "kept")
         hidden: list[bytes | None] = [None] * len(batch)

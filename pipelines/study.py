@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pipelines.plan import Plan, make_plan
@@ -11,6 +12,7 @@ from pos2distill.errors import GateError, UserError
 from pos2distill.evaluation.scores import Curve, show_slots, to_curve, to_grid
 from pos2distill.recipes import sweep_cells
 from pos2distill.store.artifacts import Artifact, Manifest, claim_storage, other_fingerprints
+from pos2distill.store.lease import hold
 from pos2distill.urls import open_url
 
 Stage = Callable[[Recipe, Plan], Manifest]
@@ -21,8 +23,8 @@ def run_study(recipe: Recipe) -> None:
     if recipe.sweep:
         _run_sweep(recipe)
         return
-    plan = _open(recipe)
-    _run(recipe, plan, list(plan.artifacts))
+    with _writing(recipe) as plan:
+        _run(recipe, plan, list(plan.artifacts))
     if _reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  done before")
         _print_paths(recipe, plan)
@@ -38,11 +40,11 @@ def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None
     Raises:
         GateError: if the last of these curves has a larger GAP than that.
     """
-    plan = _open(_one_study(recipe))
-    stages = ["examples", "evaluate base"]
-    if plan.checkpoint.manifest():
-        stages.append("evaluate distilled")
-    _run(recipe, plan, stages)
+    with _writing(_one_study(recipe)) as plan:
+        stages = ["examples", "evaluate base"]
+        if plan.checkpoint.manifest():
+            stages.append("evaluate distilled")
+        _run(recipe, plan, stages)
     curve = _curve(recipe, plan.base_scores)
     _print_curve(plan.base_scores.name, curve)
     if plan.distilled_scores.manifest():
@@ -55,15 +57,16 @@ def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None
 
 def run_sample(recipe: Recipe) -> None:
     """Samples and teacher states."""
-    plan = _open(_one_study(recipe))
-    _run(recipe, plan, ["examples", *(["choose slot"] if plan.slot_scores else []), "sample"])
+    with _writing(_one_study(recipe)) as plan:
+        _run(recipe, plan, ["examples", *(["choose slot"] if plan.slot_scores else []), "sample"])
 
 
 def run_distill(recipe: Recipe) -> None:
-    """The checkpoint, from samples that are there."""
-    plan = _open(_one_study(recipe))
-    _require(recipe, plan, ["sample"])
-    _run(recipe, plan, ["examples", "distill"])
+    """The checkpoint, from samples that are there; streamed, sampling what is missing meanwhile."""
+    with _writing(_one_study(recipe)) as plan:
+        if recipe.runtime.mode == "staged":
+            _require(recipe, plan, ["sample"])
+        _run(recipe, plan, ["examples", *(["choose slot"] if plan.slot_scores else []), "sample", "distill"])
 
 
 def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
@@ -101,8 +104,8 @@ def _run_sweep(recipe: Recipe) -> None:
     cells = sweep_cells(recipe)
     for number, (settings, cell) in enumerate(cells, start=1):
         print(f"--- study {number} of {len(cells)}{_shown_settings(settings)}", flush=True)
-        plan = _open(cell)
-        _run(cell, plan, list(plan.artifacts))
+        with _writing(cell) as plan:
+            _run(cell, plan, list(plan.artifacts))
     run_report(recipe)  # cheap beside the studies, so it is made every time
 
 
@@ -122,6 +125,14 @@ def _open(recipe: Recipe) -> Plan:
     plan = make_plan(recipe)
     claim_storage(recipe.storage, recipe.name)
     return plan
+
+
+@contextmanager
+def _writing(recipe: Recipe) -> Iterator[Plan]:
+    """The plan, for making artifacts: by one driver at a time. A report is the same whoever writes it."""
+    plan = _open(recipe)
+    with hold(recipe.storage):
+        yield plan
 
 
 def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 
 from pipelines.examples import training_ids
 from pipelines.plan import MODEL_FOLDER, STEPS_FOLDER, Plan
+from pipelines.sample import STREAM
 from pos2distill.config import Recipe, Study
-from pos2distill.errors import UserError
-from pos2distill.models.load import context_length, keep_generation_config, load_tokenizer
+from pos2distill.models.files import keep_generation_config
+from pos2distill.models.load import context_length, load_tokenizer
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import write_bytes
 from pos2distill.store.samples import SampleStore
@@ -35,33 +35,14 @@ from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_
 from pos2distill.training.trackers import open_trackers
 from pos2distill.training.trainer import StepRecord, train
 
-SAMPLES = "samples"
-
 _POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class TrainTask:
-    """What every worker is given."""
-
-    recipe: Recipe
-    plan: Plan
-    board: ActorHandle
-
-
-def train_worker(config: dict[str, Any]) -> dict[str, Any]:
+def train_worker(recipe: Recipe, plan: Plan, board: ActorHandle) -> dict[str, Any]:
     """Train on this worker, from the last checkpoint if there is one.
 
-    Returns: `finished` and `steps`; or, of an error that starting again would not mend, `refused`: its line.
+    Returns: `finished`, and at which of the `steps`.
     """
-    try:
-        return _train(config["task"])
-    except UserError as error:
-        return {"refused": str(error)}
-
-
-def _train(task: TrainTask) -> dict[str, Any]:
-    recipe, plan = task.recipe, task.plan
     study, trainers = recipe.study, recipe.runtime.trainers
     context = ray.train.get_context()
     # Asked of the settings first: Ray shows a worker without GPUs those of its machine.
@@ -76,17 +57,17 @@ def _train(task: TrainTask) -> dict[str, Any]:
         teacher = cached_states
     ids = training_ids(plan)
     progress = _resume(stepper, len(ids))
-    keeper = Keeper(task, stepper, ranks, progress.step)
+    keeper = Keeper(recipe, board, stepper, ranks, progress.step)
     pull = -(-examples_in_batch(study) // world)
     feed = Feed(
         study,
         ids,
         SampleStore(plan.samples),
-        lambda: Shard(ray.train.get_dataset_shard(SAMPLES), pull),
+        lambda: Shard(ray.train.get_dataset_shard(STREAM), pull),
         ranks,
         keeper.wish,
     )
-    listeners = [StepLog(task, progress, len(ids))] if ranks.rank == 0 else []
+    listeners = [StepLog(recipe, plan, board, progress, len(ids))] if ranks.rank == 0 else []
     keeper.logs = listeners
     finished = train(
         study,
@@ -154,14 +135,14 @@ class Shard:
 class Keeper:
     """Decides when a checkpoint is due, and writes it; Ray Train uploads it while training goes on."""
 
-    def __init__(self, task: TrainTask, stepper: Stepper, ranks: Ranks, step: int) -> None:
-        self.settings = task.recipe.runtime.checkpoints
-        self.board = task.board
+    def __init__(self, recipe: Recipe, board: ActorHandle, stepper: Stepper, ranks: Ranks, step: int) -> None:
+        self.settings = recipe.runtime.checkpoints
+        self.board = board
         self.stepper = stepper
         self.ranks = ranks
         self.logs: list[StepLog] = []
         self.last_step, self.last_time = step, time.monotonic()
-        self.asked = self.board.take_wish.remote() if ranks.rank == 0 else None
+        self.asked = self.board.take_asked.remote() if ranks.rank == 0 else None
 
     def wish(self, step: int) -> Wish:
         """What is to happen after this step: rank 0 looks at the clock, the settings and the board."""
@@ -194,16 +175,17 @@ class Keeper:
         ready, _ = ray.wait([self.asked], timeout=0)
         if not ready:
             return Wish.GO_ON
-        wish = Wish(ray.get(self.asked))
-        self.asked = self.board.take_wish.remote()
+        wish = {None: Wish.GO_ON, "checkpoint": Wish.CHECKPOINT, "stop": Wish.STOP}[ray.get(self.asked)]
+        self.asked = self.board.take_asked.remote()
         return wish
 
 
 class StepLog:
     """Step records to the progress board, the trackers and the artifact, there a file from checkpoint to checkpoint."""
 
-    def __init__(self, task: TrainTask, progress: Progress, examples: int) -> None:
-        recipe, self.plan, self.board = task.recipe, task.plan, task.board
+    def __init__(self, recipe: Recipe, plan: Plan, board: ActorHandle, progress: Progress, examples: int) -> None:
+        self.plan = plan
+        self.board = board
         self.examples = examples * recipe.study.training.epochs
         self.lines: list[str] = []
         self.start = progress.step

@@ -12,7 +12,8 @@ So every node that works for Ray Data carries `ray-subcluster: sampling`, traine
 `ray-subcluster`. The custom resources keep out what has no label selector: bundles of a placement group of vLLM cannot
 carry one, so an actor asks for some `sampler`, a training worker for one `trainer`.
 
-The head carries neither: it has no CPUs for work.
+The head carries neither: it has no CPUs for work. It carries a label of its own which says that there are pools, since
+these may have no node yet. Where no node carries it (one machine, a cluster of another make), work goes anywhere.
 """
 
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class Pool:
         """How much of the custom resource a node offers: one unit a GPU, and one on a node without."""
         return max(gpus, 1)
 
+
+POOLS_LABEL = {"routing": "pools"}  # on the head
+SAMPLER_SHARE = 0.001  # of the custom resource, for one actor; how many fit is decided by CPUs and GPUs
 
 SAMPLING = Pool(label=SUBCLUSTER_LABEL, value="sampling", resource="sampler")
 TRAINING = Pool(label="pool", value="trainer", resource="trainer")

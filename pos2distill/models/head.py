@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.models.load import load_config, local_folder
+from pos2distill.models.files import local_folder
+from pos2distill.models.load import load_config
 
 _HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight")
 

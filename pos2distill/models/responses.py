@@ -8,13 +8,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from pos2distill.models.load import torch_dtype
-
-Tokens = npt.NDArray[np.int32]
+from pos2distill.records import Tokens
 
 
 @dataclass(frozen=True, slots=True)

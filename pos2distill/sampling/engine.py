@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pos2distill.config import ModelSection, Runtime
-from pos2distill.models.responses import Tokens
+from pos2distill.records import Tokens
 
 
 @dataclass(frozen=True, slots=True)

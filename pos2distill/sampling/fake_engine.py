@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pos2distill.config import FakeSection
-from pos2distill.models.responses import Tokens
+from pos2distill.records import Tokens
 from pos2distill.sampling.engine import Completion, EngineDied, Failure, Reply, SamplingParams
 
 

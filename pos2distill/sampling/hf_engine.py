@@ -10,7 +10,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
-from pos2distill.models.responses import Tokens
+from pos2distill.records import Tokens
 from pos2distill.sampling.engine import Completion, Failure, Reply, SamplingParams
 
 # What torch raises for one batch and not for the next: out of memory, and token ids that the model does not know.

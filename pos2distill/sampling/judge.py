@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from pos2distill.models.responses import Tokens
+from pos2distill.records import Tokens
 from pos2distill.sampling.engine import Failure, Reply
 from pos2distill.tasks.judge import first_line, score
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Judge:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         metric: Literal["sub_em", "em"],
         end_of_turn: int,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
-from pos2distill.models.responses import Tokens, collate, predicting_hidden
+from pos2distill.models.responses import collate, predicting_hidden
+from pos2distill.records import Tokens
 
 
 class Teacher:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pos2distill.config import ModelSection, VllmSection
-from pos2distill.models.load import context_length, local_folder
-from pos2distill.models.responses import Tokens
+from pos2distill.models.files import local_folder
+from pos2distill.models.load import context_length
+from pos2distill.records import Tokens
 from pos2distill.sampling.engine import Completion, EngineDied, Failure, Reply, SamplingParams
 from pos2distill.sampling.reaper import start_reaper
 

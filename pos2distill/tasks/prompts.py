@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedTokenizerBase
 
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example, Slots
 from pos2distill.tasks.permutations import arrange
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def _listed(documents: Sequence[Document]) -> str:
@@ -88,7 +90,7 @@ class PromptBuilder:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         style: Literal["qa", "kv", "plain", "coc", "reasoning"],
         *,
         max_length: int,

@@ -13,8 +13,8 @@ from torch import Tensor
 from pos2distill.config import Study
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.load import end_of_turn_id
-from pos2distill.models.responses import Tokens, hidden_from_bytes
-from pos2distill.records import Example, Slots, example_from_row
+from pos2distill.models.responses import hidden_from_bytes
+from pos2distill.records import Example, Slots, Tokens, example_from_row
 from pos2distill.tasks.permutations import draw_trivial_slots, slots_to_index
 from pos2distill.tasks.prompts import PromptBuilder
 

@@ -16,9 +16,8 @@ import pytest
 from pipelines.plan import make_plan
 from pos2distill.config import ModelSection, Recipe, VllmSection
 from pos2distill.models.load import load_tokenizer, stop_token_ids
-from pos2distill.models.responses import Tokens
 from pos2distill.recipes import load_recipe
-from pos2distill.records import example_from_row
+from pos2distill.records import Tokens, example_from_row
 from pos2distill.sampling import reaper
 from pos2distill.sampling.engine import Engine, Failure, SamplingParams
 from pos2distill.sampling.hf_engine import HfEngine

@@ -1,7 +1,7 @@
 """zero3 and torch: one loss, one gradient, one curve, however the global batch is cut."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,19 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from pipelines.distill import make_checkpoint, make_source, read_steps
+from pipelines.distill import make_checkpoint, read_steps
+from pipelines.examples import training_ids
 from pipelines.plan import make_plan
+from pipelines.train_worker import make_prompt_builder
 from pos2distill.config import Recipe
-from pos2distill.training.rows import RowSource
+from pos2distill.store.samples import SampleStore
+from pos2distill.training.feed import Batch, Feed, Progress
+from pos2distill.training.ranks import Ranks
+from pos2distill.training.rows import RowBuilder
 from pos2distill.training.stepper import Stepper, build_stepper, has_resident_teacher
 from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
-from pos2distill.training.trainer import Ranks, train
+from pos2distill.training.trainer import train
+from tests.unit.conftest import no_stream
 
 # 20 documents, where the KL is far from zero, and a rate at which fp32 rounding does not grow from step to step.
 STEPS = [
@@ -120,12 +126,11 @@ class Inspected:
         return 0.0
 
 
-class FirstBatch(RowSource):
-    """A source that ends after one global batch."""
+class FirstBatch(Feed):
+    """The first global batch alone."""
 
-    def global_batches(self, epoch: int):
-        if epoch == 0:
-            yield next(super().global_batches(0))
+    def batches(self, progress: Progress) -> Iterator[Batch]:
+        yield next(super().batches(progress))
 
 
 def first_gradient(
@@ -143,10 +148,12 @@ def first_gradient(
     states: TeacherStates | None = cached_states if method.needs_teacher else None
     if has_resident_teacher(study):
         states = ResidentStates(stepper.frozen_states, alignment=method.alignment)
-    source = make_source(study, make_plan(recipe))
-    source.__class__ = FirstBatch
+    plan = make_plan(recipe)
+    ids = training_ids(plan)
+    feed = FirstBatch(study, ids, SampleStore(plan.samples), no_stream, ranks)
+    build = RowBuilder(make_prompt_builder(study), study)
     records = []
-    train(study, trainers, source, stepper, states, ranks, [records.append])
+    train(study, trainers, feed, build, stepper, states, ranks, Progress.at_start(len(ids)), [records.append])
     return {"loss": records[0].loss, "gradients": stepper.gradients}
 
 

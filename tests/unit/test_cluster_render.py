@@ -59,7 +59,8 @@ def test_work_finds_its_nodes(cluster: Manifest) -> None:
     assert (sampling["resources"], training["resources"]) == ({"sampler": "1"}, {"trainer": "8"})
     assert "resources" not in data
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    assert not {"labels", "resources"} & cluster["headGroupSpec"].keys()
+    assert cluster["headGroupSpec"]["labels"] == {"routing": "pools"}
+    assert "resources" not in cluster["headGroupSpec"]
 
 
 def test_the_pools_are_as_ray_wants_them() -> None:
@@ -76,6 +77,7 @@ def test_rays_autoscaler_reads_the_pools_as_they_are_meant() -> None:
     types = read["available_node_types"]
     market = "ray.io/market-type"
     assert types["headgroup"]["resources"]["CPU"] == 0
+    assert types["headgroup"]["labels"] == {"routing": "pools"}
     assert types["sampling"]["resources"].items() >= {"CPU": 11, "GPU": 1, "sampler": 1}.items()
     assert types["sampling"]["labels"] == {"ray-subcluster": "sampling", market: "spot"}
     assert types["training"]["resources"].items() >= {"CPU": 90, "GPU": 8, "trainer": 8}.items()

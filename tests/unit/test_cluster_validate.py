@@ -127,6 +127,7 @@ RULES: list[tuple[str, Any, str]] = [
     (f"{HEAD}.rayStartParams.num-cpus", ..., 'rayStartParams.num-cpus: the head is not to get work; set "0"'),
     (f"{HEAD}.{RAY}.resources.limits.nvidia~com/gpu", "1", "the head does no work and wants no GPU; remove it"),
     (f"{HEAD}.labels", {"pool": "trainer"}, "headGroupSpec.labels: the head is of no pool; remove pool"),
+    (f"{HEAD}.labels", ..., "headGroupSpec.labels.routing: missing: work would be placed on nodes of any pool; set"),
     (f"{SAMPLING}.minReplicas", 99, "minReplicas: 99 is more than maxReplicas, 16; lower it"),
     (f"{SAMPLING}.replicas", 99, "replicas: 99 is not between minReplicas and maxReplicas; set 0"),
     (f"{SAMPLING}.numOfHosts", 2, "numOfHosts: is 2, but a replica here is one node; set 1"),

@@ -8,7 +8,7 @@ import torch
 
 from pos2distill.config import FakeSection, ModelSection, Runtime
 from pos2distill.models.load import load_model
-from pos2distill.models.responses import Tokens
+from pos2distill.records import Tokens
 from pos2distill.sampling.engine import Completion, Engine, EngineDied, Failure, SamplingParams, build_engine
 from pos2distill.sampling.fake_engine import FakeEngine
 from pos2distill.sampling.hf_engine import HfEngine, SeededGumbel

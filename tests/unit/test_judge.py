@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import end_of_turn_id, load_tokenizer
-from pos2distill.models.responses import Tokens
+from pos2distill.records import Tokens
 from pos2distill.sampling.engine import Completion, Failure
 from pos2distill.sampling.judge import Judge
 from pos2distill.tasks.judge import exact_match, f1, first_line, normalize, parse_answer, score, sub_exact_match

@@ -11,14 +11,13 @@ import torch
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
+from pos2distill.models.files import local_folder, model_digest
 from pos2distill.models.load import (
     context_length,
     end_of_turn_id,
     load_config,
     load_model,
     load_tokenizer,
-    local_folder,
-    model_digest,
     pick_attention,
     stop_token_ids,
 )

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.examples import make_examples, read_training_examples
+from pipelines.examples import make_examples, training_ids
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
+from pos2distill.records import example_from_row
 from pos2distill.tasks.datasets import load_split
 
 EXAMPLES, BASE, SAMPLE, DISTILL, DISTILLED = STAGES = (
@@ -126,7 +127,8 @@ def test_the_examples_stage_writes_the_split(make_recipe: Make) -> None:
     split = load_split(recipe.study.data, documents=6, seed=0)
     assert manifest.counts == split.counts
     assert plan.examples.manifest() == manifest
-    assert read_training_examples(plan) == {example.example_id: example for example in split.train}
+    assert training_ids(plan).to_pylist() == [example.example_id for example in split.train]
+    assert [example_from_row(row) for row in plan.examples.read_table("train.parquet").to_pylist()] == split.train
     assert plan.examples.read_table("evaluation.parquet")["example_id"].to_pylist() == [
         example.example_id for example in split.evaluation
     ]

@@ -4,7 +4,8 @@ import torch
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
-from pos2distill.models.responses import Tokens, collate, hidden_from_bytes, hidden_to_bytes, predicting_hidden
+from pos2distill.models.responses import collate, hidden_from_bytes, hidden_to_bytes, predicting_hidden
+from pos2distill.records import Tokens
 
 
 def tokens(*ids: int) -> Tokens:

@@ -1,0 +1,178 @@
+"""The driver's lease: of two drivers started on one storage, one works and the other waits.
+
+The holder's `driver.json` lies in the storage; the holder renews it, and takes it away when it ends. A holder is dead
+if its process is gone from this machine, or if the file did not change for so many periods, as seen by the clock of
+whoever waits: clocks of different machines are never compared.
+
+The file is made in one exclusive step (on object stores a conditional PUT). Two drivers that take over from a dead one
+at the same moment may remove each other's files; each reads back after a while what it wrote, and whoever was paused
+in between learns it at its next renewal. The sample store bears two writers for so long.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from pos2distill.errors import LeaseLost
+from pos2distill.store.artifacts import write_bytes
+from pos2distill.urls import open_url
+
+_FILE = "driver.json"
+_PERIOD = 10.0  # seconds between renewals
+_MISSED = 6  # periods without a renewal until a holder counts as dead
+_LOOKS = 5  # times a period that whoever waits looks
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """What stands in the file. machine: where `pid` means this process; beat: counts the renewals."""
+
+    owner: str
+    host: str
+    machine: str
+    pid: int
+    since: str
+    period: float
+    beat: int = 0
+
+
+@contextlib.contextmanager
+def hold(storage: str, *, period: float = _PERIOD) -> Iterator[None]:
+    """Wait until no other driver works on this storage, and keep others waiting.
+
+    If the lease is lost inside, the main thread is interrupted as by Ctrl-C.
+
+    Args:
+        storage: a folder that is there.
+        period: seconds between renewals.
+    Raises:
+        LeaseLost: if another driver took over, or the storage could not be reached for too long.
+    """
+    fs, path = open_url(f"{storage.rstrip('/')}/{_FILE}", "runtime.storage")
+    since = datetime.now().astimezone().isoformat(" ", "seconds")
+    me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine(), os.getpid(), since, period)
+    _acquire(fs, path, me, storage)
+    stop, reasons = threading.Event(), list[str]()
+    renewal = threading.Thread(target=_renew, args=(fs, path, me, stop, reasons), daemon=True)
+    renewal.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if reasons:
+            raise LeaseLost(f"{storage}: {reasons[0]}, so this run stops") from None
+        raise
+    finally:
+        stop.set()
+        renewal.join()
+        holder = _from_bytes(_read(fs, path) or b"")
+        if holder and holder.owner == me.owner:
+            fs.rm_file(path)
+
+
+def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str) -> None:
+    seen: bytes | None = None
+    seen_at, told = 0.0, ""
+    while True:
+        if (data := _read(fs, path)) is None:
+            _create(fs, path, _to_bytes(me))
+            # If two took over at once, this is when the other's file replaces ours.
+            time.sleep(0 if seen is None else me.period / _LOOKS)
+            continue
+        holder = _from_bytes(data)
+        if holder and holder.owner == me.owner:
+            return
+        if data != seen:
+            seen, seen_at = data, time.monotonic()
+        silent = time.monotonic() - seen_at
+        if silent > _MISSED * (holder.period if holder else me.period) or (holder and _is_gone(holder)):
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(path)
+            continue
+        who = f"process {holder.pid} on {holder.host} since {holder.since}" if holder else "an unknown process"
+        if who != told:
+            print(f"{storage}: in use by {who}; waiting for its end (Ctrl-C to leave)", file=sys.stderr, flush=True)
+            told = who
+        time.sleep(me.period / _LOOKS)
+
+
+def _renew(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, stop: threading.Event, reasons: list[str]) -> None:
+    """Until told to stop. If the lease is lost, leave the reason and interrupt the main thread."""
+    renewed = time.monotonic()
+    while not stop.wait(me.period):
+        try:
+            holder = _from_bytes(_read(fs, path) or b"")
+            if holder is None or holder.owner != me.owner:
+                reasons.append("another run took over while this one gave no sign of life")
+                break
+            me = replace(me, beat=me.beat + 1)
+            write_bytes(fs, path, _to_bytes(me))
+            renewed = time.monotonic()
+        except Exception as error:  # file systems raise what they like; each is a renewal that failed
+            if time.monotonic() - renewed > _MISSED * me.period:
+                reasons.append(f"cannot be reached ({error}) and another run may take over")
+                break
+    if reasons:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def _read(fs: fsspec.AbstractFileSystem, path: str) -> bytes | None:
+    try:
+        data: bytes = fs.cat_file(path)
+    except FileNotFoundError:
+        return None
+    return data
+
+
+def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
+    """Write the file unless there is one."""
+    with contextlib.suppress(FileExistsError):
+        if isinstance(fs, LocalFileSystem):
+            with open(path, "xb") as file:
+                file.write(data)
+        else:
+            fs.pipe_file(path, data, mode="create")
+
+
+def _to_bytes(holder: _Holder) -> bytes:
+    return (json.dumps(asdict(holder), indent=2) + "\n").encode()
+
+
+def _from_bytes(data: bytes) -> _Holder | None:
+    """The holder, or None for a file that is damaged or being written."""
+    try:
+        return _Holder(**json.loads(data))
+    except (ValueError, TypeError):
+        return None
+
+
+def _machine() -> str:
+    """This boot and process namespace of this machine, where that can be told."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return socket.gethostname()
+
+
+def _is_gone(holder: _Holder) -> bool:
+    if holder.machine != _machine():
+        return False
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass  # another user's process
+    return False

@@ -1,0 +1,118 @@
+"""A real `ray start --head` for a test: ports and a folder of its own, ended by the ids of its own processes."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+# What the tests' own Ray session leaves behind must not reach another Ray, nor what runs on it.
+_OWN = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+
+
+@dataclass(frozen=True)
+class Head:
+    """A running head."""
+
+    address: str  # of its GCS, for RAY_ADDRESS
+    dashboard: str
+    environment: dict[str, str]  # for processes that are to use it
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """The environment of the tests without what it says of Ray, with these variables."""
+    kept = {name: value for name, value in os.environ.items() if name not in _OWN}
+    return {**kept, "RAY_USAGE_STATS_ENABLED": "0", **variables}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
+    """A folder for Ray's sessions, whose sockets bear no long paths."""
+    folder = Path(tempfile.mkdtemp(prefix="p2d-", dir="/tmp"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def ray_head(
+    options: Sequence[str] = (),
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    variables: Mapping[str, str],
+    start_variables: Mapping[str, str] | None = None,
+) -> Iterator[Head]:
+    """Start a head and end it, with all its processes.
+
+    Args:
+        options: of `ray start`, beside ports, folder and the dashboard on loopback.
+        host: address of the node. port: of the GCS; default: a free one.
+        variables: of the environment of the head and of its drivers, such as those of token authentication.
+        start_variables: of the head's only.
+    """
+    gcs, dashboard, client = free_ports(3)
+    gcs = port or gcs
+    environment = clean_environment(**variables)
+    with short_folder() as folder:
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--temp-dir={folder}"),
+            *(f"--node-ip-address={host}", f"--port={gcs}", f"--ray-client-server-port={client}"),
+            *("--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--dashboard-agent-listen-port=0"),
+            *("--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats", *options),
+        ]
+        with open(folder / "start.log", "w") as log:
+            process = subprocess.Popen(
+                command, env={**environment, **(start_variables or {})}, stdout=log, stderr=subprocess.STDOUT
+            )
+        try:
+            _wait_for(process, host, [gcs, dashboard], folder / "start.log")
+            yield Head(f"{host}:{gcs}", f"http://127.0.0.1:{dashboard}", environment)
+        finally:
+            end_tree(process.pid)
+
+
+def end_tree(pid: int) -> None:
+    """End a process and all that descends from it, by their ids."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        family = [*root.children(recursive=True), root]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=10)
+
+
+def _wait_for(process: "subprocess.Popen[bytes]", host: str, ports: list[int], log: Path) -> None:
+    waiting, end = list(ports), time.monotonic() + 90
+    while waiting:
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"ray start does not come up:\n{log.read_text()[-4000:]}")
+        for port in list(waiting):
+            # The dashboard is on loopback whatever the node's address is.
+            for address in {host, "127.0.0.1"}:
+                with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+                    waiting = [each for each in waiting if each != port]
+        time.sleep(0.2)

@@ -1,0 +1,216 @@
+"""Samples straight into training, while everything that can die dies: nothing lost, nothing done twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.distill import make_checkpoint, read_steps
+from pipelines.examples import make_examples, training_ids
+from pipelines.plan import Plan, make_plan
+from pos2distill.config import Recipe
+from pos2distill.store.samples import SampleStore
+from tests.conftest import _write_examples
+from tests.integration.conftest import PROJECT
+
+EXAMPLES = 72
+LIMIT = 240.0  # seconds; far more than any of this takes on a busy machine
+
+
+@pytest.fixture
+def streamed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
+    """A streamed study on the tiny model: a fake engine that takes its time, a real teacher, a real trainer."""
+    _write_examples(tmp_path / "data.jsonl", 3 * EXAMPLES, 6)
+
+    def make(**overrides: Any) -> Recipe:
+        return make_recipe(
+            **{
+                "model": {"engine": "fake"},
+                "data": {"train_examples": EXAMPLES, "evaluation_examples": 2},
+                "method": {"k": 1},
+                "training": {"batch_rows": 8, "epochs": 2, "order": "fixed"},
+                "runtime": {
+                    "fake": {"delay_s": 1.0},
+                    "samplers": {"batch_size": 4, "concurrent_batches": 1},
+                    "teachers": {"batch_size": 4, "concurrent_batches": 1},
+                    "trainers": {"micro_batch_rows": 8},
+                    "checkpoints": {"steps": 3},
+                },
+            }
+            | overrides
+        )
+
+    return make
+
+
+class Driver:
+    """`run.py distill` in a process of its own, with all that it starts."""
+
+    def __init__(self, recipe: Path, storage: Path) -> None:
+        self.log = recipe.parent / f"{storage.name}-{time.monotonic_ns()}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "run.py", "distill", str(recipe), f"runtime.storage={storage}"],
+                cwd=PROJECT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_for(self, condition: Callable[[], Any]) -> None:
+        """Until the condition holds, which it must before the driver has ended."""
+        deadline = time.monotonic() + LIMIT
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+    def end(self, number: int | None = None) -> int:
+        """Send a signal if one is named, wait for the end, and see that nothing it started is left. The exit code."""
+        started = psutil.Process(self.process.pid).children(recursive=True)
+        if number:
+            self.process.send_signal(number)
+        code = self.process.wait(LIMIT)
+        _, left = psutil.wait_procs(started, timeout=60)
+        assert not left, [process.cmdline() for process in left]
+        return code
+
+
+def assert_exactly_once(recipe: Recipe, plan: Plan) -> None:
+    """Every example in the store once, as readers see it, and every row trained on once an epoch."""
+    ids = training_ids(plan)
+    store = SampleStore(plan.samples)
+    index = store.index(ids)
+    assert not len(index.missing)
+    assert store.tally(index, ids).outcomes.total() == EXAMPLES
+    counts = plan.samples.manifest().counts  # type: ignore[union-attr]
+    assert counts["sampled"] == counts["kept"] == EXAMPLES
+    steps = read_steps(plan)
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+    for epoch in range(recipe.study.training.epochs):
+        ledger = Counter(each for step in steps if step["epoch"] == epoch for each in step["examples"])
+        assert ledger == Counter(ids.to_pylist())
+        assert sum(step["rows"] for step in steps if step["epoch"] == epoch) == 2 * EXAMPLES
+
+
+def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(
+    streamed: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """The driver: stopped once in good order, killed while samples come, killed before it could publish them."""
+    recipe = streamed()
+    file = tmp_path / "recipe.yaml"
+
+    def at(storage: Path) -> tuple[Recipe, Plan]:
+        own = recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"storage": str(storage)})})
+        return own, make_plan(own)
+
+    calm, calm_plan = at(tmp_path / "calm")
+    assert Driver(file, tmp_path / "calm").end() == 0
+    assert_exactly_once(calm, calm_plan)
+
+    stormy, plan = at(tmp_path / "stormy")
+    training, parts = Path(plan.checkpoint.path) / "training", Path(plan.samples.path) / "parts"
+
+    def stored() -> int:
+        return sum(pq.read_metadata(part).num_rows for part in parts.glob("part-*.parquet"))
+
+    driver = Driver(file, tmp_path / "stormy")
+    driver.wait_for(lambda: list(training.rglob("progress.json")))
+    assert stored() < EXAMPLES
+    assert driver.end(signal.SIGINT) == 130
+    said = driver.log.read_text()
+    assert "stopping after a checkpoint; once more to leave at once" in said
+    assert "run the same command again to go on" in said.splitlines()[-1]
+    assert "; its checkpoint is kept" in said.splitlines()[-1]
+
+    before = stored()
+    driver = Driver(file, tmp_path / "stormy")
+    driver.wait_for(lambda: stored() >= min(before + 12, EXAMPLES - 12))
+    assert driver.end(signal.SIGKILL) == -signal.SIGKILL
+    driver = Driver(file, tmp_path / "stormy")
+    driver.wait_for(lambda: stored() == EXAMPLES)
+    assert driver.end(signal.SIGKILL) == -signal.SIGKILL
+    assert plan.samples.manifest() is None
+    assert Driver(file, tmp_path / "stormy").end() == 0
+
+    assert_exactly_once(stormy, plan)
+    assert read_steps(plan) == read_steps(calm_plan)  # bit for bit
+    assert not training.exists()
+    model = "model/model.safetensors"
+    assert (Path(plan.checkpoint.path) / model).read_bytes() == (Path(calm_plan.checkpoint.path) / model).read_bytes()
+
+
+def started_here(title: str) -> list[psutil.Process]:
+    """Ray's actors of that class that this process's Ray has started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if title in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
+    """A sampler twice in the middle of a batch, a teacher, a training worker: all in one run."""
+    recipe = streamed(training={"batch_rows": 8, "epochs": 2, "order": "arrival"})
+    plan = make_plan(recipe)
+    make_examples(recipe, plan.examples)
+    killed: list[str] = []
+
+    def kill_when_seen(title: str, parts: int) -> None:
+        while not (seen := started_here(title)) or len(SampleStore(plan.samples).part_names()) < parts:
+            time.sleep(0.1)
+        os.kill(seen[0].pid, signal.SIGKILL)
+        killed.append(title)
+
+    def storm() -> None:
+        kill_when_seen("MapWorker(MapBatches(Answer))", 1)
+        kill_when_seen("MapWorker(MapBatches(AddTeacherStates))", 4)
+        kill_when_seen("RayTrainWorker", 7)
+        kill_when_seen("MapWorker(MapBatches(Answer))", 11)
+
+    thread = threading.Thread(target=storm, daemon=True)
+    thread.start()
+    make_checkpoint(recipe, plan)
+    thread.join(1)
+    assert len(killed) == 4
+    assert_exactly_once(recipe, plan)
+
+
+def test_the_first_step_comes_long_before_the_last_sample(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = streamed(training={"batch_rows": 8, "epochs": 1, "order": "arrival"})
+    plan = make_plan(recipe)
+    make_examples(recipe, plan.examples)
+    stored_at: list[int] = []
+
+    def watch() -> None:
+        first = Path(plan.checkpoint.path) / "steps"
+        while not list(first.glob("*.jsonl")):
+            time.sleep(0.02)
+        stored_at.append(len(SampleStore(plan.samples).part_names()))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    recipe = recipe.model_copy(
+        update={
+            "runtime": recipe.runtime.model_copy(
+                update={"checkpoints": recipe.runtime.checkpoints.model_copy(update={"steps": 1})}
+            )
+        }
+    )
+    make_checkpoint(recipe, plan)
+    thread.join(1)
+    assert json.dumps(stored_at)
+    assert stored_at[0] * 4 <= 0.15 * EXAMPLES + 4

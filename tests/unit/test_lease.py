@@ -1,0 +1,250 @@
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import fsspec
+import pytest
+
+from pipelines import study
+from pos2distill.config import Recipe
+from pos2distill.errors import LeaseLost
+from pos2distill.store import lease
+from pos2distill.store.artifacts import claim_storage
+from pos2distill.store.lease import hold
+
+PERIOD = 0.2
+
+
+@pytest.fixture
+def place(storage: str) -> str:
+    claim_storage(storage, "mine")
+    return storage
+
+
+def lease_file(place: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    fs, path = fsspec.url_to_fs(f"{place}/driver.json")
+    return fs, path
+
+
+def write(place: str, **changes: Any) -> None:
+    """A holder that never renews; by default on another machine."""
+    holder = {"owner": "o", "host": "far", "machine": "x", "pid": 7, "since": "noon", "period": PERIOD, "beat": 0}
+    fs, path = lease_file(place)
+    fs.pipe_file(path, json.dumps(holder | changes).encode())
+
+
+def test_the_file_says_who_holds_the_storage_and_goes_with_the_holder(place: str) -> None:
+    fs, path = lease_file(place)
+    with hold(place, period=PERIOD):
+        first = json.loads(fs.cat_file(path))
+        assert (first["pid"], first["period"], first["beat"]) == (os.getpid(), PERIOD, 0)
+        time.sleep(2 * PERIOD)
+        assert json.loads(fs.cat_file(path))["beat"] >= 1
+    assert not fs.exists(path)
+    with pytest.raises(RuntimeError), hold(place, period=PERIOD):
+        raise RuntimeError
+    assert not fs.exists(path)
+
+
+def test_a_second_driver_waits_until_the_first_ends(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    events: list[str] = []
+
+    def second() -> None:
+        with hold(place, period=PERIOD):
+            events.append("second")
+
+    waiting = threading.Thread(target=second)
+    with hold(place, period=PERIOD):
+        since = json.loads(lease_file(place)[0].cat_file(lease_file(place)[1]))["since"]
+        waiting.start()
+        time.sleep(10 * PERIOD)  # far longer than a dead holder is waited for
+        events.append("first")
+    waiting.join()
+    assert events == ["first", "second"]
+    host = lease.socket.gethostname()
+    assert capsys.readouterr().err == (
+        f"{place}: in use by process {os.getpid()} on {host} since {since}; waiting for its end (Ctrl-C to leave)\n"
+    )
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_of_many_drivers_one_works_at_a_time(place: str, dead: bool) -> None:
+    if dead:  # all see it, and take over at once
+        write(place, machine=lease._machine(), pid=process_that_is_gone())
+    inside: list[int] = []
+    most: list[int] = []
+
+    def drive(number: int) -> None:
+        with hold(place, period=1.0):
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(PERIOD)
+            inside.remove(number)
+
+    threads = [threading.Thread(target=drive, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
+
+
+def process_that_is_gone() -> int:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    return gone.pid
+
+
+def test_a_holder_whose_process_is_gone_is_not_waited_for(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import os, sys\n"
+        "from pos2distill.store.lease import hold\n"
+        "with hold(sys.argv[1]):\n"
+        "    os._exit(1)\n"  # as by SIGKILL: nothing is cleaned up
+    )
+    if place.startswith("memory"):
+        write(place, machine=lease._machine(), pid=process_that_is_gone(), period=1000.0)
+    else:
+        subprocess.run([sys.executable, "-c", code, place], check=False)
+    assert lease_file(place)[0].exists(lease_file(place)[1])
+    start = time.monotonic()
+    with hold(place, period=PERIOD):
+        assert time.monotonic() - start < 5
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("holder", "who"),
+    [
+        (None, "an unknown process"),
+        ({}, "process 7 on far since noon"),
+        ({"pid": os.getppid(), "machine": lease._machine()}, f"process {os.getppid()} on far since noon"),
+    ],
+)
+def test_a_silent_holder_is_dead_after_a_while(
+    place: str, holder: dict[str, Any] | None, who: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(place, **(holder or {}))
+    if holder is None:
+        lease_file(place)[0].pipe_file(lease_file(place)[1], b"")
+    start = time.monotonic()
+    with hold(place, period=PERIOD):
+        assert time.monotonic() - start > 6 * PERIOD
+    assert capsys.readouterr().err == f"{place}: in use by {who}; waiting for its end (Ctrl-C to leave)\n"
+
+
+def test_another_users_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert not lease._is_gone(lease._Holder("o", "here", lease._machine(), 1, "noon", PERIOD))
+
+
+def test_without_proc_a_machine_is_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "readlink", refuse)
+    assert lease._machine() == lease.socket.gethostname()
+
+
+def test_who_was_taken_over_stops(place: str) -> None:
+    """We were paused for so long that another driver took us for dead."""
+
+    def work() -> None:
+        with hold(place, period=PERIOD):
+            write(place)
+            time.sleep(20)
+
+    with pytest.raises(LeaseLost) as caught:
+        work()
+    assert str(caught.value) == f"{place}: another run took over while this one gave no sign of life, so this run stops"
+    fs, path = lease_file(place)
+    assert json.loads(fs.cat_file(path))["owner"] == "o"  # theirs stays
+
+
+def test_who_cannot_reach_the_storage_stops(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise ConnectionError("no route to host")
+
+    def work() -> None:
+        with hold(place, period=PERIOD):
+            monkeypatch.setattr(lease, "write_bytes", fail)
+            time.sleep(20)
+
+    start = time.monotonic()
+    with pytest.raises(LeaseLost) as caught:
+        work()
+    assert time.monotonic() - start > 6 * PERIOD
+    assert str(caught.value) == (
+        f"{place}: cannot be reached (no route to host) and another run may take over, so this run stops"
+    )
+
+
+def test_a_renewal_that_fails_once_is_no_loss(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[int] = []
+    works = lease.write_bytes
+
+    def fail_once(*arguments: Any) -> None:
+        failures.append(1)
+        if len(failures) == 1:
+            raise ConnectionError("no route to host")
+        works(*arguments)
+
+    with hold(place, period=PERIOD):
+        monkeypatch.setattr(lease, "write_bytes", fail_once)
+        time.sleep(5 * PERIOD)
+    assert len(failures) > 2
+
+
+def test_an_interrupt_by_a_person_stays_one(place: str) -> None:
+    with pytest.raises(KeyboardInterrupt), hold(place, period=PERIOD):
+        raise KeyboardInterrupt
+
+
+def test_a_file_that_was_written_although_the_answer_was_lost_is_ours(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store does the conditional PUT, the connection breaks, and the retry is refused."""
+    fs, path = lease_file(place)
+    create = lease._create
+
+    def twice(*arguments: Any) -> None:
+        create(*arguments)
+        create(*arguments)
+
+    monkeypatch.setattr(lease, "_create", twice)
+    with hold(place, period=PERIOD):
+        assert fs.exists(path)
+
+
+COMMANDS: dict[str, Callable[[Recipe], None]] = {
+    "study": study.run_study,
+    "evaluate": study.run_evaluate,
+    "sample": study.run_sample,
+    "distill": study.run_distill,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_that_make_artifacts_hold_the_storage(
+    make_recipe: Callable[..., Recipe], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reached(Exception):
+        pass
+
+    def reach(*arguments: Any) -> None:
+        assert lease_file(recipe.storage)[0].exists(lease_file(recipe.storage)[1])
+        raise Reached
+
+    recipe = make_recipe()
+    monkeypatch.setattr(study, "_run", reach)
+    monkeypatch.setattr(study, "_require", lambda *arguments: None)
+    with pytest.raises(Reached):
+        COMMANDS[command](recipe)
