@@ -1,4 +1,4 @@
-"""Does streaming hide the shorter stage behind the longer one? Staged and streamed, the same study, one after the other.
+"""Does streaming hide the shorter stage behind the longer one? The same study staged and streamed, one after the other.
 
 The fake engine's delay is set so that sampling takes about as long as training on this machine. Run:
 

@@ -1,5 +1,4 @@
-"""Does memory stay flat, and how many rows a second pass, when 200,000 examples stream through? No model work but a tiny
-student's. Run:
+"""Is memory flat, and how many rows a second pass, when 200,000 examples stream into a tiny student? Run:
 
   python -m benchmarks.streaming.scale [EXAMPLES]
 """

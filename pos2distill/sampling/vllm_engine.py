@@ -12,6 +12,7 @@ from pos2distill.models.files import local_folder
 from pos2distill.models.load import context_length
 from pos2distill.records import Tokens
 from pos2distill.sampling.engine import Completion, EngineDied, Failure, Reply, SamplingParams
+from pos2distill.sampling.reaper import start_reaper
 
 # vLLM's seeds are signed 64-bit in name but torch generators of some backends take 32 bits.
 _SEED_MASK = 2**31 - 1
@@ -52,6 +53,7 @@ class VllmEngine:
             generation_config="vllm",  # our sampling settings, not defaults from the model's folder
             disable_log_stats=True,
         )
+        start_reaper()  # before there is anything that it could miss
         self.engine = AsyncLLM.from_engine_args(arguments)
 
     async def generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Reply]:
@@ -86,5 +88,5 @@ class VllmEngine:
         return Completion(np.asarray(last.token_ids, np.int32), last.finish_reason)
 
     def shutdown(self) -> None:
-        """End the engine's processes; a killed parent would leave them behind."""
+        """End the engine's processes in good order."""
         self.engine.shutdown()

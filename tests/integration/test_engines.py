@@ -1,7 +1,14 @@
 """The real vLLM engine against the reference, token by token."""
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +17,19 @@ from pipelines.plan import make_plan
 from pos2distill.config import ModelSection, Recipe, VllmSection
 from pos2distill.models.load import load_tokenizer, stop_token_ids
 from pos2distill.recipes import load_recipe
+<<<<<<< HEAD
 from pos2distill.records import Tokens, example_from_row
 from pos2distill.sampling.engine import Completion, Engine, SamplingParams
+=======
+from pos2distill.records import example_from_row
+from pos2distill.sampling import reaper
+from pos2distill.sampling.engine import Engine, Failure, SamplingParams
+>>>>>>> 7d9d21ec2dc46eea4e7ef79429b4f94cb4855fcf
 from pos2distill.sampling.hf_engine import HfEngine
 from pos2distill.sampling.vllm_engine import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
+from tests.integration.conftest import PROJECT
 
 DOCUMENTS, PROMPTS = 30, 300
 
@@ -27,7 +41,7 @@ class OnOneLoop:
         self.engine = engine
         self.loop = asyncio.new_event_loop()
 
-    def __call__(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Completion]:
+    def __call__(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Any]:
         return self.loop.run_until_complete(self.engine.generate(prompts, params, seeds))
 
 
@@ -87,7 +101,7 @@ def test_batches_overlap(vllm: OnOneLoop, toy: ModelSection, prompts: list[Token
     params = params_for(toy)
     one_token = SamplingParams(0.0, 1.0, 1, params.stop_ids)
 
-    async def race() -> tuple[bool, bool, list[Completion]]:
+    async def race() -> tuple[bool, bool, list[Any]]:
         long = asyncio.create_task(vllm.engine.generate(prompts[:40], params, [0] * 40))
         await asyncio.sleep(0)
         short = asyncio.create_task(vllm.engine.generate(prompts[40:41], one_token, [0]))
@@ -99,6 +113,95 @@ def test_batches_overlap(vllm: OnOneLoop, toy: ModelSection, prompts: list[Token
     assert not long_done
     alone = vllm(prompts[:8], params, [0] * 8)
     assert [done.token_ids.tolist() for done in answers[:8]] == [done.token_ids.tolist() for done in alone]
+
+
+def test_one_bad_prompt_fails_alone(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
+    """Longer than the context; the others get what they would have got without it."""
+    params = params_for(toy)
+    replies = vllm([prompts[0], np.full(5000, 7, np.int32), prompts[1]], params, [0] * 3)
+    assert isinstance(replies[1], Failure)
+    assert re.match(r"VLLMValidationError: .*\b(5000|5001)\b", replies[1].error)
+    good = vllm(prompts[:2], params, [0] * 2)
+    assert [replies[row].token_ids.tolist() for row in (0, 2)] == [each.token_ids.tolist() for each in good]
+
+
+# An engine in a process of its own, which tells the pids of the engine's processes and waits for a line. Then it kills
+# them, asks, and tells what came of it.
+ACTOR = """
+import asyncio, os, signal, sys
+import numpy as np
+from pos2distill.config import VllmSection
+from pos2distill.recipes import load_recipe
+from pos2distill.sampling import reaper
+from pos2distill.sampling.engine import EngineDied, SamplingParams
+from pos2distill.sampling.vllm_engine import VllmEngine
+
+def ask():
+    return engine.generate([np.arange(5, 25, dtype=np.int32)], SamplingParams(0.0, 1.0, 4, (2,)), [0])
+
+async def work():
+    await ask()
+    helper = reaper.start_reaper().pid
+    pids = reaper._below([os.getpid()], reaper._processes(), spared=[helper])
+    print("UP", *pids, flush=True)
+    sys.stdin.readline()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for _ in range(2):
+        try:
+            await ask()
+        except EngineDied as error:
+            print("DIED", error, flush=True)
+
+if __name__ == "__main__":
+    model = load_recipe("quickstart", ["model.dtype=float32"]).study.model
+    engine = VllmEngine(model, VllmSection(enforce_eager=True))
+    asyncio.run(work())
+"""
+
+
+@pytest.fixture
+def actor(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """The process above, up, and the pids of its engine."""
+    script = tmp_path / "actor.py"
+    script.write_text(ACTOR)
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if line.startswith("UP ")), "")
+        yield process, [int(pid) for pid in line.split()[1:]]
+        process.kill()
+
+
+def test_no_engine_process_outlives_a_killed_actor(actor: tuple[subprocess.Popen[str], list[int]]) -> None:
+    process, pids = actor
+    table = reaper._processes()
+    assert pids
+    assert all(pid in table for pid in pids)
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 20
+    while (left := alive(pids)) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert left == []
+
+
+def test_an_engine_whose_core_was_killed_is_dead(actor: tuple[subprocess.Popen[str], list[int]]) -> None:
+    process, pids = actor
+    out, _ = process.communicate("go\n", timeout=120)
+    assert out.count("DIED EngineCore encountered an issue") == 2
+    assert alive(pids) == []
+
+
+def alive(pids: list[int]) -> list[int]:
+    table = reaper._processes()
+    return [pid for pid in pids if pid in table and not table[pid].dead]
 
 
 def test_a_checkpoint_answers_in_vllm_as_in_evaluation(finished: Recipe) -> None:

@@ -1,5 +1,6 @@
 """Training state of ZeRO-3 ranks, loaded at other numbers of ranks and by the other strategy."""
 
+import functools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -77,6 +78,7 @@ def begin(stepper: Any, batches: Any, folder: Path, rank: int, world: int) -> di
     torch.distributed.barrier()
     uninterrupted = steps(stepper, batches[BEFORE:], rank, world)
     stepper.load_state(folder / "state")
+    stepper.save(folder / "model")
     return {"uninterrupted": uninterrupted, "again": steps(stepper, batches[BEFORE : BEFORE + AGAIN], rank, world)}
 
 
@@ -88,51 +90,52 @@ def resume(stepper: Any, batches: Any, folder: Path, rank: int, world: int) -> l
     return steps(stepper, batches[BEFORE:], rank, world)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def saved(
-    request: pytest.FixtureRequest, small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Recipe, Path, dict[str, list[float]]]:
-    """The state of two ranks after `BEFORE` steps, and the losses of the uninterrupted run."""
-    folder = tmp_path_factory.mktemp("saved")
-    precision = ("training.precision", "model.dtype")
-    settings = ("method.name=seqkd", "data.train_examples=300", *(f"{name}={request.param}" for name in precision))
-    recipe = small_toy(folder, *settings)
-    return recipe, folder, on_ranks(2, begin, recipe, folder)
+Saved = tuple[Recipe, Path, dict[str, list[float]]]
 
 
-def test_the_same_ranks_repeat_the_run_bit_for_bit(saved: Any) -> None:
-    _, _, losses = saved
+@pytest.fixture(scope="module")
+def saved(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
+    """`saved(precision)`: the state of two ranks after `BEFORE` steps, and the losses of the uninterrupted run."""
+
+    @functools.cache
+    def save(precision: str) -> Saved:
+        folder = tmp_path_factory.mktemp("saved")
+        settings = ("method.name=seqkd", "data.train_examples=300", "model.dtype=" + precision)
+        recipe = small_toy(folder, *settings, f"training.precision={precision}")
+        return recipe, folder, on_ranks(2, begin, recipe, folder)
+
+    return save
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_same_ranks_repeat_the_run_bit_for_bit(saved: Callable[[str], Saved], precision: str) -> None:
+    recipe, folder, losses = saved(precision)
     assert losses["again"] == losses["uninterrupted"][:AGAIN]
     assert len(set(losses["uninterrupted"])) == AFTER
+    assert_computes_with_its_state(recipe, folder / "model", folder / "state")
 
 
-@pytest.mark.parametrize(
-    ("saved", "world"), [("float32", 1), ("float32", 3), ("bfloat16", 3)], indirect=["saved"], scope="module"
-)
-def test_other_numbers_of_ranks_go_on(saved: Any, world: int) -> None:
-    recipe, folder, losses = saved
+@pytest.mark.parametrize("world", [1, 3])
+def test_other_numbers_of_ranks_go_on(saved: Callable[[str], Saved], world: int) -> None:
+    recipe, folder, losses = saved("float32")
     resumed = on_ranks(world, resume, recipe, folder)
     assert_same_state(folder / "state", folder / f"copy-{world}")
     assert_computes_with_its_state(recipe, folder / f"model-{world}", folder / "state")
-    assert_goes_on(recipe, resumed, losses["uninterrupted"])
+    assert resumed == pytest.approx(losses["uninterrupted"], rel=1e-3)
 
 
-def test_the_other_strategy_goes_on(saved: Any, tmp_path: Path) -> None:
-    recipe, folder, losses = saved
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.05)])
+def test_the_other_strategy_goes_on(
+    saved: Callable[[str], Saved], tmp_path: Path, precision: str, tolerance: float
+) -> None:
+    """In bf16 one strategy rounds weights and the other, under autocast, products: the same state, near losses."""
+    recipe, folder, losses = saved(precision)
     stepper = build_stepper(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
     stepper.load_state(folder / "state")
     stepper.save_state(tmp_path)
     assert_same_state(folder / "state", tmp_path)
-    assert_goes_on(recipe, steps(stepper, make_batches(recipe)[BEFORE:]), losses["uninterrupted"])
-
-
-def assert_goes_on(recipe: Recipe, resumed: list[float], uninterrupted: list[float]) -> None:
-    """The same losses up to what another cut of the batch changes in the last bits; with bf16 that grows at once."""
-    print(recipe.study.training.precision, [f"{a / b - 1:.1e}" for a, b in zip(resumed, uninterrupted, strict=True)])
-    if recipe.study.training.precision == "float32":
-        assert resumed == pytest.approx(uninterrupted, rel=1e-3)
-    else:
-        assert resumed[0] == pytest.approx(uninterrupted[0], rel=1e-2)
+    resumed = steps(stepper, make_batches(recipe)[BEFORE:])
+    assert resumed == pytest.approx(losses["uninterrupted"], rel=tolerance)
 
 
 def assert_same_state(one: Path, other: Path) -> None:
