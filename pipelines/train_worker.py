@@ -15,6 +15,7 @@ import torch
 from ray.actor import ActorHandle
 from ray.data import DataIterator
 from ray.train import Checkpoint
+from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2.api.report_config import CheckpointUploadMode
 
 from pipelines.examples import training_ids
@@ -143,12 +144,15 @@ class Keeper:
         self.logs: list[StepLog] = []
         self.last_step, self.last_time = step, time.monotonic()
         self.asked = self.board.take_asked.remote() if ranks.rank == 0 else None
+        self.preempted = False
 
     def wish(self, step: int) -> Wish:
-        """What is to happen after this step: rank 0 looks at the clock, the settings and the board."""
+        """What is to happen after this step: every rank looks at its node, rank 0 at the clock and the board too."""
+        notice = _is_preempted() and not self.preempted
+        self.preempted |= notice
         if self.ranks.rank:
-            return Wish.GO_ON
-        wish = self._asked()
+            return Wish.CHECKPOINT if notice else Wish.GO_ON
+        wish = max(self._asked(), Wish.CHECKPOINT if notice else Wish.GO_ON)
         steps, minutes = step - self.last_step, (time.monotonic() - self.last_time) / 60
         if steps and (minutes >= self.settings.minutes or steps >= (self.settings.steps or steps + 1)):
             wish = max(wish, Wish.CHECKPOINT)
@@ -222,6 +226,14 @@ class StepLog:
         self.flush()
         for tracker in self.trackers:
             tracker.close()
+
+
+def _is_preempted() -> bool:
+    """Whether this worker's node is about to be taken away.
+
+    Ray's public `get_preemption_info` says the same, but waits for all ranks; the feed exchanges what ranks wish anyway.
+    """
+    return get_train_context().preemption_context.preemption_info is not None
 
 
 def _resume(stepper: Stepper, examples: int) -> Progress:

@@ -9,6 +9,8 @@ from pos2distill.training.trackers import Tracker, open_trackers
 from pos2distill.training.trainer import StepRecord
 
 RECORD = StepRecord(
+    examples=("a", "b"),
+    share=0.5,
     step=7,
     epoch=0,
     rows=4,
