@@ -17,14 +17,9 @@ from pipelines.plan import make_plan
 from pos2distill.config import ModelSection, Recipe, VllmSection
 from pos2distill.models.load import load_tokenizer, stop_token_ids
 from pos2distill.recipes import load_recipe
-<<<<<<< HEAD
 from pos2distill.records import Tokens, example_from_row
-from pos2distill.sampling.engine import Completion, Engine, SamplingParams
-=======
-from pos2distill.records import example_from_row
 from pos2distill.sampling import reaper
 from pos2distill.sampling.engine import Engine, Failure, SamplingParams
->>>>>>> 7d9d21ec2dc46eea4e7ef79429b4f94cb4855fcf
 from pos2distill.sampling.hf_engine import HfEngine
 from pos2distill.sampling.vllm_engine import VllmEngine
 from pos2distill.tasks.datasets import load_split
