@@ -145,6 +145,8 @@ class Answer:
         """A reply to every row; those without a prompt never see the engine."""
         errors, seeds = batch["error"].to_pylist(), batch["seed"].to_pylist()
         asked = [row for row, error in enumerate(errors) if error is None]
+        if not asked:
+            return [Failure(error) for error in errors]
         prompts = [batch["prompt_ids"][row].values.to_numpy() for row in asked]
         try:
             answers = iter(await self.engine.generate(prompts, self.params, [seeds[row] for row in asked]))

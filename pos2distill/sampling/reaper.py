@@ -65,19 +65,31 @@ def watch(parent: int, start: int, spared: Collection[int]) -> None:
 
 
 def kill(started: Mapping[int, int]) -> None:
-    """Kill processes, given by pid and start, and whatever they start meanwhile; a later process of a pid stays."""
-    for _ in range(_TRIES):
+    """Kill processes, given by pid and start, and whatever they start meanwhile; a later process of a pid stays.
+
+    Python's resource tracker has time to remove the shared memory that the others leave; it ends by itself then.
+    """
+    for attempt in range(_TRIES):
         table = _processes()
         roots = _living(started, table)
         if not roots:
             return
         started = {pid: table[pid].start for pid in {*roots, *_below(roots, table, spared=())}}
         for pid in started:
+            if attempt < _TRIES / 2 and _is_tracker(pid):
+                continue
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue  # it ended by itself, or has become another user's
         time.sleep(_LOOK_SECONDS / 5)
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path("/proc", str(pid), "cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return False
 
 
 def _living(started: Mapping[int, int], table: Table) -> list[int]:

@@ -20,10 +20,12 @@ ASKED = [Asked(4, {1: (Placement((0,)),)})]
 
 @pytest.fixture
 def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe, pa.Table]]:
-    """`make_batch(for_training, limit, **overrides)`: a recipe and its prompts, of a model with that context."""
+    """`make_batch(for_training, limit, engine, **overrides)`: a recipe and prompts, of a model with that context."""
 
-    def make(for_training: bool, limit: int = 512, **overrides: object) -> tuple[Recipe, pa.Table]:
-        recipe = make_recipe(model={"engine": "fake", "max_length": limit}, **overrides)
+    def make(
+        for_training: bool, limit: int = 512, engine: str = "fake", **overrides: object
+    ) -> tuple[Recipe, pa.Table]:
+        recipe = make_recipe(model={"engine": engine, "max_length": limit}, **overrides)
         examples = list(load_split(recipe.study.data, documents=4, seed=0).train[:8])
         examples[3] = replace(examples[3], question=f"Please tell: {examples[3].question}")
         return recipe, build_prompts(examples_to_table(examples), recipe.study, ASKED, 8, for_training)
@@ -64,7 +66,7 @@ def test_evaluation_refuses_a_prompt_that_is_too_long(make_batch: Callable[..., 
 
 
 def test_a_batch_without_a_single_prompt(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
-    rows = answer(*make_batch(True, 20), for_training=True)
+    rows = answer(*make_batch(True, 20, "hf"), for_training=True)
     assert {row["outcome"] for row in rows} == {"failed"}
 
 

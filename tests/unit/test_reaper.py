@@ -94,6 +94,35 @@ def test_it_waits_while_the_parent_lives(start: Start) -> None:
     assert wait_until(lambda: not alive(grandchild))
 
 
+SHARING = """
+import time
+from multiprocessing import get_context, shared_memory
+from pos2distill.sampling.reaper import start_reaper
+start_reaper()
+memory = shared_memory.SharedMemory(create=True, size=1000)
+process = get_context("spawn").Process(target=time.sleep, args=(300,))
+process.start()
+time.sleep(2)
+print(memory.name, process.pid, flush=True)
+time.sleep(300)
+"""
+
+
+def test_shared_memory_is_removed(tmp_path: Path) -> None:
+    """By Python's own resource tracker, which is among the processes below the parent."""
+    with subprocess.Popen([sys.executable, "-c", SHARING], cwd=PROJECT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        name, child = parent.stdout.readline().split()
+        memory = Path("/dev/shm", name)
+        started = reaper._below([parent.pid], reaper._processes(), ())
+        assert len(started) == 3  # the reaper, the tracker, the child
+        assert memory.exists()
+        parent.kill()
+    assert wait_until(lambda: not any(map(alive, started)))
+    assert int(child) in started
+    assert not memory.exists()
+
+
 def test_a_later_process_of_the_same_pid_is_not_killed() -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"]) as process:
         begun = reaper._processes()[process.pid].start
