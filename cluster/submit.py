@@ -4,6 +4,7 @@ Results lie in the storage. A job that ended is submitted again by taking it awa
 stages and stored samples are found there.
 """
 
+import contextlib
 import subprocess
 import time
 from collections import Counter
@@ -99,8 +100,7 @@ def _existing(spec: ClusterSpec) -> dict[str, Any]:
 
 def _follow(spec: ClusterSpec) -> int:
     """Print changes and the log until the job ends. Returns the exit code."""
-    log: subprocess.Popen[bytes] | None = None
-    told, log_ended, answered = "", None, time.monotonic()
+    log, told, answered = _Log(spec), "", time.monotonic()
     try:
         while True:
             try:
@@ -118,25 +118,55 @@ def _follow(spec: ClusterSpec) -> int:
                 print(f"{time.strftime('%H:%M:%S')} {spec.name}: {standing}", flush=True)
                 told = standing
             if _stage(job) in _ENDED:
-                return _end(spec, job, log)
-            if log and log.poll() is not None:
-                # It ended before the job: a retry, which writes a new log, or a lost connection.
-                log, log_ended = None, time.monotonic()
-            if log is None and _stage(job) == "Running":
-                since = None if log_ended is None else int(time.monotonic() - log_ended + POLL_S)
-                log = start_log(spec.name, spec.namespace, since_s=since)
+                log.finish()
+                return _end(spec, job)
+            log.keep_up(job)
             time.sleep(POLL_S)
     finally:
-        if log:
-            log.terminate()
+        log.stop()
 
 
-def _end(spec: ClusterSpec, job: dict[str, Any], log: "subprocess.Popen[bytes] | None") -> int:
-    if log:
-        try:
-            log.wait(_LOG_END_S)
-        except subprocess.TimeoutExpired:
-            log.terminate()
+class _Log:
+    """The log of a job's attempts, one after the other, each followed over any number of connections."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.process: subprocess.Popen[bytes] | None = None
+        self.attempt = -1  # whose log is followed
+        self.lost: float | None = None  # when its connection was
+        self.shown = -1  # the last attempt whose log came to its end
+
+    def keep_up(self, job: dict[str, Any]) -> None:
+        """See that the log of the attempt that runs now is followed."""
+        if self.process and (code := self.process.poll()) is not None:
+            if code == 0:
+                self.shown = self.attempt
+            else:
+                self.lost = time.monotonic()
+            self.process = None
+        attempt = int(job.get("status", {}).get("failed") or 0)
+        if self.process or _stage(job) != "Running" or attempt == self.shown:
+            return
+        # Some lines twice are better than some that are missing.
+        again = attempt == self.attempt and self.lost is not None
+        since = int(time.monotonic() - (self.lost or 0) + 2 * POLL_S) + 1 if again else None
+        self.attempt = attempt
+        self.process = start_log(self.spec.name, self.spec.namespace, since_s=since)
+
+    def finish(self) -> None:
+        """Let it say what is left."""
+        if self.process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_LOG_END_S)
+
+    def stop(self) -> None:
+        """End the program that follows."""
+        if self.process:
+            self.process.terminate()
+
+
+def _end(spec: ClusterSpec, job: dict[str, Any]) -> int:
+    """Say how a job ended. Returns the exit code."""
     state = job["status"]
     if state.get("jobStatus") == "STOPPED":
         print(f"{spec.name} was stopped; the same command submits it again, to go on from its storage")

@@ -22,7 +22,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pipelines.packing import PROJECT, TAKEN, is_packed, pack, packed_files
 from pos2distill.errors import UserError
-from pos2distill.recipes import RECIPES, apply_override, find_file, load_recipe, read_sections
+from pos2distill.recipes import RECIPES, apply_override, find_file, load_recipe, read_sections, recipe_names
 from pos2distill.secrets import looks_secret
 
 STOPPED = 3  # exit code: somebody stopped the job
@@ -103,6 +103,9 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
                 f"{field}: {place} does not go with the job, which takes {', '.join(TAKEN[2:])} of the project; "
                 f"give a URL, or an absolute path that all nodes share"
             )
+    for name in (raw.get("evaluation") or {}).get("transfer") or ():
+        if name not in recipe_names() and not is_packed(name, files):
+            raise UserError(f"evaluation.transfer: {name} does not go with the job; put it into pipelines/recipes/")
     return str(storage).rstrip("/")
 
 

@@ -115,6 +115,14 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     assert "hunter2" not in told
 
 
+def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text((PROJECT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
+    words = ["quickstart", STORAGE, f"evaluation.transfer=[{other}]"]
+    assert run.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
+    assert f"evaluation.transfer: {other} does not go with the job; put it into" in capsys.readouterr().err
+
+
 def test_an_address_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run.main(["submit", "quickstart", STORAGE])
