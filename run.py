@@ -1,10 +1,12 @@
 """Pos2Distill on the command line.
 
 python run.py COMMAND RECIPE [section.field=value ...] [--dry-run]
-python run.py cluster render|validate SPEC [RECIPE] [section.field=value ...] [spec.section.field=value ...]
+python run.py submit [COMMAND] RECIPE [section.field=value ...] --address URL
+python run.py cluster ACTION SPEC [RECIPE] [section.field=value ...] [spec.section.field=value ...]
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 
@@ -30,11 +32,36 @@ EXAMPLES = """examples:
   python run.py evaluate quickstart --fail-if-gap-above 5
   python run.py study my_recipe.yaml model.engine=vllm runtime.trainers.workers=2
   python run.py evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz
+  python run.py submit nq_mistral_7b data.path=s3://bucket/nq.jsonl.gz runtime.storage=s3://bucket/runs/nq --address http://127.0.0.1:8265
+  python run.py cluster submit gke nq_mistral_7b data.path=gs://bucket/nq.jsonl.gz
   python run.py cluster render gke nq_mistral_7b spec.sampling.max=16 data.path=gs://bucket/nq.jsonl.gz --out manifests
 
 Running a command again goes on where it stopped, and does nothing where all is done.
 Exit codes: 0 done; 1 a gate not passed (one line), or a bug (with its traceback); 2 something you can mend (one line
-says what); 130 interrupted.
+says what); 3 a job that somebody stopped; 130 interrupted.
+"""
+
+SUBMIT = """Run a command as a job on a running Ray cluster, through its job API, and follow its log to its end.
+
+This project's code, recipes and examples go with the job, and a recipe of your own; secrets, data, results and
+environments stay here. So runtime.storage must be a URL, or the absolute path of a folder that all nodes share; so must
+data and models, if they are not below examples/. The nodes must have the packages of requirements/.
+
+Submitting again follows the job if it still runs; if it has ended, a new job goes on where it stopped. Ctrl-C stops
+following, not the job. A cluster with token authentication is given RAY_AUTH_TOKEN, or the file of RAY_AUTH_TOKEN_PATH.
+"""
+
+CLUSTER = """A study on Kubernetes by KubeRay, from a cluster spec (docs/cluster.md).
+
+  render     print the manifests: with a recipe a job, without one a cluster
+  validate   tell every fault of a spec, or of a file of manifests
+  submit     apply the job with kubectl and follow it: changes, log, exit code (1 failed, 3 stopped or deleted)
+  status     how the job stands, and its pods
+  logs       the job's log so far
+  delete     take away the job or the cluster, and all that was made with it; results stay in the storage
+
+submit follows a job that runs already. One that ended is taken away and applied again: it goes on from its storage.
+Ctrl-C stops following, not the job. kubectl's current context says which Kubernetes it is.
 """
 
 
@@ -49,11 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "recipes":
             _list_recipes()
             return 0
-        if options.command == "cluster":
-            from cluster.command import run_cluster
-
-            words = [*options.words, *further]
-            return run_cluster(options.action, options.spec, words, out=options.out, crds=options.crds)
+        if options.command in ("cluster", "submit"):
+            run = _cluster if options.command == "cluster" else _submit
+            return run(options, [*options.words, *further])
         recipe = load_recipe(options.recipe, [*options.overrides, *further])
         if options.dry_run:
             _show(recipe)
@@ -95,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="POINTS",
         help="exit 1 with one line if the GAP (of the checkpoint, or without one of the model) is larger",
     )
+    _add_submit(commands)
     _add_cluster(commands)
     commands.add_parser("recipes", help="list the recipes that come with the project")
     return parser
@@ -108,12 +134,40 @@ def _points(text: str) -> float:
     return points
 
 
-def _add_cluster(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    text = "manifests for KubeRay: made from a cluster spec, or checked before a cluster sees them (docs/cluster.md)"
+def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "run a command as a job on a running Ray cluster; follow its log to its end and exit code"
     command = commands.add_parser(
-        "cluster", help=text, description=text, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        "submit", help=text, description=SUBMIT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    command.add_argument("action", choices=["render", "validate"], help="render: print; validate: tell every fault")
+    command.add_argument(
+        "words",
+        nargs="+",
+        metavar="[COMMAND] RECIPE or setting",
+        help=f"{', '.join(COMMANDS)} (study if left out); a recipe; section.field=value",
+    )
+    command.add_argument(
+        "--address", required=True, metavar="URL", help="of the cluster's dashboard, for example http://127.0.0.1:8265"
+    )
+
+
+def _submit(options: argparse.Namespace, words: list[str]) -> int:
+    command = words.pop(0) if words[0] in COMMANDS else "study"
+    if not words or "=" in words[0]:
+        raise UserError("submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing")
+    # Read when Ray is imported; who gives a token wants it used.
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    from pipelines.submit import run_submit
+
+    return run_submit(command, words[0], words[1:], options.address)
+
+
+def _add_cluster(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    text = "a study on Kubernetes by KubeRay: manifests made, checked, submitted (docs/cluster.md)"
+    command = commands.add_parser(
+        "cluster", help=text, description=CLUSTER, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_argument("action", choices=["render", "validate", "submit", "status", "logs", "delete"])
     command.add_argument("spec", metavar="SPEC", help="an example's name, or the path of a YAML file")
     command.add_argument(
         "words",
@@ -124,6 +178,12 @@ def _add_cluster(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     command.add_argument("--out", metavar="FOLDER", help="render: write FOLDER/NAME.yaml instead of printing")
     command.add_argument("--crds", metavar="PATH", help="file or folder with KubeRay's CRDs, to check the schema too")
+
+
+def _cluster(options: argparse.Namespace, words: list[str]) -> int:
+    from cluster.command import run_cluster
+
+    return run_cluster(options.action, options.spec, words, out=options.out, crds=options.crds)
 
 
 def _command(name: str) -> Callable[..., None]:

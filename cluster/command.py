@@ -1,11 +1,12 @@
-"""`run.py cluster`: render and validate."""
+"""`run.py cluster`: what each action does with a spec, a recipe and their settings."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster import submit
 from cluster.render import Manifest, render, to_yaml
-from cluster.spec import load_cluster
+from cluster.spec import ClusterSpec, load_cluster
 from cluster.validate import check, load_manifests
 from pos2distill.errors import UserError
 
@@ -16,18 +17,25 @@ def run_cluster(
     """Run one action. Returns the exit code.
 
     Args:
-        action: render or validate.
+        action: render, validate, submit, status, logs or delete.
         source: a cluster spec; to validate, also a file of manifests.
         words: a recipe, its overrides, and `spec.section.field=value` for the spec.
         out: render: a folder for NAME.yaml; None: print. crds: validate: file or folder with KubeRay's CRDs.
     Raises:
         UserError: for a spec or recipe that cannot be used.
     """
+    if action in ("status", "logs", "delete"):
+        act = {"status": submit.status, "logs": submit.logs, "delete": submit.delete}[action]
+        return act(_spec(source, words))
+    if action == "submit" and _split(words)[0] is None:
+        raise UserError("submit: a job of which recipe? A cluster without one is made by `render` and kubectl apply")
     manifests = _manifests(action, source, words)
     if faults := check(manifests, crds):
         for fault in faults:
             print(f"error: {fault}", file=sys.stderr)
         return 2
+    if action == "submit":
+        return submit.submit(_spec(source, words), manifests)
     if action == "validate":
         against = "the schema and the rules" if crds else "the rules; the schema only with --crds"
         print(f"{len(manifests)} manifests are well, by {against}")
@@ -47,10 +55,18 @@ def _manifests(action: str, source: str, words: Sequence[str]) -> list[Manifest]
         if words:
             raise UserError(f"{words[0]}: {source} holds manifests, which take no recipe and no settings")
         return found
+    recipe, of_recipe = _split(words)
+    return render(_spec(source, words), recipe, of_recipe)
+
+
+def _spec(source: str, words: Sequence[str]) -> ClusterSpec:
+    return load_cluster(source, [word.removeprefix("spec.") for word in words if word.startswith("spec.")])
+
+
+def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The recipe, if one is named, and its settings."""
     recipe = words[0] if words and "=" not in words[0] else None
-    settings = words[1:] if recipe else words
-    of_spec = [word.removeprefix("spec.") for word in settings if word.startswith("spec.")]
-    of_recipe = [word for word in settings if not word.startswith("spec.")]
+    of_recipe = [word for word in words[1 if recipe else 0 :] if not word.startswith("spec.")]
     if recipe is None and of_recipe:
         raise UserError(f"{of_recipe[0]}: a setting of which recipe? Name one, or write spec.{of_recipe[0]}")
-    return render(load_cluster(source, of_spec), recipe, of_recipe)
+    return recipe, of_recipe

@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from cluster.secrets import looks_secret
 from cluster.spec import ClusterSpec
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.recipes import load_recipe, recipe_names
+from pos2distill.secrets import looks_secret
 
 _CHECKOUT = Path(__file__).parent.parent
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cluster.pods import GPU, SPOT_SELECTORS
-from cluster.secrets import holds_secret
+from pos2distill.secrets import holds_secret
 
 Fault = tuple[str, str]
 

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from cluster.pod_rules import as_dict, as_int, as_list, check_pod, check_rights, gpus_of, is_spot
-from cluster.secrets import looks_secret
 from cluster.spec import NAME_LENGTH
 from pos2distill.errors import did_you_mean
 from pos2distill.routing import POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING
+from pos2distill.secrets import looks_secret
 
 Fault = tuple[str, str]
 

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from cluster.secrets import holds_secret, looks_secret
 from pos2distill.config import Section
 from pos2distill.recipes import apply_override, find_file, read_sections, refuse
+from pos2distill.secrets import holds_secret, looks_secret
 
 EXAMPLES = Path(__file__).parent / "examples"
 NAME_LENGTH = 47  # KubeRay: a RayJob's name, from which it makes longer ones

@@ -231,7 +231,7 @@ class StepLog:
 def _is_preempted() -> bool:
     """Whether this worker's node is about to be taken away.
 
-    Ray's public `get_preemption_info` says the same, but waits for all ranks; the feed exchanges what ranks wish anyway.
+    Ray's public `get_preemption_info` says the same but waits for all ranks; the feed exchanges their wishes anyway.
     """
     return get_train_context().preemption_context.preemption_info is not None
 

@@ -99,7 +99,7 @@ def test_a_dry_run_tells_what_is_done(recipe: str, capsys: pytest.CaptureFixture
             ["study", "RECIPE", "evaluation.other_documents=[7]"],
             "line 1: 6 documents, but prompts of 7 slots are asked",
         ),
-        (["distill", "RECIPE"], "run `study` first (or `sample`)"),
+        (["distill", "RECIPE", "runtime.mode=staged"], "run `study` first (or `sample`)"),
     ],
 )
 def test_a_user_error_is_one_line_and_exit_code_2(
@@ -115,11 +115,11 @@ def test_a_user_error_is_one_line_and_exit_code_2(
 
 def test_samples_of_other_settings_are_named(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     resolved = load_recipe(recipe)
-    assert run.main(["distill", recipe]) == 2  # takes the folder
+    assert run.main(["distill", recipe, "runtime.mode=staged"]) == 2  # takes the folder
     with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
         Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
     capsys.readouterr()
-    assert run.main(["distill", recipe]) == 2
+    assert run.main(["distill", recipe, "runtime.mode=staged"]) == 2
     wanted = make_plan(resolved).samples.fingerprint
     assert (
         f"no finished samples of fingerprint {wanted}; it holds feedfeedfeedfeed, made with other settings; "

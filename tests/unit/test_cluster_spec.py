@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from cluster.entrypoint import make_entrypoint
-from cluster.secrets import holds_secret, looks_secret
 from cluster.spec import ClusterSpec, load_cluster
 from pos2distill.errors import UserError
+from pos2distill.secrets import holds_secret, looks_secret
 
 MINIMAL: dict[str, Any] = {
     "name": "small",

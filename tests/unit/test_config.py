@@ -256,7 +256,7 @@ def test_equal_parts_have_equal_fingerprints() -> None:
 
 @pytest.mark.parametrize("field", list(TrainingSection.model_fields))
 def test_every_training_setting_enters_the_fingerprint(field: str) -> None:
-    changed: dict[str, Any] = {"betas": (0.8, 0.95), "precision": "float32"}
+    changed: dict[str, Any] = {"betas": (0.8, 0.95), "precision": "float32", "order": "fixed"}
     value = getattr(TrainingSection(), field)
     other = changed.get(field) or (value + 1 if isinstance(value, int) else math.nextafter(value, 2))
     assert fingerprint(TrainingSection()) != fingerprint(TrainingSection(**{field: other}))

@@ -1,0 +1,200 @@
+"""Jobs on a real Ray cluster with token authentication: submitted, followed, stopped, killed and submitted again."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.conftest import PROJECT
+from tests.integration.heads import Head, clean_environment, ray_head
+
+# The toy as small as it goes, and what generates a fake one, since only the way there and back is looked at.
+TINY = [
+    *("data.documents=8", "data.train_examples=8", "data.evaluation_examples=4"),
+    *("evaluation.slots=2", "evaluation.other_documents=[]", "evaluation.resamples=100", "training.epochs=1"),
+    *("model.engine=fake", "method.name=sft", "sampling.keep=all"),
+]
+# Three parts of samples, one batch every few seconds.
+LONG = [*TINY, "data.train_examples=192", "runtime.samplers.batch_size=16", "runtime.fake.delay_s=2.5"]
+STUCK = [*TINY, "runtime.fake.delay_s=300"]
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> None:
+    """Not wanted here."""
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    token = tmp_path_factory.mktemp("token") / "token"
+    token.write_text("0123456789abcdef" * 4)
+    variables = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "HF_HUB_OFFLINE": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    with ray_head(["--num-cpus=6", "--object-store-memory=200000000"], variables=variables) as started:
+        yield started
+
+
+Submit = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def submit(head: Head) -> Iterator[Submit]:
+    """`submit("section.field=value", ...)`: `run.py submit quickstart` on the head, started."""
+    started = []
+
+    def start(*words: str, recipe: tuple[str, ...] = ("quickstart",)) -> "subprocess.Popen[str]":
+        # As a user has it: a token, and nothing said of the mode.
+        environment = clean_environment(RAY_AUTH_TOKEN_PATH=head.environment["RAY_AUTH_TOKEN_PATH"])
+        command = [sys.executable, "run.py", "submit", *recipe, *words, "--address", head.dashboard]
+        started.append(
+            subprocess.Popen(
+                command, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def read_until(process: "subprocess.Popen[str]", what: str) -> str:
+    """What a process says, up to the line that holds `what`."""
+    lines = ""
+    assert process.stdout
+    for line in process.stdout:
+        lines += line
+        if what in line:
+            return lines
+    raise AssertionError(f"no {what!r} in:\n{lines}")
+
+
+def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """The exit code, and what was said since."""
+    said, _ = process.communicate(timeout=180)
+    return process.returncode, said
+
+
+def job_of(said: str) -> str:
+    return next(line.split()[0] for line in said.splitlines() if " submitted: " in line)
+
+
+def test_a_study_runs_to_its_end_and_a_second_job_finds_it_done(head: Head, submit: Submit, tmp_path: Path) -> None:
+    """First by Ray's own command, then by ours."""
+    settings = [*TINY, f"runtime.storage={tmp_path / 'runs'}"]
+    study = ["python", "run.py", "study", "quickstart", *settings]
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.dashboard]
+    done = subprocess.run(
+        [*ray, "--working-dir", ".", "--", *study],
+        cwd=PROJECT,
+        env=head.environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "accuracy by position" in done.stdout
+    code, said = end(submit(*settings))
+    assert code == 0, said
+    assert said.count("done before") == 6
+    assert f"report      {tmp_path}/runs/report/index.html" in said
+    assert said.splitlines()[-1] == f"{job_of(said)} succeeded"
+
+
+def test_a_driver_that_is_killed_is_submitted_again_and_goes_on(submit: Submit, tmp_path: Path) -> None:
+    settings = [*LONG, f"runtime.storage={tmp_path / 'runs'}"]
+    first = submit(*settings, recipe=("sample", "quickstart"))
+    for _ in range(600):
+        if stored := list(tmp_path.rglob("parts/part-*.parquet")):
+            break
+        time.sleep(0.2)
+    kill_driver(str(tmp_path))
+    code, said = end(first)
+    assert code == 1, said
+    assert f"{job_of(said)} failed: Job entrypoint command failed with exit code 137" in said
+    code, again = end(submit(*settings, recipe=("sample", "quickstart")))
+    assert code == 0, again
+    assert [line.split("  ")[0] for line in again.splitlines() if "done before" in line] == ["examples"]
+    assert "sampled 192, kept 192" in again
+    assert job_of(again) != job_of(said)
+    # What was stored is there still, and was not sampled again.
+    parts = list(tmp_path.rglob("parts/part-*.parquet"))
+    assert set(stored) < set(parts)
+    assert sum(pq.read_metadata(part).num_rows for part in parts) == 192
+
+
+def test_bad_data_is_told_by_the_job_with_its_own_exit_code(submit: Submit, tmp_path: Path) -> None:
+    code, said = end(submit(*TINY, "data.path=/nowhere/data.jsonl", f"runtime.storage={tmp_path / 'runs'}"))
+    assert code == 2, said
+    assert "error: /nowhere/data.jsonl: no such file" in said
+    assert "failed: Job entrypoint command failed with exit code 2" in said
+
+
+def test_a_job_is_followed_left_and_stopped(submit: Submit, head: Head, tmp_path: Path) -> None:
+    settings = [*STUCK, f"runtime.storage={tmp_path / 'runs'}"]
+    first = submit(*settings)
+    job = job_of(read_until(first, "examples "))
+    code, said = end(submit(*settings, recipe=("evaluate", "quickstart")))
+    assert code == 2
+    assert said.startswith(f"error: {tmp_path}/runs: {job} is at work there (python run.py study quickstart ")
+    assert said.count("\n") == 1
+    second = submit(*settings)
+    assert read_until(second, "examples ").splitlines()[0] == f"{job} runs this already; following it"
+    first.send_signal(signal.SIGINT)
+    code, said = end(first)
+    assert code == 130
+    assert f"{job} goes on without being followed" in said
+    assert f"ray job stop {job} --address {head.dashboard}" in said
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", job, "--address", head.dashboard]
+    subprocess.run(ray, env=head.environment, check=True, capture_output=True, timeout=60)
+    code, said = end(second)
+    assert code == 3
+    assert said.splitlines()[-1] == f"{job} was stopped; the same command goes on where it stopped"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "asks for a token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"),
+        ({"RAY_AUTH_TOKEN": "f" * 64}, "refuses the token that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH gives"),
+        ({"RAY_AUTH_TOKEN_PATH": "/nowhere/token"}, "/nowhere/token: no such file (RAY_AUTH_TOKEN_PATH)"),
+    ],
+)
+def test_without_the_right_token_one_line_says_so(
+    head: Head, tmp_path: Path, variables: dict[str, str], message: str
+) -> None:
+    command = [sys.executable, "run.py", "submit", "quickstart", f"runtime.storage={tmp_path}/runs"]
+    done = subprocess.run(
+        [*command, "--address", head.dashboard],
+        cwd=PROJECT,
+        env=clean_environment(HOME=str(tmp_path), **variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "ffff" not in done.stderr
+
+
+def kill_driver(storage: str) -> None:
+    """Kill the process that runs `run.py sample` on this storage, by its id."""
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if words[1:3] == ["run.py", "sample"] and any(storage in word for word in words):
+            process.kill()

@@ -1,0 +1,129 @@
+"""What a job takes with it and what stays, and what is refused before a cluster is asked."""
+
+from pathlib import Path
+
+import pytest
+
+import run
+from pipelines.packing import MAX_BYTES, PROJECT, is_packed, pack, packed_files
+from pos2distill.errors import UserError
+
+SECRETS = [
+    *(".env", "prod.env", ".netrc", "server.pem", "server.key", "id_rsa", "id_ed25519", "id_rsa.txt", "kubeconfig"),
+    *("kubeconfig.yaml", "credentials.json", "application_default_credentials.json", "secrets.yaml", "my-secret.txt"),
+    *("token", "token.txt", "hf_token.txt", "auth_token", "api-key.txt", "private_key.json", "service-account.json"),
+    *("passwords.txt", ".git/config", ".venv/lib/a.py", "runs/x/model.safetensors", "__pycache__/a.py", ".cache/a.py"),
+    *("data.csv", "weights.bin", "store.parquet", "wandb/run.json", "venv/pyvenv.py"),
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with secrets, data and results in every folder, above and below what is packed."""
+    project = tmp_path / "project"
+    for name in ("run.py", "pos2distill/config.py", "pipelines/recipes/quickstart.yaml", "examples/toy/tokenizer.json"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("kept")
+    for folder in (".", "pos2distill", "pipelines/recipes", "examples/toy", "data", "benchmarks"):
+        for name in SECRETS:
+            path = project / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("SECRET")
+    (tmp_path / "outside.yaml").write_text("SECRET")
+    (project / "pipelines" / "link.yaml").symlink_to(tmp_path / "outside.yaml")
+    (project / "examples" / "linked").symlink_to(tmp_path)
+    return project
+
+
+def test_no_secret_no_data_and_no_result_goes_with_a_job(project: Path, tmp_path: Path) -> None:
+    pack(tmp_path / "packed", packed_files(project), None, project)
+    packed = [path for path in (tmp_path / "packed").rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(tmp_path / "packed")) for path in packed) == [
+        "examples/toy/tokenizer.json",
+        "pipelines/recipes/quickstart.yaml",
+        "pos2distill/config.py",
+        "run.py",
+    ]
+    assert all(path.read_text() == "kept" for path in packed)
+
+
+def test_of_this_project_all_goes_that_a_study_reads(tmp_path: Path) -> None:
+    files = {str(path) for path in packed_files()}
+    assert {
+        *("run.py", "pos2distill/secrets.py", "pipelines/recipes/quickstart.yaml", "examples/toy/data.jsonl.gz"),
+        *(f"examples/toy/base/{name}" for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja")),
+    } <= files
+    code = {str(path.relative_to(PROJECT)) for path in (PROJECT / "pos2distill").rglob("*.*") if path.suffix != ".pyc"}
+    assert code <= files
+    assert not [name for name in files if name.startswith(("tests", "docs", "benchmarks", ".", "cluster"))]
+
+
+def test_a_recipe_of_ones_own_goes_too(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine")
+    pack(tmp_path / "packed", packed_files(project), tmp_path / "mine.yaml", project)
+    assert (tmp_path / "packed" / "mine.yaml").read_text() == "name: mine"
+
+
+def test_what_is_too_large_is_named(project: Path, tmp_path: Path) -> None:
+    with open(project / "examples" / "big.safetensors", "wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(UserError, match=r"^examples/big.safetensors: 100 MiB; a job takes 100 MiB at most"):
+        pack(tmp_path / "packed", packed_files(project), None, project)
+
+
+def test_a_path_goes_if_it_is_a_packed_file_or_folder() -> None:
+    files = [Path("examples/toy/base/config.json")]
+    assert is_packed("examples/toy/base", files)
+    assert is_packed("./examples/toy/base/config.json", files)
+    assert not is_packed("examples/toy/two_hop", files)
+    assert not is_packed("../examples", files)
+    assert not is_packed(".", files)
+
+
+STORAGE = "runtime.storage=/mnt/shared/runs"
+RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path of a folder that all nodes share, got"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["quickstart"], f"runtime.storage: {RELATIVE} nothing"),
+        (["study", "quickstart", "runtime.storage=runs/x"], f"runtime.storage: {RELATIVE} runs/x"),
+        (["quickstrat", STORAGE], "quickstrat: no such recipe; did you mean 'quickstart'?"),
+        (
+            ["quickstart", STORAGE, "training.epoch=1"],
+            "command line: training.epoch: unknown field; did you mean 'epochs'?",
+        ),
+        (["study", STORAGE], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
+        (["study"], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
+        (["quickstart", STORAGE, "data.path=data/x.jsonl"], "data.path: data/x.jsonl does not go with the job, which"),
+        (["quickstart", STORAGE, "model.path=tests"], "model.path: tests does not go with the job, which takes pos2d"),
+        (
+            ["quickstart", STORAGE, "model.path=https://me:hunter2@host/m"],
+            "command line: a setting holds what looks like a secret; give it to the cluster's nodes",
+        ),
+        (["quickstart", STORAGE], "http://127.0.0.1:1: no Ray cluster answers there (Failed to connect to Ray at"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {message}")
+    assert told.count("\n") == 1
+    assert "hunter2" not in told
+
+
+def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text((PROJECT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
+    words = ["quickstart", STORAGE, f"evaluation.transfer=[{other}]"]
+    assert run.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
+    assert f"evaluation.transfer: {other} does not go with the job; put it into" in capsys.readouterr().err
+
+
+def test_an_address_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["submit", "quickstart", STORAGE])
+    assert "--address" in capsys.readouterr().err
