@@ -1,7 +1,6 @@
 """Stage `distill`: Ray Train workers read the sample store and train the student."""
 
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import ray.train
 import torch
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray.actor import ActorHandle
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -27,6 +27,7 @@ from pos2distill.training.stepper import Stepper, build_stepper, has_resident_te
 from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
 from pos2distill.training.trackers import open_trackers
 from pos2distill.training.trainer import Ranks, StepRecord, train
+from pos2distill.urls import open_url
 
 MODEL_FOLDER = "model"
 STEPS_FILE = "steps.jsonl"
@@ -51,7 +52,7 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
                 use_gpu=trainers.gpus > 0,
                 resources_per_worker=_resources(trainers.cpus, trainers.gpus),
             ),
-            run_config=RunConfig(name=f"train-{plan.checkpoint.fingerprint}", storage_path=_ray_storage(recipe)),
+            run_config=RunConfig(name=f"train-{plan.checkpoint.fingerprint}", **_ray_storage(recipe)),
         )
         counts: dict[str, int] = trainer.fit().return_value
         return plan.checkpoint.publish(counts=counts, seconds={"distill": time.monotonic() - start})
@@ -148,6 +149,7 @@ def _resources(cpus: float, gpus: float) -> dict[str, float]:
     return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
 
 
-def _ray_storage(recipe: Recipe) -> str:
-    """Where Ray Train keeps its own notes of the run."""
-    return recipe.storage if "://" in recipe.storage else os.path.join(recipe.storage, "ray")
+def _ray_storage(recipe: Recipe) -> dict[str, Any]:
+    """Where Ray Train keeps its own notes of the run: reached as all else is, by the same endpoint and credentials."""
+    fs, path = open_url(f"{recipe.storage}/ray", "runtime.storage")
+    return {"storage_path": path, "storage_filesystem": PyFileSystem(FSSpecHandler(fs))}
