@@ -68,18 +68,20 @@ def test_racing_writers_lose_nothing_and_readers_see_whole_parts(
     blocks = [IDS[start : start + 8] for start in range(0, 240, 8)] + [
         IDS[start : start + 12] for start in range(0, 240, 12)
     ]
-    seen = []
+    seen: list[int] = []
     with ThreadPoolExecutor(6) as pool:
         writing = [
             pool.submit(store.append, make_samples(*block, hidden=os.urandom(3000))) for block in [*blocks, *blocks[:9]]
         ]
         index = store.index(IDS)
-        while index.missing.size or not all(write.done() for write in writing):
+        while not all(write.done() for write in writing):
             loaded = store.load(index, IDS, np.flatnonzero(index.stored), ["example_id"])
             assert loaded["example_id"].to_pylist() == [IDS[place] for place in np.flatnonzero(index.stored)]
             seen.append(len(loaded))
             index = store.index(IDS, index)
         parts = {write.result() for write in writing}
+    index = store.index(IDS, index)
+    assert index.part_of.tolist() == store.index(IDS).part_of.tolist()
     assert seen == sorted(seen)
     assert set(index.parts) == parts
     assert len(parts) == len(blocks)
