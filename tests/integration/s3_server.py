@@ -1,0 +1,77 @@
+"""An S3-compatible store on loopback that fails at random: moto's server behind a middleware."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+FAULTS = ("refused", "answer lost", "connection dropped", "answer cut")
+
+
+class Faulty:
+    """Fails a share of the requests, before or after the store worked on them.
+
+    Args:
+        app: the store.
+        share: of the requests, 0 to 1.
+        seed: of the random numbers; in which order requests come is up to the clients.
+    """
+
+    def __init__(self, app: Callable[..., Iterable[bytes]], share: float, seed: int) -> None:
+        self.app = app
+        self.share = share
+        self.random = random.Random(seed)
+        self.lock = threading.Lock()
+        self.requests: Counter[str] = Counter()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        with self.lock:
+            fault = self.random.choice(FAULTS) if self.random.random() < self.share else "answered"
+            self.requests[fault] += 1
+        if fault == "refused":
+            start_response("503 Service Unavailable", [("Content-Length", "0")])
+            return []
+        if fault == "answered":
+            return self.app(environ, start_response)
+        if fault == "answer lost":
+            list(self.app(environ, lambda *arguments: None))
+            start_response("500 Internal Server Error", [("Content-Length", "0")])
+            return []
+        body = b""
+        if fault == "answer cut":
+            body = b"".join(self.app(environ, start_response))
+        return self._drop(body[: len(body) // 2])
+
+    def _drop(self, data: bytes) -> Iterator[bytes]:
+        if data:
+            yield data
+        raise ConnectionAbortedError
+
+
+@contextmanager
+def s3_server(share: float = 0.0, seed: int = 0, port: int = 0) -> Iterator[tuple[str, Faulty]]:
+    """A running server: its URL, and what it did with its requests."""
+    app = Faulty(DomainDispatcherApplication(create_backend_app), share, seed)
+    server = make_server("127.0.0.1", port, app, threaded=True, request_handler=Quiet)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", app
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Quiet(MotoRequestHandler):
+    def log(self, *arguments: Any) -> None:
+        """Say nothing of each request."""
+
+    def connection_dropped(self, *arguments: Any) -> None:
+        """A dropped connection is closed without an answer."""
+        self.close_connection = True

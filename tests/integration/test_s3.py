@@ -1,0 +1,186 @@
+"""Storage on an S3-compatible store, with 5 % of the requests failing before, during or after their work.
+
+Nothing here retries: that is the client library's own business.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from s3fs import S3FileSystem
+
+from pipelines.study import run_sample
+from pos2distill.config import Recipe
+from pos2distill.errors import DamagedPart
+from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.store.artifacts import Artifact, claim_storage, other_fingerprints
+from pos2distill.store.lease import hold
+from pos2distill.store.samples import SampleStore
+from tests.integration.conftest import PROJECT
+from tests.integration.s3_server import FAULTS, Faulty, s3_server
+from tests.unit.conftest import make_samples, open_store
+
+IDS = [f"fox-{number:03d}" for number in range(240)]
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    """A server that fails at random, found through the environment."""
+    with s3_server(share=0.05, seed=0) as (url, app):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        S3FileSystem.clear_instance_cache()  # an instance keeps its endpoint
+        yield app
+        S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(faulty: Faulty) -> str:
+    name = f"bucket-{uuid.uuid4().hex}"
+    S3FileSystem().mkdir(name)
+    return f"s3://{name}"
+
+
+@pytest.fixture
+def storage(bucket: str) -> str:
+    claim_storage(f"{bucket}/run", "mine")
+    return f"{bucket}/run"
+
+
+def test_racing_writers_lose_nothing_and_readers_see_whole_parts(
+    storage: str, faulty: Faulty, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two drivers write the same blocks, cut differently, while a reader indexes and loads what is there."""
+    store = open_store(storage)
+    blocks = [IDS[start : start + 8] for start in range(0, 240, 8)] + [
+        IDS[start : start + 12] for start in range(0, 240, 12)
+    ]
+    seen: list[int] = []
+    with ThreadPoolExecutor(6) as pool:
+        writing = [
+            pool.submit(store.append, make_samples(*block, hidden=os.urandom(3000))) for block in [*blocks, *blocks[:9]]
+        ]
+        index = store.index(IDS)
+        while not all(write.done() for write in writing):
+            loaded = store.load(index, IDS, np.flatnonzero(index.stored), ["example_id"])
+            assert loaded["example_id"].to_pylist() == [IDS[place] for place in np.flatnonzero(index.stored)]
+            seen.append(len(loaded))
+            index = store.index(IDS, index)
+        parts = {write.result() for write in writing}
+    index = store.index(IDS, index)
+    assert index.part_of.tolist() == store.index(IDS).part_of.tolist()
+    assert seen == sorted(seen)
+    assert set(index.parts) == parts
+    assert len(parts) == len(blocks)
+    assert store.load(index, IDS, np.arange(240), ["example_id"])["example_id"].to_pylist() == IDS
+    assert store.tally(index, IDS).outcomes == {"kept": 240}
+    assert not store.artifact.fs.exists(store.damaged)
+    assert not [record for record in caplog.records if "damaged" in record.message]
+    assert all(faulty.requests[fault] for fault in FAULTS), faulty.requests
+
+
+def test_a_damaged_part_is_set_aside(storage: str) -> None:
+    store = open_store(storage)
+    good = store.append(make_samples(*IDS[:8]))
+    scanned = store.append(make_samples(*IDS[8:16]))
+    hidden = os.urandom(9999)
+    loaded = store.append(make_samples(*IDS[16:24], hidden=hidden))
+    fs = store.artifact.fs
+    fs.pipe_file(f"{store.folder}/{scanned}", fs.cat_file(f"{store.folder}/{scanned}")[:-99])
+    data = bytearray(fs.cat_file(f"{store.folder}/{loaded}"))
+    data[data.index(hidden[:99])] ^= 1  # random bytes are stored as they are
+    fs.pipe_file(f"{store.folder}/{loaded}", bytes(data))
+    index = store.index(IDS[:24])
+    assert index.missing.tolist() == list(range(8, 16))
+    with pytest.raises(DamagedPart):
+        store.load(index, IDS[:24], np.arange(16, 24))
+    assert store.index(IDS[:24], index).parts == (good,)
+    assert {path.rsplit("/", 1)[-1] for path in fs.ls(store.damaged, detail=False)} == {scanned, loaded}
+
+
+def test_an_artifact_is_there_once_it_is_published(storage: str, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(os.urandom(1 << 20))
+    for number in range(4):
+        artifact = Artifact(storage, "checkpoint", f"{number:04d}")
+        table = pa.table({"row": list(range(100))})
+        with artifact.writing():
+            artifact.upload(tmp_path, "model")
+            artifact.write_table("rows.parquet", table)
+            assert artifact.manifest() is None
+            manifest = artifact.publish(counts={"rows": 100}, seconds={})
+        again = Artifact(storage, "checkpoint", f"{number:04d}")
+        assert again.manifest() == manifest
+        assert again.read_table("rows.parquet").equals(table)
+        assert again.fs.cat_file(f"{again.path}/model/weights") == (tmp_path / "weights").read_bytes()
+    half = Artifact(storage, "checkpoint", "half")
+
+    def fail() -> None:
+        with half.writing():
+            half.upload(tmp_path, "model")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert not half.fs.exists(half.path)
+    assert other_fingerprints(storage, "checkpoint", "0000") == ["0001", "0002", "0003"]
+
+
+def test_of_many_drivers_one_works_at_a_time(storage: str) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def drive(number: int) -> None:
+        with hold(storage, period=2.0):
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(0.2)
+            inside.remove(number)
+
+    threads = [threading.Thread(target=drive, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4
+    fs, path = fsspec.url_to_fs(f"{storage}/driver.json")
+    assert not fs.exists(path)
+
+
+def test_a_whole_stage_gives_what_it_gives_on_disk(
+    bucket: str, make_recipe: Callable[..., Recipe], tmp_path: Path, faulty: Faulty
+) -> None:
+    """Ray's workers write, the driver reads and publishes; the endpoint is found through the environment alone."""
+    on_disk = make_recipe(model={"engine": "fake"}, data={"train_examples": 24})
+    run_sample(on_disk)
+    where, requests = f"{bucket}/stage", faulty.requests.total()
+    command = [sys.executable, "run.py", "sample", str(tmp_path / "recipe.yaml"), f"runtime.storage={where}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
+    assert done.returncode == 0, done.stderr
+    assert faulty.requests.total() > requests + 20
+    assert sampled(where).equals(sampled(on_disk.storage))
+
+
+def sampled(storage: str) -> pa.Table:
+    """What a finished stage left, but for the times."""
+    fs, path = fsspec.url_to_fs(storage)
+    [manifest] = fs.glob(f"{path}/samples-*/manifest.json")
+    assert json.loads(fs.cat_file(manifest))["counts"]["sampled"] == 24
+    store = SampleStore(Artifact(storage, "samples", manifest.split("/")[-2].removeprefix("samples-")))
+    ids = [f"fox-{number:04d}" for number in range(40)]
+    index = store.index(ids)
+    assert index.stored.sum() == 24
+    columns = [name for name in SAMPLE_SCHEMA.names if name != "teacher_seconds"]
+    return store.load(index, ids, np.flatnonzero(index.stored), columns)
