@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
@@ -110,6 +109,8 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
 
 
 def _connect(address: str) -> JobSubmissionClient:
+    if not address.startswith(("http://", "https://")):
+        raise UserError(f"--address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}")
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
     if token.name and not os.environ.get("RAY_AUTH_TOKEN") and not token.is_file():
         raise UserError(f"{token}: no such file (RAY_AUTH_TOKEN_PATH)")
@@ -124,7 +125,7 @@ def _connect(address: str) -> JobSubmissionClient:
         if "401" in str(error) or "Missing" in str(error):
             raise UserError(f"{address}: asks for a token; set {_TOKENS[0]} or {_TOKENS[1]}") from None
         raise UserError(f"{address}: refuses the token that {_TOKENS[0]} or {_TOKENS[1]} gives") from None
-    except (OSError, requests.RequestException, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{address}: no Ray cluster answers there ({' '.join(str(error).split())[:200]})") from None
 
 
@@ -149,31 +150,39 @@ def _follow(client: JobSubmissionClient, job: str) -> JobDetails:
     """Print a job's log until the job ends, over any number of connections."""
     shown, answered = 0, time.monotonic()
     while True:
+        shown, whole = asyncio.run(_show(client, job, shown))
+        silent_s = time.monotonic() - answered
         try:
-            shown = asyncio.run(_show(client, job, shown))
             details = client.get_job_info(job)
-            answered = time.monotonic()
-        except (OSError, RuntimeError, aiohttp.ClientError, requests.RequestException) as error:
-            if time.monotonic() - answered > _OUTAGE_S:
+        except (OSError, RuntimeError) as error:
+            if silent_s > _OUTAGE_S:
                 raise UserError(
                     f"{job}: no answer from the cluster for {_OUTAGE_S:.0f} s ({' '.join(str(error).split())[:200]}); "
                     f"the job may go on, and the same command follows it again"
                 ) from None
         else:
-            if details.status.is_terminal():
+            # What it said last is waited for, but not for ever.
+            if details.status.is_terminal() and (whole or silent_s > _OUTAGE_S):
                 return details
+            if not details.status.is_terminal():
+                answered = time.monotonic()
         time.sleep(1)
 
 
-async def _show(client: JobSubmissionClient, job: str, shown: int) -> int:
-    """Print what follows the first `shown` characters of a log, as it comes. Returns how many are shown now."""
+async def _show(client: JobSubmissionClient, job: str, shown: int) -> tuple[int, bool]:
+    """Print what follows the first `shown` characters of a log, as it comes.
+
+    Returns: how many are shown now, and whether the log came to its end, not the connection.
+    """
     passed = 0
     chunks: Any = client.tail_job_logs(job)
     while True:
         try:
             chunk = await asyncio.wait_for(anext(chunks), _QUIET_S)
-        except (StopAsyncIteration, TimeoutError):
-            return shown
+        except StopAsyncIteration:
+            return shown, True
+        except (TimeoutError, OSError, RuntimeError, aiohttp.ClientError):
+            return shown, False
         print(chunk[max(shown - passed, 0) :], end="", flush=True)
         passed += len(chunk)
         shown = max(shown, passed)

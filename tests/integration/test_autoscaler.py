@@ -27,14 +27,14 @@ def local_ray() -> None:
 
 def test_samplers_come_and_go_and_work_finds_its_nodes(tmp_path: Path) -> None:
     with autoscaling_cluster(render(load_cluster("onprem", SMALL))[-1]) as cluster:
-        assert cluster.wait_until(lambda groups: groups == Counter(training=1), 60), cluster.history
+        assert cluster.wait_until(lambda groups: groups == Counter(training=1), 120), cluster.history
         done = subprocess.run(
             [sys.executable, "-m", "tests.integration.drive", str(tmp_path)],
             cwd=PROJECT,
             env=cluster.environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=340,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
@@ -42,6 +42,6 @@ def test_samplers_come_and_go_and_work_finds_its_nodes(tmp_path: Path) -> None:
         assert (where["trained"], where["prompted"], where["sampled"]) == (["training"], ["sampling"], ["sampling"])
         assert len(where["sampler"]) == 2
         assert cluster.most("sampling") == 2
-        assert cluster.wait_until(lambda groups: groups == Counter(training=1), 90), cluster.history
+        assert cluster.wait_until(lambda groups: groups == Counter(training=1), 110), cluster.history
         # The trainer's node was there all the time.
         assert all(groups["training"] == 1 for _, groups in cluster.history[1:]), cluster.history

@@ -82,7 +82,7 @@ def read_until(process: "subprocess.Popen[str]", what: str) -> str:
 
 def end(process: "subprocess.Popen[str]") -> tuple[int, str]:
     """The exit code, and what was said since."""
-    said, _ = process.communicate(timeout=180)
+    said, _ = process.communicate(timeout=240)
     return process.returncode, said
 
 
@@ -101,7 +101,7 @@ def test_a_study_runs_to_its_end_and_a_second_job_finds_it_done(head: Head, subm
         env=head.environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -1,10 +1,14 @@
 """What a job takes with it and what stays, and what is refused before a cluster is asked."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ray.job_submission import JobStatus
 
 import run
+from pipelines import submit
 from pipelines.packing import MAX_BYTES, PROJECT, is_packed, pack, packed_files
 from pos2distill.errors import UserError
 
@@ -123,7 +127,77 @@ def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytes
     assert f"evaluation.transfer: {other} does not go with the job; put it into" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:8265", "ray://127.0.0.1:10001", "auto"])
+def test_an_address_of_another_kind_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
+    told = capsys.readouterr().err
+    assert told == f"error: --address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}\n"
+
+
 def test_an_address_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run.main(["submit", "quickstart", STORAGE])
     assert "--address" in capsys.readouterr().err
+
+
+class FaultyClient:
+    """A job API whose connections break off: each tail ends where it is told, the last one at the end of the log."""
+
+    log = "one\ntwo\nthree\n"
+
+    def __init__(self, *breaks: int, silent: bool = False) -> None:
+        self.breaks = list(breaks)
+        self.silent = silent
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        cut = self.breaks.pop(0) if self.breaks else len(self.log)
+        for place in range(0, cut, 3):
+            yield self.log[place : min(place + 3, cut)]
+        if cut < len(self.log):
+            raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        if self.silent:
+            raise ConnectionError("nobody there")
+        return SimpleNamespace(status=JobStatus.SUCCEEDED, submission_id=job)
+
+
+def test_a_log_is_shown_once_over_any_number_of_connections(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    assert submit._follow(FaultyClient(0, 5, 4), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
+    assert capsys.readouterr().out == FaultyClient.log
+
+
+def test_a_cluster_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(submit, "_OUTAGE_S", 0.05)
+    with pytest.raises(UserError, match=r"^job: no answer from the cluster for 0 s \(nobody there\); the job may"):
+        submit._follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "message", "code", "told"),
+    [
+        (JobStatus.SUCCEEDED, 0, "Job finished successfully.", 0, "job succeeded"),
+        (JobStatus.FAILED, 2, "failed with exit code 2, last available logs (truncated):\nx", 2, "with exit code 2"),
+        (JobStatus.FAILED, 1, "failed with exit code 1", 1, "job failed: failed with exit code 1"),
+        (JobStatus.FAILED, 137, "failed with exit code 137", 1, "job failed: failed with exit code 137"),
+        (JobStatus.FAILED, None, "runtime_env setup\nfailed", 1, "job failed: runtime_env setup failed"),
+        (JobStatus.STOPPED, -15, None, 3, "job was stopped; the same command goes on where it stopped"),
+    ],
+)
+def test_every_end_has_its_exit_code(
+    status: JobStatus,
+    exit_code: int | None,
+    message: str | None,
+    code: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    details = SimpleNamespace(status=status, submission_id="job", driver_exit_code=exit_code, message=message)
+    assert submit._report(details) == code  # type: ignore[arg-type]
+    said = capsys.readouterr().out
+    assert said.endswith(f"{told}\n")
+    assert said.count("\n") == 1
