@@ -163,7 +163,7 @@ def test_a_whole_stage_gives_what_it_gives_on_disk(
     bucket: str, make_recipe: Callable[..., Recipe], tmp_path: Path, faulty: Faulty
 ) -> None:
     """Ray's workers write, the driver reads and publishes; the endpoint is found through the environment alone."""
-    on_disk = make_recipe(model={"engine": "fake"}, data={"train_examples": 24})
+    on_disk = make_recipe(model={"engine": "fake"}, data={"train_examples": 20})
     run_sample(on_disk)
     where, requests = f"{bucket}/stage", faulty.requests.total()
     command = [sys.executable, "run.py", "sample", str(tmp_path / "recipe.yaml"), f"runtime.storage={where}"]
@@ -177,10 +177,10 @@ def sampled(storage: str) -> pa.Table:
     """What a finished stage left, but for the times."""
     fs, path = fsspec.url_to_fs(storage)
     [manifest] = fs.glob(f"{path}/samples-*/manifest.json")
-    assert json.loads(fs.cat_file(manifest))["counts"]["sampled"] == 24
+    assert json.loads(fs.cat_file(manifest))["counts"]["sampled"] == 20
     store = SampleStore(Artifact(storage, "samples", manifest.split("/")[-2].removeprefix("samples-")))
     ids = [f"fox-{number:04d}" for number in range(40)]
     index = store.index(ids)
-    assert index.stored.sum() == 24
+    assert index.stored.sum() == 20
     columns = [name for name in SAMPLE_SCHEMA.names if name != "teacher_seconds"]
     return store.load(index, ids, np.flatnonzero(index.stored), columns)
