@@ -87,6 +87,8 @@ def ray_head(
             _wait_for(process, host, [gcs, dashboard], folder / "start.log")
             yield Head(f"{host}:{gcs}", f"http://127.0.0.1:{dashboard}", environment)
         finally:
+            if process.poll() is not None:
+                print(f"the head ended by itself:\n{(folder / 'start.log').read_text()[-4000:]}")
             end_tree(process.pid)
 
 
