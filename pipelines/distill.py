@@ -22,7 +22,7 @@ from pipelines.ray_session import (
     stream_options,
     trainer_arguments,
 )
-from pipelines.sample import STREAM, missing_samples, publish_samples, require_pools, sampling_board
+from pipelines.sample import STREAM, missing_places, missing_samples, publish_samples, require_pools, sampling_board
 from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, UserError, find_user_error
 from pos2distill.store.artifacts import Artifact, Manifest
@@ -53,6 +53,8 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
         figures: Figures = ray.get(board.read.remote())
     result: dict[str, Any] = outcome.return_value
     if "refused" in result:
+        if streams and not len(missing_places(plan)):
+            publish_samples(plan, figures.sampling_seconds)  # if nothing was kept, this says what became of all
         raise UserError(result["refused"])
     if not result["finished"]:
         raise Stopped(f"stopped after step {result['steps']}; its checkpoint is kept", 128 + signal)

@@ -23,11 +23,11 @@ from pipelines.progress import live_board
 from pipelines.ray_session import device_of, pool_arguments, ray_session, require_resources
 from pipelines.tee import write_samples
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import DamagedPart, UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.guard import FailureGuard
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.store.samples import SampleStore
+from pos2distill.store.samples import SampleStore, Tally
 from pos2distill.tasks.permutations import Placement
 from pos2distill.urls import open_url
 
@@ -99,7 +99,7 @@ def sampling_board(recipe: Recipe, plan: Plan, stage: str, *, epochs: int = 1) -
     store = SampleStore(plan.samples)
     store.open()
     ids = training_ids(plan)
-    stored = store.tally(store.index(ids), ids).outcomes
+    stored = _tally(store, ids).outcomes
     done = stored.total() if stage == "sample" else 0
     guard = FailureGuard(recipe.runtime.max_failed_share, len(ids) - stored.total())
     with live_board(recipe.name, stage, guard, total=epochs * len(ids), done=done, stored=stored) as board:
@@ -114,7 +114,7 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
     """
     study = recipe.study
     size = recipe.runtime.samplers.batch_size
-    missing = SampleStore(plan.samples).index(training_ids(plan)).missing
+    missing = missing_places(plan)
     if not len(missing):
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
     examples = ray.data.from_arrow([pa.table({"place": places}) for places in _blocks(missing, size)]).map_batches(
@@ -143,6 +143,11 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
     )
 
 
+def missing_places(plan: Plan) -> npt.NDArray[np.int64]:
+    """The training examples that the store lacks, by their places."""
+    return SampleStore(plan.samples).index(training_ids(plan)).missing
+
+
 def read_examples(batch: pa.Table, artifact: Artifact) -> pa.Table:
     """The training examples at the places that a batch names, a table of `EXAMPLE_SCHEMA`."""
     file = _example_file(artifact.url)
@@ -167,13 +172,12 @@ def publish_samples(plan: Plan, seconds: float) -> Manifest:
         UserError: if nothing was kept, or other nodes wrote where this one cannot read.
     """
     store, ids = SampleStore(plan.samples), training_ids(plan)
-    index = store.index(ids)
-    if absent := len(index.missing):
+    tally = _tally(store, ids)
+    if absent := len(ids) - tally.outcomes.total():
         raise UserError(
             f"{plan.samples.url}: {len(ids) - absent} of {len(ids)} samples can be seen from here; "
             f"runtime.storage must be a folder or URL that all nodes share"
         )
-    tally = store.tally(index, ids)
     counts = {"sampled": len(ids), **{name: tally.outcomes[name] for name in ("kept", "wrong", "empty", "failed")}}
     counts["cut_at_length"] = tally.finish_reasons["length"]
     if not counts["kept"]:
@@ -183,6 +187,15 @@ def publish_samples(plan: Plan, seconds: float) -> Manifest:
             f"or sampling.keep=all"
         )
     return plan.samples.publish(counts=counts, seconds={"sample": seconds, "teacher": tally.teacher_seconds})
+
+
+def _tally(store: SampleStore, ids: pa.Array) -> Tally:
+    """What became of the samples that are there and whole."""
+    while True:
+        try:
+            return store.tally(store.index(ids), ids)
+        except DamagedPart:
+            continue  # it has been set aside and named, and counts no more
 
 
 def _has_teachers(recipe: Recipe) -> bool:

@@ -26,7 +26,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pos2distill.errors import LeaseLost
+from pos2distill.errors import LeaseLost, Stopped
 from pos2distill.store.artifacts import write_bytes
 from pos2distill.urls import open_url
 
@@ -70,7 +70,7 @@ def hold(storage: str, *, period: float = _PERIOD) -> Iterator[None]:
     renewal.start()
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Stopped):
         if reasons:
             raise LeaseLost(f"{storage}: {reasons[0]}, so this run stops") from None
         raise

