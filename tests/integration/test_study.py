@@ -167,7 +167,7 @@ def test_nothing_kept_is_one_line_and_no_checkpoint(tmp_path: Path, write_exampl
     assert last.startswith("error: ")
     assert re.search(r"none of 4 samples was kept \(\d wrong, \d empty, 0 failed\)", last)
     assert "sampling.keep=all" in last
-    assert not list(storage.glob("checkpoint-*"))
+    assert not list(storage.glob("checkpoint-*/manifest.json"))
 
 
 def test_a_prompt_longer_than_the_context_is_one_line(tmp_path: Path) -> None:
