@@ -60,7 +60,7 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
         raise Stopped(f"stopped after step {result['steps']}; its checkpoint is kept", 128 + signal)
     if streams:
         publish_samples(plan, figures.sampling_seconds)
-    manifest = plan.checkpoint.publish(counts=_counts(plan), seconds={"distill": time.monotonic() - start})
+    manifest = plan.checkpoint.publish(counts=count_rows(plan), seconds={"distill": time.monotonic() - start})
     plan.checkpoint.remove(_STATE_FOLDER)
     if signal:
         raise Stopped("stopped after training", 128 + signal)
@@ -116,7 +116,8 @@ def _open_stream(recipe: Recipe, plan: Plan, board: ActorHandle) -> Dataset:
     return missing_samples(recipe, plan, board, hand_on=True)
 
 
-def _counts(plan: Plan) -> dict[str, int]:
+def count_rows(plan: Plan) -> dict[str, int]:
+    """What was trained on, by the steps: examples and rows of the first epoch, epochs, steps."""
     steps = read_steps(plan)
     first = [step for step in steps if step["epoch"] == 0]
     return {

@@ -12,18 +12,21 @@ from pos2distill.store.samples import SampleStore
 def write_samples(batch: pa.Table, artifact: Artifact, board: ActorHandle, hand_on: bool) -> pa.Table:
     """Append a batch to the store, from where the batch is, and tell the board.
 
-    Teacher columns that a resident teacher leaves out are written as nulls.
-
     Args:
         hand_on: the samples go on to the trainers; else their ids alone, for whoever counts them.
     Raises:
         UserError: once too many samples of the run have failed.
     """
-    for field in SAMPLE_SCHEMA:
-        if field.name not in batch.column_names:
-            batch = batch.append_column(field, pa.nulls(len(batch), field.type))
-    batch = batch.select(SAMPLE_SCHEMA.names).cast(SAMPLE_SCHEMA)
+    batch = to_samples(batch)
     SampleStore(artifact).append(batch)
     # Waited for: what the board refuses ends the run.
     ray.get(board.count_stored.remote(*(batch[name].to_pylist() for name in ("outcome", "error", "example_id"))))
     return batch if hand_on else batch.select(["example_id"])
+
+
+def to_samples(answers: pa.Table) -> pa.Table:
+    """Answers as rows of `SAMPLE_SCHEMA`; what no teacher stage has added is null."""
+    for field in SAMPLE_SCHEMA:
+        if field.name not in answers.column_names:
+            answers = answers.append_column(field, pa.nulls(len(answers), field.type))
+    return answers.select(SAMPLE_SCHEMA.names).cast(SAMPLE_SCHEMA)

@@ -17,25 +17,30 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from pipelines.distill import MODEL_FOLDER, STEPS_FILE, make_source
+from pipelines.distill import count_rows
 from pipelines.evaluate import PREDICTIONS, count_answers, evaluated
-from pipelines.examples import make_examples
+from pipelines.examples import make_examples, training_ids
 from pipelines.generate import Answer, Asked, build_prompts
-from pipelines.plan import Plan, make_plan
-from pipelines.sample import AddTeacherStates, make_samples
-from pipelines.tee import write_samples
+from pipelines.plan import MODEL_FOLDER, STEPS_FOLDER, Plan, make_plan
+from pipelines.sample import AddTeacherStates, missing_places, publish_samples
+from pipelines.tee import to_samples
+from pipelines.train_worker import make_prompt_builder
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.errors import UserError
-from pos2distill.models.load import keep_generation_config, load_tokenizer, stop_token_ids
+from pos2distill.models.files import keep_generation_config
+from pos2distill.models.load import load_tokenizer
 from pos2distill.recipes import load_recipe, sweep_cells
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.sampling.engine import SamplingParams
 from pos2distill.store.artifacts import Artifact, claim_storage, write_bytes
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import Placement
+from pos2distill.training.feed import Arrivals, Feed, Progress
+from pos2distill.training.ranks import Ranks
+from pos2distill.training.rows import RowBuilder
 from pos2distill.training.stepper import build_stepper
 from pos2distill.training.teachers import cached_states
-from pos2distill.training.trainer import Ranks, StepRecord, train
+from pos2distill.training.trainer import StepRecord, train
 
 
 def run_cell(recipe: Recipe) -> None:
@@ -62,25 +67,25 @@ def run_cell(recipe: Recipe) -> None:
 
 
 def answer(
-    recipe: Recipe, model: ModelSection, examples: pa.Table, asked: list[Asked], params: SamplingParams
+    recipe: Recipe,
+    model: ModelSection,
+    examples: pa.Table,
+    asked: list[Asked],
+    params: SamplingParams,
+    *,
+    for_training: bool = False,
 ) -> pa.Table:
     """A table of `ANSWER_SCHEMA`: every example at every placement, prompts of like length together."""
-    prompts = build_prompts(examples, recipe.study, asked, params.max_new_tokens)
-    actor, size = Answer(recipe, model, params), recipe.runtime.samplers.batch_size
+    prompts = build_prompts(examples, recipe.study, asked, params.max_new_tokens, for_training)
+    actor, size = Answer(recipe, model, params, for_training, None), recipe.runtime.samplers.batch_size
     batches = (prompts.slice(start, size) for start in range(0, len(prompts), size))
     return pa.concat_tables([asyncio.run(actor(batch)) for batch in batches])
-
-
-def sampling_params(recipe: Recipe, *, temperature: float, top_p: float, max_new_tokens: int) -> SamplingParams:
-    """How the recipe's model is sampled; what ends a response is the model's own."""
-    model = recipe.study.model
-    return SamplingParams(temperature, top_p, max_new_tokens, tuple(stop_token_ids(model, load_tokenizer(model))))
 
 
 def _evaluate(recipe: Recipe, examples: Artifact, artifact: Artifact, model: ModelSection) -> None:
     start = time.monotonic()
     table = examples.read_table("evaluation.parquet")
-    params = sampling_params(recipe, temperature=0.0, top_p=1.0, max_new_tokens=recipe.study.evaluation.max_new_tokens)
+    params = SamplingParams(0.0, 1.0, recipe.study.evaluation.max_new_tokens, stop_ids=())
     answers = answer(recipe, model, table, evaluated(recipe.study), params)
     order = [(name, "ascending") for name in ("documents", "example_id", "placement")]
     predictions = answers.select(PREDICTION_SCHEMA.names).cast(PREDICTION_SCHEMA).sort_by(order)
@@ -90,42 +95,46 @@ def _evaluate(recipe: Recipe, examples: Artifact, artifact: Artifact, model: Mod
 
 
 def _sample(recipe: Recipe, plan: Plan) -> None:
-    """Fill the sample store; `make_samples` then finds nothing to sample, counts and publishes."""
-    study, store = recipe.study, SampleStore(plan.samples)
-    store.open()
-    done = store.example_ids()
-    table = plan.examples.read_table("train.parquet")
-    missing = table.filter(pa.array([each not in done for each in table["example_id"].to_pylist()]))
-    if len(missing):
+    start = time.monotonic()
+    study, sampling = recipe.study, recipe.study.sampling
+    SampleStore(plan.samples).open()
+    if len(missing := missing_places(plan)):
         asked = Asked(study.data.documents, {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops})
-        params = sampling_params(recipe, **study.sampling.model_dump(exclude={"keep"}))
-        answers = answer(recipe, study.model, missing, [asked], params)
+        params = SamplingParams(sampling.temperature, sampling.top_p, sampling.max_new_tokens, stop_ids=())
+        examples = plan.examples.read_table("train.parquet").take(missing)
+        answers = answer(recipe, study.model, examples, [asked], params, for_training=True)
         if study.method.needs_teacher:
             answers = AddTeacherStates(recipe)(answers)
-        write_samples(answers, plan.samples)
-    make_samples(recipe, plan)
+        SampleStore(plan.samples).append(to_samples(answers))
+    publish_samples(plan, time.monotonic() - start)
 
 
 def _distill(recipe: Recipe, plan: Plan) -> None:
     start = time.monotonic()
-    study, lines = recipe.study, list[str]()
+    study, lines, ids = recipe.study, list[str](), training_ids(plan)
 
     def log(record: StepRecord) -> None:
         lines.append(json.dumps(record.as_dict()))
 
-    source = make_source(study, plan)
+    feed = Feed(study, ids, SampleStore(plan.samples), _no_stream, Ranks())
+    build = RowBuilder(make_prompt_builder(study), study)
     stepper = build_stepper(study, recipe.runtime.trainers, torch.device("cpu"))
     teacher = cached_states if study.method.needs_teacher else None
-    train(study, recipe.runtime.trainers, source, stepper, teacher, Ranks(), [log])
-    counts = {"examples": len(source.example_ids), "rows": source.rows_per_epoch}
-    counts |= {"epochs": study.training.epochs, "steps": source.total_steps}
+    progress = Progress.at_start(len(ids))
+    train(study, recipe.runtime.trainers, feed, build, stepper, teacher, Ranks(), progress, [log])
     with plan.checkpoint.writing():
         model = Path(plan.checkpoint.path) / MODEL_FOLDER
         stepper.save(model)
         load_tokenizer(study.model).save_pretrained(model)
         keep_generation_config(study.model, model)
-        write_bytes(plan.checkpoint.fs, f"{plan.checkpoint.path}/{STEPS_FILE}", ("\n".join(lines) + "\n").encode())
-        plan.checkpoint.publish(counts=counts, seconds={"distill": time.monotonic() - start})
+        plan.checkpoint.fs.makedirs(f"{plan.checkpoint.path}/{STEPS_FOLDER}")
+        steps = f"{plan.checkpoint.path}/{STEPS_FOLDER}/00000000.jsonl"
+        write_bytes(plan.checkpoint.fs, steps, ("\n".join(lines) + "\n").encode())
+        plan.checkpoint.publish(counts=count_rows(plan), seconds={"distill": time.monotonic() - start})
+
+
+def _no_stream() -> Arrivals:
+    raise RuntimeError("everything was sampled before")
 
 
 def main(arguments: list[str]) -> int:

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.ablation.in_process import answer, sampling_params
-from pipelines.distill import MODEL_FOLDER
+from benchmarks.ablation.in_process import answer
 from pipelines.generate import Asked
-from pipelines.plan import make_plan
+from pipelines.plan import MODEL_FOLDER, make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl, mean_by_row
@@ -29,6 +28,7 @@ from pos2distill.models.head import LogitTransform
 from pos2distill.models.load import load_model
 from pos2distill.models.responses import ResponseBatch, collate, predicting_hidden
 from pos2distill.recipes import load_recipe, sweep_cells
+from pos2distill.sampling.engine import SamplingParams
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.permutations import Placement
 
@@ -64,7 +64,7 @@ def make_reference(recipe: Recipe, examples: Artifact, documents: int) -> Refere
     study = recipe.study
     hops = study.data.hops[0]
     asked = Asked(documents, {hops: (Placement(tuple(range(documents - hops, documents))),)})
-    params = sampling_params(recipe, temperature=0.0, top_p=1.0, max_new_tokens=study.evaluation.max_new_tokens)
+    params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     answers = answer(recipe, study.model, examples.read_table("evaluation.parquet"), [asked], params)
     prompts, responses = ([ids.values.to_numpy() for ids in answers[name]] for name in ("prompt_ids", "response_ids"))
     batches = tuple(
