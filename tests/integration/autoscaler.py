@@ -39,6 +39,7 @@ class AutoscalingCluster:
         self.address = address
         self.environment = environment
         self.history: list[tuple[float, Counter[str]]] = []
+        self.actors: dict[str, set[str]] = {}  # the groups that actors of each class have run on; "" is the head
         self._start = time.monotonic()
         self._state = GlobalState()  # asks the GCS, so that the tests' own Ray session stays as it is
         self._state._initialize_global_state(GcsClientOptions.create(address, None, True, True))
@@ -51,6 +52,10 @@ class AutoscalingCluster:
             if node["Alive"] and group:
                 found.append({"group": group, "labels": node["Labels"], "node_id": node["NodeID"]})
         return found
+
+    def seconds(self) -> float:
+        """Since the start, as in `history`."""
+        return round(time.monotonic() - self._start, 1)
 
     def groups(self) -> Counter[str]:
         """How many nodes each group has now, without the head."""
@@ -86,7 +91,12 @@ class AutoscalingCluster:
         while not finished.wait(0.3):
             groups = self.groups()
             if not self.history or self.history[-1][1] != groups:
-                self.history.append((round(time.monotonic() - self._start, 1), groups))
+                self.history.append((self.seconds(), groups))
+            group_of = {
+                node["NodeID"]: node["Labels"].get("ray.io/node-group", "") for node in self._state.node_table()
+            }
+            for actor in self._state.actor_table(None, None, "ALIVE").values():
+                self.actors.setdefault(actor["ActorClassName"], set()).add(group_of[actor["Address"]["NodeID"]])
 
 
 @contextlib.contextmanager

@@ -154,6 +154,16 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(
     assert (Path(plan.checkpoint.path) / model).read_bytes() == (Path(calm_plan.checkpoint.path) / model).read_bytes()
 
 
+def test_of_two_drivers_on_one_storage_one_waits_for_the_other(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = streamed(training={"batch_rows": 8, "epochs": 1, "order": "arrival"})
+    drivers = [Driver(tmp_path / "recipe.yaml", Path(recipe.storage)) for _ in range(2)]
+    assert [driver.end() for driver in drivers] == [0, 0]
+    said = [driver.log.read_text() for driver in drivers]
+    assert sum("in use by" in each and "waiting for its end" in each for each in said) == 1
+    assert sum("done before" in each for each in said) == 1
+    assert_exactly_once(recipe, make_plan(recipe))
+
+
 def started_here(title: str) -> list[psutil.Process]:
     """Ray's actors of that class that this process's Ray has started."""
     found = []
