@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow.fs
 import ray
+import ray.train
 from ray.actor import ActorHandle
 from ray.data import Dataset
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
@@ -22,7 +23,7 @@ from pipelines.ray_session import (
     stream_options,
     trainer_arguments,
 )
-from pipelines.sample import STREAM, missing_places, missing_samples, publish_samples, require_pools, sampling_board
+from pipelines.sample import STREAM, missing_places, missing_samples, pool_needs, publish_samples, sampling_board
 from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, UserError, find_user_error
 from pos2distill.store.artifacts import Artifact, Manifest
@@ -44,10 +45,7 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
     start = time.monotonic()
     streams = plan.samples.manifest() is None
     with ray_session(), sampling_board(recipe, plan, "distill", epochs=recipe.study.training.epochs) as board:
-        trainers = recipe.runtime.trainers
-        require_resources("training", cpus=trainers.workers * trainers.cpus, gpus=trainers.workers * trainers.gpus)
-        if streams:
-            require_pools(recipe)
+        _require_room(recipe, streams=streams)
         trainer = _make_trainer(recipe, plan, board)
         outcome, signal = interruptible(trainer.fit, lambda: ray.get(board.ask.remote("stop")))
         figures: Figures = ray.get(board.read.remote())
@@ -65,6 +63,17 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
     if signal:
         raise Stopped("stopped after training", 128 + signal)
     return manifest
+
+
+def _require_room(recipe: Recipe, *, streams: bool) -> None:
+    trainers = recipe.runtime.trainers
+    cpus, gpus = trainers.workers * trainers.cpus, trainers.workers * trainers.gpus
+    if not streams:
+        require_resources("training", cpus=cpus, gpus=gpus)
+        return
+    pool_cpus, pool_gpus = pool_needs(recipe)
+    what = "training while sampling (runtime.mode=streamed; staged does one after the other)"
+    require_resources(what, cpus=cpus + pool_cpus, gpus=gpus + pool_gpus)
 
 
 def read_steps(plan: Plan) -> list[dict[str, Any]]:
@@ -100,14 +109,23 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
 
 
 def _train_worker(config: dict[str, Any]) -> dict[str, Any]:
-    """What runs on each worker; an error that starting again would not mend comes back as `refused`, its line."""
+    """What runs on each worker; an error that starting again would not mend comes back as `refused`, its line.
+
+    It may be one worker's alone, while the others wait for it. So it is told to the board and raised: Ray Train ends
+    all workers and starts them again, and then all of them refuse.
+    """
     from pipelines.train_worker import train_worker  # here, since Train's controller loads this module too
 
+    board = config["board"]
+    if refused := ray.get(board.refused.remote()):
+        return {"refused": refused}
     try:
         return train_worker(**config)
     except Exception as error:
         if cause := find_user_error(error):
-            return {"refused": str(cause)}
+            if ray.train.get_context().get_world_size() == 1:
+                return {"refused": str(cause)}
+            ray.get(board.refuse.remote(str(cause)))
         raise
 
 

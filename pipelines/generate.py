@@ -120,9 +120,9 @@ class Answer:
         Raises:
             UserError: of a failure where the model is measured: counted as wrong, it would spoil the curve.
         """
-        replies = await self._replies(batch)
         if self.board:
             self.board.see.remote("samplers", ray.get_runtime_context().get_actor_id())
+        replies = await self._replies(batch)
         errors = [reply.error if isinstance(reply, Failure) else None for reply in replies]
         if not self.for_training and (failed := [row for row, error in enumerate(errors) if error]):
             example_id = batch["example_id"][failed[0]]

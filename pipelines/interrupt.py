@@ -1,8 +1,10 @@
 """Ctrl-C and SIGTERM while training: once for a checkpoint, twice to leave at once."""
 
 import os
+import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
@@ -21,19 +23,29 @@ def interruptible(work: Callable[[], _T], ask_to_stop: Callable[[], None]) -> tu
     Returns: what `work` gives, and the signal that came, or 0.
     """
     came: list[int] = []
+    # The one queue that a signal handler may use, whatever lock the interrupted code holds.
+    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def handle(number: int, _: FrameType | None) -> None:
         if came:
             os._exit(128 + number)
         came.append(number)
         print("\nstopping after a checkpoint; once more to leave at once", file=sys.stderr, flush=True)
-        stopper.submit(ask_to_stop)
+        asked.put(True)
 
-    with ThreadPoolExecutor(1, "work") as worker, ThreadPoolExecutor(1, "stop") as stopper:
+    def wait_to_ask() -> None:
+        if asked.get():
+            ask_to_stop()
+
+    stopper = threading.Thread(target=wait_to_ask, name="stop")
+    stopper.start()
+    with ThreadPoolExecutor(1, "work") as worker:
         before = {number: signal.signal(number, handle) for number in _SIGNALS}
         try:
             result = worker.submit(work).result()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            asked.put(False)
+            stopper.join()
     return result, came[0] if came else 0

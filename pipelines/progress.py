@@ -19,7 +19,7 @@ from pos2distill.sampling.guard import FailureGuard
 
 _LOOK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
-_ACTIVE_SECONDS = 30.0
+_ACTIVE_SECONDS = 180.0
 
 Asked = Literal["checkpoint", "stop"]
 
@@ -55,6 +55,7 @@ class _Board:
     def __init__(self, run: str, guard: FailureGuard, stored: Mapping[str, int]) -> None:
         self.figures = Figures(stored=Counter(stored))
         self.asked: Asked | None = None
+        self.refusal: str | None = None
         self.seen: dict[str, dict[str, float]] = {}
         self.gauges = {
             name: Gauge(f"pos2distill_{name}", description=text, tag_keys=("run", "outcome", "pool"))
@@ -63,7 +64,7 @@ class _Board:
                 "examples_trained": "examples dealt with by training, over all epochs",
                 "steps": "optimizer steps",
                 "loss": "of the last step",
-                "actors": "actors of a pool that gave something in the last half minute",
+                "actors": "actors of a pool that began a batch in the last minutes",
             }.items()
         }
         self.run = run
@@ -90,7 +91,7 @@ class _Board:
         self._gauge("loss", loss)
 
     def see(self, pool: str, actor: str) -> None:
-        """An actor of a pool has given something."""
+        """An actor of a pool has begun a batch."""
         self.seen.setdefault(pool, {})[actor] = time.monotonic()
 
     def read(self) -> Figures:
@@ -106,9 +107,19 @@ class _Board:
         self.asked = "stop" if "stop" in (wish, self.asked) else wish
 
     def take_asked(self) -> Asked | None:
-        """What was asked for since the last time; asked once, done once."""
-        asked, self.asked = self.asked, None
+        """What is asked for: a checkpoint once, a stop until the run has ended, whoever starts again meanwhile."""
+        asked = self.asked
+        if asked == "checkpoint":
+            self.asked = None
         return asked
+
+    def refuse(self, line: str) -> None:
+        """A worker met an error that starting again would not mend."""
+        self.refusal = self.refusal or line
+
+    def refused(self) -> str | None:
+        """The first such error."""
+        return self.refusal
 
     def _gauge(self, name: str, value: float, **tags: str) -> None:
         self.gauges[name].set(value, tags={"run": self.run, "outcome": "", "pool": "", **tags})
@@ -139,7 +150,7 @@ def live_board(
 def _watch(board: ActorHandle, stage: str, total: int, done: int, finished: threading.Event) -> None:
     terminal = sys.stderr.isatty()
     start = last_line = time.monotonic()
-    last_look = False
+    resumed, last_look = stage == "sample", False
     with tqdm(desc=stage, total=total, initial=done, unit="example", disable=not terminal) as bar:
         while not last_look:
             last_look = finished.wait(_LOOK_SECONDS)
@@ -148,6 +159,8 @@ def _watch(board: ActorHandle, stage: str, total: int, done: int, finished: thre
             except ray.exceptions.RayError:
                 continue  # the run's own error is the one to tell
             count = figures.trained if stage == "distill" else figures.stored.total()
+            if count and not resumed:  # where training goes on from is no work of this run
+                resumed, done, start = True, count, time.monotonic()
             if terminal:
                 bar.set_postfix_str(str(figures), refresh=False)
                 bar.update(count - bar.n)
@@ -157,6 +170,6 @@ def _watch(board: ActorHandle, stage: str, total: int, done: int, finished: thre
 
 
 def _line(stage: str, count: int, total: int, done: int, seconds: float, figures: Figures) -> str:
-    rate = (count - done) / seconds
+    rate = (count - done) / max(seconds, _LOOK_SECONDS)
     left = f"{(total - count) / rate:.0f} s left" if rate > 0 else "time left unknown"
     return f"{stage}: {count} of {total} examples, {rate:.2f} a second, {left}; {figures}"

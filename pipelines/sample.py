@@ -31,6 +31,8 @@ from pos2distill.store.samples import SampleStore, Tally
 from pos2distill.tasks.permutations import Placement
 from pos2distill.urls import open_url
 
+_TASK_CPUS = 0.5
+
 STREAM = "samples"
 """The stream's name among the data sets of Ray Train."""
 
@@ -38,10 +40,11 @@ STREAM = "samples"
 class AddTeacherStates:
     """The cached teacher: hidden states of the kept answers of a batch, once an example."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, board: ActorHandle | None = None) -> None:
         from pos2distill.sampling.teacher import Teacher  # here, since Ray's coordinators load this module too
 
         pool = recipe.runtime.teachers
+        self.board = board
         self.dtype = recipe.study.model.dtype
         self.teacher = Teacher(
             recipe.study.model,
@@ -54,6 +57,8 @@ class AddTeacherStates:
         """Add the columns `hidden`, `hidden_dtype` and `teacher_seconds` (each row's share of the batch's time)."""
         from pos2distill.models.responses import hidden_to_bytes
 
+        if self.board:
+            self.board.see.remote("teachers", ray.get_runtime_context().get_actor_id())
         start = time.monotonic()
         kept = np.flatnonzero(np.asarray(batch["outcome"]) == "kept")
         hidden: list[bytes | None] = [None] * len(batch)
@@ -83,7 +88,8 @@ def make_samples(recipe: Recipe, plan: Plan) -> Manifest:
     """
     start = time.monotonic()
     with ray_session(), sampling_board(recipe, plan, "sample") as board:
-        require_pools(recipe)
+        cpus, gpus = pool_needs(recipe)
+        require_resources("sampling", cpus=cpus, gpus=gpus)
         for _ in missing_samples(recipe, plan, board, hand_on=False).iter_batches(batch_size=None):
             pass  # the tee has stored and counted it
     return publish_samples(plan, time.monotonic() - start)
@@ -122,7 +128,7 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
         fn_args=(plan.examples,),
         batch_format="pyarrow",
         compute=TaskPoolStrategy(size=recipe.runtime.samplers.max),
-        num_cpus=0.5,
+        num_cpus=_TASK_CPUS,
     )
     samples = generate(
         recipe,
@@ -137,9 +143,9 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
     )
     if _has_teachers(recipe):
         teachers = pool_arguments(recipe.runtime.teachers)
-        samples = samples.map_batches(AddTeacherStates, fn_constructor_args=(recipe,), **teachers)
+        samples = samples.map_batches(AddTeacherStates, fn_constructor_args=(recipe, board), **teachers)
     return samples.map_batches(
-        write_samples, fn_args=(plan.samples, board, hand_on), batch_format="pyarrow", num_cpus=0.5
+        write_samples, fn_args=(plan.samples, board, hand_on), batch_format="pyarrow", num_cpus=_TASK_CPUS
     )
 
 
@@ -157,11 +163,10 @@ def read_examples(batch: pa.Table, artifact: Artifact) -> pa.Table:
     return file.read_row_groups(groups.tolist()).take(row)
 
 
-def require_pools(recipe: Recipe) -> None:
-    """Refuse a pool of samplers or teachers that this machine can never give."""
+def pool_needs(recipe: Recipe) -> tuple[float, float]:
+    """CPUs and GPUs of the smallest pools of samplers and teachers, and of one task beside them."""
     pools = [recipe.runtime.samplers, *([recipe.runtime.teachers] if _has_teachers(recipe) else [])]
-    cpus, gpus = sum(pool.min * pool.cpus for pool in pools), sum(pool.min * pool.gpus for pool in pools)
-    require_resources("sampling", cpus=cpus, gpus=gpus)
+    return sum(pool.min * pool.cpus for pool in pools) + _TASK_CPUS, sum(pool.min * pool.gpus for pool in pools)
 
 
 def publish_samples(plan: Plan, seconds: float) -> Manifest:
@@ -176,7 +181,8 @@ def publish_samples(plan: Plan, seconds: float) -> Manifest:
     if absent := len(ids) - tally.outcomes.total():
         raise UserError(
             f"{plan.samples.url}: {len(ids) - absent} of {len(ids)} samples can be seen from here; "
-            f"runtime.storage must be a folder or URL that all nodes share"
+            f"run again if parts were set aside as damaged; else runtime.storage must be a folder or URL that all "
+            f"nodes share"
         )
     counts = {"sampled": len(ids), **{name: tally.outcomes[name] for name in ("kept", "wrong", "empty", "failed")}}
     counts["cut_at_length"] = tally.finish_reasons["length"]

@@ -58,7 +58,7 @@ def train_worker(recipe: Recipe, plan: Plan, board: ActorHandle) -> dict[str, An
         teacher = cached_states
     ids = training_ids(plan)
     progress = _resume(stepper, len(ids))
-    keeper = Keeper(recipe, board, stepper, ranks, progress.step)
+    keeper = Keeper(recipe, plan, board, stepper, ranks, progress.step)
     pull = -(-examples_in_batch(study) // world)
     feed = Feed(
         study,
@@ -95,7 +95,7 @@ def make_prompt_builder(study: Study) -> PromptBuilder:
         load_tokenizer(study.model),
         study.data.prompt,
         max_length=context_length(study.model),
-        reserve=study.sampling.max_new_tokens,
+        reserve=0,  # the response is there, and fitted behind the advantageous prompt
     )
 
 
@@ -136,12 +136,17 @@ class Shard:
 class Keeper:
     """Decides when a checkpoint is due, and writes it; Ray Train uploads it while training goes on."""
 
-    def __init__(self, recipe: Recipe, board: ActorHandle, stepper: Stepper, ranks: Ranks, step: int) -> None:
+    def __init__(
+        self, recipe: Recipe, plan: Plan, board: ActorHandle, stepper: Stepper, ranks: Ranks, step: int
+    ) -> None:
         self.settings = recipe.runtime.checkpoints
         self.board = board
         self.stepper = stepper
         self.ranks = ranks
         self.logs: list[StepLog] = []
+        # What a worker that died here could not upload goes first.
+        self.scratch = Path(tempfile.gettempdir()) / f"pos2distill-{plan.checkpoint.fingerprint}-{ranks.rank}"
+        shutil.rmtree(self.scratch, ignore_errors=True)
         self.last_step, self.last_time = step, time.monotonic()
         self.asked = self.board.take_asked.remote() if ranks.rank == 0 else None
         self.preempted = False
@@ -162,7 +167,8 @@ class Keeper:
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint; every rank its own part. To stop, training waits until it is uploaded."""
-        folder = Path(tempfile.mkdtemp(prefix="pos2distill-"))
+        folder = self.scratch / str(progress.step)
+        folder.mkdir(parents=True, exist_ok=True)
         self.stepper.save_state(folder)
         if self.ranks.rank == 0:
             progress.save(folder)

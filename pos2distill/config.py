@@ -416,6 +416,15 @@ class Recipe(Section):
     )
     transfers: dict[str, Study] = Field({}, exclude=True, description="what evaluation.transfer names")
 
+    @model_validator(mode="after")
+    def _micro_weights_know_their_workers(self) -> "Recipe":
+        if self.study.method.weights_scope == "micro" and self.runtime.trainers.max_workers:
+            raise ValueError(
+                "runtime.trainers.max_workers: results of method.weights_scope=micro depend on the number of workers; "
+                "set workers alone"
+            )
+        return self
+
     @property
     def storage(self) -> str:
         """Where the run's artifacts lie: a folder or an fsspec URL."""

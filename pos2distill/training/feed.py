@@ -16,7 +16,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pos2distill.config import Study
 from pos2distill.errors import UserError
@@ -122,6 +121,7 @@ class Feed:
     ) -> None:
         self.study = study
         self.ids = ids
+        self.place_of = {example_id: place for place, example_id in enumerate(ids.to_pylist())}
         self.store = store
         self.open_stream = open_stream
         self.ranks = ranks
@@ -151,11 +151,12 @@ class Feed:
             return Batch(epoch, np.asarray(places, np.int64), tuple(samples), share, wish)
 
         for arrived in self._sequence(epoch, done):
-            if arrived is None:  # nothing new: a moment to ask whether to go on waiting
-                if self._agree(step) is Wish.STOP:
-                    places, samples = [], []  # half a batch is no batch; it comes again
-                    yield batch(Wish.STOP)
-                    return
+            if arrived is None:  # nothing new: a moment to ask what is wished
+                if wish := self._agree(step):
+                    # Half a batch is no batch: it stays here, or comes again.
+                    yield Batch(epoch, np.empty(0, np.int64), (), (epoch + count / len(done)) / epochs, wish)
+                    if wish is Wish.STOP:
+                        return
                 continue
             place, sample = arrived
             places.append(place)
@@ -165,7 +166,7 @@ class Feed:
                 count, step = count + len(places), step + 1
                 places, samples = [], []
         if places:
-            yield batch(self._agree(step + 1))
+            yield batch(self._agree(step + bool(samples)))
 
     def _agree(self, step: int) -> Wish:
         return Wish(max(self.ranks.exchange(self.wish(step))))
@@ -228,7 +229,7 @@ class Feed:
         return zip(places.tolist(), kept_samples(self.store.load(self.index, self.ids, places)), strict=True)
 
     def _placed(self, samples: pa.Table) -> Iterator[Arrived]:
-        places = pc.index_in(samples["example_id"], value_set=self.ids).to_pylist()
+        places = [self.place_of[example_id] for example_id in samples["example_id"].to_pylist()]
         return zip(places, kept_samples(samples), strict=True)
 
     def _rounds(self) -> Iterator[pa.Table]:

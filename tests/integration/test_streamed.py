@@ -20,6 +20,7 @@ from pipelines.examples import make_examples, training_ids
 from pipelines.plan import Plan, make_plan
 from pipelines.sample import make_samples
 from pos2distill.config import Recipe
+from pos2distill.errors import UserError
 from pos2distill.store.samples import SampleStore
 from tests.conftest import _write_examples
 from tests.integration.conftest import PROJECT
@@ -201,6 +202,22 @@ def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
     thread.join(1)
     assert len(killed) == 4
     assert_exactly_once(recipe, plan)
+
+
+def test_too_many_failures_end_a_run_of_several_workers(streamed: Callable[..., Recipe]) -> None:
+    """The workers learn of it at different times, and must not wait for each other for ever."""
+    recipe = streamed(
+        runtime={
+            "fake": {"fail_every": 2},
+            "samplers": {"batch_size": 4},
+            "trainers": {"strategy": "zero3", "workers": 2},
+        }
+    )
+    plan = make_plan(recipe)
+    make_examples(recipe, plan.examples)
+    with pytest.raises(UserError, match=r"\d+ of \d+ samples failed \(more than runtime.max_failed_share"):
+        make_checkpoint(recipe, plan)
+    assert plan.checkpoint.manifest() is None
 
 
 def test_a_part_that_turns_out_damaged_is_sampled_again(

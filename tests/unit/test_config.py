@@ -394,3 +394,20 @@ def test_too_few_slots_for_the_hops_are_told(load: Callable[..., Recipe]) -> Non
         load("data.format=musique", "data.hops=[2]", "evaluation.slots=1")
     with pytest.raises(UserError, match=r"evaluation.other_documents: 4 leaves no distractor"):
         load("data.format=musique", "data.hops=[4]", "evaluation.other_documents=[4]")
+
+
+def test_elastic_workers_and_micro_weights_do_not_go_together(make_recipe: Callable[..., Recipe]) -> None:
+    trainers = {"strategy": "zero3", "workers": 1, "max_workers": 2}
+    assert make_recipe(runtime={"trainers": trainers}).runtime.trainers.max_workers == 2
+    with pytest.raises(UserError, match=r"weights_scope=micro depend on the number of workers; set workers alone"):
+        make_recipe(runtime={"trainers": trainers}, method={"weights_scope": "micro"})
+
+
+def test_a_batch_holds_at_least_one_example(make_recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"training.batch_rows: 3 rows have no room for one example's 4"):
+        make_recipe(training={"batch_rows": 3})
+
+
+def test_at_most_as_many_workers_as_at_least(make_recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"max_workers: 1 is less than workers, 2"):
+        make_recipe(runtime={"trainers": {"strategy": "zero3", "workers": 2, "max_workers": 1}})

@@ -285,6 +285,15 @@ def test_a_stop_does_not_wait_for_samples_and_leaves_half_a_batch_for_later() ->
     assert progress.step == 1
 
 
+def test_a_checkpoint_that_falls_due_while_waiting_is_made_and_loses_nothing() -> None:
+    world = World(9)
+    asked = iter([Wish.GO_ON, Wish.CHECKPOINT, Wish.GO_ON, Wish.GO_ON])
+    feed = world.feed(make_study(epochs=1), [[0, 1, 2, 3], None, [4, 5], [6, 7, 8]], wish=lambda _: next(asked))
+    batches = drain(feed, Progress.at_start(9))
+    assert [batch.wish for batch in batches] == [Wish.GO_ON, Wish.CHECKPOINT, Wish.GO_ON, Wish.GO_ON]
+    assert trained(iter(batches)) == [[0, 1, 2], [], [3, 4, 5], [6, 7, 8]]
+
+
 # --- ranks
 
 

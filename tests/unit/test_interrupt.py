@@ -1,0 +1,51 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from pipelines.interrupt import interruptible
+
+LEAVES_AT_ONCE = """
+import os, signal, time
+from pipelines.interrupt import interruptible
+def work():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+interruptible(work, lambda: None)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_asks_the_work_to_stop_and_waits_for_its_end(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = threading.Event()
+
+    def work() -> str:
+        os.kill(os.getpid(), number)
+        assert asked.wait(10)
+        return "done in good order"
+
+    before = signal.getsignal(number)
+    assert interruptible(work, asked.set) == ("done in good order", number)
+    assert signal.getsignal(number) is before
+    assert "stopping after a checkpoint; once more to leave at once" in capsys.readouterr().err
+
+
+def test_without_a_signal_it_is_the_work_alone() -> None:
+    assert interruptible(lambda: 42, lambda: None) == (42, 0)
+
+
+def test_errors_of_the_work_are_its_own() -> None:
+    with pytest.raises(ZeroDivisionError):
+        interruptible(lambda: 1 // 0, lambda: None)
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVES_AT_ONCE], timeout=30, check=False, capture_output=True)
+    assert ended.returncode == 128 + signal.SIGTERM
