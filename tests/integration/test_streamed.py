@@ -26,7 +26,7 @@ from tests.conftest import _write_examples
 from tests.integration.conftest import PROJECT
 
 EXAMPLES = 72
-LIMIT = 240.0  # seconds; far more than any of this takes on a busy machine
+LIMIT = 500.0  # seconds; far more than any of this takes, also on a busy machine
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def assert_exactly_once(recipe: Recipe, plan: Plan) -> None:
         assert sum(step["rows"] for step in steps if step["epoch"] == epoch) == 2 * EXAMPLES
 
 
+@pytest.mark.timeout(1800)
 def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
