@@ -47,7 +47,7 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
     with ray_session(), sampling_board(recipe, plan, "distill", epochs=recipe.study.training.epochs) as board:
         _require_room(recipe, streams=streams)
         trainer = _make_trainer(recipe, plan, board)
-        outcome, signal = interruptible(trainer.fit, lambda: ray.get(board.ask.remote("stop")))
+        outcome, signal = interruptible(trainer.fit, lambda: ray.get(board.ask_to_stop.remote()))
         figures: Figures = ray.get(board.read.remote())
     result: dict[str, Any] = outcome.return_value
     if "refused" in result:

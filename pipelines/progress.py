@@ -1,4 +1,4 @@
-"""What a run is doing: workers tell an actor; a thread of the driver shows it, and asks for checkpoints through it."""
+"""What a run is doing: workers tell an actor; a thread of the driver shows it, and asks through it to stop."""
 
 import sys
 import threading
@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 import ray
 from ray.actor import ActorHandle
@@ -20,8 +19,6 @@ from pos2distill.sampling.guard import FailureGuard
 _LOOK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
 _ACTIVE_SECONDS = 180.0
-
-Asked = Literal["checkpoint", "stop"]
 
 
 @dataclass
@@ -54,7 +51,7 @@ class _Board:
 
     def __init__(self, run: str, guard: FailureGuard, stored: Mapping[str, int]) -> None:
         self.figures = Figures(stored=Counter(stored))
-        self.asked: Asked | None = None
+        self.stop = False
         self.refusal: str | None = None
         self.seen: dict[str, dict[str, float]] = {}
         self.gauges = {
@@ -102,16 +99,13 @@ class _Board:
             self._gauge("actors", self.figures.actors[pool], pool=pool)
         return self.figures
 
-    def ask(self, wish: Asked) -> None:
-        """What training is to do after its next step; a stop is more than a checkpoint."""
-        self.asked = "stop" if "stop" in (wish, self.asked) else wish
+    def ask_to_stop(self) -> None:
+        """Training is to stop after its next step, whoever starts again meanwhile."""
+        self.stop = True
 
-    def take_asked(self) -> Asked | None:
-        """What is asked for: a checkpoint once, a stop until the run has ended, whoever starts again meanwhile."""
-        asked = self.asked
-        if asked == "checkpoint":
-            self.asked = None
-        return asked
+    def stop_asked(self) -> bool:
+        """Whether training is to stop."""
+        return self.stop
 
     def refuse(self, line: str) -> None:
         """A worker met an error that starting again would not mend."""

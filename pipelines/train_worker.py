@@ -58,7 +58,8 @@ def train_worker(recipe: Recipe, plan: Plan, board: ActorHandle) -> dict[str, An
         teacher = cached_states
     ids = training_ids(plan)
     progress = _resume(stepper, len(ids))
-    keeper = Keeper(recipe, plan, board, stepper, ranks, progress.step)
+    log = StepLog(recipe, plan, board, progress, len(ids)) if ranks.rank == 0 else None
+    keeper = Keeper(recipe, plan, board, stepper, ranks, log, progress.step)
     pull = -(-examples_in_batch(study) // world)
     feed = Feed(
         study,
@@ -68,8 +69,6 @@ def train_worker(recipe: Recipe, plan: Plan, board: ActorHandle) -> dict[str, An
         ranks,
         keeper.wish,
     )
-    listeners = [StepLog(recipe, plan, board, progress, len(ids))] if ranks.rank == 0 else []
-    keeper.logs = listeners
     finished = train(
         study,
         trainers,
@@ -79,12 +78,12 @@ def train_worker(recipe: Recipe, plan: Plan, board: ActorHandle) -> dict[str, An
         teacher,
         ranks,
         progress,
-        listeners,
+        [log] if log else [],
         keeper.save,
     )
     if finished:
         _save_model(stepper, study, plan, write=ranks.rank == 0)
-    for log in listeners:
+    if log:
         log.close()
     return {"finished": finished, "steps": progress.step}
 
@@ -137,18 +136,25 @@ class Keeper:
     """Decides when a checkpoint is due, and writes it; Ray Train uploads it while training goes on."""
 
     def __init__(
-        self, recipe: Recipe, plan: Plan, board: ActorHandle, stepper: Stepper, ranks: Ranks, step: int
+        self,
+        recipe: Recipe,
+        plan: Plan,
+        board: ActorHandle,
+        stepper: Stepper,
+        ranks: Ranks,
+        log: "StepLog | None",
+        step: int,
     ) -> None:
         self.settings = recipe.runtime.checkpoints
         self.board = board
         self.stepper = stepper
         self.ranks = ranks
-        self.logs: list[StepLog] = []
+        self.log = log
         # What a worker that died here could not upload goes first.
         self.scratch = Path(tempfile.gettempdir()) / f"pos2distill-{plan.checkpoint.fingerprint}-{ranks.rank}"
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.last_step, self.last_time = step, time.monotonic()
-        self.asked = self.board.take_asked.remote() if ranks.rank == 0 else None
+        self.asked = self.board.stop_asked.remote() if ranks.rank == 0 else None
         self.preempted = False
 
     def wish(self, step: int) -> Wish:
@@ -170,10 +176,9 @@ class Keeper:
         folder = self.scratch / str(progress.step)
         folder.mkdir(parents=True, exist_ok=True)
         self.stepper.save_state(folder)
-        if self.ranks.rank == 0:
+        if self.log:
             progress.save(folder)
-            for log in self.logs:
-                log.flush()
+            self.log.flush()
         ray.train.report(
             {"step": progress.step},
             checkpoint=Checkpoint.from_directory(folder),
@@ -185,8 +190,8 @@ class Keeper:
         ready, _ = ray.wait([self.asked], timeout=0)
         if not ready:
             return Wish.GO_ON
-        wish = {None: Wish.GO_ON, "checkpoint": Wish.CHECKPOINT, "stop": Wish.STOP}[ray.get(self.asked)]
-        self.asked = self.board.take_asked.remote()
+        wish = Wish.STOP if ray.get(self.asked) else Wish.GO_ON
+        self.asked = self.board.stop_asked.remote()
         return wish
 
 
