@@ -146,7 +146,7 @@ async def work():
         try:
             await ask()
         except EngineDied as error:
-            print("DIED", error, flush=True)
+            os.write(1, f"DIED {error}\\n".encode())  # whole, between lines of vLLM's own
 
 if __name__ == "__main__":
     model = load_recipe("quickstart", ["model.dtype=float32"]).study.model

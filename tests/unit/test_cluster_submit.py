@@ -24,12 +24,15 @@ ENTRYPOINT = (
     "runtime.storage=gs://my-bucket/runs/nq_mistral_7b"
 )
 
-# Answers each `VERB KIND` with the next entry of its list, and goes on with the last.
+# Answers each `VERB KIND` with the next entry of its list, and goes on with the last. A log is followed while states are
+# asked for, so the script is held by one process at a time.
 FAKE = f"""#!{sys.executable} -S
-import json, pathlib, sys
+import fcntl, json, pathlib, sys
 here = pathlib.Path(__file__).parent
 words = sys.argv[1:]
 text = sys.stdin.read() if words[0] == "apply" else ""
+turn = open(here / "turn", "w")
+fcntl.flock(turn, fcntl.LOCK_EX)
 with open(here / "calls.jsonl", "a") as calls:
     calls.write(json.dumps([words, text]) + "\\n")
 script = json.loads((here / "script.json").read_text())
@@ -37,6 +40,7 @@ name = " ".join(words[:2]) if words[0] == "get" else words[0]
 answers = script.get(name, [{{}}])
 answer = answers.pop(0) if len(answers) > 1 else answers[0]
 (here / "script.json").write_text(json.dumps(script))
+turn.close()
 print(answer.get("out", ""), end="")
 print(answer.get("err", ""), end="", file=sys.stderr)
 sys.exit(answer.get("rc", 0))
