@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from pos2distill.config import Study, TrainersSection
-from pos2distill.models.load import load_model, torch_dtype
+from pos2distill.config import ModelSection, Study, TrainersSection
+from pos2distill.models.load import load_model, torch_dtype, unsaved_buffers
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
 from pos2distill.training.state import KINDS, StoredState, start_moments, write_state
 from pos2distill.training.stepper import has_resident_teacher, prepare_for_training
@@ -29,10 +30,11 @@ class Zero3Stepper:
         self.device = device
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         config = _deepspeed_config(study, device)
+        dtype = torch.bfloat16 if study.training.precision == "bfloat16" else torch.float32
+        load, load_frozen = _PartedLoad(study.model, dtype), _PartedLoad(study.model, torch_dtype(study.model.dtype))
         # transformers parts the weights while it loads them as long as this object lives.
         self._hf_config = HfDeepSpeedConfig(config)
-        dtype = torch.bfloat16 if study.training.precision == "bfloat16" else torch.float32
-        lm = load_model(study.model, dtype=dtype, device=device)
+        lm = load(device)
         prepare_for_training(lm, trainers)
         self.student = Student(lm, study)
         if self.student.teacher_head is not None:
@@ -41,7 +43,7 @@ class Zero3Stepper:
         self.engine, *_ = deepspeed.initialize(model=self.student, model_parameters=lm.parameters(), config=config)
         self.frozen: Any = None
         if has_resident_teacher(study):
-            frozen = load_model(study.model, device=device).requires_grad_(False)
+            frozen = load_frozen(device).requires_grad_(False)
             inference = {key: value for key, value in config.items() if key != "optimizer"}
             self.frozen, *_ = deepspeed.initialize(model=_StatesOf(frozen), config=inference)
 
@@ -126,6 +128,25 @@ class Zero3Stepper:
         parts: list[Tensor] = self.engine.optimizer.fp32_partitioned_groups_flat
         start_moments(adam, parts)
         return adam, parts
+
+
+class _PartedLoad:
+    """Loads a model with its weights parted over the ranks, and all else as it is without DeepSpeed.
+
+    While weights are parted, DeepSpeed makes every new floating-point tensor one of the weights' dtype, RoPE's
+    frequencies too (DeepSpeed issue 4932). So those are made here, before any weights are parted.
+    """
+
+    def __init__(self, model: ModelSection, dtype: torch.dtype) -> None:
+        self.model, self.dtype = model, dtype
+        self.buffers = unsaved_buffers(model, dtype)
+
+    def __call__(self, device: torch.device) -> PreTrainedModel:
+        lm = load_model(self.model, dtype=self.dtype, device=device)
+        for name, buffer in self.buffers.items():
+            owner, _, own = name.rpartition(".")
+            setattr(lm.get_submodule(owner), own, buffer.to(device))
+        return lm
 
 
 class _StatesOf(torch.nn.Module):

@@ -24,8 +24,8 @@ ENTRYPOINT = (
     "runtime.storage=gs://my-bucket/runs/nq_mistral_7b"
 )
 
-# Answers each `VERB KIND` with the next entry of its list, and goes on with the last. A log is followed while states are
-# asked for, so the script is held by one process at a time.
+# Answers each `VERB KIND` with the next entry of its list, and goes on with the last. A log is followed while the state
+# is asked for, so one process at a time holds the script.
 FAKE = f"""#!{sys.executable} -S
 import fcntl, json, pathlib, sys
 here = pathlib.Path(__file__).parent
