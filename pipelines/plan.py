@@ -105,7 +105,7 @@ def _samples(storage: str, drawn: str, method: MethodSection) -> Artifact:
     """
     stamps = (fingerprint(drawn, states) for states in (None, method.alignment))
     plain, with_states = (Artifact(storage, "samples", stamp) for stamp in stamps)
-    if method.needs_teacher and method.teacher == "cached":
+    if method.has_cached_teacher:
         return with_states
     return with_states if with_states.manifest() and not plain.manifest() else plain
 

@@ -141,7 +141,7 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
         for_training=True,
         board=board,
     )
-    if _has_teachers(recipe):
+    if study.method.has_cached_teacher:
         teachers = pool_arguments(recipe.runtime.teachers)
         samples = samples.map_batches(AddTeacherStates, fn_constructor_args=(recipe, board), **teachers)
     return samples.map_batches(
@@ -165,7 +165,7 @@ def read_examples(batch: pa.Table, artifact: Artifact) -> pa.Table:
 
 def pool_needs(recipe: Recipe) -> tuple[float, float]:
     """CPUs and GPUs of the smallest pools of samplers and teachers, and of one task beside them."""
-    pools = [recipe.runtime.samplers, *([recipe.runtime.teachers] if _has_teachers(recipe) else [])]
+    pools = [recipe.runtime.samplers, *([recipe.runtime.teachers] if recipe.study.method.has_cached_teacher else [])]
     return sum(pool.min * pool.cpus for pool in pools) + _TASK_CPUS, sum(pool.min * pool.gpus for pool in pools)
 
 
@@ -202,10 +202,6 @@ def _tally(store: SampleStore, ids: pa.Array) -> Tally:
             return store.tally(store.index(ids), ids)
         except DamagedPart:
             continue  # it has been set aside and named, and counts no more
-
-
-def _has_teachers(recipe: Recipe) -> bool:
-    return recipe.study.method.needs_teacher and recipe.study.method.teacher == "cached"
 
 
 def _blocks(missing: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:

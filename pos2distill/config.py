@@ -148,6 +148,16 @@ class MethodSection(Section):
         """Whether training looks at the frozen model's distribution."""
         return self.loss == "kl" or self.row_weights == "adaptive"
 
+    @property
+    def has_cached_teacher(self) -> bool:
+        """Whether hidden states are stored with the samples."""
+        return self.needs_teacher and self.teacher == "cached"
+
+    @property
+    def has_resident_teacher(self) -> bool:
+        """Whether the frozen model lives beside the student."""
+        return self.needs_teacher and self.teacher == "resident"
+
     @model_validator(mode="after")
     def _weights_fit_the_loss(self) -> "MethodSection":
         possible = {"kl": ("paper", "official", "uniform"), "ce": ("uniform", "adaptive")}[self.loss]

@@ -158,20 +158,6 @@ class SampleStore:
             total.teacher_seconds += each.teacher_seconds
         return total
 
-    def example_ids(self) -> set[str]:
-        """Ids of the examples that need no sampling any more."""
-        held = _map(self._ids_of, self.part_names())
-        return {example_id for part in held if part is not None for example_id in part.to_pylist()}
-
-    def read(self, columns: list[str] | None = None) -> pa.Table:
-        """All samples, each example once, sorted by example id.
-
-        Raises:
-            DamagedPart: as `load`.
-        """
-        ids = sorted(self.example_ids())
-        return self.load(self.index(ids), ids, np.arange(len(ids)), columns)
-
     def _map_parts(
         self,
         function: Callable[[pa.Table], _T],

@@ -66,7 +66,7 @@ class TorchStepper:
         self.optimizer = torch.optim.AdamW(
             lm.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
         )
-        self.frozen = load_model(study.model, device=device) if has_resident_teacher(study) else None
+        self.frozen = load_model(study.model, device=device) if study.method.has_resident_teacher else None
 
     def forward(self, batch: ResponseBatch, teacher_TH: Tensor | None) -> Tensor:
         with self.autocast:
@@ -125,11 +125,6 @@ def prepare_for_training(lm: PreTrainedModel, trainers: TrainersSection) -> None
     lm.train()
     if trainers.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-def has_resident_teacher(study: Study) -> bool:
-    """Whether the frozen model lives beside the student."""
-    return study.method.needs_teacher and study.method.teacher == "resident"
 
 
 def build_stepper(study: Study, trainers: TrainersSection, device: torch.device) -> Stepper:

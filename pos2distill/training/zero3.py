@@ -13,7 +13,7 @@ from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.models.load import load_model, torch_dtype, unsaved_buffers
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
 from pos2distill.training.state import KINDS, StoredState, start_moments, write_state
-from pos2distill.training.stepper import has_resident_teacher, prepare_for_training
+from pos2distill.training.stepper import prepare_for_training
 from pos2distill.training.student import Student
 
 
@@ -42,7 +42,7 @@ class Zero3Stepper:
         self.engine: Any
         self.engine, *_ = deepspeed.initialize(model=self.student, model_parameters=lm.parameters(), config=config)
         self.frozen: Any = None
-        if has_resident_teacher(study):
+        if study.method.has_resident_teacher:
             frozen = load_frozen(device).requires_grad_(False)
             inference = {key: value for key, value in config.items() if key != "optimizer"}
             self.frozen, *_ = deepspeed.initialize(model=_StatesOf(frozen), config=inference)

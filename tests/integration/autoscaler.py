@@ -22,10 +22,9 @@ from typing import Any
 
 from ray._private.services import get_node_ip_address
 from ray._private.state import GlobalState
-from ray._raylet import GcsClientOptions
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from tests.integration.heads import free_ports, ray_head
+from tests.integration.heads import cluster_state, free_ports, ray_head
 
 _HEAD_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
 _HEAD_TYPE = "ray.head.default"  # the fake provider knows it by this name
@@ -35,14 +34,13 @@ _STORE_BYTES = 120_000_000
 class AutoscalingCluster:
     """A running cluster, and who has been there."""
 
-    def __init__(self, address: str, environment: dict[str, str]) -> None:
+    def __init__(self, address: str, environment: dict[str, str], state: GlobalState) -> None:
         self.address = address
         self.environment = environment
         self.history: list[tuple[float, Counter[str]]] = []
         self.actors: dict[str, set[str]] = {}  # the groups that actors of each class have run on; "" is the head
         self._start = time.monotonic()
-        self._state = GlobalState()  # asks the GCS, so that the tests' own Ray session stays as it is
-        self._state._initialize_global_state(GcsClientOptions.create(address, None, True, True))
+        self._state = state
 
     def nodes(self) -> list[dict[str, Any]]:
         """The worker nodes that are there now: `group`, `labels` and `node_id`."""
@@ -85,7 +83,6 @@ class AutoscalingCluster:
         finally:
             finished.set()
             watcher.join()
-            self._state.disconnect()
 
     def _watch(self, finished: threading.Event) -> None:
         while not finished.wait(0.3):
@@ -127,8 +124,11 @@ def autoscaling_cluster(manifest: dict[str, Any]) -> Iterator[AutoscalingCluster
             f"--labels={','.join(f'{key}={value}' for key, value in head['labels'].items())}",
             f"--object-store-memory={_STORE_BYTES}",
         ]
-        with ray_head(options, host=host, port=port, variables=variables, start_variables=of_start) as started:
-            cluster = AutoscalingCluster(started.address, {**started.environment, "RAY_ADDRESS": started.address})
+        with (
+            ray_head(options, host=host, port=port, variables=variables, start_variables=of_start) as head,
+            cluster_state(head.address) as state,
+        ):
+            cluster = AutoscalingCluster(head.address, {**head.environment, "RAY_ADDRESS": head.address}, state)
             with cluster.watched():
                 yield cluster
 

@@ -1,4 +1,4 @@
-"""A real `ray start --head` for a test: ports and a folder of its own, ended by the ids of its own processes."""
+"""Real `ray start`s for a test: ports and a folder of their own, ended by the ids of their own processes."""
 
 import contextlib
 import os
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from ray._private.state import GlobalState
+from ray._raylet import GcsClientOptions
 
 # What the tests' own Ray session leaves behind must not reach another Ray, nor what runs on it.
 _OWN = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_JOB_CONFIG_JSON_ENV_VAR")
@@ -25,6 +27,35 @@ class Head:
     address: str  # of its GCS, for RAY_ADDRESS
     dashboard: str
     environment: dict[str, str]  # for processes that are to use it
+
+
+@dataclass(frozen=True)
+class Node:
+    """A running worker node of a head."""
+
+    pid: int
+    node_id: str
+
+    def kill(self) -> None:
+        """As a machine that loses its power: all its processes at once."""
+        root = psutil.Process(self.pid)
+        family = [root, *root.children(recursive=True)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(family, timeout=10)
+
+    def give_notice(self, head: Head, seconds: int) -> None:
+        """Tell Ray, as a cloud's handler for spot machines does, that the node will be taken away."""
+        notice = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=a test", f"--node-id={self.node_id}"]
+        ray = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", f"--address={head.address}"]
+        subprocess.run(
+            [*ray, *notice, f"--deadline-remaining-seconds={seconds}"],
+            env=head.environment,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
@@ -90,6 +121,39 @@ def ray_head(
             if process.poll() is not None:
                 print(f"the head ended by itself:\n{(folder / 'start.log').read_text()[-4000:]}")
             end_tree(process.pid)
+
+
+@contextlib.contextmanager
+def ray_node(head: Head, cpus: int) -> Iterator[Node]:
+    """A worker node beside the head, ended with all its processes."""
+    with cluster_state(head.address) as state:
+        known = {node["NodeID"] for node in state.node_table()}
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={head.address}"),
+            *("--node-ip-address=127.0.0.1", f"--num-cpus={cpus}", "--object-store-memory=120000000"),
+            *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
+        ]
+        process = subprocess.Popen(command, env=head.environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        try:
+            end = time.monotonic() + 90
+            while not (new := {node["NodeID"] for node in state.node_table() if node["Alive"]} - known):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError("the node does not come up")
+                time.sleep(0.2)
+            yield Node(process.pid, new.pop())
+        finally:
+            end_tree(process.pid)
+
+
+@contextlib.contextmanager
+def cluster_state(address: str) -> Iterator[GlobalState]:
+    """What a cluster's GCS knows of nodes and actors, asked without becoming one of its drivers."""
+    state = GlobalState()
+    state._initialize_global_state(GcsClientOptions.create(address, None, True, True))
+    try:
+        yield state
+    finally:
+        state.disconnect()
 
 
 def end_tree(pid: int) -> None:

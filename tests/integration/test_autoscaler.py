@@ -34,7 +34,7 @@ def test_samplers_come_and_go_while_training_stays(make_recipe: Callable[..., Re
         model={"engine": "fake"},
         data={"train_examples": 200, "evaluation_examples": 2},
         method={"name": "seqkd", "k": 1},
-        training={"batch_rows": 8, "epochs": 30},
+        training={"batch_rows": 8, "epochs": 18},
         runtime={
             "fake": {"delay_s": 0.7},
             "samplers": {"min": 1, "max": 2, "batch_size": 4, "concurrent_batches": 1, "gpus": 1},

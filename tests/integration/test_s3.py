@@ -3,7 +3,6 @@
 Nothing here retries: that is the client library's own business.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,10 @@ import pyarrow as pa
 import pytest
 from s3fs import S3FileSystem
 
-from pipelines.study import run_sample
+from pipelines.distill import read_steps
+from pipelines.examples import training_ids
+from pipelines.plan import Plan, make_plan
+from pipelines.study import run_distill
 from pos2distill.config import Recipe
 from pos2distill.errors import DamagedPart
 from pos2distill.records import SAMPLE_SCHEMA
@@ -159,28 +161,34 @@ def test_of_many_drivers_one_works_at_a_time(storage: str) -> None:
     assert not fs.exists(path)
 
 
-def test_a_whole_stage_gives_what_it_gives_on_disk(
+def test_a_streamed_run_gives_what_it_gives_on_disk(
     bucket: str, make_recipe: Callable[..., Recipe], tmp_path: Path, faulty: Faulty
 ) -> None:
-    """Ray's workers write, the driver reads and publishes; the endpoint is found through the environment alone."""
-    on_disk = make_recipe(model={"engine": "fake"}, data={"train_examples": 20})
-    run_sample(on_disk)
-    where, requests = f"{bucket}/stage", faulty.requests.total()
-    command = [sys.executable, "run.py", "sample", str(tmp_path / "recipe.yaml"), f"runtime.storage={where}"]
+    """Ray's workers write samples, checkpoints and steps; the endpoint is found through the environment alone."""
+    on_disk = make_recipe(
+        model={"engine": "fake"},
+        data={"train_examples": 24},
+        training={"order": "fixed", "epochs": 2, "batch_rows": 8},
+        runtime={"checkpoints": {"steps": 2}},
+    )
+    run_distill(on_disk)
+    where, requests = f"{bucket}/run", faulty.requests.total()
+    command = [sys.executable, "run.py", "distill", str(tmp_path / "recipe.yaml"), f"runtime.storage={where}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
     assert done.returncode == 0, done.stderr
-    assert faulty.requests.total() > requests + 20
-    assert sampled(where).equals(sampled(on_disk.storage))
+    assert faulty.requests.total() > requests + 100
+    on_s3 = on_disk.model_copy(update={"runtime": on_disk.runtime.model_copy(update={"storage": where})})
+    plan, same = make_plan(on_s3), make_plan(on_disk)
+    assert samples_of(plan).equals(samples_of(same))
+    assert read_steps(plan) == read_steps(same)
+    weights = [each.checkpoint.fs.cat_file(f"{each.checkpoint.path}/model/model.safetensors") for each in (plan, same)]
+    assert weights[0] == weights[1]
+    assert not plan.checkpoint.fs.exists(f"{plan.checkpoint.path}/training")
 
 
-def sampled(storage: str) -> pa.Table:
+def samples_of(plan: Plan) -> pa.Table:
     """What a finished stage left, but for the times."""
-    fs, path = fsspec.url_to_fs(storage)
-    [manifest] = fs.glob(f"{path}/samples-*/manifest.json")
-    assert json.loads(fs.cat_file(manifest))["counts"]["sampled"] == 20
-    store = SampleStore(Artifact(storage, "samples", manifest.split("/")[-2].removeprefix("samples-")))
-    ids = [f"fox-{number:04d}" for number in range(40)]
-    index = store.index(ids)
-    assert index.stored.sum() == 20
+    ids, store = training_ids(plan), SampleStore(plan.samples)
+    assert plan.samples.manifest().counts["sampled"] == len(ids) == 24  # type: ignore[union-attr]
     columns = [name for name in SAMPLE_SCHEMA.names if name != "teacher_seconds"]
-    return store.load(index, ids, np.flatnonzero(index.stored), columns)
+    return store.load(store.index(ids), ids, np.arange(24), columns)

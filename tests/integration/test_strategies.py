@@ -21,7 +21,7 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.training.feed import Batch, Feed, Progress
 from pos2distill.training.ranks import Ranks
 from pos2distill.training.rows import RowBuilder
-from pos2distill.training.stepper import Stepper, build_stepper, has_resident_teacher
+from pos2distill.training.stepper import Stepper, build_stepper
 from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
 from pos2distill.training.trainer import train
 from tests.unit.conftest import no_stream
@@ -161,7 +161,7 @@ def first_gradient(
         for parameter in stepper.student.lm.parameters():
             parameter.data = parameter.data.bfloat16()
     states: TeacherStates | None = cached_states if method.needs_teacher else None
-    if has_resident_teacher(study):
+    if study.method.has_resident_teacher:
         states = ResidentStates(stepper.frozen_states, alignment=method.alignment)
     plan = make_plan(recipe)
     ids = training_ids(plan)

@@ -24,6 +24,7 @@ from pos2distill.errors import UserError
 from pos2distill.store.samples import SampleStore
 from tests.conftest import _write_examples
 from tests.integration.conftest import PROJECT
+from tests.integration.heads import Node, cluster_state, ray_head, ray_node
 
 EXAMPLES = 72
 LIMIT = 500.0  # seconds; far more than any of this takes, also on a busy machine
@@ -58,12 +59,13 @@ def streamed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
 class Driver:
     """`run.py distill` in a process of its own, with all that it starts."""
 
-    def __init__(self, recipe: Path, storage: Path) -> None:
+    def __init__(self, recipe: Path, storage: Path, environment: dict[str, str] | None = None) -> None:
         self.log = recipe.parent / f"{storage.name}-{time.monotonic_ns()}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "run.py", "distill", str(recipe), f"runtime.storage={storage}"],
                 cwd=PROJECT,
+                env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -86,6 +88,7 @@ class Driver:
         if number:
             self.process.send_signal(number)
         code = self.process.wait(LIMIT)
+        self.ended = time.monotonic()
         _, left = psutil.wait_procs(started, timeout=60)
         assert not left, [process.cmdline() for process in left]
         return code
@@ -112,7 +115,7 @@ def assert_exactly_once(recipe: Recipe, plan: Plan) -> None:
 def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    """The driver: stopped once in good order, killed while samples come, killed before it could publish them."""
+    """The driver: stopped in good order; told twice, so that it leaves at once; killed before it could publish."""
     recipe = streamed()
     file = tmp_path / "recipe.yaml"
 
@@ -142,7 +145,12 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(
     before = stored()
     driver = Driver(file, tmp_path / "stormy")
     driver.wait_for(lambda: stored() >= min(before + 12, EXAMPLES - 12))
-    assert driver.end(signal.SIGKILL) == -signal.SIGKILL
+    driver.process.send_signal(signal.SIGINT)
+    driver.wait_for(lambda: "once more to leave at once" in driver.log.read_text())
+    told = time.monotonic()
+    assert driver.end(signal.SIGINT) == 130
+    assert "run the same command again" not in driver.log.read_text()  # it did not wait for a checkpoint
+    assert driver.ended - told < 10
     driver = Driver(file, tmp_path / "stormy")
     driver.wait_for(lambda: stored() == EXAMPLES)
     assert driver.end(signal.SIGKILL) == -signal.SIGKILL
@@ -202,6 +210,41 @@ def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
     make_checkpoint(recipe, plan)
     thread.join(1)
     assert len(killed) == 4
+    assert_exactly_once(recipe, plan)
+
+
+def test_a_node_gives_notice_and_is_gone(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
+    """Training writes a checkpoint at the notice; then the node dies with all that was on it."""
+    recipe = streamed(
+        training={"batch_rows": 8, "epochs": 2, "order": "arrival"},
+        runtime={"fake": {"delay_s": 1.0}, "checkpoints": {}},
+    )
+    plan = make_plan(recipe)
+    checkpoints = Path(plan.checkpoint.path) / "training"
+    with (
+        ray_head(["--num-cpus=0", "--object-store-memory=120000000"], variables={"RAY_AUTH_MODE": "disabled"}) as head,
+        ray_node(head, cpus=4) as one,
+        ray_node(head, cpus=4) as other,
+        cluster_state(head.address) as state,
+    ):
+        driver = Driver(
+            tmp_path / "recipe.yaml", Path(recipe.storage), {**head.environment, "RAY_ADDRESS": head.address}
+        )
+
+        def trainers_node() -> Node | None:
+            actors = state.actor_table(None, None, "ALIVE").values()
+            ids = [actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker"]
+            return next((node for node in (one, other) if node.node_id in ids), None)
+
+        driver.wait_for(lambda: trainers_node() and len(SampleStore(plan.samples).part_names()) > 4)
+        lost = trainers_node()
+        assert lost
+        assert not list(checkpoints.rglob("progress.json"))
+        lost.give_notice(head, seconds=15)
+        driver.wait_for(lambda: list(checkpoints.rglob("progress.json")))
+        lost.kill()
+        driver.wait_for(lambda: (node := trainers_node()) and node is not lost)
+        assert driver.end() == 0, driver.log.read_text()
     assert_exactly_once(recipe, plan)
 
 

@@ -160,16 +160,6 @@ def test_the_tally_counts_what_became_of_each_example(storage: str) -> None:
     assert empty.tally(empty.index(ids), ids).outcomes == {}
 
 
-def test_all_samples_come_sorted(storage: str) -> None:
-    store = open_store(storage)
-    assert store.read().num_rows == 0
-    store.append(make_samples("c", "a"))
-    store.append(make_samples("b"))
-    assert store.read().equals(make_samples("a", "b", "c"))
-    assert store.read(["example_id", "outcome"]).column_names == ["example_id", "outcome"]
-    assert store.example_ids() == {"a", "b", "c"}
-
-
 def test_parts_of_an_interrupted_run_stay(storage: str) -> None:
     open_store(storage).append(make_samples("a"))
     assert open_store(storage).index(["a"]).stored.all()

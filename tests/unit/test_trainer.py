@@ -15,7 +15,7 @@ from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.responses import ResponseBatch
 from pos2distill.training.feed import Progress
 from pos2distill.training.ranks import Ranks
-from pos2distill.training.stepper import TorchStepper, build_stepper, has_resident_teacher
+from pos2distill.training.stepper import TorchStepper, build_stepper
 from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
 from pos2distill.training.trainer import StepRecord, train
 from tests.unit.conftest import Source
@@ -71,7 +71,7 @@ def prepare(source: Source, trainers: TrainersSection) -> Result:
 def work(result: Result, source: Source, trainers: TrainersSection, ranks: Ranks) -> None:
     study = source.study
     teacher: TeacherStates | None = cached_states if study.method.needs_teacher else None
-    if has_resident_teacher(study):
+    if study.method.has_resident_teacher:
         teacher = ResidentStates(result.stepper.frozen_states, alignment=study.method.alignment)
     progress = Progress.at_start(len(source.ids))
     feed = source.feed(ranks)
