@@ -127,7 +127,13 @@ def ray_head(
 def ray_node(head: Head, cpus: int) -> Iterator[Node]:
     """A worker node beside the head, ended with all its processes."""
     with cluster_state(head.address) as state:
-        known = {node["NodeID"] for node in state.node_table()}
+
+        def workers() -> set[str]:
+            """The head may have come up without being listed yet."""
+            nodes = [node for node in state.node_table() if node["Alive"]]
+            return {node["NodeID"] for node in nodes if "node:__internal_head__" not in node["Resources"]}
+
+        known = workers()
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", f"--address={head.address}"),
             *("--node-ip-address=127.0.0.1", f"--num-cpus={cpus}", "--object-store-memory=120000000"),
@@ -136,7 +142,7 @@ def ray_node(head: Head, cpus: int) -> Iterator[Node]:
         process = subprocess.Popen(command, env=head.environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         try:
             end = time.monotonic() + 90
-            while not (new := {node["NodeID"] for node in state.node_table() if node["Alive"]} - known):
+            while not (new := workers() - known):
                 if process.poll() is not None or time.monotonic() > end:
                     raise RuntimeError("the node does not come up")
                 time.sleep(0.2)

@@ -167,7 +167,7 @@ def test_a_streamed_run_gives_what_it_gives_on_disk(
     """Ray's workers write samples, checkpoints and steps; the endpoint is found through the environment alone."""
     on_disk = make_recipe(
         model={"engine": "fake"},
-        data={"train_examples": 24},
+        data={"train_examples": 20},
         training={"order": "fixed", "epochs": 2, "batch_rows": 8},
         runtime={"checkpoints": {"steps": 2}},
     )
@@ -189,6 +189,6 @@ def test_a_streamed_run_gives_what_it_gives_on_disk(
 def samples_of(plan: Plan) -> pa.Table:
     """What a finished stage left, but for the times."""
     ids, store = training_ids(plan), SampleStore(plan.samples)
-    assert plan.samples.manifest().counts["sampled"] == len(ids) == 24  # type: ignore[union-attr]
+    assert plan.samples.manifest().counts["sampled"] == len(ids) == 20  # type: ignore[union-attr]
     columns = [name for name in SAMPLE_SCHEMA.names if name != "teacher_seconds"]
-    return store.load(store.index(ids), ids, np.arange(24), columns)
+    return store.load(store.index(ids), ids, np.arange(20), columns)

@@ -18,7 +18,6 @@ import pytest
 from pipelines.distill import make_checkpoint, read_steps
 from pipelines.examples import make_examples, training_ids
 from pipelines.plan import Plan, make_plan
-from pipelines.sample import make_samples
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.store.samples import SampleStore
@@ -112,66 +111,90 @@ def assert_exactly_once(recipe: Recipe, plan: Plan) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_a_run_that_is_stopped_and_killed_ends_as_if_nothing_had_happened(
+def test_a_run_that_is_stopped_killed_and_damaged_ends_as_if_nothing_had_happened(
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    """The driver: stopped in good order; told twice, so that it leaves at once; killed before it could publish."""
     recipe = streamed()
-    file = tmp_path / "recipe.yaml"
 
     def at(storage: Path) -> tuple[Recipe, Plan]:
         own = recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"storage": str(storage)})})
         return own, make_plan(own)
 
     calm, calm_plan = at(tmp_path / "calm")
-    assert Driver(file, tmp_path / "calm").end() == 0
+    run_in_calm(tmp_path / "recipe.yaml", calm_plan)
     assert_exactly_once(calm, calm_plan)
-
     stormy, plan = at(tmp_path / "stormy")
-    training, parts = Path(plan.checkpoint.path) / "training", Path(plan.samples.path) / "parts"
+    run_in_storm(tmp_path / "recipe.yaml", plan)
+    assert_exactly_once(stormy, plan)
 
-    def stored() -> int:
-        return sum(pq.read_metadata(part).num_rows for part in parts.glob("part-*.parquet"))
+    assert read_steps(plan) == read_steps(calm_plan)  # bit for bit
+    model = "model/model.safetensors"
+    assert (Path(plan.checkpoint.path) / model).read_bytes() == (Path(calm_plan.checkpoint.path) / model).read_bytes()
+    assert not (Path(plan.checkpoint.path) / "training").exists()
 
-    driver = Driver(file, tmp_path / "stormy")
-    driver.wait_for(lambda: list(training.rglob("progress.json")))
-    assert stored() < EXAMPLES
+
+def run_in_calm(recipe: Path, plan: Plan) -> None:
+    """Undisturbed, but for a second driver on the same storage, which waits. Training starts with the first samples."""
+    storage = Path(plan.samples.path).parent
+    drivers = [Driver(recipe, storage) for _ in range(2)]
+    steps = Path(plan.checkpoint.path) / "steps"
+    drivers[0].wait_for(lambda: list(steps.glob("*.jsonl")))
+    assert stored(plan) <= EXAMPLES / 2
+    assert [driver.end() for driver in drivers] == [0, 0]
+    said = [driver.log.read_text() for driver in drivers]
+    assert sum("in use by" in each and "waiting for its end" in each for each in said) == 1
+    assert sum("done before" in each for each in said) == 1
+
+
+def run_in_storm(recipe: Path, plan: Plan) -> None:
+    """Stopped in good order; told twice, so that it leaves at once; killed before it could publish; with damage."""
+    storage = Path(plan.samples.path).parent
+    driver = Driver(recipe, storage)
+    driver.wait_for(lambda: list((Path(plan.checkpoint.path) / "training").rglob("progress.json")))
+    assert stored(plan) < EXAMPLES
     assert driver.end(signal.SIGINT) == 130
     said = driver.log.read_text()
     assert "stopping after a checkpoint; once more to leave at once" in said
     assert "run the same command again to go on" in said.splitlines()[-1]
     assert "; its checkpoint is kept" in said.splitlines()[-1]
 
-    before = stored()
-    driver = Driver(file, tmp_path / "stormy")
-    driver.wait_for(lambda: stored() >= min(before + 12, EXAMPLES - 12))
+    before = stored(plan)
+    driver = Driver(recipe, storage)
+    driver.wait_for(lambda: stored(plan) >= min(before + 12, EXAMPLES - 12))
     driver.process.send_signal(signal.SIGINT)
     driver.wait_for(lambda: "once more to leave at once" in driver.log.read_text())
     told = time.monotonic()
     assert driver.end(signal.SIGINT) == 130
-    assert "run the same command again" not in driver.log.read_text()  # it did not wait for a checkpoint
     assert driver.ended - told < 10
-    driver = Driver(file, tmp_path / "stormy")
-    driver.wait_for(lambda: stored() == EXAMPLES)
+    assert "run the same command again" not in driver.log.read_text()  # it did not wait for a checkpoint
+
+    driver = Driver(recipe, storage)
+    driver.wait_for(lambda: stored(plan) == EXAMPLES)
     assert driver.end(signal.SIGKILL) == -signal.SIGKILL
     assert plan.samples.manifest() is None
-    assert Driver(file, tmp_path / "stormy").end() == 0
 
-    assert_exactly_once(stormy, plan)
-    assert read_steps(plan) == read_steps(calm_plan)  # bit for bit
-    assert not training.exists()
-    model = "model/model.safetensors"
-    assert (Path(plan.checkpoint.path) / model).read_bytes() == (Path(calm_plan.checkpoint.path) / model).read_bytes()
+    damaged = damage_two_parts(plan)
+    driver = Driver(recipe, storage)
+    assert driver.end() == 0
+    assert sorted(path.name for path in (Path(plan.samples.path) / "damaged").iterdir()) == damaged
+    assert f"{damaged[0]}: damaged" in driver.log.read_text()
 
 
-def test_of_two_drivers_on_one_storage_one_waits_for_the_other(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
-    recipe = streamed(training={"batch_rows": 8, "epochs": 1, "order": "arrival"})
-    drivers = [Driver(tmp_path / "recipe.yaml", Path(recipe.storage)) for _ in range(2)]
-    assert [driver.end() for driver in drivers] == [0, 0]
-    said = [driver.log.read_text() for driver in drivers]
-    assert sum("in use by" in each and "waiting for its end" in each for each in said) == 1
-    assert sum("done before" in each for each in said) == 1
-    assert_exactly_once(recipe, make_plan(recipe))
+def stored(plan: Plan) -> int:
+    parts = Path(plan.samples.path) / "parts"
+    return sum(pq.read_metadata(part).num_rows for part in parts.glob("part-*.parquet"))
+
+
+def damage_two_parts(plan: Plan) -> list[str]:
+    """Cut one off, which the first look tells; flip a bit of another, which only a worker that reads it sees."""
+    first, second, *_ = sorted((Path(plan.samples.path) / "parts").iterdir())
+    first.write_bytes(first.read_bytes()[:-100])
+    column = pq.ParquetFile(second).schema_arrow.names.index("hidden")
+    chunk = pq.ParquetFile(second).metadata.row_group(0).column(column)
+    data = bytearray(second.read_bytes())
+    data[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 4
+    second.write_bytes(data)
+    return [first.name, second.name]
 
 
 def started_here(title: str) -> list[psutil.Process]:
@@ -217,7 +240,7 @@ def test_a_node_gives_notice_and_is_gone(streamed: Callable[..., Recipe], tmp_pa
     """Training writes a checkpoint at the notice; then the node dies with all that was on it."""
     recipe = streamed(
         training={"batch_rows": 8, "epochs": 2, "order": "arrival"},
-        runtime={"fake": {"delay_s": 1.0}, "checkpoints": {}},
+        runtime={"fake": {"delay_s": 2.0}, "samplers": {"batch_size": 4, "concurrent_batches": 1}},
     )
     plan = make_plan(recipe)
     checkpoints = Path(plan.checkpoint.path) / "training"
@@ -262,44 +285,3 @@ def test_too_many_failures_end_a_run_of_several_workers(streamed: Callable[..., 
     with pytest.raises(UserError, match=r"\d+ of \d+ samples failed \(more than runtime.max_failed_share"):
         make_checkpoint(recipe, plan)
     assert plan.checkpoint.manifest() is None
-
-
-def test_a_part_that_turns_out_damaged_is_sampled_again(
-    streamed: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One is cut off, which the first look tells; one has a bit flipped, which only a worker that reads it sees."""
-    recipe = streamed(runtime={"fake": {"delay_s": 0.0}}, training={"batch_rows": 8, "epochs": 2, "order": "fixed"})
-    plan = make_plan(recipe)
-    make_examples(recipe, plan.examples)
-    make_samples(recipe, plan)
-    first, second, *_ = sorted((Path(plan.samples.path) / "parts").iterdir())
-    first.write_bytes(first.read_bytes()[:-100])
-    column = pq.ParquetFile(second).schema_arrow.names.index("hidden")
-    chunk = pq.ParquetFile(second).metadata.row_group(0).column(column)
-    data = bytearray(second.read_bytes())
-    data[chunk.data_page_offset + chunk.total_compressed_size // 2] ^= 4
-    second.write_bytes(data)
-    make_checkpoint(recipe, plan)
-    assert_exactly_once(recipe, plan)
-    damaged = sorted(path.name for path in (Path(plan.samples.path) / "damaged").iterdir())
-    assert damaged == [first.name, second.name]
-    assert f"{first.name}: damaged" in caplog.text
-
-
-def test_the_first_step_comes_long_before_the_last_sample(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
-    recipe = streamed(training={"batch_rows": 8, "epochs": 1, "order": "arrival"})
-    plan = make_plan(recipe)
-    make_examples(recipe, plan.examples)
-    stored_at: list[int] = []
-
-    def watch() -> None:
-        first = Path(plan.checkpoint.path) / "steps"
-        while not list(first.glob("*.jsonl")):
-            time.sleep(0.02)
-        stored_at.append(len(SampleStore(plan.samples).part_names()))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    make_checkpoint(recipe, plan)
-    thread.join(1)
-    assert stored_at[0] * 4 < EXAMPLES / 2  # benchmarks/streaming measures it finer, with more examples
