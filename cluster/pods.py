@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from cluster.spec import ClusterSpec, NodeSection
+from cluster.spec import DRAIN_ENV, ClusterSpec, NodeSection
+from pos2distill.routing import RAY_VARIABLES
 
 GPU = "nvidia.com/gpu"
 HOME = "/scratch"
+RAY_END_S = 15  # of a pod's last seconds, for the end of Ray itself
 SUBMITTER = {"cpu": "1", "memory": "1Gi"}
 
 # How each platform marks machines that may be taken away, and how it marks the others.
@@ -67,7 +69,7 @@ def pod_template(
         **_placement(spec, node, spot=spot),
         "securityContext": _pod_security(spec),
         **_pull_secrets(spec),
-        "containers": [_ray_container(spec, node, container, head=head)],
+        "containers": [_ray_container(spec, node, container, grace_s=grace_s, head=head)],
         "volumes": _volumes(spec, node),
     }
     return {"metadata": metadata, "spec": pod}
@@ -105,7 +107,7 @@ def submitter_template(spec: ClusterSpec) -> Manifest:
     }
 
 
-def _ray_container(spec: ClusterSpec, node: NodeSection, name: str, *, head: bool) -> Manifest:
+def _ray_container(spec: ClusterSpec, node: NodeSection, name: str, *, grace_s: int, head: bool) -> Manifest:
     ports = [
         {"name": "gcs-server", "containerPort": 6379},
         {"name": "dashboard", "containerPort": 8265},
@@ -123,18 +125,19 @@ def _ray_container(spec: ClusterSpec, node: NodeSection, name: str, *, head: boo
         "image": spec.image,
         "workingDir": spec.pods.project,
         **({"ports": ports} if head else {}),
-        "env": _environment(spec),
+        "env": _environment(spec, grace_s),
         "resources": {"requests": size, "limits": dict(size)},
         "securityContext": container_security(),
         "volumeMounts": mounts,
     }
 
 
-def _environment(spec: ClusterSpec) -> list[Manifest]:
+def _environment(spec: ClusterSpec, grace_s: int) -> list[Manifest]:
     own = {
         "HOME": HOME,  # the root file system is read-only; caches of models and of compiled kernels go here
         "USER": "ray",  # the user id may have no name in the image, and torch asks for one
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1200",  # a GPU node takes minutes to come; Ray's default is 60 s
+        DRAIN_ENV: str(grace_s - RAY_END_S),  # so long work may go on after the warning; Ray's default is 30 s
+        **RAY_VARIABLES,
     }
     plain = [{"name": name, "value": value} for name, value in {**own, **spec.pods.env}.items()]
     return plain + [

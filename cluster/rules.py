@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from cluster.pod_rules import as_dict, as_int, as_list, check_pod, check_rights, gpus_of, is_spot
-from cluster.spec import NAME_LENGTH
+from cluster.spec import DRAIN_ENV, NAME_LENGTH
 from pos2distill.errors import did_you_mean
 from pos2distill.routing import POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING
 from pos2distill.secrets import looks_secret
@@ -262,8 +262,20 @@ def _check_group(place: str, group: dict[str, Any]) -> Iterator[Fault]:
     if hosts is not None and hosts != 1:
         yield f"{place}.numOfHosts", f"is {hosts}, but a replica here is one node; set 1"
     yield from _check_start(place, group)
+    yield from _check_drain(f"{place}.template.spec", group)
     yield from _check_routing(place, group)
     yield from check_pod(f"{place}.template", as_dict(group.get("template")))
+
+
+def _check_drain(place: str, group: dict[str, Any]) -> Iterator[Fault]:
+    """Ray, not Kubernetes, says how long work goes on after the warning, and tells trainers of it."""
+    grace = as_int(as_dict(as_dict(group.get("template")).get("spec")).get("terminationGracePeriodSeconds"))
+    drain = next((each.get("value") for each in _environment(group) if each.get("name") == DRAIN_ENV), None)
+    at = f"{place}.containers[0].env"
+    if drain is None:
+        yield at, f"{DRAIN_ENV} is missing: work ends 30 s after the warning; set it to less than the grace period"
+    elif not (str(drain).isdecimal() and int(str(drain)) < (30 if grace is None else grace)):
+        yield at, f"{DRAIN_ENV} is no number below terminationGracePeriodSeconds: the pod is killed before; lower it"
 
 
 def _check_start(place: str, group: dict[str, Any]) -> Iterator[Fault]:

@@ -23,6 +23,11 @@ _QUANTITY = r"^[0-9]+(\.[0-9]+)?(Mi|Gi|Ti)$"
 _REMOTE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]+")
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _BYTES = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+DRAIN_ENV = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_RESERVED_ENV = (  # the first three are set here, the others by KubeRay
+    *("HOME", "USER", DRAIN_ENV, "RAY_enable_autoscaler_v2", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"),
+    *("RAY_PORT", "RAY_IP", "FQ_RAY_IP", "RAY_CLUSTER_NAME", "RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME"),
+)
 _CLAIM_MOUNTS_TAKEN = ("/tmp", "/scratch", "/dev", "/proc", "/sys")
 
 G = TypeVar("G", "SamplingGroup", "TrainingGroup", "DataGroup")
@@ -75,7 +80,7 @@ class SamplingGroup(Section):
     max: int = Field(ge=1)
     spot: bool = Field(True, description="cheap machines that may be taken away; samples are not lost with them")
     idle_timeout_s: int = Field(120, ge=1, description="after this time without work a node is given back")
-    grace_s: int = Field(30, ge=1, description="seconds between the warning and the end of a pod")
+    grace_s: int = Field(30, ge=20, description="seconds between the warning and the end of a pod")
 
     @model_validator(mode="after")
     def _sensible(self) -> "SamplingGroup":
@@ -89,7 +94,7 @@ class TrainingGroup(Section):
     min: int = Field(0, ge=0)
     max: int = Field(ge=1)
     idle_timeout_s: int = Field(600, ge=1, description="after this time without work a node is given back")
-    grace_s: int = Field(600, ge=1, description="time for a checkpoint before a pod ends")
+    grace_s: int = Field(600, ge=20, description="time for a checkpoint before a pod ends")
 
     @model_validator(mode="after")
     def _sensible(self) -> "TrainingGroup":
@@ -104,7 +109,7 @@ class DataGroup(Section):
     max: int = Field(ge=1)
     spot: bool = Field(True, description="cheap machines that may be taken away")
     idle_timeout_s: int = Field(120, ge=1, description="after this time without work a node is given back")
-    grace_s: int = Field(30, ge=1, description="seconds between the warning and the end of a pod")
+    grace_s: int = Field(30, ge=20, description="seconds between the warning and the end of a pod")
 
     @model_validator(mode="after")
     def _sensible(self) -> "DataGroup":
@@ -182,6 +187,8 @@ class PodsSection(Section):
     @model_validator(mode="after")
     def _names_are_used_once(self) -> "PodsSection":
         names = [*self.env, *(secret.env for secret in self.secrets)]
+        if taken := [name for name in names if name in _RESERVED_ENV]:
+            raise ValueError(f"env: {taken[0]} is set by the manifests themselves; remove it")
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"secrets: the environment variable {twice[0]} is set twice")
         if self.service_account and self.service_account_annotations:

@@ -22,6 +22,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from pipelines.packing import PROJECT, TAKEN, is_packed, pack, packed_files
 from pos2distill.errors import UserError
 from pos2distill.recipes import RECIPES, apply_override, find_file, load_recipe, read_sections, recipe_names
+from pos2distill.routing import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
 STOPPED = 3  # exit code: somebody stopped the job
@@ -29,8 +30,6 @@ STOPPED = 3  # exit code: somebody stopped the job
 _STORAGE = "pos2distill.storage"  # in a job's metadata
 _QUIET_S = 60.0  # a log that says nothing for so long is asked for anew: the connection may be dead
 _OUTAGE_S = 120.0  # a cluster that does not answer for so long is given up
-# What a killed driver asked of the cluster is kept for it so long, and withheld from the one that goes on: not 180 s.
-_VARIABLES = {"RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "45"}
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -62,7 +61,7 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
             client.submit_job(
                 entrypoint=entrypoint,
                 submission_id=job,
-                runtime_env={"working_dir": folder, "env_vars": _VARIABLES},
+                runtime_env={"working_dir": folder, "env_vars": RAY_VARIABLES},
                 metadata={_STORAGE: storage},
             )
         print(f"{job} submitted: {len(files)} files of the project, results to {storage}", flush=True)

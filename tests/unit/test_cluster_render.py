@@ -6,7 +6,7 @@ import yaml
 from cluster.examples.renew import EXAMPLES, RENDERED, rendered
 from cluster.render import render, to_yaml
 from cluster.spec import load_cluster
-from pos2distill.routing import SAMPLING, TRAINING
+from pos2distill.routing import RAY_VARIABLES, SAMPLING, TRAINING
 
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
 Manifest = dict[str, Any]
@@ -86,6 +86,15 @@ def test_rays_autoscaler_reads_the_pools_as_they_are_meant() -> None:
     limits = {name: (each["min_workers"], each["max_workers"]) for name, each in types.items()}
     assert limits == {"headgroup": (0, 0), "sampling": (0, 8), "training": (0, 1), "data": (0, 4)}
     assert (types["sampling"]["idle_timeout_s"], types["training"]["idle_timeout_s"]) == (120, 600)
+
+
+def test_work_may_use_the_grace_of_its_group(cluster: Manifest) -> None:
+    """Ray ends its work after a time of its own, 30 s if nothing is said, whatever Kubernetes would allow."""
+    for pod, grace_s in zip(pods(cluster), (60, 30, 600, 30), strict=True):
+        variables = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert pod["spec"]["terminationGracePeriodSeconds"] == grace_s
+        assert variables["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == str(grace_s - 15)
+        assert variables.items() >= RAY_VARIABLES.items()
 
 
 def test_the_autoscaler_is_set_in_one_way(cluster: Manifest) -> None:

@@ -75,6 +75,12 @@ WRONG = [
     ("pods.secrets=[{env: HF-TOKEN, secret: a, key: b}]", "pods.secrets[0].env: expected the name of an environment"),
     ("pods.secrets=[{env: T, secret: a, key: hf_abcdefghijklmnopqrst}]", "pods.secrets[0].key: looks like the secret"),
     ("pods={env: {A: b}, secrets: [{env: A, secret: b, key: c}]}", "pods.secrets: the environment variable A is set"),
+    ("pods.env={HOME: /root}", "pods.env: HOME is set by the manifests themselves; remove it"),
+    (
+        "pods.secrets=[{env: RAY_ADDRESS, secret: a, key: b}]",
+        "pods.env: RAY_ADDRESS is set by the manifests themselves",
+    ),
+    ("training.grace_s=5", "training.grace_s: input should be greater than or equal to 20, got 5"),
     ("pods.user=0", "pods.user: input should be greater than or equal to 1, got 0"),
     (
         "pods={service_account: mine, service_account_annotations: {a: b}}",

@@ -171,6 +171,12 @@ RULES: list[tuple[str, Any, str]] = [
     (f"{SAMPLING}.{POD}.securityContext.seccompProfile", ..., "seccompProfile: missing: every system call is open"),
     (f"{SAMPLING}.{POD}.initContainers", [{"name": "a", "image": "b"}], "initContainers[0].image: 'b' may change"),
     (f"{CLUSTER}.autoscalerOptions.securityContext", ..., "autoscalerOptions.securityContext.readOnlyRootFilesystem"),
+    (
+        f"{TRAINING}.{POD}.terminationGracePeriodSeconds",
+        500,
+        "is no number below terminationGracePeriodSeconds: the pod",
+    ),
+    (f"{TRAINING}.{RAY}.env", [], "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S is missing: work ends 30 s after the warning"),
     (f"{SAMPLING}.{POD}.hostNetwork", True, "hostNetwork: opens the machine to the pod; remove it"),
     (f"{SAMPLING}.{POD}.containers", [], "containers: missing; a pod needs the Ray container"),
 ]
