@@ -105,8 +105,8 @@ def _follow(spec: ClusterSpec) -> int:
         while True:
             try:
                 job = get_object("rayjob", spec.name, spec.namespace)
-            except UnreachableError as error:
-                if time.monotonic() - answered > OUTAGE_S:
+            except UserError as error:
+                if not isinstance(error, UnreachableError) or time.monotonic() - answered > OUTAGE_S:
                     raise UserError(f"{error}; the job may go on, and the same command follows it again") from None
                 time.sleep(POLL_S)
                 continue
@@ -134,22 +134,21 @@ class _Log:
         self.process: subprocess.Popen[bytes] | None = None
         self.attempt = -1  # whose log is followed
         self.lost: float | None = None  # when its connection was
-        self.shown = -1  # the last attempt whose log came to its end
+        self.wait_s = 0.0  # until it is asked for again
 
     def keep_up(self, job: dict[str, Any]) -> None:
         """See that the log of the attempt that runs now is followed."""
         if self.process and (code := self.process.poll()) is not None:
-            if code == 0:
-                self.shown = self.attempt
-            else:
-                self.lost = time.monotonic()
-            self.process = None
+            # A log that ends well is mostly that of an attempt whose end is not known yet; but it may be cut off too.
+            self.process, self.lost, self.wait_s = None, time.monotonic(), 0.0 if code else _LOG_END_S
         attempt = int(job.get("status", {}).get("failed") or 0)
-        if self.process or _stage(job) != "Running" or attempt == self.shown:
+        if self.process or _stage(job) != "Running":
             return
-        # Some lines twice are better than some that are missing.
-        again = attempt == self.attempt and self.lost is not None
-        since = int(time.monotonic() - (self.lost or 0) + 2 * POLL_S) + 1 if again else None
+        since = None
+        if attempt == self.attempt and self.lost is not None:
+            if (silent_s := time.monotonic() - self.lost) < self.wait_s:
+                return
+            since = int(silent_s + 2 * POLL_S) + 1  # some lines twice are better than some that are missing
         self.attempt = attempt
         self.process = start_log(self.spec.name, self.spec.namespace, since_s=since)
 

@@ -147,24 +147,28 @@ def _running(client: JobSubmissionClient, storage: str, entrypoint: str) -> str 
 
 def _follow(client: JobSubmissionClient, job: str) -> JobDetails:
     """Print a job's log until the job ends, over any number of connections."""
-    shown, answered = 0, time.monotonic()
+    shown = 0
+    silent: float | None = None  # since when nothing comes
     while True:
+        before = shown
         shown, whole = asyncio.run(_show(client, job, shown))
-        silent_s = time.monotonic() - answered
+        now = time.monotonic()
+        if silent is None or shown > before:
+            silent = now
         try:
             details = client.get_job_info(job)
         except (OSError, RuntimeError) as error:
-            if silent_s > _OUTAGE_S:
+            if now - silent > _OUTAGE_S:
                 raise UserError(
                     f"{job}: no answer from the cluster for {_OUTAGE_S:.0f} s ({' '.join(str(error).split())[:200]}); "
                     f"the job may go on, and the same command follows it again"
                 ) from None
         else:
             # What it said last is waited for, but not for ever.
-            if details.status.is_terminal() and (whole or silent_s > _OUTAGE_S):
+            if details.status.is_terminal() and (whole or now - silent > _OUTAGE_S):
                 return details
             if not details.status.is_terminal():
-                answered = time.monotonic()
+                silent = None
         time.sleep(1)
 
 

@@ -172,8 +172,24 @@ def test_a_retry_is_told_and_its_log_is_shown_too(
 SILENT = {"rc": 1, "err": "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout\n"}
 
 
+def test_a_log_that_ends_while_the_job_runs_is_asked_for_again(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submit, "_LOG_END_S", 0.2)
+    calls = kubectl({"get rayjob": [NONE, *[RUNNING] * 20, DONE], "logs": [{"out": "so far\n"}, {"out": "and on\n"}]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert "and on" in capfd.readouterr().out
+    followed = [words for words, _ in calls() if words[0] == "logs"]
+    assert ["--since=" in words[-1] for words in followed[:2]] == [False, True]
+
+
+EXPIRED = {"rc": 1, "err": "error: You must be logged in to the server (Unauthorized)\n"}
+
+
 def test_an_outage_is_waited_out(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
-    kubectl({"get rayjob": [NONE, RUNNING, SILENT, SILENT, RUNNING, DONE]})
+    kubectl({"get rayjob": [NONE, RUNNING, SILENT, EXPIRED, RUNNING, DONE]})
     assert run.main(["cluster", "submit", *WORDS]) == 0
 
 
@@ -186,6 +202,15 @@ def test_an_outage_without_end_is_given_up(
     kubectl({"get rayjob": [NONE, RUNNING, SILENT]})
     assert run.main(["cluster", "submit", *WORDS]) == 2
     assert "i/o timeout; the job may go on, and the same command follows it again" in capfd.readouterr().err
+
+
+def test_a_cluster_that_refuses_is_given_up_at_once(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused = 'Error from server (Forbidden): rayjobs.ray.io "nq-mistral" is forbidden\n'
+    kubectl({"get rayjob": [NONE, RUNNING, {"rc": 1, "err": refused}]})
+    assert run.main(["cluster", "submit", *WORDS]) == 2
+    assert "is forbidden; the job may go on, and the same command follows it again" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

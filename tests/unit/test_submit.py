@@ -177,6 +177,30 @@ def test_a_cluster_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch
         submit._follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]
 
 
+def test_the_time_of_a_log_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock starts with the first call that fails, however long the log was followed before."""
+    now = [0.0]
+    shows = iter([(5, False), (5, False), (9, False), (14, True)])
+
+    async def show(client: object, job: str, shown: int) -> tuple[int, bool]:
+        now[0] += submit._OUTAGE_S + 1
+        return next(shows)
+
+    class Client(FaultyClient):
+        calls = 0
+
+        def get_job_info(self, job: str) -> SimpleNamespace:
+            self.calls += 1
+            if self.calls in (1, 3):
+                raise ConnectionError("nobody there")
+            status = JobStatus.SUCCEEDED if self.calls == 4 else JobStatus.RUNNING
+            return SimpleNamespace(status=status, submission_id=job)
+
+    monkeypatch.setattr(submit, "_show", show)
+    monkeypatch.setattr(submit, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: now[0]))
+    assert submit._follow(Client(), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("status", "exit_code", "message", "code", "told"),
     [
