@@ -199,5 +199,35 @@ def test_secrets_are_known_by_name_or_form(name: str, value: str, secret: bool) 
     assert holds_secret(name, value) is secret
 
 
-def test_the_digest_of_an_image_is_no_secret() -> None:
-    assert not looks_secret(f"registry.example.org/pos2distill@sha256:{'0123456789abcdef' * 4}")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"registry.example.org/pos2distill@sha256:{'0123456789abcdef' * 4}",
+        f"registry.example.org:5000/pos2distill:{COMMIT}",
+        f"model.revision={COMMIT}",
+        f"python run.py study nq model.revision={COMMIT} data.path=s3://b/x",
+        f"  revision: {COMMIT} # of the hub",
+        f"/mnt/models--org--m/snapshots/{COMMIT}/config.json",
+    ],
+)
+def test_digests_and_commits_are_no_secrets(text: str) -> None:
+    assert not looks_secret(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"key={COMMIT}",
+        f"model.revision=main {COMMIT}",
+        "https://me.blob.core.windows.net/c/x.jsonl?sv=2024-11-04&sig=aBcD1234%2BxYz%3D",
+        "https://b.s3.amazonaws.com/x?X-Amz-Expires=60&X-Amz-Signature=abcdef0123",
+        "https://storage.googleapis.com/b/x?X-Goog-Signature=abcdef0123",
+        "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=aBcD1234aBcD1234==",
+        '{"type": "service_account", "private_key": "x"}',
+    ],
+)
+def test_what_opens_a_door_is_a_secret(text: str) -> None:
+    assert looks_secret(text)

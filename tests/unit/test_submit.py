@@ -17,7 +17,8 @@ SECRETS = [
     *("kubeconfig.yaml", "credentials.json", "application_default_credentials.json", "secrets.yaml", "my-secret.txt"),
     *("token", "token.txt", "hf_token.txt", "auth_token", "api-key.txt", "private_key.json", "service-account.json"),
     *("passwords.txt", ".git/config", ".venv/lib/a.py", "runs/x/model.safetensors", "__pycache__/a.py", ".cache/a.py"),
-    *("data.csv", "weights.bin", "store.parquet", "wandb/run.json", "venv/pyvenv.py"),
+    *("key.json", "gcp-key.json", "my-service-account.json", "kaggle.json", "aws_keys.txt", "rootkey.txt", "netrc.txt"),
+    *("passwd.txt", "data.csv", "weights.bin", "store.parquet", "wandb/run.json", "venv/pyvenv.py"),
 ]
 
 
@@ -59,6 +60,7 @@ def test_of_this_project_all_goes_that_a_study_reads(tmp_path: Path) -> None:
     } <= files
     code = {str(path.relative_to(PROJECT)) for path in (PROJECT / "pos2distill").rglob("*.*") if path.suffix != ".pyc"}
     assert code <= files
+    pack(tmp_path / "packed", packed_files(), None)
     assert not [name for name in files if name.startswith(("tests", "docs", "benchmarks", ".", "cluster"))]
 
 
@@ -66,6 +68,29 @@ def test_a_recipe_of_ones_own_goes_too(project: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("name: mine")
     pack(tmp_path / "packed", packed_files(project), tmp_path / "mine.yaml", project)
     assert (tmp_path / "packed" / "mine.yaml").read_text() == "name: mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("examples/my-project-1a2b3c.json", '{"type": "service_account", "private_key": "-----BEGIN"}'),
+        ("examples/adc.json", '{"refresh_token": "1//x"}'),
+        ("examples/notes.txt", "a\n-----BEGIN OPENSSH PRIVATE KEY-----\n"),
+        ("pos2distill/mine.py", 'TOKEN = "hf_abcdefghijklmnopqrst"'),
+    ],
+)
+def test_a_file_that_holds_a_key_is_refused(project: Path, tmp_path: Path, name: str, text: str) -> None:
+    (project / name).write_text(text)
+    with pytest.raises(UserError, match=f"^{name}: holds what looks like a secret; take it out") as caught:
+        pack(tmp_path / "packed", packed_files(project), None, project)
+    assert "hf_" not in str(caught.value)
+
+
+def test_a_recipe_that_holds_a_key_is_refused(project: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"name: mine\nmodel:\n  revision: {'0123456789' * 4}\n# key {'0123456789' * 4}\n")
+    with pytest.raises(UserError, match=r"mine.yaml: line 4 holds what looks like a secret; give it to the cluster's"):
+        pack(tmp_path / "packed", packed_files(project), recipe, project)
 
 
 def test_what_is_too_large_is_named(project: Path, tmp_path: Path) -> None:
