@@ -8,7 +8,7 @@ from pos2distill.routing import RAY_VARIABLES
 GPU = "nvidia.com/gpu"
 HOME = "/scratch"
 RAY_END_S = 15  # of a pod's last seconds, for the end of Ray itself
-SUBMITTER = {"cpu": "1", "memory": "1Gi"}
+SUBMITTER = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
 
 # How each platform marks machines that may be taken away, and how it marks the others.
 SPOT_SELECTORS = {
@@ -63,7 +63,7 @@ def pod_template(
         metadata["annotations"] = _stay(spec)
     pod: Manifest = {
         "serviceAccountName": spec.pods.service_account or spec.name,
-        "automountServiceAccountToken": head,
+        "automountServiceAccountToken": head and spec.scales,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_s,
         **_placement(spec, node, spot=spot),
@@ -119,7 +119,9 @@ def _ray_container(spec: ClusterSpec, node: NodeSection, name: str, *, grace_s: 
     ]
     if spec.storage.claim:
         mounts.append({"name": "storage", "mountPath": spec.storage.mount})
-    size = {"cpu": f"{node.cpus:g}", "memory": node.memory, **({GPU: str(node.gpus)} if node.gpus else {})}
+    size = {"cpu": f"{node.cpus:g}", "memory": node.memory, "ephemeral-storage": node.scratch}
+    if node.gpus:
+        size[GPU] = str(node.gpus)
     return {
         "name": name,
         "image": spec.image,

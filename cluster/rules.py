@@ -34,22 +34,31 @@ _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _START_RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
 _MODES = ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode")
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_ELASTIC = "kueue.x-k8s.io/elastic-job"  # with a gate of Kueue that is off by default
 _GATED = ("networkPolicy", "tlsOptions", "historyServerOptions")
 
 
 def check_manifest(manifest: dict[str, Any]) -> Iterator[Fault]:
     """All faults of one manifest, as (place, what is wrong; how to mend it)."""
-    kind = manifest.get("kind")
+    kind = str(manifest.get("kind"))
     if kind == "RayCronJob":
         yield "kind", "RayCronJob is behind a gate that is off by default; use a RayJob"
     elif kind not in API_VERSIONS:
-        yield "kind", f"'{kind}' is not known here{did_you_mean(str(kind), API_VERSIONS)}"
+        yield "kind", f"'{kind}' is not known here{did_you_mean(kind, API_VERSIONS)}"
     elif manifest.get("apiVersion") != API_VERSIONS[kind]:
         yield "apiVersion", f"is '{manifest.get('apiVersion')}', but {kind} is served as {API_VERSIONS[kind]}; set that"
-    yield from _check_metadata(str(kind), as_dict(manifest.get("metadata")))
-    spec = as_dict(manifest.get("spec"))
+    metadata, spec = as_dict(manifest.get("metadata")), as_dict(manifest.get("spec"))
+    yield from _check_metadata(kind, metadata)
+    cluster = as_dict(spec.get("rayClusterSpec", spec))
+    elastic = _ELASTIC in as_dict(metadata.get("annotations"))
+    if _QUEUE in as_dict(metadata.get("labels")) and cluster.get("enableInTreeAutoscaling") and not elastic:
+        yield (
+            f"metadata.labels.{_QUEUE}",
+            "Kueue refuses clusters that autoscale; leave the queue or fix the groups' size",
+        )
     if kind == "RayJob":
-        yield from _check_job(spec, as_dict(as_dict(manifest.get("metadata")).get("labels")))
+        yield from _check_job(spec, as_dict(metadata.get("labels")))
         if "rayClusterSpec" in spec:
             yield from _check_cluster("spec.rayClusterSpec", as_dict(spec["rayClusterSpec"]), of_job=True)
     elif kind == "RayCluster":
@@ -70,7 +79,7 @@ def _check_metadata(kind: str, metadata: dict[str, Any]) -> Iterator[Fault]:
 
 def _check_labels(place: str, labels: dict[str, Any]) -> Iterator[Fault]:
     for key, value in labels.items():
-        if not isinstance(value, str):
+        if not isinstance(key, str) or not isinstance(value, str):
             yield f"{place}.{key}", "is no text; put it in quotes"
         elif not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             yield f"{place}.{key}", f"'{value}' is no label; use letters, digits, '-', '_', '.', 63 characters at most"
@@ -85,7 +94,7 @@ def _check_job(spec: dict[str, Any], labels: dict[str, Any]) -> Iterator[Fault]:
         yield "spec.suspend", "needs its cluster shut down after the job; set shutdownAfterJobFinishes: true"
     if ttl and not shutdown:
         yield "spec.ttlSecondsAfterFinished", "has no effect alone; set shutdownAfterJobFinishes: true"
-    if "kueue.x-k8s.io/queue-name" in labels and not shutdown:
+    if _QUEUE in labels and not shutdown:
         yield "spec.shutdownAfterJobFinishes", "a job in a Kueue queue must give back its quota; set it to true"
     for name, number, least in (
         ("ttlSecondsAfterFinished", ttl, 0),
@@ -174,7 +183,7 @@ def _check_cluster(place: str, spec: dict[str, Any], *, of_job: bool) -> Iterato
 
 
 def _check_redis(place: str, head: dict[str, Any]) -> Iterator[Fault]:
-    names = {variable.get("name") for variable in _environment(head)}
+    names = {str(variable.get("name")) for variable in _environment(head)}
     for name in ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"):
         if name in names:
             yield place, f"{name} says again what gcsFaultToleranceOptions says; remove the variable"

@@ -59,8 +59,10 @@ class NodeSection(Section):
     cpus: float = Field(gt=0)
     memory: str = Field(pattern=_QUANTITY, description="for example 64Gi; /dev/shm counts towards it")
     gpus: int = Field(0, ge=0, description="GPUs of one pod")
-    shm: str = Field("8Gi", pattern=_QUANTITY, description="size of /dev/shm: Ray's object store, NCCL")
-    scratch: str = Field("50Gi", pattern=_QUANTITY, description="disk for the home folder and caches of models")
+    shm: str = Field("8Gi", pattern=_QUANTITY, description="size of /dev/shm: Ray's object store (0.9 of it), NCCL")
+    scratch: str = Field(
+        "50Gi", pattern=_QUANTITY, description="disk of the pod: home folder, caches of models, what Ray spills"
+    )
     instance_type: str | None = Field(None, description="the cloud's name of the machine, for example p4d.24xlarge")
     node_selector: dict[str, str] = Field({}, description="further labels of the machine")
     tolerations: tuple[Toleration, ...] = ()
@@ -69,6 +71,8 @@ class NodeSection(Section):
     def _shm_fits(self) -> "NodeSection":
         if quantity_bytes(self.shm) >= quantity_bytes(self.memory):
             raise ValueError(f"shm: {self.shm} leaves nothing of memory, {self.memory}; lower it")
+        if quantity_bytes(self.shm) < 2**27:
+            raise ValueError(f"shm: {self.shm} is too small for Ray's object store; set 128Mi or more")
         return self
 
 
@@ -242,7 +246,11 @@ class JobSection(Section):
     start_deadline_s: int = Field(3600, ge=1, description="a job that has not started by then is ended")
     ttl_s: int = Field(600, ge=0, description="the cluster is deleted so long after the end of the job")
     backoff_limit: int = Field(2, ge=0, description="new clusters after a failure; the study goes on where it stopped")
-    queue: str | None = Field(None, pattern=_DNS_LABEL, description="a Kueue LocalQueue; default: no Kueue")
+    queue: str | None = Field(
+        None,
+        pattern=_DNS_LABEL,
+        description="a Kueue LocalQueue, which wants groups of a fixed size; default: no Kueue",
+    )
 
     @model_validator(mode="after")
     def _starts_before_it_ends(self) -> "JobSection":
@@ -270,6 +278,11 @@ class ClusterSpec(Section):
     job: JobSection = JobSection()
     network: NetworkSection = NetworkSection()
 
+    @property
+    def scales(self) -> bool:
+        """Whether groups grow and shrink. Kueue, which gives a job its nodes at once, refuses clusters that do."""
+        return self.job.queue is None
+
     @field_validator("ray_version")
     @classmethod
     def _ray_is_new_enough(cls, version: str) -> str:
@@ -296,6 +309,9 @@ class ClusterSpec(Section):
         for name, group in (("sampling", self.sampling), ("data", self.data)):
             if group and group.spot and self.platform == "other":
                 raise ValueError(f"{name}.spot: on platform 'other' it is not known how to ask for it; set false")
+        for name, each in (("sampling", self.sampling), ("training", self.training), ("data", self.data)):
+            if each and self.job.queue and each.min != each.max:
+                raise ValueError(f"{name}.min: Kueue takes only clusters of a fixed size; set it to max, {each.max}")
         return self
 
 

@@ -5,7 +5,8 @@ import yaml
 
 from cluster.examples.renew import EXAMPLES, RENDERED, rendered
 from cluster.render import render, to_yaml
-from cluster.spec import load_cluster
+from cluster.spec import load_cluster, quantity_bytes
+from cluster.validate import check
 from pos2distill.routing import RAY_VARIABLES, SAMPLING, TRAINING
 
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
@@ -171,10 +172,28 @@ def test_a_job_ends_and_takes_its_cluster_with_it() -> None:
     assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
 
 
-def test_a_queue_is_named_if_asked_for() -> None:
-    labels = [manifest["metadata"]["labels"] for manifest in render(load_cluster("eks"))]
+def test_a_queue_is_named_if_asked_for_and_gets_a_cluster_of_fixed_size() -> None:
+    manifests = render(load_cluster("eks", ["job.queue=research", "sampling.min=16", "training.min=1"]))
+    labels = [manifest["metadata"]["labels"] for manifest in manifests]
     assert labels[-1]["kueue.x-k8s.io/queue-name"] == "research"
     assert all("kueue.x-k8s.io/queue-name" not in each for each in labels[:-1])
+    cluster = manifests[-1]["spec"]
+    assert cluster["enableInTreeAutoscaling"] is False
+    assert "autoscalerOptions" not in cluster
+    assert not any(pod["spec"]["automountServiceAccountToken"] for pod in pods(cluster))
+    assert check(manifests) == []
+
+
+def test_the_object_store_fits_into_shared_memory(cluster: Manifest) -> None:
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        volumes = {volume["name"]: volume["emptyDir"] for volume in group["template"]["spec"]["volumes"]}
+        shm = quantity_bytes(volumes["shared-mem"]["sizeLimit"])
+        assert 0.85 * shm < int(group["rayStartParams"]["object-store-memory"]) < 0.95 * shm
+
+
+def test_disk_is_asked_for(cluster: Manifest) -> None:
+    sizes = [pod["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"] for pod in pods(cluster)]
+    assert sizes == ["50Gi", "100Gi", "200Gi", "20Gi"]
 
 
 def test_without_a_recipe_the_cluster_stands_alone() -> None:

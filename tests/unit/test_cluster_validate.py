@@ -80,7 +80,11 @@ RULES: list[tuple[str, Any, str]] = [
     ("metadata.labels.team", "a b", "metadata.labels.team: 'a b' is no label; use letters"),
     ("spec.entrypoint", ..., "spec.entrypoint: missing; give the command"),
     ("spec.shutdownAfterJobFinishes", False, "spec.ttlSecondsAfterFinished: has no effect alone; set shutdown"),
-    ("spec.shutdownAfterJobFinishes", False, "shutdownAfterJobFinishes: a job in a Kueue queue must give back"),
+    (
+        "metadata.labels.kueue~x-k8s~io/queue-name",
+        "research",
+        "queue-name: Kueue refuses clusters that autoscale; leave",
+    ),
     ("spec.ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished: is -1; set it to 0 or more"),
     ("spec.backoffLimit", -1, "spec.backoffLimit: is -1; set it to 0 or more"),
     ("spec.activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds: is 0; set it to 1 or more"),
@@ -193,6 +197,12 @@ def test_a_fault_is_told_with_place_and_mend(job: Manifest, place: str, value: A
         assert "hf_abc" not in line
 
 
+def test_a_queue_gets_its_quota_back(job: Manifest) -> None:
+    queued = changed(job, "metadata.labels.kueue~x-k8s~io/queue-name", "research")
+    lines = check([changed(queued, "spec.shutdownAfterJobFinishes", False)])
+    assert any("shutdownAfterJobFinishes: a job in a Kueue queue must give back" in line for line in lines)
+
+
 def test_suspended_jobs_shut_down(job: Manifest) -> None:
     suspended = changed(changed(job, "spec.suspend", True), "spec.shutdownAfterJobFinishes", False)
     assert any("spec.suspend: needs its cluster shut down after the job" in line for line in check([suspended]))
@@ -218,7 +228,13 @@ def test_a_manifest_that_is_there_twice(job: Manifest) -> None:
     assert any("metadata.name: is there twice; rename one of them" in line for line in check([job, job]))
 
 
-def test_shapes_that_are_quite_wrong_are_told_and_break_nothing() -> None:
+def test_shapes_that_are_quite_wrong_are_told_and_break_nothing(job: Manifest) -> None:
+    for place, value, message in (
+        ("kind", ["RayJob"], "kind: '['RayJob']' is not known here"),
+        ("metadata.labels", {1: "a"}, "metadata.labels.1: is no text; put it in quotes"),
+        (f"{SAMPLING}.{POD}.volumes[0].name", [], "there is no volume 'tmp'; add it to the pod's volumes"),
+    ):
+        assert any(message in line for line in check([changed(job, place, value)]))
     for spec in (None, [], "x", {"rayClusterSpec": []}, {"rayClusterSpec": {"workerGroupSpecs": [None, 1, {}]}}):
         manifest = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "a"}, "spec": spec}
         assert check([manifest])
