@@ -111,7 +111,8 @@ def _group(
 ) -> Manifest:
     # Nodes for data tasks are of the sampling subcluster, since Ray Data's selector covers all its tasks; but they
     # offer no `sampler`, so no sampler is placed there.
-    offers = {"resources": {pool.resource: str(pool.units(group.node.gpus))}} if group.node.gpus else {}
+    works = not isinstance(group, DataGroup)
+    offers = {"resources": {pool.resource: str(pool.units(group.node.gpus))}} if works else {}
     return {
         "groupName": name,
         "replicas": group.min,

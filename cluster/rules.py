@@ -175,9 +175,10 @@ def _check_cluster(place: str, spec: dict[str, Any], *, of_job: bool) -> Iterato
         yield from _check_redis(f"{place}.headGroupSpec.template.spec.containers[0].env", head)
     yield from _check_head(f"{place}.headGroupSpec", head)
     names = [group.get("groupName") for group in groups]
+    with_gpus = any(map(gpus_of, groups))  # else all is on CPUs
     for index, group in enumerate(groups):
         at = f"{place}.workerGroupSpecs[{index}]"
-        yield from _check_group(at, group)
+        yield from _check_group(at, group, with_gpus=with_gpus)
         if names.index(group.get("groupName")) < index:
             yield f"{at}.groupName", f"'{group.get('groupName')}' is there twice; rename one"
 
@@ -259,7 +260,7 @@ def _check_head(place: str, head: dict[str, Any]) -> Iterator[Fault]:
     yield from check_pod(f"{place}.template", as_dict(head.get("template")))
 
 
-def _check_group(place: str, group: dict[str, Any]) -> Iterator[Fault]:
+def _check_group(place: str, group: dict[str, Any], *, with_gpus: bool) -> Iterator[Fault]:
     least, most, now = (as_int(group.get(name)) for name in ("minReplicas", "maxReplicas", "replicas"))
     if least is not None and most is not None and least > most:
         yield f"{place}.minReplicas", f"{least} is more than maxReplicas, {most}; lower it"
@@ -272,7 +273,7 @@ def _check_group(place: str, group: dict[str, Any]) -> Iterator[Fault]:
         yield f"{place}.numOfHosts", f"is {hosts}, but a replica here is one node; set 1"
     yield from _check_start(place, group)
     yield from _check_drain(f"{place}.template.spec", group)
-    yield from _check_routing(place, group)
+    yield from _check_routing(place, group, with_gpus=with_gpus)
     yield from check_pod(f"{place}.template", as_dict(group.get("template")))
 
 
@@ -304,7 +305,7 @@ def _check_start(place: str, group: dict[str, Any]) -> Iterator[Fault]:
     yield from _check_labels(f"{place}.labels", as_dict(group.get("labels")))
 
 
-def _check_routing(place: str, group: dict[str, Any]) -> Iterator[Fault]:
+def _check_routing(place: str, group: dict[str, Any], *, with_gpus: bool) -> Iterator[Fault]:
     """Whether work finds the group: pos2distill/routing.py says why the labels are as they are."""
     labels, resources = as_dict(group.get("labels")), as_dict(group.get("resources"))
     samples = SAMPLING.resource in resources
@@ -331,7 +332,7 @@ def _check_routing(place: str, group: dict[str, Any]) -> Iterator[Fault]:
         yield f"{place}.labels", f"no work finds this group; {mend}"
     elif gpus_of(group) and not samples:
         yield f"{place}.resources.{SAMPLING.resource}", "missing on nodes that sample; set one for each GPU"
-    if (samples or trains) and not gpus_of(group):
+    if (samples or trains) and with_gpus and not gpus_of(group):
         at = f"{place}.template.spec.containers[0].resources.limits.nvidia.com/gpu"
         yield at, f"missing: {'training' if trains else 'sampling'} wants GPUs; say how many a pod has"
 

@@ -58,7 +58,7 @@ class NodeSection(Section):
 
     cpus: float = Field(gt=0)
     memory: str = Field(pattern=_QUANTITY, description="for example 64Gi; /dev/shm counts towards it")
-    gpus: int = Field(0, ge=0, description="GPUs of one pod")
+    gpus: int = Field(0, ge=0, description="GPUs of one pod; 0 in both groups: all on CPUs")
     shm: str = Field("8Gi", pattern=_QUANTITY, description="size of /dev/shm: Ray's object store (0.9 of it), NCCL")
     scratch: str = Field(
         "50Gi", pattern=_QUANTITY, description="disk of the pod: home folder, caches of models, what Ray spills"
@@ -77,7 +77,7 @@ class NodeSection(Section):
 
 
 class SamplingGroup(Section):
-    """The GPUs that sample: they come with the work and go when idle, and any of them may be lost."""
+    """The GPUs that sample (CPUs, to try it out): they come with work, go when idle, and any of them may be lost."""
 
     node: NodeSection
     min: int = Field(0, ge=0)
@@ -88,7 +88,7 @@ class SamplingGroup(Section):
 
     @model_validator(mode="after")
     def _sensible(self) -> "SamplingGroup":
-        return _check_group(self, gpus=True)
+        return _check_group(self)
 
 
 class TrainingGroup(Section):
@@ -102,7 +102,7 @@ class TrainingGroup(Section):
 
     @model_validator(mode="after")
     def _sensible(self) -> "TrainingGroup":
-        return _check_group(self, gpus=True)
+        return _check_group(self)
 
 
 class DataGroup(Section):
@@ -117,7 +117,9 @@ class DataGroup(Section):
 
     @model_validator(mode="after")
     def _sensible(self) -> "DataGroup":
-        return _check_group(self, gpus=False)
+        if self.node.gpus:
+            raise ValueError("node.gpus: data tasks want no GPU; set 0")
+        return _check_group(self)
 
 
 class StorageSection(Section):
@@ -306,6 +308,12 @@ class ClusterSpec(Section):
     def _parts_go_together(self) -> "ClusterSpec":
         if self.head.gpus:
             raise ValueError("head.gpus: the head does no work and wants no GPU; set 0")
+        for name, node, other in (
+            ("sampling", self.sampling.node, self.training.node),
+            ("training", self.training.node, self.sampling.node),
+        ):
+            if other.gpus and not node.gpus:
+                raise ValueError(f"{name}.node.gpus: the group has no GPU, the other one has; set both, or 0 for both")
         for name, group in (("sampling", self.sampling), ("data", self.data)):
             if group and group.spot and self.platform == "other":
                 raise ValueError(f"{name}.spot: on platform 'other' it is not known how to ask for it; set false")
@@ -319,7 +327,7 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = ()) -> ClusterSpe
     """Read a cluster's file and apply `section.field=value` overrides.
 
     Args:
-        name_or_path: an example's name (gke, eks, onprem), or the path of a YAML file.
+        name_or_path: an example's name (gke, eks, onprem, kind), or the path of a YAML file.
         overrides: for example `["sampling.max=16"]`.
     Raises:
         UserError: naming the file, the field and the nearest right name.
@@ -333,11 +341,7 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = ()) -> ClusterSpe
         raise refuse(error, ClusterSpec, path, overridden) from None
 
 
-def _check_group(group: G, *, gpus: bool) -> G:
+def _check_group(group: G) -> G:
     if group.min > group.max:
         raise ValueError(f"min: {group.min} is more than max, {group.max}")
-    if gpus and not group.node.gpus:
-        raise ValueError("node.gpus: the group has no GPU; say how many one pod has")
-    if not gpus and group.node.gpus:
-        raise ValueError("node.gpus: data tasks want no GPU; set 0")
     return group

@@ -80,7 +80,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     """Refuse what would fail, or be lost, on the cluster. Returns the storage."""
     if any(looks_secret(override) for override in overrides):
         raise UserError("command line: a setting holds what looks like a secret; give it to the cluster's nodes")
-    load_recipe(recipe, overrides)  # all that is wrong with settings alone is told here and now
+    loaded = load_recipe(recipe, overrides)  # all that is wrong with settings alone is told here and now
     path = find_file(recipe, RECIPES, "recipe")
     raw = read_sections(path, "model, data, …")
     for override in overrides:
@@ -95,8 +95,14 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     here = {"data.path": raw["data"]["path"]}
     if (PROJECT / raw["model"]["path"]).exists():  # else a hub's name
         here["model.path"] = raw["model"]["path"]
+    for name, other in loaded.transfers.items():
+        path = Path(other.data.path)
+        here[f"evaluation.transfer: {name}: data.path"] = (
+            str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
+        )
     for field, place in here.items():
-        if not ("://" in place or Path(place).is_absolute() or is_packed(place, files)):
+        shared = Path(place).is_absolute() and not Path(place).is_relative_to(PROJECT)
+        if not ("://" in place or shared or is_packed(place, files)):
             raise UserError(
                 f"{field}: {place} does not go with the job, which takes {', '.join(TAKEN[2:])} of the project; "
                 f"give a URL, or an absolute path that all nodes share"

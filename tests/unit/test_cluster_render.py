@@ -64,6 +64,12 @@ def test_work_finds_its_nodes(cluster: Manifest) -> None:
     assert "resources" not in cluster["headGroupSpec"]
 
 
+def test_a_cluster_without_gpus_has_its_pools_all_the_same() -> None:
+    sampling, training = render(load_cluster("kind"), "quickstart")[-1]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert (sampling["resources"], training["resources"]) == ({"sampler": "1"}, {"trainer": "1"})
+    assert "nvidia.com/gpu" not in str((sampling, training))
+
+
 def test_the_pools_are_as_ray_wants_them() -> None:
     assert SAMPLING.labels == {"ray-subcluster": "sampling"}
     assert TRAINING.labels == {"pool": "trainer"}
