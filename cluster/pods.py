@@ -76,14 +76,14 @@ def pod_template(
 
 
 def submitter_template(spec: ClusterSpec) -> Manifest:
-    """The pod that hands the job to the head and shows its log."""
+    """The pod that hands the job to the head and shows its log, on a machine like the head's: it is to stay as well."""
     return {
-        "metadata": {"labels": instance_labels(spec)},
+        "metadata": {"labels": instance_labels(spec), "annotations": _stay(spec)},
         "spec": {
             "serviceAccountName": spec.pods.service_account or spec.name,
             "automountServiceAccountToken": False,
             "restartPolicy": "Never",
-            **({"priorityClassName": spec.pods.priority_class} if spec.pods.priority_class else {}),
+            **_placement(spec, spec.head, spot=False),
             "securityContext": _pod_security(spec),
             **_pull_secrets(spec),
             "containers": [

@@ -18,6 +18,9 @@ Manifest = dict[str, Any]
 
 HEAD_GRACE_S = 60
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+SUBMITTER_RETRIES = (
+    6  # ten minutes of them; after the last one KubeRay fails a job that runs. A retry submits nothing twice
+)
 AUTOSCALER = {"cpu": "1", "memory": "2Gi"}
 
 
@@ -60,6 +63,7 @@ def ray_job(spec: ClusterSpec, entrypoint: str) -> Manifest:
             "activeDeadlineSeconds": spec.job.deadline_s,
             "preRunningDeadlineSeconds": spec.job.start_deadline_s,
             "backoffLimit": spec.job.backoff_limit,
+            "submitterConfig": {"backoffLimit": SUBMITTER_RETRIES},
             "submitterPodTemplate": submitter_template(spec),
             "rayClusterSpec": cluster_spec(spec),
         },

@@ -5,6 +5,8 @@ stages and stored samples are found there.
 """
 
 import contextlib
+import hashlib
+import json
 import subprocess
 import time
 from collections import Counter
@@ -21,6 +23,7 @@ STOPPED = 3  # exit code: somebody stopped or deleted the job
 
 POLL_S = 5.0
 OUTAGE_S = 300.0  # a cluster that does not answer for so long is given up
+_DIGEST = "pos2distill/digest"  # annotation: of the spec that was applied
 _LOG_END_S = 15.0  # what the log may still say after the end
 
 # https://github.com/ray-project/kuberay/blob/v1.7.0/ray-operator/apis/ray/v1/rayjob_types.go
@@ -37,18 +40,23 @@ def submit(spec: ClusterSpec, manifests: Sequence[Manifest]) -> int:
         UserError: kubectl or the cluster refuses, or another command runs under this name.
     """
     job, wanted = get_object("rayjob", spec.name, spec.namespace), manifests[-1]["spec"]["entrypoint"]
+    digest = hashlib.sha256(json.dumps(manifests[-1]["spec"], sort_keys=True).encode()).hexdigest()[:16]
     if job and _stage(job) not in _ENDED:
         if job["spec"].get("entrypoint") != wanted:
             raise UserError(
                 f"{spec.name}: runs another command ({job['spec'].get('entrypoint')}); wait for its end, delete it, or "
                 f"choose another spec.name"
             )
-        print(f"{spec.name} runs already; following it", flush=True)
+        applied = job.get("metadata", {}).get("annotations", {}).get(_DIGEST, digest)
+        changed = "" if applied == digest else ", with an image or a spec that has changed since"
+        print(f"{spec.name} runs already{changed}; following it", flush=True)
     else:
         if job:
             print(f"{spec.name} ended as {_stage(job)}; submitting it again, to go on from its storage", flush=True)
             kubectl("delete", "rayjob", spec.name, "--namespace", spec.namespace, "--wait=true")
-        print(kubectl("apply", "--filename", "-", text=to_yaml(manifests)), end="", flush=True)
+        metadata = {**manifests[-1]["metadata"], "annotations": {_DIGEST: digest}}
+        marked = [*manifests[:-1], {**manifests[-1], "metadata": metadata}]
+        print(kubectl("apply", "--filename", "-", text=to_yaml(marked)), end="", flush=True)
     try:
         return _follow(spec)
     except KeyboardInterrupt:
@@ -61,11 +69,16 @@ def submit(spec: ClusterSpec, manifests: Sequence[Manifest]) -> int:
 
 
 def status(spec: ClusterSpec) -> int:
-    """Print how the job stands, and its pods."""
-    job = _existing(spec)
-    print(f"{spec.name}: {_standing(job)}")
+    """Print how the job, or the cluster that stands alone, is, and its pods."""
+    if job := get_object("rayjob", spec.name, spec.namespace):
+        found, standing = job, _standing(job)
+    elif cluster := get_object("raycluster", spec.name, spec.namespace):
+        found, standing = cluster, f"cluster without a job, {cluster.get('status', {}).get('state') or 'new'}"
+    else:
+        raise UserError(f"{spec.name}: no RayJob or RayCluster of this name in namespace {spec.namespace}")
+    print(f"{spec.name}: {standing}")
     for word in ("rayClusterName", "startTime", "endTime", "message"):
-        if value := job.get("status", {}).get(word):
+        if value := found.get("status", {}).get(word):
             print(f"  {word}: {' '.join(str(value).split())[:300]}")
     pods = Counter(
         (pod["metadata"].get("labels", {}).get("ray.io/group", "submitter"), pod.get("status", {}).get("phase", "?"))
@@ -78,7 +91,8 @@ def status(spec: ClusterSpec) -> int:
 
 def logs(spec: ClusterSpec) -> int:
     """Print the job's log so far."""
-    _existing(spec)
+    if not get_object("rayjob", spec.name, spec.namespace):
+        raise UserError(f"{spec.name}: no RayJob of this name in namespace {spec.namespace}, so there is no log of one")
     print(kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace), end="")
     return 0
 
@@ -90,12 +104,6 @@ def delete(spec: ClusterSpec) -> int:
     told = kubectl("delete", f"rayjob/{spec.name}", *made, "--namespace", spec.namespace, "--ignore-not-found")
     print(told or f"{spec.name}: nothing was there\n", end="")
     return 0
-
-
-def _existing(spec: ClusterSpec) -> dict[str, Any]:
-    if job := get_object("rayjob", spec.name, spec.namespace):
-        return job
-    raise UserError(f"{spec.name}: no RayJob of this name in namespace {spec.namespace}")
 
 
 def _follow(spec: ClusterSpec) -> int:

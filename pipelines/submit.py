@@ -33,8 +33,8 @@ _OUTAGE_S = 120.0  # a cluster that does not answer for so long is given up
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str) -> int:
-    """Submit `run.py COMMAND RECIPE overrides` and show its log until it ends.
+def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str, flags: Sequence[str] = ()) -> int:
+    """Submit `run.py COMMAND RECIPE overrides flags` and show its log until it ends.
 
     A job of the same storage that is still running is followed if it is the same command, and else refused.
 
@@ -49,7 +49,7 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
     own = find_file(recipe, RECIPES, "recipe")
     own_recipe = None if own.parent == RECIPES else own
     name = own_recipe.name if own_recipe else recipe
-    entrypoint = shlex.join(["python", "run.py", command, name, *overrides])
+    entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])
     client = _connect(address)
     job = _running(client, storage, entrypoint)
     if job:

@@ -178,6 +178,15 @@ def test_a_job_ends_and_takes_its_cluster_with_it() -> None:
     assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
 
 
+def test_the_submitter_stays_where_it_is() -> None:
+    job = render(load_cluster("gke", ["pods.priority_class=research"]), "nq_mistral_7b", [DATA])[-1]["spec"]
+    pod = job["submitterPodTemplate"]
+    assert job["submitterConfig"] == {"backoffLimit": 6}
+    assert pod["metadata"]["annotations"] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    assert "DoesNotExist" in str(pod["spec"]["affinity"])
+    assert pod["spec"]["priorityClassName"] == "research"
+
+
 def test_a_queue_is_named_if_asked_for_and_gets_a_cluster_of_fixed_size() -> None:
     manifests = render(load_cluster("eks", ["job.queue=research", "sampling.min=16", "training.min=1"]))
     labels = [manifest["metadata"]["labels"] for manifest in manifests]

@@ -111,6 +111,24 @@ def test_a_job_that_runs_is_only_followed(
     assert {"apply", "delete"}.isdisjoint(verbs(calls()))
 
 
+def test_a_job_that_runs_with_other_settings_is_told(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = kubectl({"get rayjob": [NONE, DONE]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    applied = next(text for words, text in calls() if words[0] == "apply")
+    metadata = list(yaml.safe_load_all(applied))[-1]["metadata"]
+    running = {"out": json.dumps({**json.loads(RUNNING["out"]), "metadata": metadata})}
+    capfd.readouterr()
+    for settings, said in (
+        ([], "runs already; following it"),
+        (["spec.image=repo/p:0.2.0"], "runs already, with an image or a spec that has changed since; following it"),
+    ):
+        kubectl({"get rayjob": [running, DONE]})
+        assert run.main(["cluster", "submit", *WORDS, *settings]) == 0
+        assert capfd.readouterr().out.startswith(f"nq-mistral {said}\n")
+
+
 @pytest.mark.parametrize(
     "ended", [DONE, job("Failed", jobStatus="FAILED"), job("Complete", jobStatus="STOPPED"), job("ValidationFailed")]
 )
@@ -246,7 +264,7 @@ def test_a_cluster_that_refuses_is_given_up_at_once(
             {"get rayjob": [NONE, job("ValidationFailed", message="name too\nlong")]},
             "nq-mistral: KubeRay refuses it: name too long",
         ),
-        ("status", {}, "nq-mistral: no RayJob of this name in namespace pos2distill"),
+        ("status", {}, "nq-mistral: no RayJob or RayCluster of this name in namespace pos2distill"),
         ("logs", {}, "nq-mistral: no RayJob of this name in namespace pos2distill"),
         ("delete", {"delete": [{"rc": 1, "err": "\n"}]}, "kubectl delete: exit code 1"),
     ],
@@ -318,6 +336,15 @@ def test_status_logs_and_delete(
         *("poddisruptionbudget", "poddisruptionbudget", "raycluster"),
     ]
     assert "--ignore-not-found" in deleted
+
+
+def test_status_of_a_cluster_that_stands_alone(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    ready = {"out": json.dumps({"status": {"state": "ready"}})}
+    kubectl({"get raycluster": [ready], "get pods": [{"out": json.dumps({"items": []})}]})
+    assert run.main(["cluster", "status", "gke"]) == 0
+    assert capfd.readouterr().out == "nq-mistral: cluster without a job, ready\n"
 
 
 def test_ctrl_c_leaves_the_job(kubectl: Callable[..., Callable[[], list[Any]]], tmp_path: Path) -> None:

@@ -355,11 +355,13 @@ def test_validate_says_what_it_checked(capsys: pytest.CaptureFixture[str]) -> No
         (["render", "gke", "spec.sampling.mx=1"], "sampling.mx: unknown field; did you mean 'max'?"),
         (["render", "gke", "sampling.max=1"], "sampling.max=1: a setting of which recipe? Name one, or write spec."),
         (["validate", "MANIFESTS", "quickstart"], "holds manifests, which take no recipe and no settings"),
+        (["render", "gke", "--out", "run.py"], "--out: run.py/nq-mistral.yaml cannot be written (File exists); give"),
         (["validate", "gke", "--crds", "/nowhere"], "/nowhere: no such file or folder; give the CRDs of KubeRay"),
     ],
 )
 def test_a_user_error_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(RENDERED / "gke.yaml") if word == "MANIFESTS" else word for word in words]
+    words = [{"MANIFESTS": str(RENDERED / "gke.yaml"), "run.py": run.__file__}.get(word, word) for word in words]
+    message = message.replace("run.py", run.__file__)
     assert run.main(["cluster", *words]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ")

@@ -139,6 +139,7 @@ RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path 
             ["quickstart", STORAGE, "model.path=https://me:hunter2@host/m"],
             "command line: a setting holds what looks like a secret; give it to the cluster's nodes",
         ),
+        (["quickstart", STORAGE, "--fail-if-gap-above", "5"], "--fail-if-gap-above: belongs to evaluate, not to study"),
         (["quickstart", STORAGE], "http://127.0.0.1:1: no Ray cluster answers there (Failed to connect to Ray at"),
     ],
 )
@@ -150,6 +151,17 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     assert told.startswith(f"error: {message}")
     assert told.count("\n") == 1
     assert "hunter2" not in told
+
+
+def test_a_gate_goes_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[str] = []
+    client = SimpleNamespace(list_jobs=list, submit_job=lambda **job: submitted.append(job["entrypoint"]))
+    monkeypatch.setattr(submit, "_connect", lambda address: client)
+    monkeypatch.setattr(submit, "_follow", lambda client, job: None)
+    monkeypatch.setattr(submit, "_report", lambda details: 0)
+    words = ["evaluate", "quickstart", "--fail-if-gap-above", "2.5", STORAGE, "--address", "http://127.0.0.1:1"]
+    assert run.main(["submit", *words]) == 0
+    assert submitted == [f"python run.py evaluate quickstart {STORAGE} --fail-if-gap-above=2.5"]
 
 
 def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
