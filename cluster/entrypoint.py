@@ -28,10 +28,6 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
         raise UserError(f"{recipe_name}: not in the image; put it into pipelines/recipes/ and build the image anew")
     if any(looks_secret(override) for override in overrides):
         raise UserError("command line: an override holds what looks like a secret; name it in pods.secrets instead")
-    if here := next((override for override in overrides if str(_CHECKOUT) in override), None):
-        raise UserError(
-            f"{here}: a folder of this machine; give the path from the project on, for example examples/toy"
-        )
     recipe = load_recipe(recipe_name, overrides)
     if away := next((name for name in recipe.study.evaluation.transfer if name not in recipe_names()), None):
         raise UserError(f"evaluation.transfer: {away}: not in the image; put it into pipelines/recipes/")
@@ -40,7 +36,7 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     if recipe.study.model.path.startswith("/"):  # else a URL or a hub's name
         paths["model.path"] = recipe.study.model.path
     paths |= {f"evaluation.transfer: {name}: data.path": other.data.path for name, other in recipe.transfers.items()}
-    _check_paths(spec, recipe, paths)
+    _check_paths(spec, recipe, paths, overrides)
     _check_pools(spec, recipe)
     words = ["python", "run.py", "study", recipe_name, *overrides]
     if not stored:
@@ -49,14 +45,19 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     return shlex.join(["env", f"--chdir={spec.pods.project}", *words])
 
 
-def _check_paths(spec: ClusterSpec, recipe: Recipe, paths: dict[str, str]) -> None:
+def _check_paths(spec: ClusterSpec, recipe: Recipe, paths: dict[str, str], overrides: Sequence[str]) -> None:
     """Local files are in the pods only if the image carries them or the claim holds them."""
     for field, path in paths.items():
         mounted = spec.storage.claim and PurePosixPath(path).is_relative_to(spec.storage.mount)
-        in_image = field != "runtime.storage" and Path(path).is_relative_to(_CHECKOUT / "examples")
+        # The image's project lies elsewhere, so that an absolute path, if one was given, leads nowhere.
+        given = any(path in override for override in overrides)
+        in_image = not given and field != "runtime.storage" and Path(path).is_relative_to(_CHECKOUT / "examples")
         if not ("://" in path or mounted or in_image):
             remedy = f", or a folder below {spec.storage.mount}" if spec.storage.claim else ""
-            raise UserError(f"{recipe.name}: {field}: {path} is not there in the pods; give a URL{remedy}")
+            raise UserError(
+                f"{recipe.name}: {field}: {path} is not there in the pods; give a URL{remedy}"
+                + (", or the path from the project on" if given else "")
+            )
 
 
 def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
@@ -72,7 +73,7 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
             each, there = getattr(pool, kind), getattr(group.node, kind)
             if each > there:
                 raise UserError(f"{field}.{kind}: {each:g}, but a node of {group_name} has {there:g}; lower it")
-            fits += [int(there / each)] if each else []
+            fits += [int(there / each + 1e-9)] if each else []
         if name == "trainers":
             fits.append(TRAINING.units(group.node.gpus))  # of which a worker takes one
         wanted = getattr(pool, most)

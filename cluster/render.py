@@ -18,9 +18,8 @@ Manifest = dict[str, Any]
 
 HEAD_GRACE_S = 60
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-SUBMITTER_RETRIES = (
-    6  # ten minutes of them; after the last one KubeRay fails a job that runs. A retry submits nothing twice
-)
+# Of the pod, in ten minutes; none submits the job twice. After the last one KubeRay gives up a job that still runs.
+SUBMITTER_RETRIES = 6
 AUTOSCALER = {"cpu": "1", "memory": "2Gi"}
 
 

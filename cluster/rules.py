@@ -53,10 +53,7 @@ def check_manifest(manifest: dict[str, Any]) -> Iterator[Fault]:
     cluster = as_dict(spec.get("rayClusterSpec", spec))
     elastic = _ELASTIC in as_dict(metadata.get("annotations"))
     if _QUEUE in as_dict(metadata.get("labels")) and cluster.get("enableInTreeAutoscaling") and not elastic:
-        yield (
-            f"metadata.labels.{_QUEUE}",
-            "Kueue refuses clusters that autoscale; leave the queue or fix the groups' size",
-        )
+        yield f"metadata.labels.{_QUEUE}", "Kueue refuses clusters that autoscale; leave it or fix the groups' size"
     if kind == "RayJob":
         yield from _check_job(spec, as_dict(metadata.get("labels")))
         if "rayClusterSpec" in spec:

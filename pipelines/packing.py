@@ -23,8 +23,7 @@ _SECRET_NAMES = (
     *("token.*", "*_token.*", "*-token.*", "tokens.*", "*service?account*", "*serviceaccount*"),
     *("*key.*", "*keys.*", "*private?key*", "*api?key*", "kaggle.*", "*netrc*"),
 )
-_TEXTS = (".py", ".yaml", ".yml", ".json", ".toml", ".md", ".txt", ".jsonl")
-_READ_BYTES = 2**20  # of larger files no key is looked for: they are data
+_READ_BYTES = 2**20  # of a file, that are searched for a key: what is longer is data
 _LEFT_FOLDERS = ("__pycache__", "runs", "wandb", "mlruns", "venv", "env", "node_modules")
 
 
@@ -47,7 +46,7 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
             f"put data and models where the cluster reads them, and give a URL"
         )
     for path in files:
-        if path.suffix in _TEXTS and holds_key((project / path).read_bytes()[:_READ_BYTES].decode(errors="replace")):
+        if path.suffix not in (".gz", ".safetensors") and holds_key(_read(project / path)):
             raise UserError(f"{path}: holds what looks like a secret; take it out, since this file goes with the job")
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project / path, into / path)
@@ -75,6 +74,11 @@ def _walk(path: Path) -> Iterator[Path]:
                 yield from _walk(inner)
     elif path.is_file() and path.suffix in _KINDS and not _is_secret(path):
         yield path
+
+
+def _read(path: Path) -> str:
+    with open(path, "rb") as file:
+        return file.read(_READ_BYTES).decode(errors="replace")
 
 
 def _is_secret(path: Path) -> bool:

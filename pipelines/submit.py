@@ -95,14 +95,13 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     here = {"data.path": raw["data"]["path"]}
     if (PROJECT / raw["model"]["path"]).exists():  # else a hub's name
         here["model.path"] = raw["model"]["path"]
-    for name, other in loaded.transfers.items():
+    for name, other in loaded.transfers.items():  # whose paths are absolute by now
         path = Path(other.data.path)
         here[f"evaluation.transfer: {name}: data.path"] = (
             str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
         )
     for field, place in here.items():
-        shared = Path(place).is_absolute() and not Path(place).is_relative_to(PROJECT)
-        if not ("://" in place or shared or is_packed(place, files)):
+        if not ("://" in place or Path(place).is_absolute() or is_packed(place, files)):
             raise UserError(
                 f"{field}: {place} does not go with the job, which takes {', '.join(TAKEN[2:])} of the project; "
                 f"give a URL, or an absolute path that all nodes share"

@@ -97,6 +97,9 @@ def test_rays_autoscaler_reads_the_pools_as_they_are_meant() -> None:
 
 def test_work_may_use_the_grace_of_its_group(cluster: Manifest) -> None:
     """Ray ends its work after a time of its own, 30 s if nothing is said, whatever Kubernetes would allow."""
+    from ray._private import ray_constants
+
+    assert ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S == 30
     for pod, grace_s in zip(pods(cluster), (60, 30, 600, 30), strict=True):
         variables = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         assert pod["spec"]["terminationGracePeriodSeconds"] == grace_s

@@ -175,7 +175,11 @@ def test_ones_own_storage_stays(load: Callable[..., ClusterSpec]) -> None:
             ["runtime.samplers={max: 2, gpus: 1}", "runtime.teachers={max: 1, gpus: 1}"],
             "runtime.samplers.max: with the teachers they want 3 GPUs, but sampling has at most 2; raise spec.sampling",
         ),
-        ("quickstart", [f"data.path={CHECKOUT}/examples/toy/data.jsonl.gz"], "a folder of this machine; give the path"),
+        (
+            "quickstart",
+            [f"data.path={CHECKOUT}/examples/toy/data.jsonl.gz"],
+            "is not there in the pods; give a URL, or the path from the",
+        ),
         (
             "quickstart",
             ["evaluation.transfer=[TRANSFER]"],

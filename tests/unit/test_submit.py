@@ -127,10 +127,6 @@ RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path 
         (["study"], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
         (["quickstart", STORAGE, "data.path=data/x.jsonl"], "data.path: data/x.jsonl does not go with the job, which"),
         (
-            ["quickstart", STORAGE, f"data.path={PROJECT}/examples/toy/data.jsonl.gz"],
-            f"data.path: {PROJECT}/examples/toy/data.jsonl.gz does not go with the job, which takes",
-        ),
-        (
             ["nq_mistral_7b", STORAGE, "data.path=s3://b/x", "evaluation.transfer=[webq_mistral_7b]"],
             "evaluation.transfer: webq_mistral_7b: data.path: ",
         ),
