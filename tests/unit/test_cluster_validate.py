@@ -203,6 +203,11 @@ def test_a_queue_gets_its_quota_back(job: Manifest) -> None:
     assert any("shutdownAfterJobFinishes: a job in a Kueue queue must give back" in line for line in lines)
 
 
+def test_a_job_that_kueue_lets_grow_may_autoscale(job: Manifest) -> None:
+    queued = changed(job, "metadata.labels.kueue~x-k8s~io/queue-name", "research")
+    assert check([changed(queued, "metadata.annotations", {"kueue.x-k8s.io/elastic-job": "true"})]) == []
+
+
 def test_suspended_jobs_shut_down(job: Manifest) -> None:
     suspended = changed(changed(job, "spec.suspend", True), "spec.shutdownAfterJobFinishes", False)
     assert any("spec.suspend: needs its cluster shut down after the job" in line for line in check([suspended]))
