@@ -114,12 +114,7 @@ def _parser() -> argparse.ArgumentParser:
             "overrides", nargs="*", default=[], metavar="section.field=value", help="settings to change"
         )
         command.add_argument("--dry-run", action="store_true", help="show the settings and what would run, then stop")
-    commands.choices["evaluate"].add_argument(
-        "--fail-if-gap-above",
-        type=_points,
-        metavar="POINTS",
-        help="exit 1 with one line if the GAP (of the checkpoint, or without one of the model) is larger",
-    )
+    _add_gate(commands.choices["evaluate"])
     _add_submit(commands)
     _add_cluster(commands)
     commands.add_parser("recipes", help="list the recipes that come with the project")
@@ -132,6 +127,15 @@ def _points(text: str) -> float:
     if not 0 <= points <= 100:
         raise argparse.ArgumentTypeError(f"expected points from 0 to 100, got {text}")
     return points
+
+
+def _add_gate(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--fail-if-gap-above",
+        type=_points,
+        metavar="POINTS",
+        help="evaluate: exit 1 with one line if the GAP (of the checkpoint, or without one of the model) is larger",
+    )
 
 
 def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -148,18 +152,23 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     command.add_argument(
         "--address", required=True, metavar="URL", help="of the cluster's dashboard, for example http://127.0.0.1:8265"
     )
+    _add_gate(command)
 
 
 def _submit(options: argparse.Namespace, words: list[str]) -> int:
     command = words.pop(0) if words[0] in COMMANDS else "study"
     if not words or "=" in words[0]:
         raise UserError("submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing")
+    gate = options.fail_if_gap_above
+    if gate is not None and command != "evaluate":
+        raise UserError(f"--fail-if-gap-above: belongs to evaluate, not to {command}")
     # Read when Ray is imported; who gives a token wants it used.
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     from pipelines.submit import run_submit
 
-    return run_submit(command, words[0], words[1:], options.address)
+    flags = [] if gate is None else [f"--fail-if-gap-above={gate:g}"]
+    return run_submit(command, words[0], words[1:], options.address, flags)
 
 
 def _add_cluster(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

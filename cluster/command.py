@@ -43,8 +43,11 @@ def run_cluster(
         print(to_yaml(manifests), end="")
     else:
         path = Path(out) / f"{manifests[-1]['metadata']['name']}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_yaml(manifests))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(to_yaml(manifests))
+        except OSError as error:
+            raise UserError(f"--out: {path} cannot be written ({error.strerror}); give another folder") from None
         print(path)
     return 0
 

@@ -8,8 +8,10 @@ from cluster.spec import ClusterSpec
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.recipes import load_recipe, recipe_names
+from pos2distill.routing import TRAINING
 from pos2distill.secrets import looks_secret
 
+_KINDS = ("gpus", "cpus")
 _CHECKOUT = Path(__file__).parent.parent
 
 
@@ -27,11 +29,14 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     if any(looks_secret(override) for override in overrides):
         raise UserError("command line: an override holds what looks like a secret; name it in pods.secrets instead")
     recipe = load_recipe(recipe_name, overrides)
+    if away := next((name for name in recipe.study.evaluation.transfer if name not in recipe_names()), None):
+        raise UserError(f"evaluation.transfer: {away}: not in the image; put it into pipelines/recipes/")
     stored = any(override.startswith("runtime.storage=") for override in overrides)
     paths = {"data.path": recipe.study.data.path, **({"runtime.storage": recipe.storage} if stored else {})}
     if recipe.study.model.path.startswith("/"):  # else a URL or a hub's name
         paths["model.path"] = recipe.study.model.path
-    _check_paths(spec, recipe, paths)
+    paths |= {f"evaluation.transfer: {name}: data.path": other.data.path for name, other in recipe.transfers.items()}
+    _check_paths(spec, recipe, paths, overrides)
     _check_pools(spec, recipe)
     words = ["python", "run.py", "study", recipe_name, *overrides]
     if not stored:
@@ -40,37 +45,47 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     return shlex.join(["env", f"--chdir={spec.pods.project}", *words])
 
 
-def _check_paths(spec: ClusterSpec, recipe: Recipe, paths: dict[str, str]) -> None:
+def _check_paths(spec: ClusterSpec, recipe: Recipe, paths: dict[str, str], overrides: Sequence[str]) -> None:
     """Local files are in the pods only if the image carries them or the claim holds them."""
     for field, path in paths.items():
         mounted = spec.storage.claim and PurePosixPath(path).is_relative_to(spec.storage.mount)
-        in_image = field != "runtime.storage" and Path(path).is_relative_to(_CHECKOUT / "examples")
+        # The image's project lies elsewhere, so that an absolute path, if one was given, leads nowhere.
+        given = any(path in override for override in overrides)
+        in_image = not given and field != "runtime.storage" and Path(path).is_relative_to(_CHECKOUT / "examples")
         if not ("://" in path or mounted or in_image):
             remedy = f", or a folder below {spec.storage.mount}" if spec.storage.claim else ""
-            raise UserError(f"{recipe.name}: {field}: {path} is not there in the pods; give a URL{remedy}")
+            raise UserError(
+                f"{recipe.name}: {field}: {path} is not there in the pods; give a URL{remedy}"
+                + (", or the path from the project on" if given else "")
+            )
 
 
 def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
-    """What would wait for ever: more GPUs than the groups can have, or more for one actor than a node has."""
-    runtime = recipe.runtime
-    sampling, training = spec.sampling, spec.training
-    for name, each, node in (
-        ("samplers", runtime.samplers.gpus, sampling.node.gpus),
-        ("teachers", runtime.teachers.gpus, sampling.node.gpus),
-        ("trainers", runtime.trainers.gpus, training.node.gpus),
+    """What would wait for ever: more for one actor than a node has, or more actors than the nodes have room for."""
+    runtime, sampling = recipe.runtime, spec.sampling
+    for name, pool, most, group_name, group in (
+        ("samplers", runtime.samplers, "max", "sampling", sampling),
+        ("teachers", runtime.teachers, "max", "sampling", sampling),
+        ("trainers", runtime.trainers, "workers", "training", spec.training),
     ):
-        if each > node:
-            group = "training" if name == "trainers" else "sampling"
-            raise UserError(f"{recipe.name}: runtime.{name}.gpus: {each:g}, but a node of {group} has {node}; lower it")
-    needed = runtime.trainers.workers * runtime.trainers.gpus
-    if needed > (there := training.max * training.node.gpus):
-        raise UserError(
-            f"{recipe.name}: runtime.trainers.workers: they want {needed:g} GPUs, but training has at most {there}; "
-            f"raise spec.training.max or lower runtime.trainers.workers"
-        )
-    needed = sum(pool.max * pool.gpus for pool in (runtime.samplers, runtime.teachers))
-    if needed > (there := sampling.max * sampling.node.gpus):
-        raise UserError(
-            f"{recipe.name}: runtime.samplers.max: with the teachers they want {needed:g} GPUs, but sampling has at "
-            f"most {there}; raise spec.sampling.max or lower runtime.samplers.max"
-        )
+        field, fits = f"{recipe.name}: runtime.{name}", []
+        for kind in _KINDS:
+            each, there = getattr(pool, kind), getattr(group.node, kind)
+            if each > there:
+                raise UserError(f"{field}.{kind}: {each:g}, but a node of {group_name} has {there:g}; lower it")
+            fits += [int(there / each + 1e-9)] if each else []
+        if name == "trainers":
+            fits.append(TRAINING.units(group.node.gpus))  # of which a worker takes one
+        wanted = getattr(pool, most)
+        if fits and wanted > (room := group.max * min(fits)):
+            raise UserError(
+                f"{field}.{most}: {wanted}, but the nodes of {group_name} have room for {room}; "
+                f"raise spec.{group_name}.max or lower runtime.{name}.{most}"
+            )
+    for kind in _KINDS:
+        needed = sum(pool.max * getattr(pool, kind) for pool in (runtime.samplers, runtime.teachers))
+        if needed > (there := sampling.max * getattr(sampling.node, kind)):
+            raise UserError(
+                f"{recipe.name}: runtime.samplers.max: with the teachers they want {needed:g} {kind[:-1].upper()}s, "
+                f"but sampling has at most {there:g}; raise spec.sampling.max or lower runtime.samplers.max"
+            )

@@ -11,7 +11,7 @@ _NO_SERVER = "localhost:8080"  # what kubectl tries when nothing tells it of a c
 
 
 class UnreachableError(UserError):
-    """The cluster does not answer; it may later."""
+    """The cluster does not answer as it should; it may later."""
 
 
 def kubectl(*arguments: str, text: str | None = None) -> str:
@@ -20,7 +20,7 @@ def kubectl(*arguments: str, text: str | None = None) -> str:
     Args:
         text: for its standard input.
     Raises:
-        UserError: kubectl is not there, knows no cluster, or the cluster refuses; UnreachableError if it is silent.
+        UserError: kubectl is not there, knows no cluster, or is refused; UnreachableError if that may pass.
     """
     try:
         done = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True, check=False)
@@ -34,14 +34,15 @@ def kubectl(*arguments: str, text: str | None = None) -> str:
             "kubectl: knows no cluster; choose one with `kubectl config use-context NAME`, or set KUBECONFIG"
         )
     said = " ".join(lines[-1].split())
-    silent = ("Unable to connect", "connection refused", "was refused", "i/o timeout", "TLS handshake", "EOF")
-    kind = UnreachableError if any(word in said for word in silent) else UserError
+    # A log-in that has run out, an API server that starts anew, a network that is away: there is no list of all that.
+    kind = UserError if "(NotFound)" in said or "(Forbidden)" in said else UnreachableError
     raise kind(f"kubectl {arguments[0]}: {said.removeprefix('error: ')}")
 
 
 def get_object(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
     """An object as it is now, or None if there is none of that name."""
-    found = kubectl("get", kind, name, "--namespace", namespace, "--ignore-not-found", "--output", "json")
+    patient = ("--ignore-not-found", "--request-timeout=30s")
+    found = kubectl("get", kind, name, "--namespace", namespace, *patient, "--output", "json")
     return json.loads(found) if found.strip() else None
 
 

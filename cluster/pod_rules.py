@@ -66,7 +66,7 @@ def check_pod(place: str, template: dict[str, Any]) -> Iterator[Fault]:
             yield f"{place}.{name}", "opens the machine to the pod; remove it"
     yield from _check_identity(place, pod, containers)
     yield from _check_node_type(place, pod, containers)
-    volumes = {as_dict(volume).get("name") for volume in as_list(pod.get("volumes"))}
+    volumes = {str(as_dict(volume).get("name")) for volume in as_list(pod.get("volumes"))}
     for kind in ("initContainers", "containers"):
         for index, container in enumerate(as_list(pod.get(kind))):
             yield from _check_container(f"{place}.{kind}[{index}]", as_dict(container), volumes)
@@ -96,14 +96,14 @@ def _check_node_type(place: str, pod: dict[str, Any], containers: list[dict[str,
         yield at, f"{wanted} GPUs, but {named}: the pod would wait for ever; lower it or choose another machine"
 
 
-def _check_container(place: str, container: dict[str, Any], volumes: set[Any]) -> Iterator[Fault]:
+def _check_container(place: str, container: dict[str, Any], volumes: set[str]) -> Iterator[Fault]:
     yield from _check_resources(place, as_dict(container.get("resources")))
     yield from check_rights(place, container)
     image = str(container.get("image", "")).rpartition("/")[2]
     if ":" not in image or image.endswith(":latest"):
         yield f"{place}.image", f"'{container.get('image', '')}' may change between pods; name a version"
     for index, mount in enumerate(as_list(container.get("volumeMounts"))):
-        if (name := as_dict(mount).get("name")) not in volumes:
+        if (name := str(as_dict(mount).get("name"))) not in volumes:
             yield f"{place}.volumeMounts[{index}].name", f"there is no volume '{name}'; add it to the pod's volumes"
     for index, variable in enumerate(as_list(container.get("env"))):
         name, value = as_dict(variable).get("name", ""), as_dict(variable).get("value")

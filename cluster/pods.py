@@ -2,11 +2,13 @@
 
 from typing import Any
 
-from cluster.spec import ClusterSpec, NodeSection
+from cluster.spec import DRAIN_ENV, ClusterSpec, NodeSection
+from pos2distill.routing import RAY_VARIABLES
 
 GPU = "nvidia.com/gpu"
 HOME = "/scratch"
-SUBMITTER = {"cpu": "1", "memory": "1Gi"}
+RAY_END_S = 15  # of a pod's last seconds, for the end of Ray itself
+SUBMITTER = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
 
 # How each platform marks machines that may be taken away, and how it marks the others.
 SPOT_SELECTORS = {
@@ -61,27 +63,27 @@ def pod_template(
         metadata["annotations"] = _stay(spec)
     pod: Manifest = {
         "serviceAccountName": spec.pods.service_account or spec.name,
-        "automountServiceAccountToken": head,
+        "automountServiceAccountToken": head and spec.scales,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_s,
         **_placement(spec, node, spot=spot),
         "securityContext": _pod_security(spec),
         **_pull_secrets(spec),
-        "containers": [_ray_container(spec, node, container, head=head)],
+        "containers": [_ray_container(spec, node, container, grace_s=grace_s, head=head)],
         "volumes": _volumes(spec, node),
     }
     return {"metadata": metadata, "spec": pod}
 
 
 def submitter_template(spec: ClusterSpec) -> Manifest:
-    """The pod that hands the job to the head and shows its log."""
+    """The pod that hands the job to the head and shows its log, on a machine like the head's: it is to stay as well."""
     return {
-        "metadata": {"labels": instance_labels(spec)},
+        "metadata": {"labels": instance_labels(spec), "annotations": _stay(spec)},
         "spec": {
             "serviceAccountName": spec.pods.service_account or spec.name,
             "automountServiceAccountToken": False,
             "restartPolicy": "Never",
-            **({"priorityClassName": spec.pods.priority_class} if spec.pods.priority_class else {}),
+            **_placement(spec, spec.head, spot=False),
             "securityContext": _pod_security(spec),
             **_pull_secrets(spec),
             "containers": [
@@ -105,7 +107,7 @@ def submitter_template(spec: ClusterSpec) -> Manifest:
     }
 
 
-def _ray_container(spec: ClusterSpec, node: NodeSection, name: str, *, head: bool) -> Manifest:
+def _ray_container(spec: ClusterSpec, node: NodeSection, name: str, *, grace_s: int, head: bool) -> Manifest:
     ports = [
         {"name": "gcs-server", "containerPort": 6379},
         {"name": "dashboard", "containerPort": 8265},
@@ -117,24 +119,27 @@ def _ray_container(spec: ClusterSpec, node: NodeSection, name: str, *, head: boo
     ]
     if spec.storage.claim:
         mounts.append({"name": "storage", "mountPath": spec.storage.mount})
-    size = {"cpu": f"{node.cpus:g}", "memory": node.memory, **({GPU: str(node.gpus)} if node.gpus else {})}
+    size = {"cpu": f"{node.cpus:g}", "memory": node.memory, "ephemeral-storage": node.scratch}
+    if node.gpus:
+        size[GPU] = str(node.gpus)
     return {
         "name": name,
         "image": spec.image,
         "workingDir": spec.pods.project,
         **({"ports": ports} if head else {}),
-        "env": _environment(spec),
+        "env": _environment(spec, grace_s),
         "resources": {"requests": size, "limits": dict(size)},
         "securityContext": container_security(),
         "volumeMounts": mounts,
     }
 
 
-def _environment(spec: ClusterSpec) -> list[Manifest]:
+def _environment(spec: ClusterSpec, grace_s: int) -> list[Manifest]:
     own = {
         "HOME": HOME,  # the root file system is read-only; caches of models and of compiled kernels go here
         "USER": "ray",  # the user id may have no name in the image, and torch asks for one
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1200",  # a GPU node takes minutes to come; Ray's default is 60 s
+        DRAIN_ENV: str(grace_s - RAY_END_S),  # so long work may go on after the warning; Ray's default is 30 s
+        **RAY_VARIABLES,
     }
     plain = [{"name": name, "value": value} for name, value in {**own, **spec.pods.env}.items()]
     return plain + [

@@ -11,13 +11,15 @@ import yaml
 
 from cluster.entrypoint import make_entrypoint
 from cluster.pods import HOME, container_security, instance_labels, pod_template, submitter_template
-from cluster.spec import ClusterSpec, DataGroup, EgressRule, SamplingGroup, TrainingGroup
+from cluster.spec import ClusterSpec, DataGroup, EgressRule, NodeSection, SamplingGroup, TrainingGroup, quantity_bytes
 from pos2distill.routing import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
 Manifest = dict[str, Any]
 
 HEAD_GRACE_S = 60
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+# Of the pod, in ten minutes; none submits the job twice. After the last one KubeRay gives up a job that still runs.
+SUBMITTER_RETRIES = 6
 AUTOSCALER = {"cpu": "1", "memory": "2Gi"}
 
 
@@ -60,6 +62,7 @@ def ray_job(spec: ClusterSpec, entrypoint: str) -> Manifest:
             "activeDeadlineSeconds": spec.job.deadline_s,
             "preRunningDeadlineSeconds": spec.job.start_deadline_s,
             "backoffLimit": spec.job.backoff_limit,
+            "submitterConfig": {"backoffLimit": SUBMITTER_RETRIES},
             "submitterPodTemplate": submitter_template(spec),
             "rayClusterSpec": cluster_spec(spec),
         },
@@ -84,21 +87,22 @@ def cluster_spec(spec: ClusterSpec) -> Manifest:
     ]
     if spec.data:
         groups.append(_group(spec, "data", spec.data, SAMPLING, spot=spec.data.spot))
+    options = {
+        "version": "v2",
+        "resources": {"requests": dict(AUTOSCALER), "limits": dict(AUTOSCALER)},
+        "securityContext": container_security(),
+        "env": [{"name": "HOME", "value": HOME}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "scratch", "mountPath": HOME}],
+    }
     return {
         "rayVersion": spec.ray_version,
         "authOptions": {"mode": "token"},
-        "enableInTreeAutoscaling": True,
-        "autoscalerOptions": {
-            "version": "v2",
-            "resources": {"requests": dict(AUTOSCALER), "limits": dict(AUTOSCALER)},
-            "securityContext": container_security(),
-            "env": [{"name": "HOME", "value": HOME}],
-            "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "scratch", "mountPath": HOME}],
-        },
+        "enableInTreeAutoscaling": spec.scales,
+        **({"autoscalerOptions": options} if spec.scales else {}),
         "headGroupSpec": {
             "labels": dict(POOLS_LABEL),
             # No CPUs, so that no work is placed there: the driver and Ray's own processes want none.
-            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
+            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store(spec.head)},
             "template": pod_template(spec, spec.head, "ray-head", grace_s=HEAD_GRACE_S, spot=False, head=True),
         },
         "workerGroupSpecs": groups,
@@ -110,20 +114,26 @@ def _group(
 ) -> Manifest:
     # Nodes for data tasks are of the sampling subcluster, since Ray Data's selector covers all its tasks; but they
     # offer no `sampler`, so no sampler is placed there.
-    offers = {"resources": {pool.resource: str(pool.units(group.node.gpus))}} if group.node.gpus else {}
+    works = not isinstance(group, DataGroup)
+    offers = {"resources": {pool.resource: str(pool.units(group.node.gpus))}} if works else {}
     return {
         "groupName": name,
         "replicas": group.min,
         "minReplicas": group.min,
         "maxReplicas": group.max,
-        "idleTimeoutSeconds": group.idle_timeout_s,
+        **({"idleTimeoutSeconds": group.idle_timeout_s} if spec.scales else {}),
         "labels": {**pool.labels, "ray.io/market-type": "spot" if spot else "on-demand"},
         **offers,
-        "rayStartParams": {},
+        "rayStartParams": _object_store(group.node),
         "template": pod_template(
             spec, group.node, "ray-worker", grace_s=group.grace_s, spot=spot, keep=isinstance(group, TrainingGroup)
         ),
     }
+
+
+def _object_store(node: NodeSection) -> dict[str, str]:
+    """Ray alone would take 0.3 of the memory, and a folder on disk where /dev/shm is smaller than that."""
+    return {"object-store-memory": str(int(0.9 * quantity_bytes(node.shm)))}
 
 
 def service_account(spec: ClusterSpec) -> Manifest:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from cluster.pod_rules import as_dict, as_int, as_list, check_pod, check_rights, gpus_of, is_spot
-from cluster.spec import NAME_LENGTH
+from cluster.spec import DRAIN_ENV, NAME_LENGTH
 from pos2distill.errors import did_you_mean
 from pos2distill.routing import POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING
 from pos2distill.secrets import looks_secret
@@ -34,22 +34,28 @@ _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _START_RESOURCES = ("num-cpus", "num-gpus", "memory", "resources")
 _MODES = ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode")
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_ELASTIC = "kueue.x-k8s.io/elastic-job"  # with a gate of Kueue that is off by default
 _GATED = ("networkPolicy", "tlsOptions", "historyServerOptions")
 
 
 def check_manifest(manifest: dict[str, Any]) -> Iterator[Fault]:
     """All faults of one manifest, as (place, what is wrong; how to mend it)."""
-    kind = manifest.get("kind")
+    kind = str(manifest.get("kind"))
     if kind == "RayCronJob":
         yield "kind", "RayCronJob is behind a gate that is off by default; use a RayJob"
     elif kind not in API_VERSIONS:
-        yield "kind", f"'{kind}' is not known here{did_you_mean(str(kind), API_VERSIONS)}"
+        yield "kind", f"'{kind}' is not known here{did_you_mean(kind, API_VERSIONS)}"
     elif manifest.get("apiVersion") != API_VERSIONS[kind]:
         yield "apiVersion", f"is '{manifest.get('apiVersion')}', but {kind} is served as {API_VERSIONS[kind]}; set that"
-    yield from _check_metadata(str(kind), as_dict(manifest.get("metadata")))
-    spec = as_dict(manifest.get("spec"))
+    metadata, spec = as_dict(manifest.get("metadata")), as_dict(manifest.get("spec"))
+    yield from _check_metadata(kind, metadata)
+    cluster = as_dict(spec.get("rayClusterSpec", spec))
+    elastic = _ELASTIC in as_dict(metadata.get("annotations"))
+    if _QUEUE in as_dict(metadata.get("labels")) and cluster.get("enableInTreeAutoscaling") and not elastic:
+        yield f"metadata.labels.{_QUEUE}", "Kueue refuses clusters that autoscale; leave it or fix the groups' size"
     if kind == "RayJob":
-        yield from _check_job(spec, as_dict(as_dict(manifest.get("metadata")).get("labels")))
+        yield from _check_job(spec, as_dict(metadata.get("labels")))
         if "rayClusterSpec" in spec:
             yield from _check_cluster("spec.rayClusterSpec", as_dict(spec["rayClusterSpec"]), of_job=True)
     elif kind == "RayCluster":
@@ -70,7 +76,7 @@ def _check_metadata(kind: str, metadata: dict[str, Any]) -> Iterator[Fault]:
 
 def _check_labels(place: str, labels: dict[str, Any]) -> Iterator[Fault]:
     for key, value in labels.items():
-        if not isinstance(value, str):
+        if not isinstance(key, str) or not isinstance(value, str):
             yield f"{place}.{key}", "is no text; put it in quotes"
         elif not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             yield f"{place}.{key}", f"'{value}' is no label; use letters, digits, '-', '_', '.', 63 characters at most"
@@ -85,7 +91,7 @@ def _check_job(spec: dict[str, Any], labels: dict[str, Any]) -> Iterator[Fault]:
         yield "spec.suspend", "needs its cluster shut down after the job; set shutdownAfterJobFinishes: true"
     if ttl and not shutdown:
         yield "spec.ttlSecondsAfterFinished", "has no effect alone; set shutdownAfterJobFinishes: true"
-    if "kueue.x-k8s.io/queue-name" in labels and not shutdown:
+    if _QUEUE in labels and not shutdown:
         yield "spec.shutdownAfterJobFinishes", "a job in a Kueue queue must give back its quota; set it to true"
     for name, number, least in (
         ("ttlSecondsAfterFinished", ttl, 0),
@@ -166,15 +172,16 @@ def _check_cluster(place: str, spec: dict[str, Any], *, of_job: bool) -> Iterato
         yield from _check_redis(f"{place}.headGroupSpec.template.spec.containers[0].env", head)
     yield from _check_head(f"{place}.headGroupSpec", head)
     names = [group.get("groupName") for group in groups]
+    with_gpus = any(map(gpus_of, groups))  # else all is on CPUs
     for index, group in enumerate(groups):
         at = f"{place}.workerGroupSpecs[{index}]"
-        yield from _check_group(at, group)
+        yield from _check_group(at, group, with_gpus=with_gpus)
         if names.index(group.get("groupName")) < index:
             yield f"{at}.groupName", f"'{group.get('groupName')}' is there twice; rename one"
 
 
 def _check_redis(place: str, head: dict[str, Any]) -> Iterator[Fault]:
-    names = {variable.get("name") for variable in _environment(head)}
+    names = {str(variable.get("name")) for variable in _environment(head)}
     for name in ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"):
         if name in names:
             yield place, f"{name} says again what gcsFaultToleranceOptions says; remove the variable"
@@ -250,7 +257,7 @@ def _check_head(place: str, head: dict[str, Any]) -> Iterator[Fault]:
     yield from check_pod(f"{place}.template", as_dict(head.get("template")))
 
 
-def _check_group(place: str, group: dict[str, Any]) -> Iterator[Fault]:
+def _check_group(place: str, group: dict[str, Any], *, with_gpus: bool) -> Iterator[Fault]:
     least, most, now = (as_int(group.get(name)) for name in ("minReplicas", "maxReplicas", "replicas"))
     if least is not None and most is not None and least > most:
         yield f"{place}.minReplicas", f"{least} is more than maxReplicas, {most}; lower it"
@@ -262,8 +269,20 @@ def _check_group(place: str, group: dict[str, Any]) -> Iterator[Fault]:
     if hosts is not None and hosts != 1:
         yield f"{place}.numOfHosts", f"is {hosts}, but a replica here is one node; set 1"
     yield from _check_start(place, group)
-    yield from _check_routing(place, group)
+    yield from _check_drain(f"{place}.template.spec", group)
+    yield from _check_routing(place, group, with_gpus=with_gpus)
     yield from check_pod(f"{place}.template", as_dict(group.get("template")))
+
+
+def _check_drain(place: str, group: dict[str, Any]) -> Iterator[Fault]:
+    """Ray, not Kubernetes, says how long work goes on after the warning, and tells trainers of it."""
+    grace = as_int(as_dict(as_dict(group.get("template")).get("spec")).get("terminationGracePeriodSeconds"))
+    drain = next((each.get("value") for each in _environment(group) if each.get("name") == DRAIN_ENV), None)
+    at = f"{place}.containers[0].env"
+    if drain is None:
+        yield at, f"{DRAIN_ENV} is missing: work ends 30 s after the warning; set it to less than the grace period"
+    elif not (str(drain).isdecimal() and int(str(drain)) < (30 if grace is None else grace)):
+        yield at, f"{DRAIN_ENV} is no number below terminationGracePeriodSeconds: the pod is killed before; lower it"
 
 
 def _check_start(place: str, group: dict[str, Any]) -> Iterator[Fault]:
@@ -283,7 +302,7 @@ def _check_start(place: str, group: dict[str, Any]) -> Iterator[Fault]:
     yield from _check_labels(f"{place}.labels", as_dict(group.get("labels")))
 
 
-def _check_routing(place: str, group: dict[str, Any]) -> Iterator[Fault]:
+def _check_routing(place: str, group: dict[str, Any], *, with_gpus: bool) -> Iterator[Fault]:
     """Whether work finds the group: pos2distill/routing.py says why the labels are as they are."""
     labels, resources = as_dict(group.get("labels")), as_dict(group.get("resources"))
     samples = SAMPLING.resource in resources
@@ -310,7 +329,7 @@ def _check_routing(place: str, group: dict[str, Any]) -> Iterator[Fault]:
         yield f"{place}.labels", f"no work finds this group; {mend}"
     elif gpus_of(group) and not samples:
         yield f"{place}.resources.{SAMPLING.resource}", "missing on nodes that sample; set one for each GPU"
-    if (samples or trains) and not gpus_of(group):
+    if (samples or trains) and with_gpus and not gpus_of(group):
         at = f"{place}.template.spec.containers[0].resources.limits.nvidia.com/gpu"
         yield at, f"missing: {'training' if trains else 'sampling'} wants GPUs; say how many a pod has"
 

@@ -23,6 +23,11 @@ _QUANTITY = r"^[0-9]+(\.[0-9]+)?(Mi|Gi|Ti)$"
 _REMOTE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]+")
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _BYTES = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+DRAIN_ENV = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+_RESERVED_ENV = (  # the first three are set here, the others by KubeRay
+    *("HOME", "USER", DRAIN_ENV, "RAY_enable_autoscaler_v2", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"),
+    *("RAY_PORT", "RAY_IP", "FQ_RAY_IP", "RAY_CLUSTER_NAME", "RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME"),
+)
 _CLAIM_MOUNTS_TAKEN = ("/tmp", "/scratch", "/dev", "/proc", "/sys")
 
 G = TypeVar("G", "SamplingGroup", "TrainingGroup", "DataGroup")
@@ -53,9 +58,11 @@ class NodeSection(Section):
 
     cpus: float = Field(gt=0)
     memory: str = Field(pattern=_QUANTITY, description="for example 64Gi; /dev/shm counts towards it")
-    gpus: int = Field(0, ge=0, description="GPUs of one pod")
-    shm: str = Field("8Gi", pattern=_QUANTITY, description="size of /dev/shm: Ray's object store, NCCL")
-    scratch: str = Field("50Gi", pattern=_QUANTITY, description="disk for the home folder and caches of models")
+    gpus: int = Field(0, ge=0, description="GPUs of one pod; 0 in both groups: all on CPUs")
+    shm: str = Field("8Gi", pattern=_QUANTITY, description="size of /dev/shm: Ray's object store (0.9 of it), NCCL")
+    scratch: str = Field(
+        "50Gi", pattern=_QUANTITY, description="disk of the pod: home folder, caches of models, what Ray spills"
+    )
     instance_type: str | None = Field(None, description="the cloud's name of the machine, for example p4d.24xlarge")
     node_selector: dict[str, str] = Field({}, description="further labels of the machine")
     tolerations: tuple[Toleration, ...] = ()
@@ -64,22 +71,24 @@ class NodeSection(Section):
     def _shm_fits(self) -> "NodeSection":
         if quantity_bytes(self.shm) >= quantity_bytes(self.memory):
             raise ValueError(f"shm: {self.shm} leaves nothing of memory, {self.memory}; lower it")
+        if quantity_bytes(self.shm) < 2**27:
+            raise ValueError(f"shm: {self.shm} is too small for Ray's object store; set 128Mi or more")
         return self
 
 
 class SamplingGroup(Section):
-    """The GPUs that sample: they come with the work and go when idle, and any of them may be lost."""
+    """The GPUs that sample (CPUs, to try it out): they come with work, go when idle, and any of them may be lost."""
 
     node: NodeSection
     min: int = Field(0, ge=0)
     max: int = Field(ge=1)
     spot: bool = Field(True, description="cheap machines that may be taken away; samples are not lost with them")
     idle_timeout_s: int = Field(120, ge=1, description="after this time without work a node is given back")
-    grace_s: int = Field(30, ge=1, description="seconds between the warning and the end of a pod")
+    grace_s: int = Field(30, ge=20, description="seconds between the warning and the end of a pod")
 
     @model_validator(mode="after")
     def _sensible(self) -> "SamplingGroup":
-        return _check_group(self, gpus=True)
+        return _check_group(self)
 
 
 class TrainingGroup(Section):
@@ -89,11 +98,11 @@ class TrainingGroup(Section):
     min: int = Field(0, ge=0)
     max: int = Field(ge=1)
     idle_timeout_s: int = Field(600, ge=1, description="after this time without work a node is given back")
-    grace_s: int = Field(600, ge=1, description="time for a checkpoint before a pod ends")
+    grace_s: int = Field(600, ge=20, description="time for a checkpoint before a pod ends")
 
     @model_validator(mode="after")
     def _sensible(self) -> "TrainingGroup":
-        return _check_group(self, gpus=True)
+        return _check_group(self)
 
 
 class DataGroup(Section):
@@ -104,11 +113,13 @@ class DataGroup(Section):
     max: int = Field(ge=1)
     spot: bool = Field(True, description="cheap machines that may be taken away")
     idle_timeout_s: int = Field(120, ge=1, description="after this time without work a node is given back")
-    grace_s: int = Field(30, ge=1, description="seconds between the warning and the end of a pod")
+    grace_s: int = Field(30, ge=20, description="seconds between the warning and the end of a pod")
 
     @model_validator(mode="after")
     def _sensible(self) -> "DataGroup":
-        return _check_group(self, gpus=False)
+        if self.node.gpus:
+            raise ValueError("node.gpus: data tasks want no GPU; set 0")
+        return _check_group(self)
 
 
 class StorageSection(Section):
@@ -182,6 +193,8 @@ class PodsSection(Section):
     @model_validator(mode="after")
     def _names_are_used_once(self) -> "PodsSection":
         names = [*self.env, *(secret.env for secret in self.secrets)]
+        if taken := [name for name in names if name in _RESERVED_ENV]:
+            raise ValueError(f"env: {taken[0]} is set by the manifests themselves; remove it")
         if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"secrets: the environment variable {twice[0]} is set twice")
         if self.service_account and self.service_account_annotations:
@@ -235,7 +248,11 @@ class JobSection(Section):
     start_deadline_s: int = Field(3600, ge=1, description="a job that has not started by then is ended")
     ttl_s: int = Field(600, ge=0, description="the cluster is deleted so long after the end of the job")
     backoff_limit: int = Field(2, ge=0, description="new clusters after a failure; the study goes on where it stopped")
-    queue: str | None = Field(None, pattern=_DNS_LABEL, description="a Kueue LocalQueue; default: no Kueue")
+    queue: str | None = Field(
+        None,
+        pattern=_DNS_LABEL,
+        description="a Kueue LocalQueue, which wants groups of a fixed size; default: no Kueue",
+    )
 
     @model_validator(mode="after")
     def _starts_before_it_ends(self) -> "JobSection":
@@ -263,6 +280,11 @@ class ClusterSpec(Section):
     job: JobSection = JobSection()
     network: NetworkSection = NetworkSection()
 
+    @property
+    def scales(self) -> bool:
+        """Whether groups grow and shrink. Kueue, which gives a job its nodes at once, refuses clusters that do."""
+        return self.job.queue is None
+
     @field_validator("ray_version")
     @classmethod
     def _ray_is_new_enough(cls, version: str) -> str:
@@ -286,9 +308,18 @@ class ClusterSpec(Section):
     def _parts_go_together(self) -> "ClusterSpec":
         if self.head.gpus:
             raise ValueError("head.gpus: the head does no work and wants no GPU; set 0")
+        for name, node, other in (
+            ("sampling", self.sampling.node, self.training.node),
+            ("training", self.training.node, self.sampling.node),
+        ):
+            if other.gpus and not node.gpus:
+                raise ValueError(f"{name}.node.gpus: the group has no GPU, the other one has; set both, or 0 for both")
         for name, group in (("sampling", self.sampling), ("data", self.data)):
             if group and group.spot and self.platform == "other":
                 raise ValueError(f"{name}.spot: on platform 'other' it is not known how to ask for it; set false")
+        for name, each in (("sampling", self.sampling), ("training", self.training), ("data", self.data)):
+            if each and self.job.queue and each.min != each.max:
+                raise ValueError(f"{name}.min: Kueue takes only clusters of a fixed size; set it to max, {each.max}")
         return self
 
 
@@ -296,7 +327,7 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = ()) -> ClusterSpe
     """Read a cluster's file and apply `section.field=value` overrides.
 
     Args:
-        name_or_path: an example's name (gke, eks, onprem), or the path of a YAML file.
+        name_or_path: an example's name (gke, eks, onprem, kind), or the path of a YAML file.
         overrides: for example `["sampling.max=16"]`.
     Raises:
         UserError: naming the file, the field and the nearest right name.
@@ -310,11 +341,7 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = ()) -> ClusterSpe
         raise refuse(error, ClusterSpec, path, overridden) from None
 
 
-def _check_group(group: G, *, gpus: bool) -> G:
+def _check_group(group: G) -> G:
     if group.min > group.max:
         raise ValueError(f"min: {group.min} is more than max, {group.max}")
-    if gpus and not group.node.gpus:
-        raise ValueError("node.gpus: the group has no GPU; say how many one pod has")
-    if not gpus and group.node.gpus:
-        raise ValueError("node.gpus: data tasks want no GPU; set 0")
     return group

@@ -5,6 +5,8 @@ stages and stored samples are found there.
 """
 
 import contextlib
+import hashlib
+import json
 import subprocess
 import time
 from collections import Counter
@@ -21,6 +23,7 @@ STOPPED = 3  # exit code: somebody stopped or deleted the job
 
 POLL_S = 5.0
 OUTAGE_S = 300.0  # a cluster that does not answer for so long is given up
+_DIGEST = "pos2distill/digest"  # annotation: of the spec that was applied
 _LOG_END_S = 15.0  # what the log may still say after the end
 
 # https://github.com/ray-project/kuberay/blob/v1.7.0/ray-operator/apis/ray/v1/rayjob_types.go
@@ -37,18 +40,23 @@ def submit(spec: ClusterSpec, manifests: Sequence[Manifest]) -> int:
         UserError: kubectl or the cluster refuses, or another command runs under this name.
     """
     job, wanted = get_object("rayjob", spec.name, spec.namespace), manifests[-1]["spec"]["entrypoint"]
+    digest = hashlib.sha256(json.dumps(manifests[-1]["spec"], sort_keys=True).encode()).hexdigest()[:16]
     if job and _stage(job) not in _ENDED:
         if job["spec"].get("entrypoint") != wanted:
             raise UserError(
                 f"{spec.name}: runs another command ({job['spec'].get('entrypoint')}); wait for its end, delete it, or "
                 f"choose another spec.name"
             )
-        print(f"{spec.name} runs already; following it", flush=True)
+        applied = job.get("metadata", {}).get("annotations", {}).get(_DIGEST, digest)
+        changed = "" if applied == digest else ", with an image or a spec that has changed since"
+        print(f"{spec.name} runs already{changed}; following it", flush=True)
     else:
         if job:
             print(f"{spec.name} ended as {_stage(job)}; submitting it again, to go on from its storage", flush=True)
             kubectl("delete", "rayjob", spec.name, "--namespace", spec.namespace, "--wait=true")
-        print(kubectl("apply", "--filename", "-", text=to_yaml(manifests)), end="", flush=True)
+        metadata = {**manifests[-1]["metadata"], "annotations": {_DIGEST: digest}}
+        marked = [*manifests[:-1], {**manifests[-1], "metadata": metadata}]
+        print(kubectl("apply", "--filename", "-", text=to_yaml(marked)), end="", flush=True)
     try:
         return _follow(spec)
     except KeyboardInterrupt:
@@ -61,11 +69,16 @@ def submit(spec: ClusterSpec, manifests: Sequence[Manifest]) -> int:
 
 
 def status(spec: ClusterSpec) -> int:
-    """Print how the job stands, and its pods."""
-    job = _existing(spec)
-    print(f"{spec.name}: {_standing(job)}")
+    """Print how the job, or the cluster that stands alone, is, and its pods."""
+    if job := get_object("rayjob", spec.name, spec.namespace):
+        found, standing = job, _standing(job)
+    elif cluster := get_object("raycluster", spec.name, spec.namespace):
+        found, standing = cluster, f"cluster without a job, {cluster.get('status', {}).get('state') or 'new'}"
+    else:
+        raise UserError(f"{spec.name}: no RayJob or RayCluster of this name in namespace {spec.namespace}")
+    print(f"{spec.name}: {standing}")
     for word in ("rayClusterName", "startTime", "endTime", "message"):
-        if value := job.get("status", {}).get(word):
+        if value := found.get("status", {}).get(word):
             print(f"  {word}: {' '.join(str(value).split())[:300]}")
     pods = Counter(
         (pod["metadata"].get("labels", {}).get("ray.io/group", "submitter"), pod.get("status", {}).get("phase", "?"))
@@ -78,7 +91,8 @@ def status(spec: ClusterSpec) -> int:
 
 def logs(spec: ClusterSpec) -> int:
     """Print the job's log so far."""
-    _existing(spec)
+    if not get_object("rayjob", spec.name, spec.namespace):
+        raise UserError(f"{spec.name}: no RayJob of this name in namespace {spec.namespace}, so there is no log of one")
     print(kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace), end="")
     return 0
 
@@ -92,12 +106,6 @@ def delete(spec: ClusterSpec) -> int:
     return 0
 
 
-def _existing(spec: ClusterSpec) -> dict[str, Any]:
-    if job := get_object("rayjob", spec.name, spec.namespace):
-        return job
-    raise UserError(f"{spec.name}: no RayJob of this name in namespace {spec.namespace}")
-
-
 def _follow(spec: ClusterSpec) -> int:
     """Print changes and the log until the job ends. Returns the exit code."""
     log, told, answered = _Log(spec), "", time.monotonic()
@@ -105,8 +113,8 @@ def _follow(spec: ClusterSpec) -> int:
         while True:
             try:
                 job = get_object("rayjob", spec.name, spec.namespace)
-            except UnreachableError as error:
-                if time.monotonic() - answered > OUTAGE_S:
+            except UserError as error:
+                if not isinstance(error, UnreachableError) or time.monotonic() - answered > OUTAGE_S:
                     raise UserError(f"{error}; the job may go on, and the same command follows it again") from None
                 time.sleep(POLL_S)
                 continue
@@ -134,22 +142,21 @@ class _Log:
         self.process: subprocess.Popen[bytes] | None = None
         self.attempt = -1  # whose log is followed
         self.lost: float | None = None  # when its connection was
-        self.shown = -1  # the last attempt whose log came to its end
+        self.wait_s = 0.0  # until it is asked for again
 
     def keep_up(self, job: dict[str, Any]) -> None:
         """See that the log of the attempt that runs now is followed."""
         if self.process and (code := self.process.poll()) is not None:
-            if code == 0:
-                self.shown = self.attempt
-            else:
-                self.lost = time.monotonic()
-            self.process = None
+            # A log that ends well is mostly that of an attempt whose end is not known yet; but it may be cut off too.
+            self.process, self.lost, self.wait_s = None, time.monotonic(), 0.0 if code else _LOG_END_S
         attempt = int(job.get("status", {}).get("failed") or 0)
-        if self.process or _stage(job) != "Running" or attempt == self.shown:
+        if self.process or _stage(job) != "Running":
             return
-        # Some lines twice are better than some that are missing.
-        again = attempt == self.attempt and self.lost is not None
-        since = int(time.monotonic() - (self.lost or 0) + 2 * POLL_S) + 1 if again else None
+        since = None
+        if attempt == self.attempt and self.lost is not None:
+            if (silent_s := time.monotonic() - self.lost) < self.wait_s:
+                return
+            since = int(silent_s + 2 * POLL_S) + 1  # some lines twice are better than some that are missing
         self.attempt = attempt
         self.process = start_log(self.spec.name, self.spec.namespace, since_s=since)
 

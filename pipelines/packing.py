@@ -1,7 +1,7 @@
 """What a job takes with it to a cluster: this project and one recipe. Nothing else leaves the machine.
 
 Secrets, data sets, environments, results and git's own files are left behind, since only these folders are looked into,
-only files of these kinds are taken, and of those none whose name is that of a secret.
+only files of these kinds are taken, and of those none whose name is that of a secret; one that holds a key is refused.
 """
 
 import fnmatch
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pos2distill.errors import UserError
+from pos2distill.secrets import holds_key, looks_secret
 
 PROJECT = Path(__file__).parent.parent
 TAKEN = ("run.py", "pyproject.toml", "pos2distill", "pipelines", "examples")
@@ -18,9 +19,11 @@ MAX_BYTES = 100 * 2**20
 _KINDS = (".py", ".yaml", ".yml", ".json", ".jinja", ".j2", ".toml", ".md", ".txt", ".gz", ".jsonl", ".safetensors")
 # Of files that are no code. `*token*` would leave tokenizers behind.
 _SECRET_NAMES = (
-    *("*secret*", "*credential*", "*password*", "kubeconfig*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
-    *("token.*", "*_token.*", "*-token.*", "tokens.*", "service?account*", "*api?key*", "*private?key*"),
+    *("*secret*", "*credential*", "*passw*", "kubeconfig*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
+    *("token.*", "*_token.*", "*-token.*", "tokens.*", "*service?account*", "*serviceaccount*"),
+    *("*key.*", "*keys.*", "*private?key*", "*api?key*", "kaggle.*", "*netrc*"),
 )
+_READ_BYTES = 2**20  # of a file, that are searched for a key: what is longer is data
 _LEFT_FOLDERS = ("__pycache__", "runs", "wandb", "mlruns", "venv", "env", "node_modules")
 
 
@@ -33,7 +36,7 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
     """Copy the files into a folder, and a recipe of the user's own beside `run.py`.
 
     Raises:
-        UserError: if they are too many bytes.
+        UserError: if they are too many bytes, or a secret stands in one.
     """
     sizes = {path: (project / path).stat().st_size for path in files}
     if sum(sizes.values()) > MAX_BYTES:
@@ -43,9 +46,16 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
             f"put data and models where the cluster reads them, and give a URL"
         )
     for path in files:
+        if path.suffix not in (".gz", ".safetensors") and holds_key(_read(project / path)):
+            raise UserError(f"{path}: holds what looks like a secret; take it out, since this file goes with the job")
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project / path, into / path)
     if recipe:
+        for number, line in enumerate(recipe.read_text().splitlines(), 1):
+            if looks_secret(line):
+                raise UserError(
+                    f"{recipe}: line {number} holds what looks like a secret; give it to the cluster's nodes"
+                )
         shutil.copyfile(recipe, into / recipe.name)
 
 
@@ -64,6 +74,11 @@ def _walk(path: Path) -> Iterator[Path]:
                 yield from _walk(inner)
     elif path.is_file() and path.suffix in _KINDS and not _is_secret(path):
         yield path
+
+
+def _read(path: Path) -> str:
+    with open(path, "rb") as file:
+        return file.read(_READ_BYTES).decode(errors="replace")
 
 
 def _is_secret(path: Path) -> bool:

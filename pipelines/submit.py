@@ -22,6 +22,7 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from pipelines.packing import PROJECT, TAKEN, is_packed, pack, packed_files
 from pos2distill.errors import UserError
 from pos2distill.recipes import RECIPES, apply_override, find_file, load_recipe, read_sections, recipe_names
+from pos2distill.routing import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
 STOPPED = 3  # exit code: somebody stopped the job
@@ -29,13 +30,11 @@ STOPPED = 3  # exit code: somebody stopped the job
 _STORAGE = "pos2distill.storage"  # in a job's metadata
 _QUIET_S = 60.0  # a log that says nothing for so long is asked for anew: the connection may be dead
 _OUTAGE_S = 120.0  # a cluster that does not answer for so long is given up
-# What a killed driver asked of the cluster is kept for it so long, and withheld from the one that goes on: not 180 s.
-_VARIABLES = {"RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "45"}
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str) -> int:
-    """Submit `run.py COMMAND RECIPE overrides` and show its log until it ends.
+def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str, flags: Sequence[str] = ()) -> int:
+    """Submit `run.py COMMAND RECIPE overrides flags` and show its log until it ends.
 
     A job of the same storage that is still running is followed if it is the same command, and else refused.
 
@@ -50,7 +49,7 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
     own = find_file(recipe, RECIPES, "recipe")
     own_recipe = None if own.parent == RECIPES else own
     name = own_recipe.name if own_recipe else recipe
-    entrypoint = shlex.join(["python", "run.py", command, name, *overrides])
+    entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])
     client = _connect(address)
     job = _running(client, storage, entrypoint)
     if job:
@@ -62,7 +61,7 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
             client.submit_job(
                 entrypoint=entrypoint,
                 submission_id=job,
-                runtime_env={"working_dir": folder, "env_vars": _VARIABLES},
+                runtime_env={"working_dir": folder, "env_vars": RAY_VARIABLES},
                 metadata={_STORAGE: storage},
             )
         print(f"{job} submitted: {len(files)} files of the project, results to {storage}", flush=True)
@@ -81,7 +80,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     """Refuse what would fail, or be lost, on the cluster. Returns the storage."""
     if any(looks_secret(override) for override in overrides):
         raise UserError("command line: a setting holds what looks like a secret; give it to the cluster's nodes")
-    load_recipe(recipe, overrides)  # all that is wrong with settings alone is told here and now
+    loaded = load_recipe(recipe, overrides)  # all that is wrong with settings alone is told here and now
     path = find_file(recipe, RECIPES, "recipe")
     raw = read_sections(path, "model, data, …")
     for override in overrides:
@@ -96,6 +95,11 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     here = {"data.path": raw["data"]["path"]}
     if (PROJECT / raw["model"]["path"]).exists():  # else a hub's name
         here["model.path"] = raw["model"]["path"]
+    for name, other in loaded.transfers.items():  # whose paths are absolute by now
+        path = Path(other.data.path)
+        here[f"evaluation.transfer: {name}: data.path"] = (
+            str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
+        )
     for field, place in here.items():
         if not ("://" in place or Path(place).is_absolute() or is_packed(place, files)):
             raise UserError(
@@ -148,24 +152,28 @@ def _running(client: JobSubmissionClient, storage: str, entrypoint: str) -> str 
 
 def _follow(client: JobSubmissionClient, job: str) -> JobDetails:
     """Print a job's log until the job ends, over any number of connections."""
-    shown, answered = 0, time.monotonic()
+    shown = 0
+    silent: float | None = None  # since when nothing comes
     while True:
+        before = shown
         shown, whole = asyncio.run(_show(client, job, shown))
-        silent_s = time.monotonic() - answered
+        now = time.monotonic()
+        if silent is None or shown > before:
+            silent = now
         try:
             details = client.get_job_info(job)
         except (OSError, RuntimeError) as error:
-            if silent_s > _OUTAGE_S:
+            if now - silent > _OUTAGE_S:
                 raise UserError(
                     f"{job}: no answer from the cluster for {_OUTAGE_S:.0f} s ({' '.join(str(error).split())[:200]}); "
                     f"the job may go on, and the same command follows it again"
                 ) from None
         else:
             # What it said last is waited for, but not for ever.
-            if details.status.is_terminal() and (whole or silent_s > _OUTAGE_S):
+            if details.status.is_terminal() and (whole or now - silent > _OUTAGE_S):
                 return details
             if not details.status.is_terminal():
-                answered = time.monotonic()
+                silent = None
         time.sleep(1)
 
 

@@ -42,5 +42,12 @@ class Pool:
 POOLS_LABEL = {"routing": "pools"}  # on the head
 SAMPLER_SHARE = 0.001  # of the custom resource, for one actor; how many fit is decided by CPUs and GPUs
 
+# Of Ray, for jobs whose nodes come and go.
+RAY_VARIABLES = {
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1200",  # a GPU node takes minutes to come; Ray's default is 60 s
+    # What a killed driver asked of the cluster is withheld so long from the one that goes on; Ray: 180 s.
+    "RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "45",
+}
+
 SAMPLING = Pool(label=SUBCLUSTER_LABEL, value="sampling", resource="sampler")
 TRAINING = Pool(label="pool", value="trainer", resource="trainer")

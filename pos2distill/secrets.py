@@ -5,7 +5,7 @@ import re
 _NAME = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PWD|APIKEY|KEY|CREDENTIALS?|CONNECTION_STRING|DSN)(_|$)", re.IGNORECASE
 )
-_VALUES = (
+_KEYS = (
     re.compile(r"hf_[A-Za-z0-9]{16,}"),  # Hugging Face
     re.compile(r"(AKIA|ASIA)[0-9A-Z]{16}"),  # AWS
     re.compile(r"AIza[0-9A-Za-z_-]{30,}"),  # Google
@@ -14,10 +14,13 @@ _VALUES = (
     re.compile(r"xox[abprs]-[A-Za-z0-9-]{10,}"),
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
     re.compile(r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"),  # a JSON web token
-    re.compile(r"\b[0-9a-f]{32,}\b", re.IGNORECASE),  # Weights & Biases, and keys in hexadecimal
     re.compile(r"://[^/\s:@]+:[^/\s@]+@"),  # a password in a URL
+    re.compile(r"\b(sig|Signature|X-(Amz|Goog)-Signature|AccountKey|SharedAccessKey)=[^\s&;]{8,}", re.IGNORECASE),
+    re.compile(r"\"(private_key|client_secret|refresh_token)\"\s*:\s*\"[^\"]"),  # files of Google's accounts
 )
-_IMAGE_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
+_HEX = re.compile(r"\b[0-9a-f]{32,}\b", re.IGNORECASE)  # Weights & Biases, and keys in hexadecimal
+# Hexadecimal that is none: the digest of an image, a commit as a tag, as the revision of a model or in the hub's cache.
+_COMMIT = re.compile(r"@sha256:[0-9a-f]{64}\b|(/[\w.-]+:|revision['\"]?\s*[=:]\s*['\"]?|/snapshots/)[0-9a-f]{40}\b")
 
 
 def holds_secret(name: str, value: str) -> bool:
@@ -28,4 +31,9 @@ def holds_secret(name: str, value: str) -> bool:
 
 def looks_secret(text: str) -> bool:
     """Whether there is something in a text that has the form of a secret."""
-    return any(form.search(_IMAGE_DIGEST.sub("", text)) for form in _VALUES)
+    return holds_key(text) or bool(_HEX.search(_COMMIT.sub("", text)))
+
+
+def holds_key(text: str) -> bool:
+    """Whether there is a secret in a text that is sure to be one; digests and the like are not."""
+    return any(form.search(text) for form in _KEYS)

@@ -24,6 +24,7 @@ EXAMPLES: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
             "data.path=/mnt/storage/data/nq-open-20_total_documents_gold_at_0.jsonl.gz",
         ),
     ),
+    "kind": ("kind", "quickstart", ()),
     "onprem-cluster": ("onprem", None, ()),
 }
 

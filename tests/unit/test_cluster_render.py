@@ -5,8 +5,9 @@ import yaml
 
 from cluster.examples.renew import EXAMPLES, RENDERED, rendered
 from cluster.render import render, to_yaml
-from cluster.spec import load_cluster
-from pos2distill.routing import SAMPLING, TRAINING
+from cluster.spec import load_cluster, quantity_bytes
+from cluster.validate import check
+from pos2distill.routing import RAY_VARIABLES, SAMPLING, TRAINING
 
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
 Manifest = dict[str, Any]
@@ -63,6 +64,12 @@ def test_work_finds_its_nodes(cluster: Manifest) -> None:
     assert "resources" not in cluster["headGroupSpec"]
 
 
+def test_a_cluster_without_gpus_has_its_pools_all_the_same() -> None:
+    sampling, training = render(load_cluster("kind"), "quickstart")[-1]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert (sampling["resources"], training["resources"]) == ({"sampler": "1"}, {"trainer": "1"})
+    assert "nvidia.com/gpu" not in str((sampling, training))
+
+
 def test_the_pools_are_as_ray_wants_them() -> None:
     assert SAMPLING.labels == {"ray-subcluster": "sampling"}
     assert TRAINING.labels == {"pool": "trainer"}
@@ -86,6 +93,18 @@ def test_rays_autoscaler_reads_the_pools_as_they_are_meant() -> None:
     limits = {name: (each["min_workers"], each["max_workers"]) for name, each in types.items()}
     assert limits == {"headgroup": (0, 0), "sampling": (0, 8), "training": (0, 1), "data": (0, 4)}
     assert (types["sampling"]["idle_timeout_s"], types["training"]["idle_timeout_s"]) == (120, 600)
+
+
+def test_work_may_use_the_grace_of_its_group(cluster: Manifest) -> None:
+    """Ray ends its work after a time of its own, 30 s if nothing is said, whatever Kubernetes would allow."""
+    from ray._private import ray_constants
+
+    assert ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S == 30
+    for pod, grace_s in zip(pods(cluster), (60, 30, 600, 30), strict=True):
+        variables = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert pod["spec"]["terminationGracePeriodSeconds"] == grace_s
+        assert variables["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == str(grace_s - 15)
+        assert variables.items() >= RAY_VARIABLES.items()
 
 
 def test_the_autoscaler_is_set_in_one_way(cluster: Manifest) -> None:
@@ -162,10 +181,37 @@ def test_a_job_ends_and_takes_its_cluster_with_it() -> None:
     assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
 
 
-def test_a_queue_is_named_if_asked_for() -> None:
-    labels = [manifest["metadata"]["labels"] for manifest in render(load_cluster("eks"))]
+def test_the_submitter_stays_where_it_is() -> None:
+    job = render(load_cluster("gke", ["pods.priority_class=research"]), "nq_mistral_7b", [DATA])[-1]["spec"]
+    pod = job["submitterPodTemplate"]
+    assert job["submitterConfig"] == {"backoffLimit": 6}
+    assert pod["metadata"]["annotations"] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    assert "DoesNotExist" in str(pod["spec"]["affinity"])
+    assert pod["spec"]["priorityClassName"] == "research"
+
+
+def test_a_queue_is_named_if_asked_for_and_gets_a_cluster_of_fixed_size() -> None:
+    manifests = render(load_cluster("eks", ["job.queue=research", "sampling.min=16", "training.min=1"]))
+    labels = [manifest["metadata"]["labels"] for manifest in manifests]
     assert labels[-1]["kueue.x-k8s.io/queue-name"] == "research"
     assert all("kueue.x-k8s.io/queue-name" not in each for each in labels[:-1])
+    cluster = manifests[-1]["spec"]
+    assert cluster["enableInTreeAutoscaling"] is False
+    assert "autoscalerOptions" not in cluster
+    assert not any(pod["spec"]["automountServiceAccountToken"] for pod in pods(cluster))
+    assert check(manifests) == []
+
+
+def test_the_object_store_fits_into_shared_memory(cluster: Manifest) -> None:
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        volumes = {volume["name"]: volume["emptyDir"] for volume in group["template"]["spec"]["volumes"]}
+        shm = quantity_bytes(volumes["shared-mem"]["sizeLimit"])
+        assert 0.85 * shm < int(group["rayStartParams"]["object-store-memory"]) < 0.95 * shm
+
+
+def test_disk_is_asked_for(cluster: Manifest) -> None:
+    sizes = [pod["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"] for pod in pods(cluster)]
+    assert sizes == ["50Gi", "100Gi", "200Gi", "20Gi"]
 
 
 def test_without_a_recipe_the_cluster_stands_alone() -> None:

@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 import yaml
 
+import run
 from cluster.entrypoint import make_entrypoint
 from cluster.spec import ClusterSpec, load_cluster
 from pos2distill.errors import UserError
 from pos2distill.secrets import holds_secret, looks_secret
 
+CHECKOUT = Path(run.__file__).parent
 MINIMAL: dict[str, Any] = {
     "name": "small",
     "image": "registry.example.org/pos2distill:0.1.0",
@@ -37,7 +39,7 @@ def test_a_short_spec_is_filled_with_sensible_values(load: Callable[..., Cluster
     assert (spec.ray_version, spec.pods.user, spec.job.backoff_limit, spec.data) == ("2.60.0", 1000, 2, None)
 
 
-@pytest.mark.parametrize("name", ["gke", "eks", "onprem"])
+@pytest.mark.parametrize("name", ["gke", "eks", "onprem", "kind"])
 def test_examples_are_known_by_name(name: str) -> None:
     assert load_cluster(name).storage.url
 
@@ -59,11 +61,14 @@ WRONG = [
     ("ray_version=newest", "ray_version: expected a full version, for example 2.60.0, got newest"),
     ("sampling.min=3", "sampling.min: 3 is more than max, 2"),
     ("training.max=0", "training.max: input should be greater than or equal to 1, got 0"),
-    ("training.node.gpus=0", "training.node.gpus: the group has no GPU; say how many one pod has"),
+    ("training.node.gpus=0", "training.node.gpus: the group has no GPU, the other one has; set both, or 0 for both"),
+    ("sampling.node.gpus=0", "sampling.node.gpus: the group has no GPU, the other one has; set both, or 0 for both"),
     ("head.gpus=1", "head.gpus: the head does no work and wants no GPU; set 0"),
     ("data={max: 1, node: {cpus: 1, memory: 16Gi, gpus: 1}}", "data.node.gpus: data tasks want no GPU; set 0"),
     ("head.memory=64GB", "head.memory: string should match pattern"),
     ("head.shm=16Gi", "head.shm: 16Gi leaves nothing of memory, 16Gi; lower it"),
+    ("head.shm=64Mi", "head.shm: 64Mi is too small for Ray's object store; set 128Mi or more"),
+    ("job.queue=research", "sampling.min: Kueue takes only clusters of a fixed size; set it to max, 2"),
     ("platform=other", "sampling.spot: on platform 'other' it is not known how to ask for it; set false"),
     ("storage.url=/tmp/runs", "storage.url: pods share no folder, got /tmp/runs; give a bucket's URL, or set claim"),
     ("storage={url: /other, claim: c}", "storage.url: /other is not below mount, /mnt/storage"),
@@ -75,6 +80,12 @@ WRONG = [
     ("pods.secrets=[{env: HF-TOKEN, secret: a, key: b}]", "pods.secrets[0].env: expected the name of an environment"),
     ("pods.secrets=[{env: T, secret: a, key: hf_abcdefghijklmnopqrst}]", "pods.secrets[0].key: looks like the secret"),
     ("pods={env: {A: b}, secrets: [{env: A, secret: b, key: c}]}", "pods.secrets: the environment variable A is set"),
+    ("pods.env={HOME: /root}", "pods.env: HOME is set by the manifests themselves; remove it"),
+    (
+        "pods.secrets=[{env: RAY_ADDRESS, secret: a, key: b}]",
+        "pods.env: RAY_ADDRESS is set by the manifests themselves",
+    ),
+    ("training.grace_s=5", "training.grace_s: input should be greater than or equal to 20, got 5"),
     ("pods.user=0", "pods.user: input should be greater than or equal to 1, got 0"),
     (
         "pods={service_account: mine, service_account_annotations: {a: b}}",
@@ -145,12 +156,39 @@ def test_ones_own_storage_stays(load: Callable[..., ClusterSpec]) -> None:
         (
             "quickstart",
             ["runtime.trainers={workers: 8, gpus: 1}"],
-            "runtime.trainers.workers: they want 8 GPUs, but training has at most 4; raise spec.training.max",
+            "runtime.trainers.workers: 8, but the nodes of training have room for 4; raise spec.training.max",
+        ),
+        (
+            # Two nodes of 4 GPUs have 8, but room for one worker of 3 each.
+            "quickstart",
+            ["runtime.trainers={workers: 3, gpus: 3}", "spec.training.max=2"],
+            "runtime.trainers.workers: 3, but the nodes of training have room for 2; raise spec.training.max or lower",
         ),
         (
             "quickstart",
-            ["runtime.samplers={max: 3, gpus: 1}"],
+            ["runtime.samplers={max: 3, cpus: 5}"],
+            "runtime.samplers.max: 3, but the nodes of sampling have room for 2; raise spec.sampling.max or lower",
+        ),
+        ("quickstart", ["runtime.teachers.cpus=9"], "runtime.teachers.cpus: 9, but a node of sampling has 8; lower it"),
+        (
+            "quickstart",
+            ["runtime.samplers={max: 2, gpus: 1}", "runtime.teachers={max: 1, gpus: 1}"],
             "runtime.samplers.max: with the teachers they want 3 GPUs, but sampling has at most 2; raise spec.sampling",
+        ),
+        (
+            "quickstart",
+            [f"data.path={CHECKOUT}/examples/toy/data.jsonl.gz"],
+            "is not there in the pods; give a URL, or the path from the",
+        ),
+        (
+            "quickstart",
+            ["evaluation.transfer=[TRANSFER]"],
+            "mine.yaml: not in the image; put it into pipelines/recipes/",
+        ),
+        (
+            "nq_mistral_7b",
+            ["data.path=s3://b/x", "evaluation.transfer=[webq_mistral_7b]"],
+            "nq_mistral_7b: evaluation.transfer: webq_mistral_7b: data.path: ",
         ),
         ("quickstart", ["data.path=s3://k:hunter2hunter2@b/x"], "an override holds what looks like a secret; name it"),
     ],
@@ -159,9 +197,11 @@ def test_a_recipe_that_cannot_run_there_is_refused(
     load: Callable[..., ClusterSpec], tmp_path: Path, recipe: str, overrides: list[str], message: str
 ) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text("name: mine")
+    mine.write_text((CHECKOUT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
+    of_spec = [override.removeprefix("spec.") for override in overrides if override.startswith("spec.")]
+    overrides = [each.replace("TRANSFER", str(mine)) for each in overrides if not each.startswith("spec.")]
     with pytest.raises(UserError) as caught:
-        make_entrypoint(load(), str(mine) if recipe == "RECIPE" else recipe, overrides)
+        make_entrypoint(load(*of_spec), str(mine) if recipe == "RECIPE" else recipe, overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "hunter2" not in str(caught.value)
@@ -193,5 +233,35 @@ def test_secrets_are_known_by_name_or_form(name: str, value: str, secret: bool) 
     assert holds_secret(name, value) is secret
 
 
-def test_the_digest_of_an_image_is_no_secret() -> None:
-    assert not looks_secret(f"registry.example.org/pos2distill@sha256:{'0123456789abcdef' * 4}")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"registry.example.org/pos2distill@sha256:{'0123456789abcdef' * 4}",
+        f"registry.example.org:5000/pos2distill:{COMMIT}",
+        f"model.revision={COMMIT}",
+        f"python run.py study nq model.revision={COMMIT} data.path=s3://b/x",
+        f"  revision: {COMMIT} # of the hub",
+        f"/mnt/models--org--m/snapshots/{COMMIT}/config.json",
+    ],
+)
+def test_digests_and_commits_are_no_secrets(text: str) -> None:
+    assert not looks_secret(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"key={COMMIT}",
+        f"model.revision=main {COMMIT}",
+        "https://me.blob.core.windows.net/c/x.jsonl?sv=2024-11-04&sig=aBcD1234%2BxYz%3D",
+        "https://b.s3.amazonaws.com/x?X-Amz-Expires=60&X-Amz-Signature=abcdef0123",
+        "https://storage.googleapis.com/b/x?X-Goog-Signature=abcdef0123",
+        "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=aBcD1234aBcD1234==",
+        '{"type": "service_account", "private_key": "x"}',
+    ],
+)
+def test_what_opens_a_door_is_a_secret(text: str) -> None:
+    assert looks_secret(text)

@@ -111,6 +111,24 @@ def test_a_job_that_runs_is_only_followed(
     assert {"apply", "delete"}.isdisjoint(verbs(calls()))
 
 
+def test_a_job_that_runs_with_other_settings_is_told(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = kubectl({"get rayjob": [NONE, DONE]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    applied = next(text for words, text in calls() if words[0] == "apply")
+    metadata = list(yaml.safe_load_all(applied))[-1]["metadata"]
+    running = {"out": json.dumps({**json.loads(RUNNING["out"]), "metadata": metadata})}
+    capfd.readouterr()
+    for settings, said in (
+        ([], "runs already; following it"),
+        (["spec.image=repo/p:0.2.0"], "runs already, with an image or a spec that has changed since; following it"),
+    ):
+        kubectl({"get rayjob": [running, DONE]})
+        assert run.main(["cluster", "submit", *WORDS, *settings]) == 0
+        assert capfd.readouterr().out.startswith(f"nq-mistral {said}\n")
+
+
 @pytest.mark.parametrize(
     "ended", [DONE, job("Failed", jobStatus="FAILED"), job("Complete", jobStatus="STOPPED"), job("ValidationFailed")]
 )
@@ -172,8 +190,24 @@ def test_a_retry_is_told_and_its_log_is_shown_too(
 SILENT = {"rc": 1, "err": "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout\n"}
 
 
+def test_a_log_that_ends_while_the_job_runs_is_asked_for_again(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submit, "_LOG_END_S", 0.2)
+    calls = kubectl({"get rayjob": [NONE, *[RUNNING] * 20, DONE], "logs": [{"out": "so far\n"}, {"out": "and on\n"}]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert "and on" in capfd.readouterr().out
+    followed = [words for words, _ in calls() if words[0] == "logs"]
+    assert ["--since=" in words[-1] for words in followed[:2]] == [False, True]
+
+
+EXPIRED = {"rc": 1, "err": "error: You must be logged in to the server (Unauthorized)\n"}
+
+
 def test_an_outage_is_waited_out(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
-    kubectl({"get rayjob": [NONE, RUNNING, SILENT, SILENT, RUNNING, DONE]})
+    kubectl({"get rayjob": [NONE, RUNNING, SILENT, EXPIRED, RUNNING, DONE]})
     assert run.main(["cluster", "submit", *WORDS]) == 0
 
 
@@ -186,6 +220,15 @@ def test_an_outage_without_end_is_given_up(
     kubectl({"get rayjob": [NONE, RUNNING, SILENT]})
     assert run.main(["cluster", "submit", *WORDS]) == 2
     assert "i/o timeout; the job may go on, and the same command follows it again" in capfd.readouterr().err
+
+
+def test_a_cluster_that_refuses_is_given_up_at_once(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused = 'Error from server (Forbidden): rayjobs.ray.io "nq-mistral" is forbidden\n'
+    kubectl({"get rayjob": [NONE, RUNNING, {"rc": 1, "err": refused}]})
+    assert run.main(["cluster", "submit", *WORDS]) == 2
+    assert "is forbidden; the job may go on, and the same command follows it again" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -221,7 +264,7 @@ def test_an_outage_without_end_is_given_up(
             {"get rayjob": [NONE, job("ValidationFailed", message="name too\nlong")]},
             "nq-mistral: KubeRay refuses it: name too long",
         ),
-        ("status", {}, "nq-mistral: no RayJob of this name in namespace pos2distill"),
+        ("status", {}, "nq-mistral: no RayJob or RayCluster of this name in namespace pos2distill"),
         ("logs", {}, "nq-mistral: no RayJob of this name in namespace pos2distill"),
         ("delete", {"delete": [{"rc": 1, "err": "\n"}]}, "kubectl delete: exit code 1"),
     ],
@@ -293,6 +336,15 @@ def test_status_logs_and_delete(
         *("poddisruptionbudget", "poddisruptionbudget", "raycluster"),
     ]
     assert "--ignore-not-found" in deleted
+
+
+def test_status_of_a_cluster_that_stands_alone(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    ready = {"out": json.dumps({"status": {"state": "ready"}})}
+    kubectl({"get raycluster": [ready], "get pods": [{"out": json.dumps({"items": []})}]})
+    assert run.main(["cluster", "status", "gke"]) == 0
+    assert capfd.readouterr().out == "nq-mistral: cluster without a job, ready\n"
 
 
 def test_ctrl_c_leaves_the_job(kubectl: Callable[..., Callable[[], list[Any]]], tmp_path: Path) -> None:

@@ -80,7 +80,11 @@ RULES: list[tuple[str, Any, str]] = [
     ("metadata.labels.team", "a b", "metadata.labels.team: 'a b' is no label; use letters"),
     ("spec.entrypoint", ..., "spec.entrypoint: missing; give the command"),
     ("spec.shutdownAfterJobFinishes", False, "spec.ttlSecondsAfterFinished: has no effect alone; set shutdown"),
-    ("spec.shutdownAfterJobFinishes", False, "shutdownAfterJobFinishes: a job in a Kueue queue must give back"),
+    (
+        "metadata.labels.kueue~x-k8s~io/queue-name",
+        "research",
+        "queue-name: Kueue refuses clusters that autoscale; leave",
+    ),
     ("spec.ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished: is -1; set it to 0 or more"),
     ("spec.backoffLimit", -1, "spec.backoffLimit: is -1; set it to 0 or more"),
     ("spec.activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds: is 0; set it to 1 or more"),
@@ -171,6 +175,12 @@ RULES: list[tuple[str, Any, str]] = [
     (f"{SAMPLING}.{POD}.securityContext.seccompProfile", ..., "seccompProfile: missing: every system call is open"),
     (f"{SAMPLING}.{POD}.initContainers", [{"name": "a", "image": "b"}], "initContainers[0].image: 'b' may change"),
     (f"{CLUSTER}.autoscalerOptions.securityContext", ..., "autoscalerOptions.securityContext.readOnlyRootFilesystem"),
+    (
+        f"{TRAINING}.{POD}.terminationGracePeriodSeconds",
+        500,
+        "is no number below terminationGracePeriodSeconds: the pod",
+    ),
+    (f"{TRAINING}.{RAY}.env", [], "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S is missing: work ends 30 s after the warning"),
     (f"{SAMPLING}.{POD}.hostNetwork", True, "hostNetwork: opens the machine to the pod; remove it"),
     (f"{SAMPLING}.{POD}.containers", [], "containers: missing; a pod needs the Ray container"),
 ]
@@ -185,6 +195,17 @@ def test_a_fault_is_told_with_place_and_mend(job: Manifest, place: str, value: A
         assert line.count(": ") >= 2  # manifest, place, fault
         assert "hunter2" not in line
         assert "hf_abc" not in line
+
+
+def test_a_queue_gets_its_quota_back(job: Manifest) -> None:
+    queued = changed(job, "metadata.labels.kueue~x-k8s~io/queue-name", "research")
+    lines = check([changed(queued, "spec.shutdownAfterJobFinishes", False)])
+    assert any("shutdownAfterJobFinishes: a job in a Kueue queue must give back" in line for line in lines)
+
+
+def test_a_job_that_kueue_lets_grow_may_autoscale(job: Manifest) -> None:
+    queued = changed(job, "metadata.labels.kueue~x-k8s~io/queue-name", "research")
+    assert check([changed(queued, "metadata.annotations", {"kueue.x-k8s.io/elastic-job": "true"})]) == []
 
 
 def test_suspended_jobs_shut_down(job: Manifest) -> None:
@@ -212,7 +233,13 @@ def test_a_manifest_that_is_there_twice(job: Manifest) -> None:
     assert any("metadata.name: is there twice; rename one of them" in line for line in check([job, job]))
 
 
-def test_shapes_that_are_quite_wrong_are_told_and_break_nothing() -> None:
+def test_shapes_that_are_quite_wrong_are_told_and_break_nothing(job: Manifest) -> None:
+    for place, value, message in (
+        ("kind", ["RayJob"], "kind: '['RayJob']' is not known here"),
+        ("metadata.labels", {1: "a"}, "metadata.labels.1: is no text; put it in quotes"),
+        (f"{SAMPLING}.{POD}.volumes[0].name", [], "there is no volume 'tmp'; add it to the pod's volumes"),
+    ):
+        assert any(message in line for line in check([changed(job, place, value)]))
     for spec in (None, [], "x", {"rayClusterSpec": []}, {"rayClusterSpec": {"workerGroupSpecs": [None, 1, {}]}}):
         manifest = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "a"}, "spec": spec}
         assert check([manifest])
@@ -333,11 +360,13 @@ def test_validate_says_what_it_checked(capsys: pytest.CaptureFixture[str]) -> No
         (["render", "gke", "spec.sampling.mx=1"], "sampling.mx: unknown field; did you mean 'max'?"),
         (["render", "gke", "sampling.max=1"], "sampling.max=1: a setting of which recipe? Name one, or write spec."),
         (["validate", "MANIFESTS", "quickstart"], "holds manifests, which take no recipe and no settings"),
+        (["render", "gke", "--out", "run.py"], "--out: run.py/nq-mistral.yaml cannot be written (File exists); give"),
         (["validate", "gke", "--crds", "/nowhere"], "/nowhere: no such file or folder; give the CRDs of KubeRay"),
     ],
 )
 def test_a_user_error_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(RENDERED / "gke.yaml") if word == "MANIFESTS" else word for word in words]
+    words = [{"MANIFESTS": str(RENDERED / "gke.yaml"), "run.py": run.__file__}.get(word, word) for word in words]
+    message = message.replace("run.py", run.__file__)
     assert run.main(["cluster", *words]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ")

@@ -84,4 +84,4 @@ def test_versions_are_those_of_the_lock() -> None:
 def test_nothing_is_let_into_an_image_by_default() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
-    assert {"**/.*", "**/*.pem", "**/*secret*", "**/*credential*"} <= set(lines)
+    assert {"**/.*", "**/*.pem", "**/*secret*", "**/*credential*", "**/*.json", "**/*key.*"} <= set(lines)

@@ -17,7 +17,8 @@ SECRETS = [
     *("kubeconfig.yaml", "credentials.json", "application_default_credentials.json", "secrets.yaml", "my-secret.txt"),
     *("token", "token.txt", "hf_token.txt", "auth_token", "api-key.txt", "private_key.json", "service-account.json"),
     *("passwords.txt", ".git/config", ".venv/lib/a.py", "runs/x/model.safetensors", "__pycache__/a.py", ".cache/a.py"),
-    *("data.csv", "weights.bin", "store.parquet", "wandb/run.json", "venv/pyvenv.py"),
+    *("key.json", "gcp-key.json", "my-service-account.json", "kaggle.json", "aws_keys.txt", "rootkey.txt", "netrc.txt"),
+    *("passwd.txt", "data.csv", "weights.bin", "store.parquet", "wandb/run.json", "venv/pyvenv.py"),
 ]
 
 
@@ -59,6 +60,7 @@ def test_of_this_project_all_goes_that_a_study_reads(tmp_path: Path) -> None:
     } <= files
     code = {str(path.relative_to(PROJECT)) for path in (PROJECT / "pos2distill").rglob("*.*") if path.suffix != ".pyc"}
     assert code <= files
+    pack(tmp_path / "packed", packed_files(), None)
     assert not [name for name in files if name.startswith(("tests", "docs", "benchmarks", ".", "cluster"))]
 
 
@@ -66,6 +68,29 @@ def test_a_recipe_of_ones_own_goes_too(project: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("name: mine")
     pack(tmp_path / "packed", packed_files(project), tmp_path / "mine.yaml", project)
     assert (tmp_path / "packed" / "mine.yaml").read_text() == "name: mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("examples/my-project-1a2b3c.json", '{"type": "service_account", "private_key": "-----BEGIN"}'),
+        ("examples/adc.json", '{"refresh_token": "1//x"}'),
+        ("examples/notes.txt", "a\n-----BEGIN OPENSSH PRIVATE KEY-----\n"),
+        ("pos2distill/mine.py", 'TOKEN = "hf_abcdefghijklmnopqrst"'),
+    ],
+)
+def test_a_file_that_holds_a_key_is_refused(project: Path, tmp_path: Path, name: str, text: str) -> None:
+    (project / name).write_text(text)
+    with pytest.raises(UserError, match=f"^{name}: holds what looks like a secret; take it out") as caught:
+        pack(tmp_path / "packed", packed_files(project), None, project)
+    assert "hf_" not in str(caught.value)
+
+
+def test_a_recipe_that_holds_a_key_is_refused(project: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"name: mine\nmodel:\n  revision: {'0123456789' * 4}\n# key {'0123456789' * 4}\n")
+    with pytest.raises(UserError, match=r"mine.yaml: line 4 holds what looks like a secret; give it to the cluster's"):
+        pack(tmp_path / "packed", packed_files(project), recipe, project)
 
 
 def test_what_is_too_large_is_named(project: Path, tmp_path: Path) -> None:
@@ -101,11 +126,16 @@ RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path 
         (["study", STORAGE], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
         (["study"], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
         (["quickstart", STORAGE, "data.path=data/x.jsonl"], "data.path: data/x.jsonl does not go with the job, which"),
+        (
+            ["nq_mistral_7b", STORAGE, "data.path=s3://b/x", "evaluation.transfer=[webq_mistral_7b]"],
+            "evaluation.transfer: webq_mistral_7b: data.path: ",
+        ),
         (["quickstart", STORAGE, "model.path=tests"], "model.path: tests does not go with the job, which takes pos2d"),
         (
             ["quickstart", STORAGE, "model.path=https://me:hunter2@host/m"],
             "command line: a setting holds what looks like a secret; give it to the cluster's nodes",
         ),
+        (["quickstart", STORAGE, "--fail-if-gap-above", "5"], "--fail-if-gap-above: belongs to evaluate, not to study"),
         (["quickstart", STORAGE], "http://127.0.0.1:1: no Ray cluster answers there (Failed to connect to Ray at"),
     ],
 )
@@ -117,6 +147,17 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     assert told.startswith(f"error: {message}")
     assert told.count("\n") == 1
     assert "hunter2" not in told
+
+
+def test_a_gate_goes_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[str] = []
+    client = SimpleNamespace(list_jobs=list, submit_job=lambda **job: submitted.append(job["entrypoint"]))
+    monkeypatch.setattr(submit, "_connect", lambda address: client)
+    monkeypatch.setattr(submit, "_follow", lambda client, job: None)
+    monkeypatch.setattr(submit, "_report", lambda details: 0)
+    words = ["evaluate", "quickstart", "--fail-if-gap-above", "2.5", STORAGE, "--address", "http://127.0.0.1:1"]
+    assert run.main(["submit", *words]) == 0
+    assert submitted == [f"python run.py evaluate quickstart {STORAGE} --fail-if-gap-above=2.5"]
 
 
 def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,6 +216,30 @@ def test_a_cluster_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(submit, "_OUTAGE_S", 0.05)
     with pytest.raises(UserError, match=r"^job: no answer from the cluster for 0 s \(nobody there\); the job may"):
         submit._follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]
+
+
+def test_the_time_of_a_log_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock starts with the first call that fails, however long the log was followed before."""
+    now = [0.0]
+    shows = iter([(5, False), (5, False), (9, False), (14, True)])
+
+    async def show(client: object, job: str, shown: int) -> tuple[int, bool]:
+        now[0] += submit._OUTAGE_S + 1
+        return next(shows)
+
+    class Client(FaultyClient):
+        calls = 0
+
+        def get_job_info(self, job: str) -> SimpleNamespace:
+            self.calls += 1
+            if self.calls in (1, 3):
+                raise ConnectionError("nobody there")
+            status = JobStatus.SUCCEEDED if self.calls == 4 else JobStatus.RUNNING
+            return SimpleNamespace(status=status, submission_id=job)
+
+    monkeypatch.setattr(submit, "_show", show)
+    monkeypatch.setattr(submit, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: now[0]))
+    assert submit._follow(Client(), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
