@@ -23,10 +23,6 @@ class Stopped(Exception):
         self.exit_code = exit_code
 
 
-class LeaseLost(UserError):
-    """Another driver has the storage now, or may have: this one must not write any more."""
-
-
 class DamagedPart(Exception):
     """A part of the sample store cannot be read and was set aside: what was known of the store is out of date."""
 

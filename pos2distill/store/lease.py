@@ -12,13 +12,12 @@ in between learns it at its next renewal. The sample store bears two writers for
 import contextlib
 import json
 import os
-import signal
 import socket
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +25,6 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pos2distill.errors import LeaseLost, Stopped
 from pos2distill.store.artifacts import write_bytes
 from pos2distill.urls import open_url
 
@@ -49,31 +47,34 @@ class _Holder:
     beat: int = 0
 
 
-@contextlib.contextmanager
-def hold(storage: str, *, period: float = _PERIOD) -> Iterator[None]:
-    """Wait until no other driver works on this storage, and keep others waiting.
+def leave_at_once(line: str) -> None:
+    """End this process without tidying up: what lies in the storage may be another driver's by now.
 
-    If the lease is lost inside, the main thread is interrupted as by Ctrl-C.
+    What it started ends with it, as after a crash.
+    """
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    os._exit(2)
+
+
+@contextlib.contextmanager
+def hold(storage: str, *, period: float = _PERIOD, leave: Callable[[str], None] = leave_at_once) -> Iterator[None]:
+    """Wait until no other driver works on this storage, and keep others waiting.
 
     Args:
         storage: a folder that is there.
         period: seconds between renewals.
-    Raises:
-        LeaseLost: if another driver took over, or the storage could not be reached for too long.
+        leave: called from a thread, with the reason, if the lease is lost inside: another driver took over, or the
+            storage could not be reached for so long that one may have.
     """
     fs, path = open_url(f"{storage.rstrip('/')}/{_FILE}", "runtime.storage")
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine(), os.getpid(), since, period)
     _acquire(fs, path, me, storage)
-    stop, reasons = threading.Event(), list[str]()
-    renewal = threading.Thread(target=_renew, args=(fs, path, me, stop, reasons), daemon=True)
+    stop = threading.Event()
+    renewal = threading.Thread(target=_renew, args=(fs, path, me, storage, stop, leave), daemon=True)
     renewal.start()
     try:
         yield
-    except (KeyboardInterrupt, Stopped):
-        if reasons:
-            raise LeaseLost(f"{storage}: {reasons[0]}, so this run stops") from None
-        raise
     finally:
         stop.set()
         renewal.join()
@@ -108,24 +109,30 @@ def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str
         time.sleep(me.period / _LOOKS)
 
 
-def _renew(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, stop: threading.Event, reasons: list[str]) -> None:
-    """Until told to stop. If the lease is lost, leave the reason and interrupt the main thread."""
-    renewed = time.monotonic()
-    while not stop.wait(me.period):
+def _renew(
+    fs: fsspec.AbstractFileSystem,
+    path: str,
+    me: _Holder,
+    storage: str,
+    stop: threading.Event,
+    leave: Callable[[str], None],
+) -> None:
+    """Until told to stop, or the lease is lost."""
+    renewed, lost = time.monotonic(), ""
+    while not lost and not stop.wait(me.period):
         try:
             holder = _from_bytes(_read(fs, path) or b"")
             if holder is None or holder.owner != me.owner:
-                reasons.append("another run took over while this one gave no sign of life")
+                lost = "another run took over while this one gave no sign of life"
                 break
             me = replace(me, beat=me.beat + 1)
             write_bytes(fs, path, _to_bytes(me))
             renewed = time.monotonic()
         except Exception as error:  # file systems raise what they like; each is a renewal that failed
             if time.monotonic() - renewed > _MISSED * me.period:
-                reasons.append(f"cannot be reached ({error}) and another run may take over")
-                break
-    if reasons:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                lost = f"cannot be reached ({error}) and another run may take over"
+    if lost:
+        leave(f"{storage}: {lost}, so this run stops")
 
 
 def _read(fs: fsspec.AbstractFileSystem, path: str) -> bytes | None:
