@@ -374,7 +374,7 @@ class VllmSection(Section):
     """Settings of the vLLM engine that change its speed and memory, not its answers."""
 
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    tensor_parallel_size: int = Field(1, ge=1)
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs of one engine, all on one node")
     enforce_eager: bool = False
     enable_prefix_caching: bool = True
     max_num_seqs: int = Field(256, ge=1)
@@ -425,6 +425,16 @@ class Recipe(Section):
         description="settings by dotted name and the values each takes; the study runs for every combination",
     )
     transfers: dict[str, Study] = Field({}, exclude=True, description="what evaluation.transfer names")
+
+    @model_validator(mode="after")
+    def _engines_have_their_gpus(self) -> "Recipe":
+        gpus, parts = self.runtime.samplers.gpus, self.runtime.vllm.tensor_parallel_size
+        if self.study.model.engine == "vllm" and gpus and parts != max(1, gpus):
+            raise ValueError(
+                f"runtime.vllm.tensor_parallel_size: {parts}, but one sampler has {gpus:g} GPUs "
+                f"(runtime.samplers.gpus); set both alike"
+            )
+        return self
 
     @model_validator(mode="after")
     def _micro_weights_know_their_workers(self) -> "Recipe":

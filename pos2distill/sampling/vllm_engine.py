@@ -47,6 +47,8 @@ class VllmEngine:
             skip_tokenizer_init=True,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             tensor_parallel_size=settings.tensor_parallel_size,
+            # Never Ray's executor, which would look for GPUs on other nodes: the actor has its own.
+            distributed_executor_backend="mp" if settings.tensor_parallel_size > 1 else None,
             enforce_eager=settings.enforce_eager,
             enable_prefix_caching=settings.enable_prefix_caching,
             max_num_seqs=settings.max_num_seqs,

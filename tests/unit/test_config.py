@@ -411,3 +411,20 @@ def test_a_batch_holds_at_least_one_example(make_recipe: Callable[..., Recipe]) 
 def test_at_most_as_many_workers_as_at_least(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"max_workers: 1 is less than workers, 2"):
         make_recipe(runtime={"trainers": {"strategy": "zero3", "workers": 2, "max_workers": 1}})
+
+
+def test_a_tensor_parallel_engine_has_a_gpu_for_each_part(make_recipe: Callable[..., Recipe]) -> None:
+    def load(gpus: float, parts: int) -> Recipe:
+        return make_recipe(
+            model={"engine": "vllm"},
+            runtime={"samplers": {"gpus": gpus}, "vllm": {"tensor_parallel_size": parts}},
+        )
+
+    assert load(2, 2).runtime.vllm.tensor_parallel_size == 2
+    assert load(0.5, 1).runtime.samplers.gpus == 0.5
+    for gpus, parts in ((1, 2), (4, 1), (0.5, 2)):
+        message = (
+            rf"tensor_parallel_size: {parts}, but one sampler has {gpus:g} GPUs \(runtime.samplers.gpus\); set both"
+        )
+        with pytest.raises(UserError, match=message):
+            load(gpus, parts)
