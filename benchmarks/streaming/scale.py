@@ -6,6 +6,7 @@ python -m benchmarks.streaming.scale [EXAMPLES]
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import threading
@@ -34,6 +35,7 @@ _WATCHED = {
     "split coordinator": "SplitCoordinator",
     "sampler": "MapWorker(MapBatches(Answer))",
     "board": "_Board",
+    "object store": "",
 }
 
 
@@ -65,12 +67,16 @@ def load(storage: str, data: Path, examples: int) -> Recipe:
 
 
 def watch(samples: list[dict[str, Any]], store: SampleStore, finished: threading.Event) -> None:
-    """Every few seconds: the memory that each kind of process has for itself (USS, MiB), and the parts stored."""
+    """Every few seconds: the memory that each kind of process has for itself (USS, MiB), and the parts stored.
+
+    Of the object store: what its file in /dev/shm takes, which never shrinks, so that it shows the most it has held.
+    """
     start = time.monotonic()
     while not finished.wait(_PERIOD_SECONDS):
         memory: dict[str, float] = defaultdict(float)
         own = psutil.Process()
         memory["driver"] = own.memory_full_info().uss / 2**20
+        memory["object store"] = shutil.disk_usage("/dev/shm").used / 2**20
         for process in own.children(recursive=True):
             try:
                 title = " ".join(process.cmdline())
