@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,11 +20,10 @@ from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.store.samples import SampleStore
 from tests.conftest import _write_examples
-from tests.integration.conftest import PROJECT
+from tests.integration.drivers import Driver
 from tests.integration.heads import Node, cluster_state, ray_head, ray_node
 
 EXAMPLES = 72
-LIMIT = 500.0  # seconds; far more than any of this takes, also on a busy machine
 
 
 @pytest.fixture
@@ -53,44 +50,6 @@ def streamed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
         )
 
     return make
-
-
-class Driver:
-    """`run.py distill` in a process of its own, with all that it starts."""
-
-    def __init__(self, recipe: Path, storage: Path, environment: dict[str, str] | None = None) -> None:
-        self.log = recipe.parent / f"{storage.name}-{time.monotonic_ns()}.log"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "run.py", "distill", str(recipe), f"runtime.storage={storage}"],
-                cwd=PROJECT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def wait_for(self, condition: Callable[[], Any]) -> None:
-        """Until the condition holds, which it must before the driver has ended."""
-        deadline = time.monotonic() + LIMIT
-        while not condition():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
-
-    def end(self, number: int | None = None) -> int:
-        """Send a signal if one is named, wait for the end, and see that nothing it started is left. The exit code."""
-        started = [
-            process
-            for process in psutil.Process(self.process.pid).children(recursive=True)
-            if "Agent" not in process.name()  # Ray's own; of a killed driver they go by themselves, minutes later
-        ]
-        if number:
-            self.process.send_signal(number)
-        code = self.process.wait(LIMIT)
-        self.ended = time.monotonic()
-        _, left = psutil.wait_procs(started, timeout=60)
-        assert not left, [process.cmdline() for process in left]
-        return code
 
 
 def assert_exactly_once(recipe: Recipe, plan: Plan) -> None:
