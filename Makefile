@@ -58,7 +58,7 @@ format: install
 # The GPU lock wants torch's CUDA build, so it is made without the folder of wheels.
 LOCK_OPTIONS := --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-header
 lock: .uv/.installed
-	.uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra cpu --extra dev --output-file requirements/cpu.txt
+	.uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra cpu --extra gcs --extra dev --output-file requirements/cpu.txt
 	env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra gpu --extra s3 --extra gcs --output-file requirements/gpu.txt
 
 # The tables of docs/recipes.md and docs/cluster.md, and the manifests of the cluster's examples.

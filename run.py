@@ -9,11 +9,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import yaml
 
 from pos2distill.config import Recipe
-from pos2distill.errors import GateError, Stopped, UserError
+from pos2distill.errors import GateError, Stopped, UserError, did_you_mean
 from pos2distill.recipes import load_recipe, recipe_names
 
 COMMANDS = {
@@ -33,8 +34,7 @@ EXAMPLES = """examples:
   python run.py study my_recipe.yaml model.engine=vllm runtime.trainers.workers=2
   python run.py evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz
   python run.py submit nq_mistral_7b data.path=s3://bucket/nq.jsonl.gz runtime.storage=s3://bucket/runs/nq --address http://127.0.0.1:8265
-  python run.py cluster submit gke nq_mistral_7b data.path=gs://bucket/nq.jsonl.gz
-  python run.py cluster render gke nq_mistral_7b spec.sampling.max=16 data.path=gs://bucket/nq.jsonl.gz --out manifests
+  python run.py cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8
 
 Running a command again goes on where it stopped, and does nothing where all is done.
 Exit codes: 0 done; 1 a gate not passed (one line), or a bug (with its traceback); 2 something you can mend (one line
@@ -56,12 +56,25 @@ CLUSTER = """A study on Kubernetes by KubeRay, from a cluster spec (docs/cluster
   render     print the manifests: with a recipe a job, without one a cluster
   validate   tell every fault of a spec, or of a file of manifests
   submit     apply the job with kubectl and follow it: changes, log, exit code (1 failed, 3 stopped or deleted)
-  status     how the job stands, and its pods
+  status     how the job stands, its pods and what they wait for
   logs       the job's log so far
   delete     take away the job or the cluster, and all that was made with it; results stay in the storage
 
 submit follows a job that runs already. One that ended is taken away and applied again: it goes on from its storage.
 Ctrl-C stops following, not the job. kubectl's current context says which Kubernetes it is.
+"""
+
+CLUSTER_EXAMPLES = """examples:
+  cp cluster/examples/gke.yaml my_cluster.yaml
+  python run.py cluster validate my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl --crds crds/
+  python run.py cluster render my_cluster.yaml spec.sampling.max=16 --out manifests
+  python run.py cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8
+  python run.py cluster status my_cluster.yaml
+  python run.py cluster logs my_cluster.yaml
+  python run.py cluster delete my_cluster.yaml
+
+Exit codes: 0 done; 1 the job failed; 2 something you can mend (one line says what); 3 a job that somebody stopped or
+deleted; 130 left by Ctrl-C.
 """
 
 
@@ -71,7 +84,8 @@ def main(arguments: list[str] | None = None) -> int:
     # Overrides may stand before and after options; argparse alone takes them in one place.
     options, further = parser.parse_known_args(arguments)
     if unknown := [word for word in further if word.startswith("-") or options.command == "recipes"]:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        hint = "; cluster render and validate send nothing" if options.command == "cluster" else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint if '--dry-run' in unknown else ''}")
     try:
         if options.command == "recipes":
             _list_recipes()
@@ -156,6 +170,8 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def _submit(options: argparse.Namespace, words: list[str]) -> int:
+    if words[0] not in COMMANDS and words[1:] and (words[1] in recipe_names() or Path(words[1]).is_file()):
+        raise UserError(f"submit: {words[0]}: no such command{did_you_mean(words[0], COMMANDS)}")
     command = words.pop(0) if words[0] in COMMANDS else "study"
     if not words or "=" in words[0]:
         raise UserError("submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing")
@@ -174,7 +190,11 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
 def _add_cluster(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     text = "a study on Kubernetes by KubeRay: manifests made, checked, submitted (docs/cluster.md)"
     command = commands.add_parser(
-        "cluster", help=text, description=CLUSTER, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        "cluster",
+        help=text,
+        description=CLUSTER,
+        epilog=CLUSTER_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("action", choices=["render", "validate", "submit", "status", "logs", "delete"])
     command.add_argument("spec", metavar="SPEC", help="an example's name, or the path of a YAML file")

@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from cluster.spec import ClusterSpec
+from cluster.spec import READABLE, STORES, ClusterSpec
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, did_you_mean
 from pos2distill.recipes import load_recipe, recipe_names
 from pos2distill.routing import TRAINING
 from pos2distill.secrets import looks_secret
@@ -33,7 +33,7 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
         raise UserError(f"evaluation.transfer: {away}: not in the image; put it into pipelines/recipes/")
     stored = any(override.startswith("runtime.storage=") for override in overrides)
     paths = {"data.path": recipe.study.data.path, **({"runtime.storage": recipe.storage} if stored else {})}
-    if recipe.study.model.path.startswith("/"):  # else a URL or a hub's name
+    if "://" in recipe.study.model.path or recipe.study.model.path.startswith(("/", ".", "~")):  # else a hub's name
         paths["model.path"] = recipe.study.model.path
     paths |= {f"evaluation.transfer: {name}: data.path": other.data.path for name, other in recipe.transfers.items()}
     _check_paths(spec, recipe, paths, overrides)
@@ -48,11 +48,14 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
 def _check_paths(spec: ClusterSpec, recipe: Recipe, paths: dict[str, str], overrides: Sequence[str]) -> None:
     """Local files are in the pods only if the image carries them or the claim holds them."""
     for field, path in paths.items():
+        scheme, remote, _ = path.partition("://")
+        if remote and scheme not in (schemes := STORES if field == "runtime.storage" else READABLE):
+            raise UserError(f"{recipe.name}: {field}: the image cannot open {scheme}://{did_you_mean(scheme, schemes)}")
         mounted = spec.storage.claim and PurePosixPath(path).is_relative_to(spec.storage.mount)
         # The image's project lies elsewhere, so that an absolute path, if one was given, leads nowhere.
         given = any(path in override for override in overrides)
         in_image = not given and field != "runtime.storage" and Path(path).is_relative_to(_CHECKOUT / "examples")
-        if not ("://" in path or mounted or in_image):
+        if not (remote or mounted or in_image):
             remedy = f", or a folder below {spec.storage.mount}" if spec.storage.claim else ""
             raise UserError(
                 f"{recipe.name}: {field}: {path} is not there in the pods; give a URL{remedy}"

@@ -12,10 +12,13 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pos2distill.config import Section
+from pos2distill.errors import did_you_mean
 from pos2distill.recipes import apply_override, find_file, read_sections, refuse
 from pos2distill.secrets import holds_secret, looks_secret
 
 EXAMPLES = Path(__file__).parent / "examples"
+STORES = ("gs", "s3")  # what the image can write to; a test holds that the lock opens all of these
+READABLE = (*STORES, "hf", "http", "https")
 NAME_LENGTH = 47  # KubeRay: a RayJob's name, from which it makes longer ones
 
 _DNS_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -125,7 +128,7 @@ class DataGroup(Section):
 class StorageSection(Section):
     """Where results go: a bucket, or a volume that all pods share."""
 
-    url: str = Field(description="bucket URL (s3://, gs://, abfs://, …), or a folder below mount")
+    url: str = Field(description="bucket URL (s3:// or gs://), or a folder below mount")
     claim: str | None = Field(
         None, pattern=_DNS_LABEL, description="an existing PersistentVolumeClaim, ReadWriteMany, mounted in every pod"
     )
@@ -140,6 +143,8 @@ class StorageSection(Section):
             raise ValueError("url: holds what looks like a secret; give access by the service account or pods.secrets")
         if self.claim is None and not _REMOTE.match(self.url):
             raise ValueError(f"url: pods share no folder, got {self.url}; give a bucket's URL, or set claim")
+        if "://" in self.url and (scheme := self.url.partition("://")[0]) not in STORES:
+            raise ValueError(f"url: the image cannot write to {scheme}://{did_you_mean(scheme, STORES)}")
         if self.claim and "://" not in self.url and not PurePosixPath(self.url).is_relative_to(mount):
             raise ValueError(f"url: {self.url} is not below mount, {self.mount}")
         return self

@@ -10,7 +10,7 @@ import json
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cluster.kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
@@ -69,7 +69,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[Manifest]) -> int:
 
 
 def status(spec: ClusterSpec) -> int:
-    """Print how the job, or the cluster that stands alone, is, and its pods."""
+    """Print how the job, or the cluster that stands alone, is, its pods, and what they wait for."""
     if job := get_object("rayjob", spec.name, spec.namespace):
         found, standing = job, _standing(job)
     elif cluster := get_object("raycluster", spec.name, spec.namespace):
@@ -80,13 +80,26 @@ def status(spec: ClusterSpec) -> int:
     for word in ("rayClusterName", "startTime", "endTime", "message"):
         if value := found.get("status", {}).get(word):
             print(f"  {word}: {' '.join(str(value).split())[:300]}")
-    pods = Counter(
-        (pod["metadata"].get("labels", {}).get("ray.io/group", "submitter"), pod.get("status", {}).get("phase", "?"))
-        for pod in get_pods(spec.namespace, instance_labels(spec))
-    )
-    for (group, phase), count in sorted(pods.items()):
+    phases, waits = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    for pod in get_pods(spec.namespace, instance_labels(spec)):
+        group, state = pod["metadata"].get("labels", {}).get("ray.io/group", "submitter"), pod.get("status", {})
+        phases[group, state.get("phase", "?")] += 1
+        waits.update((group, why) for why in set(_waits_for(state)))
+    for (group, phase), count in sorted(phases.items()):
         print(f"  pods of {group}: {count} {phase}")
+    for (group, why), count in sorted(waits.items()):
+        print(f"  {count} of {group}: {why}")
     return 0
+
+
+def _waits_for(state: dict[str, Any]) -> Iterator[str]:
+    """Why a pod has no machine, or its containers do not start, as Kubernetes says it."""
+    containers = [*state.get("initContainerStatuses", ()), *state.get("containerStatuses", ())]
+    reasons = [each.get("state", {}).get("waiting", {}) for each in containers]
+    reasons += [each for each in state.get("conditions", ()) if each.get("reason") == "Unschedulable"]
+    for each in reasons:
+        if each.get("message"):  # those without are on their way
+            yield " ".join(f"{each.get('reason')}: {each['message']}".split())[:300]
 
 
 def logs(spec: ClusterSpec) -> int:

@@ -55,7 +55,7 @@ def find_file(name_or_path: str, folder: Path, kind: str) -> Path:
     if not path.exists():
         path = Path(name_or_path)
     if not path.is_file():
-        known = [*(found.stem for found in folder.glob("*.yaml")), *map(str, path.parent.glob("*.yaml"))]
+        known = [*(found.stem for found in folder.glob("[!.]*.yaml")), *map(str, path.parent.glob("[!.]*.yaml"))]
         raise UserError(f"{name_or_path}: no such {kind}{did_you_mean(name_or_path, known)}")
     return path
 

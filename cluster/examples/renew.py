@@ -10,11 +10,19 @@ RENDERED = Path(__file__).parent / "rendered"
 
 # File: spec, recipe, overrides of the recipe.
 EXAMPLES: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
-    "gke": ("gke", "nq_mistral_7b", ("data.path=gs://my-bucket/data/nq-open-20_total_documents_gold_at_0.jsonl.gz",)),
+    "gke": (
+        "gke",
+        "nq_mistral_7b",
+        ("data.path=gs://my-bucket/data/nq-open-20_total_documents_gold_at_0.jsonl.gz", "runtime.trainers.workers=8"),
+    ),
     "eks": (
         "eks",
         "nq_llama3_8b",
-        ("data.path=s3://my-bucket/data/nq-open-20_total_documents_gold_at_0.jsonl.gz", "evaluation.slots=[0, 9, 19]"),
+        (
+            "data.path=s3://my-bucket/data/nq-open-20_total_documents_gold_at_0.jsonl.gz",
+            "evaluation.slots=[0, 9, 19]",
+            "runtime.trainers.workers=8",
+        ),
     ),
     "onprem": (
         "onprem",
@@ -22,6 +30,7 @@ EXAMPLES: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
         (
             "model.path=/mnt/storage/models/Qwen1.5-7B-Chat",
             "data.path=/mnt/storage/data/nq-open-20_total_documents_gold_at_0.jsonl.gz",
+            "runtime.trainers.workers=8",
         ),
     ),
     "kind": ("kind", "quickstart", ()),

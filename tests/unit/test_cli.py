@@ -46,6 +46,21 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         assert "Exit codes" in shown
 
 
+def test_the_help_of_clusters_shows_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run.main(["cluster", "status", "--help"])
+    shown = capsys.readouterr().out
+    assert "python run.py cluster status my_cluster.yaml" in shown
+    assert "Exit codes" in shown
+    assert "quickstart" not in shown
+
+
+def test_a_dry_run_of_a_cluster_is_called_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["cluster", "submit", "kind", "quickstart", "--dry-run"])
+    assert capsys.readouterr().err.endswith("arguments: --dry-run; cluster render and validate send nothing\n")
+
+
 def test_every_command_is_in_the_help_and_has_a_function(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         run.main(["--help"])

@@ -254,9 +254,9 @@ def test_secrets_are_references_only() -> None:
         variable
         for pod in pods(render(load_cluster("eks"))[-1]["spec"])
         for variable in pod["spec"]["containers"][0]["env"]
-        if variable["name"] in ("HF_TOKEN", "WANDB_API_KEY")
+        if variable["name"] == "HF_TOKEN"
     ]
-    assert len(variables) == 6
+    assert len(variables) == 3
     assert all(variable.keys() == {"name", "valueFrom"} for variable in variables)
     assert "hf_" not in text
 

@@ -2,12 +2,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import yaml
 
 import run
 from cluster.entrypoint import make_entrypoint
-from cluster.spec import ClusterSpec, load_cluster
+from cluster.spec import READABLE, ClusterSpec, load_cluster
 from pos2distill.errors import UserError
 from pos2distill.secrets import holds_secret, looks_secret
 
@@ -71,6 +72,8 @@ WRONG = [
     ("job.queue=research", "sampling.min: Kueue takes only clusters of a fixed size; set it to max, 2"),
     ("platform=other", "sampling.spot: on platform 'other' it is not known how to ask for it; set false"),
     ("storage.url=/tmp/runs", "storage.url: pods share no folder, got /tmp/runs; give a bucket's URL, or set claim"),
+    ("storage.url=gcs://bucket/runs", "storage.url: the image cannot write to gcs://; did you mean 'gs'?"),
+    ("storage.url=abfs://c@me/runs", "storage.url: the image cannot write to abfs://; expected one of: gs, s3"),
     ("storage={url: /other, claim: c}", "storage.url: /other is not below mount, /mnt/storage"),
     ("storage={url: s3://b, claim: c, mount: /tmp/x}", "storage.mount: /tmp/x is taken; choose another folder"),
     ("storage.url=s3://me:hunter2hunter2@bucket", "storage.url: holds what looks like a secret; give access by"),
@@ -143,6 +146,11 @@ def test_ones_own_storage_stays(load: Callable[..., ClusterSpec]) -> None:
     assert made.endswith(" quickstart runtime.storage=s3://other/run")
 
 
+@pytest.mark.parametrize("scheme", READABLE)
+def test_what_pods_may_read_opens_with_every_install(scheme: str) -> None:
+    assert fsspec.get_filesystem_class(scheme)
+
+
 @pytest.mark.parametrize(
     ("recipe", "overrides", "message"),
     [
@@ -151,6 +159,16 @@ def test_ones_own_storage_stays(load: Callable[..., ClusterSpec]) -> None:
         ("quickstart", ["training.epoch=1"], "training.epoch: unknown field; did you mean 'epochs'?"),
         ("nq_mistral_7b", [], "nq-open-20_total_documents_gold_at_0.jsonl.gz is not there in the pods; give a URL"),
         ("quickstart", ["model.path=/models/x"], "model.path: /models/x is not there in the pods; give a URL"),
+        ("quickstart", ["model.path=./mymodel"], "model.path: ./mymodel is not there in the pods; give a URL"),
+        ("quickstart", ["model.path=../x"], "model.path: ../x is not there in the pods; give a URL"),
+        ("quickstart", ["model.path=~/m"], "model.path: ~/m is not there in the pods; give a URL"),
+        ("quickstart", ["model.path=gcs://b/m"], "model.path: the image cannot open gcs://; did you mean 'gs'?"),
+        ("quickstart", ["data.path=htps://h/x"], "data.path: the image cannot open htps://; did you mean 'https'?"),
+        (
+            "quickstart",
+            ["runtime.storage=https://h/x"],
+            "runtime.storage: the image cannot open https://; expected one of: gs, s3",
+        ),
         ("quickstart", ["runtime.storage=/tmp/x"], "runtime.storage: /tmp/x is not there in the pods; give a URL"),
         ("quickstart", ["runtime.samplers.gpus=2"], "runtime.samplers.gpus: 2, but a node of sampling has 1; lower it"),
         (

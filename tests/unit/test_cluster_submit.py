@@ -338,6 +338,29 @@ def test_status_logs_and_delete(
     assert "--ignore-not-found" in deleted
 
 
+def test_status_tells_what_pods_wait_for(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused = {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}}}
+    coming = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    lost = {"type": "PodScheduled", "reason": "Unschedulable", "message": 'persistentvolumeclaim "runs"\nnot found'}
+    states = [
+        ("head", {"phase": "Pending", "containerStatuses": [refused, refused]}),
+        ("sampling", {"phase": "Pending", "initContainerStatuses": [refused], "containerStatuses": [coming]}),
+        ("sampling", {"phase": "Pending", "containerStatuses": [refused]}),
+        ("training", {"phase": "Pending", "conditions": [lost]}),
+        ("training", {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}),
+    ]
+    pods = [{"metadata": {"labels": {"ray.io/group": group}}, "status": state} for group, state in states]
+    kubectl({"get rayjob": [RUNNING], "get pods": [{"out": json.dumps({"items": pods})}]})
+    assert run.main(["cluster", "status", "gke"]) == 0
+    assert capfd.readouterr().out.splitlines()[-3:] == [
+        '  1 of head: CreateContainerConfigError: secret "wandb" not found',
+        '  2 of sampling: CreateContainerConfigError: secret "wandb" not found',
+        '  1 of training: Unschedulable: persistentvolumeclaim "runs" not found',
+    ]
+
+
 def test_status_of_a_cluster_that_stands_alone(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,6 +182,13 @@ def test_a_missing_file_comes_with_the_one_beside_it(load: Callable[..., Recipe]
         load_recipe(f"{tmp_path}/small.yam")
 
 
+def test_a_hidden_file_is_no_suggestion(tmp_path: Path) -> None:
+    (tmp_path / ".pre-commit-config.yaml").write_text("repos: []\n")
+    with pytest.raises(UserError) as caught:
+        load_recipe(f"{tmp_path}/pre-commit-config.yaml")
+    assert ".pre-commit" not in str(caught.value)
+
+
 def test_data_is_no_recipe(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("{}")

@@ -125,6 +125,7 @@ RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path 
         ),
         (["study", STORAGE], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
         (["study"], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
+        (["stdy", "nq_mistral_7b", STORAGE], "submit: stdy: no such command; did you mean 'study'?"),
         (["quickstart", STORAGE, "data.path=data/x.jsonl"], "data.path: data/x.jsonl does not go with the job, which"),
         (
             ["nq_mistral_7b", STORAGE, "data.path=s3://b/x", "evaluation.transfer=[webq_mistral_7b]"],
