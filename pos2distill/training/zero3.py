@@ -31,7 +31,9 @@ class Zero3Stepper:
         self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         config = _deepspeed_config(study, device)
         dtype = torch.bfloat16 if study.training.precision == "bfloat16" else torch.float32
-        load, load_frozen = _PartedLoad(study.model, dtype), _PartedLoad(study.model, torch_dtype(study.model.dtype))
+        load = _PartedLoad(study.model, dtype)
+        resident = study.method.has_resident_teacher
+        load_frozen = _PartedLoad(study.model, torch_dtype(study.model.dtype)) if resident else None
         # transformers parts the weights while it loads them as long as this object lives.
         self._hf_config = HfDeepSpeedConfig(config)
         lm = load(device)
@@ -42,7 +44,7 @@ class Zero3Stepper:
         self.engine: Any
         self.engine, *_ = deepspeed.initialize(model=self.student, model_parameters=lm.parameters(), config=config)
         self.frozen: Any = None
-        if study.method.has_resident_teacher:
+        if load_frozen:
             frozen = load_frozen(device).requires_grad_(False)
             inference = {key: value for key, value in config.items() if key != "optimizer"}
             self.frozen, *_ = deepspeed.initialize(model=_StatesOf(frozen), config=inference)

@@ -1,9 +1,7 @@
 """zero3 and torch: one loss, one gradient, one curve, however the global batch is cut."""
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from pos2distill.training.rows import RowBuilder
 from pos2distill.training.stepper import Stepper, build_stepper
 from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
 from pos2distill.training.trainer import train
+from tests.integration.ranks import process_group
 from tests.unit.conftest import no_stream
 
 # 20 documents, where the KL is far from zero, and a rate at which fp32 rounding does not grow from step to step.
@@ -185,14 +184,3 @@ def zero3_rank(rank: int, recipe: Recipe, changes: dict[str, str], rendezvous: s
         result = first_gradient(recipe, changes, Ranks(rank, 2), "zero3", micro_batch_rows=5)
         if rank == 0:
             torch.save(result, out)
-
-
-@contextmanager
-def process_group(rank: int, world: int, rendezvous: str) -> Iterator[None]:
-    """As a launcher sets it up, for DeepSpeed."""
-    of_world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    os.environ |= {name: str(value) for name, value in of_world.items()}
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
-    yield
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()

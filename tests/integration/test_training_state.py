@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from pos2distill.models.responses import collate
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.stepper import Stepper, build_stepper
+from tests.integration.ranks import process_group
 
 BATCH = 12  # rows
 BEFORE, AFTER, AGAIN = 5, 20, 6  # steps before the state is saved, after it, and after going back to it
@@ -55,15 +55,11 @@ def steps(stepper: Stepper, batches: Sequence[tuple[Any, Any]], rank: int = 0, w
 
 
 def rank_of(rank: int, world: int, work: Callable[..., Any], recipe: Recipe, folder: str) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-    rendezvous = f"file://{folder}/{work.__name__}-{world}"
-    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world)
-    trainers = TrainersSection(strategy="zero3", workers=world, gradient_checkpointing=False)
-    result = work(build_stepper(recipe.study, trainers, CPU), make_batches(recipe), Path(folder), rank, world)
-    if rank == 0:
-        torch.save(result, f"{folder}/{work.__name__}-{world}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    with process_group(rank, world, f"{folder}/{work.__name__}-{world}"):
+        trainers = TrainersSection(strategy="zero3", workers=world, gradient_checkpointing=False)
+        result = work(build_stepper(recipe.study, trainers, CPU), make_batches(recipe), Path(folder), rank, world)
+        if rank == 0:
+            torch.save(result, f"{folder}/{work.__name__}-{world}.pt")
 
 
 def on_ranks(world: int, work: Callable[..., Any], recipe: Recipe, folder: Path) -> Any:
