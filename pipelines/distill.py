@@ -15,6 +15,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from pipelines.interrupt import interruptible
 from pipelines.plan import STEPS_FOLDER, Plan
+from pipelines.preemption import PreemptionNotice
 from pipelines.progress import Figures
 from pipelines.ray_session import (
     ray_session,
@@ -98,6 +99,7 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
             storage_filesystem=_arrow_filesystem(plan.checkpoint),
             checkpoint_config=CheckpointConfig(num_to_keep=checkpoints.keep),
             failure_config=FailureConfig(max_failures=trainers.max_restarts),
+            callbacks=[PreemptionNotice()],
         ),
         # Called whenever workers start, so that workers that start again get what is missing by then.
         datasets={STREAM: functools.partial(_open_stream, recipe, plan, board)},
