@@ -9,7 +9,6 @@ import pyarrow.fs
 import ray
 import ray.train
 from ray.actor import ActorHandle
-from ray.data import Dataset
 from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -20,11 +19,10 @@ from pipelines.progress import Figures
 from pipelines.ray_session import (
     ray_session,
     require_resources,
-    set_data_context,
     stream_options,
     trainer_arguments,
 )
-from pipelines.sample import STREAM, missing_places, missing_samples, pool_needs, publish_samples, sampling_board
+from pipelines.sample import STREAM, missing_places, open_stream, pool_needs, publish_samples, sampling_board
 from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, UserError, find_user_error
 from pos2distill.store.artifacts import Artifact, Manifest
@@ -102,7 +100,7 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
             callbacks=[PreemptionNotice()],
         ),
         # Called whenever workers start, so that workers that start again get what is missing by then.
-        datasets={STREAM: functools.partial(_open_stream, recipe, plan, board)},
+        datasets={STREAM: functools.partial(open_stream, recipe, plan, board)},
         dataset_config=DataConfig(
             enable_shard_locality=False,  # samplers and trainers share no node
             execution_options=stream_options(preserve_order=recipe.study.training.order == "fixed"),
@@ -129,11 +127,6 @@ def _train_worker(config: dict[str, Any]) -> dict[str, Any]:
                 return {"refused": str(cause)}
             ray.get(board.refuse.remote(str(cause)))
         raise
-
-
-def _open_stream(recipe: Recipe, plan: Plan, board: ActorHandle) -> Dataset:
-    set_data_context()  # in Train's controller
-    return missing_samples(recipe, plan, board, hand_on=True)
 
 
 def count_rows(plan: Plan) -> dict[str, int]:

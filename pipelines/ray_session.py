@@ -13,7 +13,7 @@ from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pos2distill.config import PoolSection, TrainersSection
-from pos2distill.errors import UserError, find_user_error
+from pos2distill.errors import UserError, find_damage, find_user_error
 from pos2distill.routing import POOLS_LABEL, SAMPLER_SHARE, SAMPLING, TRAINING
 
 # A laptop's cores are shared by small processes that mostly wait; fewer logical CPUs than this starve the pipeline.
@@ -34,6 +34,8 @@ def ray_session() -> Iterator[None]:
     except Exception as error:
         if cause := find_user_error(error):
             raise cause from None
+        if damage := find_damage(error):  # more parts than training may be started again for
+            raise UserError(f"{damage}; run the same command again to go on") from None
         raise
 
 

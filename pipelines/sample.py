@@ -20,7 +20,7 @@ from pipelines.examples import TRAIN, training_ids
 from pipelines.generate import Asked, generate
 from pipelines.plan import Plan
 from pipelines.progress import live_board
-from pipelines.ray_session import device_of, pool_arguments, ray_session, require_resources
+from pipelines.ray_session import device_of, pool_arguments, ray_session, require_resources, set_data_context
 from pipelines.tee import write_samples
 from pos2distill.config import Recipe
 from pos2distill.errors import DamagedPart, UserError
@@ -147,6 +147,12 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
     return samples.map_batches(
         write_samples, fn_args=(plan.samples, board, hand_on), batch_format="pyarrow", num_cpus=_TASK_CPUS
     )
+
+
+def open_stream(recipe: Recipe, plan: Plan, board: ActorHandle) -> Dataset:
+    """What the trainers read. Called in an actor of Ray Train's; here, where its loading needs no torch."""
+    set_data_context()
+    return missing_samples(recipe, plan, board, hand_on=True)
 
 
 def missing_places(plan: Plan) -> npt.NDArray[np.int64]:

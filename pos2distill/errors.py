@@ -49,6 +49,11 @@ def find_user_error(error: BaseException) -> UserError | None:
     return UserError(told[1]) if told else None
 
 
+def find_damage(error: BaseException) -> DamagedPart | None:
+    """The DamagedPart inside an error that crossed process borders, or None."""
+    return next((link for link in _chain(error) if isinstance(link, DamagedPart)), None)
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     waiting, seen = [error], set[int]()
     while waiting:

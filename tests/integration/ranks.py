@@ -1,10 +1,21 @@
 """Ranks of a process group, each a process of a test."""
 
+import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+
+# Imported once, by the process that ranks are forked from.
+_IMPORTS = ["pipelines.train_worker", "pos2distill.training.zero3"]
+
+
+def run_ranks(work: Callable[..., None], world: int, *args: Any) -> None:
+    """`work(rank, *args)` in so many processes, to their end."""
+    multiprocessing.set_forkserver_preload(_IMPORTS)
+    torch.multiprocessing.start_processes(work, args=args, nprocs=world, start_method="forkserver")
 
 
 @contextmanager

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 from pipelines.distill import make_checkpoint, read_steps
 from pipelines.examples import training_ids
@@ -22,7 +21,7 @@ from pos2distill.training.rows import RowBuilder
 from pos2distill.training.stepper import Stepper, build_stepper
 from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
 from pos2distill.training.trainer import train
-from tests.integration.ranks import process_group
+from tests.integration.ranks import process_group, run_ranks
 from tests.unit.conftest import no_stream
 
 # 20 documents, where the KL is far from zero, and a rate at which fp32 rounding does not grow from step to step.
@@ -78,9 +77,8 @@ def test_loss_and_gradient_of_two_zero3_ranks_equal_one_torch_process(
     recipe = small_toy(sampled, *STEPS)
     reference = first_gradient(recipe, method | {"teacher": "cached"}, Ranks(), "torch", micro_batch_rows=32)
     out = tmp_path / "gradient.pt"
-    mp.start_processes(  # 2 ranks x 16 rows, in micro-batches of 5: uneven on purpose
-        zero3_rank, args=(recipe, method, str(tmp_path / "rendezvous"), str(out)), nprocs=2, start_method="spawn"
-    )
+    # 2 ranks x 16 rows, in micro-batches of 5: uneven on purpose
+    run_ranks(zero3_rank, 2, recipe, method, str(tmp_path / "rendezvous"), str(out))
     cut = torch.load(out)
     assert cut["loss"] == pytest.approx(reference["loss"], rel=1e-5)
     assert set(cut["gradients"]) == set(reference["gradients"])
@@ -99,9 +97,7 @@ def test_bf16_zero3_errs_at_most_twice_as_much_as_plain_bf16(
     recipe = recipe.model_copy(update={"study": recipe.study.model_copy(update={"training": training})})
     plain_bf16 = first_gradient(recipe, {}, Ranks(), "torch", micro_batch_rows=32, cast=True)["gradients"]
     out = tmp_path / "gradient.pt"
-    mp.start_processes(
-        zero3_rank, args=(recipe, {}, str(tmp_path / "rendezvous"), str(out)), nprocs=2, start_method="spawn"
-    )
+    run_ranks(zero3_rank, 2, recipe, {}, str(tmp_path / "rendezvous"), str(out))
     zero3_bf16 = torch.load(out)["gradients"]
 
     def error(gradients: dict[str, torch.Tensor]) -> float:
@@ -113,7 +109,7 @@ def test_bf16_zero3_errs_at_most_twice_as_much_as_plain_bf16(
 def test_zero3_in_bf16_keeps_the_frequencies_of_rope_exact(small_toy: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = small_toy(tmp_path, "training.precision=bfloat16", "method.teacher=resident", "model.dtype=bfloat16")
     out = tmp_path / "buffers.pt"
-    mp.start_processes(buffers_rank, args=(recipe, str(tmp_path / "rendezvous"), str(out)), start_method="spawn")
+    run_ranks(buffers_rank, 1, recipe, str(tmp_path / "rendezvous"), str(out))
     exact = unsaved_buffers(recipe.study.model, torch.float32)
     assert {"model.rotary_emb.inv_freq"} <= exact.keys()
     for buffers in torch.load(out):

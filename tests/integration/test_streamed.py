@@ -20,7 +20,7 @@ from pos2distill.errors import UserError
 from pos2distill.store.samples import SampleStore
 from tests.conftest import _write_examples
 from tests.integration.drivers import Driver
-from tests.integration.heads import Node, cluster_state, ray_head, ray_node
+from tests.integration.heads import cluster_state, ray_head, ray_node
 
 EXAMPLES = 72
 
@@ -200,36 +200,38 @@ def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
 
 
 def test_a_node_gives_notice_and_is_gone(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
-    """Training writes a checkpoint at the notice; then the node dies with all that was on it."""
+    """Two workers write a checkpoint at the notice; the node dies with all that was on it; one worker goes on."""
     recipe = streamed(
         training={"batch_rows": 8, "epochs": 2, "order": "arrival"},
-        runtime={"fake": {"delay_s": 2.0}, "samplers": {"batch_size": 4, "concurrent_batches": 1}},
+        runtime={
+            "fake": {"delay_s": 2.0},
+            "samplers": {"batch_size": 4, "concurrent_batches": 1},
+            "trainers": {"strategy": "zero3", "workers": 1, "max_workers": 2, "cpus": 3},
+        },
     )
     plan = make_plan(recipe)
     checkpoints = Path(plan.checkpoint.path) / "training"
     with (
         ray_head(["--num-cpus=0", "--object-store-memory=120000000"], variables={"RAY_AUTH_MODE": "disabled"}) as head,
-        ray_node(head, cpus=4) as one,
-        ray_node(head, cpus=4) as other,
+        ray_node(head, cpus=6) as stays,
+        ray_node(head, cpus=6) as lost,
         cluster_state(head.address) as state,
     ):
         driver = Driver(
             tmp_path / "recipe.yaml", Path(recipe.storage), {**head.environment, "RAY_ADDRESS": head.address}
         )
 
-        def trainers_node() -> Node | None:
+        def trainers_nodes() -> list[str]:
             actors = state.actor_table(None, None, "ALIVE").values()
-            ids = [actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker"]
-            return next((node for node in (one, other) if node.node_id in ids), None)
+            return [actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker"]
 
-        driver.wait_for(lambda: trainers_node() and len(SampleStore(plan.samples).part_names()) > 4)
-        lost = trainers_node()
-        assert lost
+        driver.wait_for(lambda: len(trainers_nodes()) == 2 and len(SampleStore(plan.samples).part_names()) > 4)
+        assert sorted(trainers_nodes()) == sorted([stays.node_id, lost.node_id])
         assert not list(checkpoints.rglob("progress.json"))
         lost.give_notice(head, seconds=15)
         driver.wait_for(lambda: list(checkpoints.rglob("progress.json")))
         lost.kill()
-        driver.wait_for(lambda: (node := trainers_node()) and node is not lost)
+        driver.wait_for(lambda: trainers_nodes() == [stays.node_id])
         assert driver.end() == 0, driver.log.read_text()
     assert_exactly_once(recipe, plan)
 

@@ -4,19 +4,18 @@ import gzip
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import run
 from pipelines.plan import make_plan
 from pipelines.study import describe, run_study
 from pos2distill.config import Recipe
 from pos2distill.recipes import load_recipe
-from tests.integration.conftest import PROJECT, SMALL
+from tests.integration.conftest import SMALL
 
 
 def summary_of(recipe: Recipe) -> dict:
@@ -62,18 +61,10 @@ def test_report_is_one_page_with_everything_inside(finished: Recipe) -> None:
     assert html.count("data:image/png;base64,") == len(list(report.glob("*.png"))) == 4
 
 
-def test_the_same_command_again_does_nothing_but_say_so(finished: Recipe) -> None:
+def test_the_same_command_again_does_nothing_but_say_so(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     before = modification_times(finished)
-    overrides = [*SMALL, f"runtime.storage={finished.storage}"]
-    again = subprocess.run(
-        [sys.executable, "run.py", "study", "quickstart", *overrides],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert again.stdout.count("done before") == 6
+    assert run.main(["study", "quickstart", *SMALL, f"runtime.storage={finished.storage}"]) == 0
+    assert capsys.readouterr().out.count("done before") == 6
     assert before == modification_times(finished)
 
 
@@ -121,69 +112,42 @@ def test_checkpoint_answers_in_plain_transformers_as_in_evaluation(finished: Rec
         assert output[0, prompt["input_ids"].shape[1] :].tolist() == prediction["sampled_ids"]
 
 
-def test_distill_without_samples_names_what_is_there(finished: Recipe) -> None:
-    result = subprocess.run(
-        [
-            *(sys.executable, "run.py", "distill", "quickstart", *SMALL),
-            *(f"runtime.storage={finished.storage}", "seed=7", "runtime.mode=staged"),
-        ],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 2
-    (line,) = result.stderr.splitlines()
+def refused(command: str, *overrides: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What the command says on stderr before it ends with exit code 2."""
+    capsys.readouterr()
+    assert run.main([command, "quickstart", *overrides]) == 2
+    return capsys.readouterr().err.splitlines()
+
+
+def test_distill_without_samples_names_what_is_there(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    other = ("seed=7", "runtime.mode=staged")
+    (line,) = refused("distill", *SMALL, f"runtime.storage={finished.storage}", *other, capsys=capsys)
     held = make_plan(finished).samples.fingerprint
     assert "no finished samples of fingerprint" in line
     assert f"it holds {held}, made with other settings; run `study` first (or `sample`)" in line
 
 
-def test_nothing_kept_is_one_line_and_no_checkpoint(tmp_path: Path, write_examples, tiny_model_path: str) -> None:
+def test_nothing_kept_is_one_line_and_no_checkpoint(
+    tmp_path: Path, write_examples, tiny_model_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = write_examples(tmp_path / "data.jsonl", 20, 4)
     storage = tmp_path / "run"
-    result = subprocess.run(
-        [
-            *(sys.executable, "run.py", "study", "quickstart", f"model.path={tiny_model_path}", f"data.path={data}"),
-            *(
-                "data.documents=2",
-                "data.train_examples=4",
-                "runtime.max_failed_share=1",
-                "data.evaluation_examples=2",
-                "method.k=1",
-            ),
-            *("evaluation.other_documents=[]", "data.evaluation_share=0.5", f"runtime.storage={storage}"),
-            *("runtime.samplers.min=1", "runtime.samplers.max=1"),
-        ],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    *_, last = refused(
+        "study",
+        *(f"model.path={tiny_model_path}", f"data.path={data}", f"runtime.storage={storage}"),
+        *("data.documents=2", "data.train_examples=4", "data.evaluation_examples=2", "data.evaluation_share=0.5"),
+        *("method.k=1", "evaluation.other_documents=[]", "runtime.max_failed_share=1"),
+        capsys=capsys,
     )
-    assert result.returncode == 2
-    last = result.stderr.splitlines()[-1]
     assert last.startswith("error: ")
     assert re.search(r"none of 4 samples was kept \(\d wrong, \d empty, 0 failed\)", last)
     assert "sampling.keep=all" in last
     assert not list(storage.glob("checkpoint-*/manifest.json"))
 
 
-def test_a_prompt_longer_than_the_context_is_one_line(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [
-            *(sys.executable, "run.py", "evaluate", "quickstart", *SMALL),
-            *("model.max_length=150", f"runtime.storage={tmp_path / 'run'}"),
-        ],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert result.returncode == 2
-    last = result.stderr.splitlines()[-1]
+def test_a_prompt_longer_than_the_context_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = tmp_path / "run"
+    *_, last = refused("evaluate", *SMALL, "model.max_length=150", f"runtime.storage={storage}", capsys=capsys)
     assert last.startswith("error: example ")
     assert "exceed the model's context of 150" in last
-    assert not list((tmp_path / "run").glob("base-scores-*"))
+    assert not list(storage.glob("base-scores-*"))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from safetensors.torch import load_file
 
 from pos2distill.config import Recipe, TrainersSection
@@ -18,7 +17,7 @@ from pos2distill.models.responses import collate
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.stepper import Stepper, build_stepper
-from tests.integration.ranks import process_group
+from tests.integration.ranks import process_group, run_ranks
 
 BATCH = 12  # rows
 BEFORE, AFTER, AGAIN = 5, 20, 6  # steps before the state is saved, after it, and after going back to it
@@ -64,7 +63,7 @@ def rank_of(rank: int, world: int, work: Callable[..., Any], recipe: Recipe, fol
 
 def on_ranks(world: int, work: Callable[..., Any], recipe: Recipe, folder: Path) -> Any:
     """`work(stepper, batches, folder, rank, world)` on so many ZeRO-3 ranks, each a process: rank 0's result."""
-    mp.start_processes(rank_of, args=(world, work, recipe, str(folder)), nprocs=world, start_method="spawn")
+    run_ranks(rank_of, world, world, work, recipe, str(folder))
     return torch.load(f"{folder}/{work.__name__}-{world}.pt")
 
 
