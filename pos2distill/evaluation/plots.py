@@ -126,6 +126,7 @@ def plot_sweep(rows: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]])
                 label=label,
             )
         axes.set_yticks(range(len(rows)), [row[0] for row in rows][::-1])
+        axes.set_ylim(-0.5, len(rows) - 0.5)
         axes.set_xlabel({"mean": "mean accuracy", "gap": "GAP"}[name])
         axes.set_xlim(-0.02, 1.02)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=2)

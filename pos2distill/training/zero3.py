@@ -25,6 +25,8 @@ class Zero3Stepper:
             os.environ["DS_ACCELERATOR"] = "cpu"  # read at import
         import deepspeed
 
+        # Inference's all-reduce, which nothing here calls; DeepSpeed would compile it for a minute at the first start.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device

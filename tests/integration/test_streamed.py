@@ -206,7 +206,7 @@ def test_a_node_gives_notice_and_is_gone(streamed: Callable[..., Recipe], tmp_pa
         runtime={
             "fake": {"delay_s": 2.0},
             "samplers": {"batch_size": 4, "concurrent_batches": 1},
-            "trainers": {"strategy": "zero3", "workers": 1, "max_workers": 2, "cpus": 3},
+            "trainers": {"strategy": "zero3", "workers": 1, "max_workers": 2, "cpus": 3.5},  # one a node
         },
     )
     plan = make_plan(recipe)
