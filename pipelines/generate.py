@@ -96,11 +96,15 @@ class Answer:
     def __init__(
         self, recipe: Recipe, model: ModelSection, params: SamplingParams, for_training: bool, board: ActorHandle | None
     ) -> None:
-        from pos2distill.models.load import end_of_turn_id, load_tokenizer, stop_token_ids
+        from pos2distill.models.load import end_of_turn_id, load_config, load_tokenizer, stop_token_ids
 
         pool = recipe.runtime.samplers
         tokenizer = load_tokenizer(model)
         self.params = replace(params, stop_ids=tuple(stop_token_ids(model, tokenizer)))
+        if params.top_tokens > (vocabulary := load_config(model).get_text_config().vocab_size):
+            raise UserError(
+                f"method.teacher_topk: {params.top_tokens}, but {model.path} has {vocabulary} tokens in all"
+            )
         self.for_training = for_training
         self.board = board
         self.judge = Judge(
@@ -138,6 +142,8 @@ class Answer:
             "correct": [answer.correct for answer in judged],
             "f1": [answer.f1 for answer in judged],
             "outcome": [answer.outcome for answer in judged],
+            "top_ids": [answer.top and answer.top.ids_SK.ravel() for answer in judged],
+            "top_logprobs": [answer.top and answer.top.logprobs_SK.ravel() for answer in judged],
         }
         return pa.table({name: columns[name] for name in ANSWER_SCHEMA.names}, schema=ANSWER_SCHEMA)
 
@@ -178,12 +184,13 @@ def generate(
         examples: rows of `EXAMPLE_SCHEMA`.
         asked: prompt lengths and placements.
         for_training: whole examples go with their answers, so that what is trained on needs no other file, and what
-            failed is recorded. Otherwise a failure is an error.
+            the method's teacher wants of the sampler; what failed is recorded. Otherwise a failure is an error.
         board: is told which actors are at work.
     """
     pool = recipe.runtime.samplers
     study = recipe.study.model_copy(update={"model": model})
-    params = SamplingParams(temperature, top_p, max_new_tokens, stop_ids=())
+    top_tokens = study.method.top_tokens if for_training else 0
+    params = SamplingParams(temperature, top_p, max_new_tokens, stop_ids=(), top_tokens=top_tokens)
     return examples.map_batches(
         build_prompts,
         fn_args=(study, asked, max_new_tokens, for_training),

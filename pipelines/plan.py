@@ -99,10 +99,12 @@ def make_plan(recipe: Recipe) -> Plan:
 
 
 def _samples(storage: str, drawn: str, method: MethodSection) -> Artifact:
-    """The samples with the teacher's states that the method wants.
+    """The samples with what the method wants of its teacher.
 
-    Responses are the same with and without states, so a method that wants none takes finished samples that have them.
+    Responses are the same with and without it, so a method that wants nothing takes finished samples that have states.
     """
+    if method.top_tokens:
+        return Artifact(storage, "samples", fingerprint(drawn, "topk", method.top_tokens))
     stamps = (fingerprint(drawn, states) for states in (None, method.alignment))
     plain, with_states = (Artifact(storage, "samples", stamp) for stamp in stamps)
     if method.has_cached_teacher:
@@ -151,7 +153,11 @@ def _evaluation_identity(study: Study, data: dict[str, Any]) -> str:
 def _method_identity(method: MethodSection) -> dict[str, Any]:
     """The method with its own choices made, so that a default that is written out is the same method."""
     measured = {"advantageous_slot", "auto_slots", "auto_examples"}  # in the samples' fingerprint
-    resolved: dict[str, Any] = {"weights": method.row_weights, "anchor_weight": method.anchor}
+    resolved: dict[str, Any] = {
+        "weights": method.row_weights,
+        "anchor_weight": method.anchor,
+        "teacher_topk": method.top_tokens,
+    }
     if not method.needs_teacher:
         resolved["teacher"] = "none"
     return method.model_dump(mode="json", exclude=measured) | resolved

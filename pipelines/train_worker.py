@@ -32,7 +32,7 @@ from pos2distill.training.feed import Feed, Progress, Wish
 from pos2distill.training.ranks import Ranks, control_group
 from pos2distill.training.rows import RowBuilder, examples_in_batch
 from pos2distill.training.stepper import Stepper, build_stepper
-from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
+from pos2distill.training.teachers import build_teacher
 from pos2distill.training.trackers import open_trackers
 from pos2distill.training.trainer import StepRecord, train
 
@@ -51,11 +51,7 @@ def train_worker(recipe: Recipe, plan: Plan, board: ActorHandle) -> dict[str, An
     world = context.get_world_size()
     ranks = Ranks(context.get_world_rank(), world, str(device), control_group(world))
     stepper = build_stepper(study, trainers, device)
-    teacher: TeacherStates | None = None
-    if study.method.has_resident_teacher:
-        teacher = ResidentStates(stepper.frozen_states, alignment=study.method.alignment)
-    elif study.method.needs_teacher:
-        teacher = cached_states
+    teacher = build_teacher(study, stepper.frozen_states, device)
     ids = training_ids(plan)
     progress = _resume(stepper, len(ids))
     log = StepLog(recipe, plan, board, progress, len(ids)) if ranks.rank == 0 else None

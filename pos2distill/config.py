@@ -123,9 +123,13 @@ class MethodSection(Section):
     alignment: Literal["shifted", "official"] = Field(
         "shifted", description="shifted: logits that predict the response; official: one later, as the authors' code"
     )
-    teacher: Literal["cached", "resident"] = Field(
+    teacher: Literal["cached", "resident", "topk"] = Field(
         "cached",
-        description="cached: hidden states stored with the samples; resident: the frozen model beside the student",
+        description="cached: hidden states stored with the samples; resident: the frozen model beside the student; "
+        "topk: the likeliest tokens, as the sampler tells them, without a teacher stage; approximate",
+    )
+    teacher_topk: int | None = Field(
+        None, ge=1, description="topk: tokens kept at each position, the rest counts as one. Default: 64"
     )
 
     @property
@@ -149,6 +153,11 @@ class MethodSection(Section):
         return self.loss == "kl" or self.row_weights == "adaptive"
 
     @property
+    def top_tokens(self) -> int:
+        """How many of the likeliest tokens are stored with the samples at each position; 0 for another teacher."""
+        return (self.teacher_topk or 64) if self.needs_teacher and self.teacher == "topk" else 0
+
+    @property
     def has_cached_teacher(self) -> bool:
         """Whether hidden states are stored with the samples."""
         return self.needs_teacher and self.teacher == "cached"
@@ -167,6 +176,24 @@ class MethodSection(Section):
             raise ValueError(f"alignment: 'official' is about distributions; method '{self.name}' distils text")
         if not self.k and not self.anchor:
             raise ValueError("k: 0 trivial slots and no weight on the advantageous one leave nothing to train on")
+        return self
+
+    @model_validator(mode="after")
+    def _sampler_knows_what_is_distilled(self) -> "MethodSection":
+        if self.teacher != "topk":
+            if self.teacher_topk is not None:
+                raise ValueError(f"teacher_topk: only teacher 'topk' keeps some tokens, not '{self.teacher}'")
+            return self
+        if self.alignment == "official":
+            raise ValueError(
+                "alignment: 'official' distils one token after the response's end, of which the sampler tells nothing; "
+                "set teacher to cached or resident"
+            )
+        if self.row_weights == "adaptive":
+            raise ValueError(
+                "weights: 'adaptive' wants the frozen model's loss on the whole response, and the sampler tells "
+                "nothing of a closing token that it did not draw; set teacher to cached or resident"
+            )
         return self
 
 

@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Slots = tuple[int, ...]
 Tokens = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
 
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.int32())
@@ -58,6 +59,21 @@ class Example:
         return tuple(document for document in self.documents if not document.gold)
 
 
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """The k likeliest next tokens at each of S places, and the logarithms (nats) of their probabilities.
+
+    ids_SK: (S, k) int32, likeliest first. logprobs_SK: (S, k) float32, of the model itself, before temperature and
+    top-p.
+    """
+
+    ids_SK: Tokens
+    logprobs_SK: Floats
+
+    def __getitem__(self, places: slice) -> "TopTokens":
+        return TopTokens(self.ids_SK[places], self.logprobs_SK[places])
+
+
 EXAMPLE_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
@@ -94,6 +110,8 @@ PROMPT_SCHEMA = pa.schema(
 #   sampled_ids, text: as generated; response_ids, cut_text: what of it is kept, closed by the end-of-turn token.
 #   correct: by the data set's metric; f1: of the words that are judged.
 #   outcome: "kept", or the reason why not ("wrong", "empty", "failed"). error: what failed, else null.
+#   top_ids, top_logprobs: `TopTokens` row by row, at the first S positions of response_ids: those before which the
+#   engine had generated the very same tokens. Null where the answer is not kept or the teacher is another.
 ANSWER_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
@@ -113,13 +131,15 @@ ANSWER_SCHEMA = pa.schema(
         ("f1", pa.float32()),
         ("outcome", pa.string()),
         ("finish_reason", pa.string()),
+        ("top_ids", _TOKENS),
+        ("top_logprobs", pa.list_(pa.float32())),
     ],
     metadata=_METADATA,
 )
 
 # An advantaged answer, kept or not, with the teacher's view of it.
 #   hidden: (T, H) row-major bytes of dtype `hidden_dtype`, the states that enter lm_head at the positions that
-#   predict response_ids; null where the answer is not kept or the teacher is resident.
+#   predict response_ids; null where the answer is not kept or the teacher is another.
 SAMPLE_SCHEMA = pa.schema(
     [
         *ANSWER_SCHEMA,

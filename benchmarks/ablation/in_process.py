@@ -39,7 +39,7 @@ from pos2distill.training.feed import Arrivals, Feed, Progress
 from pos2distill.training.ranks import Ranks
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.stepper import build_stepper
-from pos2distill.training.teachers import cached_states
+from pos2distill.training.teachers import build_teacher
 from pos2distill.training.trainer import StepRecord, train
 
 
@@ -118,8 +118,9 @@ def _distill(recipe: Recipe, plan: Plan) -> None:
 
     feed = Feed(study, ids, SampleStore(plan.samples), _no_stream, Ranks())
     build = RowBuilder(make_prompt_builder(study), study)
-    stepper = build_stepper(study, recipe.runtime.trainers, torch.device("cpu"))
-    teacher = cached_states if study.method.needs_teacher else None
+    device = torch.device("cpu")
+    stepper = build_stepper(study, recipe.runtime.trainers, device)
+    teacher = build_teacher(study, stepper.frozen_states, device)
     progress = Progress.at_start(len(ids))
     train(study, recipe.runtime.trainers, feed, build, stepper, teacher, Ranks(), progress, [log])
     with plan.checkpoint.writing():

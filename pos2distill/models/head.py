@@ -69,7 +69,7 @@ class FrozenHead(nn.Module):
     @torch.no_grad()
     def forward(self, hidden_TH: Tensor) -> Tensor:
         """Exact logits (T, V), float32, of stored hidden states."""
-        return self.transform(F.linear(hidden_TH.to(self.weight_VH.dtype), self.weight_VH, self.bias_V))
+        return self.transform(F.linear(hidden_TH.to(self.weight_VH), self.weight_VH, self.bias_V))
 
 
 def _read_tensor(folder: Path, name: str) -> Tensor | None:

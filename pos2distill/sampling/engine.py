@@ -5,25 +5,33 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from pos2distill.config import ModelSection, Runtime
-from pos2distill.records import Tokens
+from pos2distill.records import Tokens, TopTokens
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy; `stop_ids` end a response and are part of it."""
+    """How tokens are drawn. `temperature` 0 is greedy; `stop_ids` end a response and are part of it.
+
+    top_tokens: so many of the likeliest tokens are told at each position.
+    """
 
     temperature: float
     top_p: float
     max_new_tokens: int
     stop_ids: tuple[int, ...]
+    top_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A generated response. `stop`: its last token is a stop token; `length`: it was cut at `max_new_tokens`."""
+    """A generated response. `stop`: its last token is a stop token; `length`: it was cut at `max_new_tokens`.
+
+    top: the likeliest tokens at each of its positions, where they were asked for.
+    """
 
     token_ids: Tokens
     finish_reason: Literal["stop", "length"]
+    top: TopTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

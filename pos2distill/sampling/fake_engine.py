@@ -1,12 +1,13 @@
 """An engine without a model, for tests: a delay, a reply that is known beforehand, and faults."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from pos2distill.config import FakeSection
-from pos2distill.records import Tokens
+from pos2distill.records import Tokens, TopTokens
 from pos2distill.sampling.engine import Completion, EngineDied, Failure, Reply, SamplingParams
 
 
@@ -28,7 +29,17 @@ class FakeEngine:
         if self.settings.fail_every and seed % self.settings.fail_every == 0:
             return Failure(f"the fake engine fails at every seed that {self.settings.fail_every} divides")
         length = min(self.settings.reply_tokens, params.max_new_tokens - 1)
-        return Completion(np.append(prompt[len(prompt) - length :], params.stop_ids[0]).astype(np.int32), "stop")
+        token_ids = np.append(prompt[len(prompt) - length :], params.stop_ids[0]).astype(np.int32)
+        return Completion(token_ids, "stop", _top_tokens(len(token_ids), params.top_tokens))
 
     def shutdown(self) -> None:
         """Nothing to end."""
+
+
+def _top_tokens(places: int, k: int) -> TopTokens | None:
+    """The first k tokens of any vocabulary, each as likely as all that are not told together."""
+    if not k:
+        return None
+    return TopTokens(
+        np.tile(np.arange(k, dtype=np.int32), (places, 1)), np.full((places, k), -math.log(k + 1), np.float32)
+    )

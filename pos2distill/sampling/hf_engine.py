@@ -1,6 +1,7 @@
 """The reference engine: transformers' own `generate`, with one seed a request."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
-from pos2distill.records import Tokens
+from pos2distill.records import Tokens, TopTokens
 from pos2distill.sampling.engine import Completion, Failure, Reply, SamplingParams
 
 # What torch raises for one batch and not for the next: out of memory, and token ids that the model does not know.
@@ -37,7 +38,8 @@ class HfEngine:
 
     def _generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Completion]:
         input_ids_BL, attention_mask_BL = _pad_left(prompts)
-        processors = LogitsProcessorList()
+        told = TellTopTokens(params.top_tokens) if params.top_tokens else None
+        processors = LogitsProcessorList([told] if told else [])
         if params.temperature > 0:
             processors += [TemperatureLogitsWarper(params.temperature), TopPLogitsWarper(params.top_p)]
             processors.append(SeededGumbel(seeds))
@@ -56,10 +58,31 @@ class HfEngine:
                 logits_processor=processors,
             )
         generated = output[:, input_ids_BL.shape[1] :].cpu().numpy().astype(np.int32)
-        return [_until_stop(row, params.stop_ids) for row in generated]
+        completions = [_until_stop(row, params.stop_ids) for row in generated]
+        return told.beside(completions) if told else completions
 
     def shutdown(self) -> None:
         """Nothing to end: the model lives in this process."""
+
+
+class TellTopTokens(LogitsProcessor):
+    """Keeps the k likeliest tokens of every step, from scores that nothing has changed yet: it stands first."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.steps: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores (B, V) of the next token, as they came."""
+        logprobs_BK, ids_BK = scores.float().log_softmax(-1).topk(self.k)
+        self.steps.append((ids_BK.int().cpu(), logprobs_BK.cpu()))
+        return scores
+
+    def beside(self, completions: Sequence[Completion]) -> list[Completion]:
+        """The batch's completions, each with the likeliest tokens at its positions."""
+        ids_BSK, logprobs_BSK = (torch.stack(each, dim=1).numpy() for each in zip(*self.steps, strict=True))
+        rows = zip(completions, ids_BSK, logprobs_BSK, strict=True)
+        return [replace(each, top=TopTokens(ids, logprobs)[: len(each.token_ids)]) for each, ids, logprobs in rows]
 
 
 class SeededGumbel(LogitsProcessor):

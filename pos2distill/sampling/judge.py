@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from pos2distill.records import Tokens
+from pos2distill.records import Tokens, TopTokens
 from pos2distill.sampling.engine import Failure, Reply
 from pos2distill.tasks.judge import first_line, score
 
@@ -20,6 +20,10 @@ class Judged:
 
     response_ids: the tokens that were kept, closed by the end-of-turn token; this is what is distilled.
     outcome: `kept`, or why not: `wrong`, `empty` (no text in it), `failed` (no response at all).
+    top: of a kept response, where the engine told them, the likeliest tokens at the first S of its positions: those
+        before which the engine had generated the very same tokens. Where it cut the line itself, that is all of them:
+        what it would have gone on with is the distribution at the closing token. There is none at the closing token of
+        a response that was cut at its greatest length, nor behind a token that was made anew.
     """
 
     text: str
@@ -28,6 +32,7 @@ class Judged:
     correct: bool
     f1: float
     outcome: Literal["kept", "wrong", "empty", "failed"]
+    top: TopTokens | None = None
 
 
 class Judge:
@@ -74,7 +79,9 @@ class Judge:
             outcome = "empty"
         elif not correct and self.keep == "correct":
             outcome = "wrong"
-        return Judged(text, cut_text, self._close(kept_ids), correct, f1, outcome)
+        response_ids = self._close(kept_ids)
+        top = reply.top[: _seen(reply.token_ids, response_ids)] if reply.top and outcome == "kept" else None
+        return Judged(text, cut_text, response_ids, correct, f1, outcome, top)
 
     def _cut(self, ids: Tokens, text: str) -> Tokens:
         """The longest run of sampled tokens inside the first line; the line tokenised anew where a token straddles."""
@@ -91,3 +98,10 @@ class Judge:
 
     def _decode(self, ids: Tokens) -> str:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
+def _seen(sampled_ids: Tokens, response_ids: Tokens) -> int:
+    """How many positions of a response, from its first, the engine predicted after the very same tokens."""
+    length = min(len(sampled_ids), len(response_ids))
+    same = np.cumprod(sampled_ids[:length] == response_ids[:length])
+    return min(length, int(same.sum()) + 1)

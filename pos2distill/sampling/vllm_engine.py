@@ -4,13 +4,14 @@ import asyncio
 import itertools
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.models.files import local_folder
 from pos2distill.models.load import context_length
-from pos2distill.records import Tokens
+from pos2distill.records import Tokens, TopTokens
 from pos2distill.sampling.engine import Completion, EngineDied, Failure, Reply, SamplingParams
 from pos2distill.sampling.reaper import start_reaper
 
@@ -52,6 +53,8 @@ class VllmEngine:
             enforce_eager=settings.enforce_eager,
             enable_prefix_caching=settings.enable_prefix_caching,
             max_num_seqs=settings.max_num_seqs,
+            logprobs_mode="raw_logprobs",  # of the model itself, before temperature and top-p
+            max_logprobs=-1,  # as many as a request asks for
             generation_config="vllm",  # our sampling settings, not defaults from the model's folder
             disable_log_stats=True,
         )
@@ -78,6 +81,8 @@ class VllmEngine:
             seed=seed & _SEED_MASK,
             stop_token_ids=list(params.stop_ids),
             detokenize=False,
+            logprobs=params.top_tokens or None,
+            flat_logprobs=True,
             output_kind=self._kind.FINAL_ONLY,
         )
         stream = self.engine.generate(
@@ -87,8 +92,17 @@ class VllmEngine:
             last = output.outputs[0]
         if last.finish_reason not in ("stop", "length"):
             return Failure(f"vLLM ended the request with {last.finish_reason!r}")
-        return Completion(np.asarray(last.token_ids, np.int32), last.finish_reason)
+        token_ids = np.asarray(last.token_ids, np.int32)
+        return Completion(token_ids, last.finish_reason, _top_tokens(last.logprobs, len(token_ids)))
 
     def shutdown(self) -> None:
         """End the engine's processes in good order."""
         self.engine.shutdown()
+
+
+def _top_tokens(flat: Any, places: int) -> TopTokens | None:
+    """From vLLM's flat lists: at each position the token drawn, then the likeliest ones, which may hold it too."""
+    if flat is None:
+        return None
+    ids, logprobs = (np.asarray(each).reshape(places, -1)[:, 1:] for each in (flat.token_ids, flat.logprobs))
+    return TopTokens(ids.astype(np.int32), logprobs.astype(np.float32))

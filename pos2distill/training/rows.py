@@ -8,26 +8,27 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from torch import Tensor
 
 from pos2distill.config import Study
+from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.load import end_of_turn_id
-from pos2distill.models.responses import hidden_from_bytes
-from pos2distill.records import Example, Slots, Tokens, example_from_row
+from pos2distill.records import Example, Floats, Slots, Tokens, example_from_row
 from pos2distill.tasks.permutations import draw_trivial_slots, slots_to_index
 from pos2distill.tasks.prompts import PromptBuilder
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A kept answer, as it is trained on. `hidden`: the cached teacher's states, as the store keeps them."""
+    """A kept answer. What a cached teacher or the sampler knows of the frozen model at it is as the store keeps it."""
 
     example: Example
     prompt_ids: Tokens
     response_ids: Tokens
     hidden: bytes | None
     hidden_dtype: str | None
+    top_ids: Tokens | None
+    top_logprobs: Floats | None
 
 
 RowKey = tuple[Sample, Slots]
@@ -36,20 +37,19 @@ RowKey = tuple[Sample, Slots]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training row: the student's prompt with the gold documents at `slots`, and the response.
+    """One training row of a sample: the student's prompt with the gold documents at `slots`, and the response.
 
     slot_id: one number for the slots, of a single slot that slot; ANCHOR on an anchor row, whose prompt is the
     advantageous prompt itself; FILLER on rows that only make ranks equally long and count for nothing.
-    response_ids: the advantaged response, or of SFT the data set's answer. teacher_TH: the cached teacher's states.
+    response_ids: the advantaged response, or of SFT the data set's answer; where the sampler is the teacher, the
+    response as far as it knows the frozen model there.
     """
 
-    example_id: str
+    sample: Sample
     slots: Slots
     slot_id: int
     prompt_ids: Tokens
     response_ids: Tokens
-    teacher_prompt_ids: Tokens
-    teacher_TH: Tensor | None
 
 
 class RowBuilder:
@@ -90,13 +90,16 @@ class RowBuilder:
                 order=self.study.method.distractors,
                 seed=self.study.seed,
             )
-        response_ids, teacher_TH = sample.response_ids, None
-        if self.study.method.needs_teacher and sample.hidden is not None:
-            assert sample.hidden_dtype is not None
-            teacher_TH = hidden_from_bytes(sample.hidden, sample.hidden_dtype, len(response_ids))
+        return Row(sample, slots, slot_id, prompt_ids, self._response(sample))
+
+    def _response(self, sample: Sample) -> Tokens:
         if self.study.method.name == "sft":
-            response_ids = self._gold_response(example)
-        return Row(example.example_id, slots, slot_id, prompt_ids, response_ids, sample.prompt_ids, teacher_TH)
+            return self._gold_response(sample.example)
+        if k := self.study.method.top_tokens:
+            if sample.top_ids is None:
+                raise UserError("the samples hold no likeliest tokens; sample again with method.teacher=topk")
+            return sample.response_ids[: len(sample.top_ids) // k]
+        return sample.response_ids
 
     def _gold_response(self, example: Example) -> Tokens:
         """The data set's answer as the model would say it: what SFT trains on."""
@@ -112,13 +115,23 @@ class RowBuilder:
 
 def kept_samples(table: pa.Table) -> list[Sample | None]:
     """Rows of `SAMPLE_SCHEMA`; None for answers that are not trained on."""
-    names = ("outcome", "example", "prompt_ids", "response_ids", "hidden", "hidden_dtype")
+    names = ("example", "prompt_ids", "response_ids", "hidden", "hidden_dtype", "top_ids", "top_logprobs")
     rows = zip(*(table[name] for name in names), strict=True)
     return [
-        Sample(example_from_row(example.as_py()), _tokens(prompt), _tokens(response), hidden.as_py(), dtype.as_py())
-        if outcome.as_py() == "kept"
+        Sample(
+            example_from_row(example.as_py()),
+            _values(prompt),
+            _values(response),
+            hidden.as_py(),
+            dtype.as_py(),
+            _values(top_ids),
+            _values(top_logprobs),
+        )
+        if outcome == "kept"
         else None
-        for outcome, example, prompt, response, hidden, dtype in rows
+        for outcome, (example, prompt, response, hidden, dtype, top_ids, top_logprobs) in zip(
+            table["outcome"].to_pylist(), rows, strict=True
+        )
     ]
 
 
@@ -147,6 +160,6 @@ def _slot_id(slots: Slots, documents: int) -> int:
     return shorter + slots_to_index(slots, documents)
 
 
-def _tokens(value: Any) -> Tokens:
-    tokens: Tokens = value.values.to_numpy()
-    return tokens
+def _values(lists: Any) -> Any:
+    """The numbers of a list scalar, or None where it is null."""
+    return lists.values.to_numpy() if lists.is_valid else None

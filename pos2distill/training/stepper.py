@@ -12,6 +12,7 @@ from pos2distill.models.load import load_model, torch_dtype
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
 from pos2distill.training.state import KINDS, StoredState, start_moments, write_state
 from pos2distill.training.student import Student
+from pos2distill.training.teachers import TeacherView
 
 
 class Stepper(Protocol):
@@ -22,7 +23,7 @@ class Stepper(Protocol):
 
     student: Student
 
-    def forward(self, batch: ResponseBatch, teacher_TH: Tensor | None) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         """Row losses (B,); with a graph, unless under `torch.no_grad`."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -68,11 +69,9 @@ class TorchStepper:
         )
         self.frozen = load_model(study.model, device=device) if study.method.has_resident_teacher else None
 
-    def forward(self, batch: ResponseBatch, teacher_TH: Tensor | None) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         with self.autocast:
-            loss_B: Tensor = self.student(
-                batch.to(self.device), None if teacher_TH is None else teacher_TH.to(self.device)
-            )
+            loss_B: Tensor = self.student(batch.to(self.device), teacher and teacher.to(self.device))
         return loss_B
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

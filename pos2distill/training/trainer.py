@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pos2distill.config import Study, TrainersSection
 from pos2distill.errors import UserError
+from pos2distill.losses.kl import mean_by_row
 from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
 from pos2distill.models.responses import ResponseBatch, collate
 from pos2distill.training.feed import Batch, Feed, Progress, Wish
@@ -20,7 +21,7 @@ from pos2distill.training.ranks import Ranks
 from pos2distill.training.rows import Row, RowBuilder, rank_share
 from pos2distill.training.schedule import learning_rate
 from pos2distill.training.stepper import Stepper
-from pos2distill.training.teachers import TeacherStates
+from pos2distill.training.teachers import HiddenView, Teacher, TeacherView
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class StepRecord:
 @dataclass(frozen=True, slots=True)
 class _Micro:
     batch: ResponseBatch
-    teacher_TH: Tensor | None
+    teacher: TeacherView | None
     slot_B: Tensor
 
 
@@ -62,7 +63,7 @@ def train(
     feed: Feed,
     build: RowBuilder,
     stepper: Stepper,
-    teacher: TeacherStates | None,
+    teacher: Teacher | None,
     ranks: Ranks,
     progress: Progress,
     listeners: Sequence[Callable[[StepRecord], None]] = (),
@@ -106,12 +107,12 @@ def _accumulate(
     if study.method.weights_scope == "micro":
         loss_C, coefficient_C = _accumulate_by_micro(study, stepper, micros, ranks)
         return ranks.gather(loss_C), ranks.gather(coefficient_C), ranks.gather(slot_C)
-    only = stepper.forward(micros[0].batch, micros[0].teacher_TH) if len(micros) == 1 else None
+    only = stepper.forward(micros[0].batch, micros[0].teacher) if len(micros) == 1 else None
     if study.method.row_weights == "uniform":
         known_C = torch.zeros(len(slot_C))
     else:
         known_C = _measure(stepper, micros) if only is None else only.detach().cpu()
-    reference_C = torch.cat([_reference(study, stepper, micro) for micro in micros])
+    reference_C = torch.cat([_reference(study, micro) for micro in micros])
     slot_N = ranks.gather(slot_C)
     known_N = _finite(ranks.gather(known_C))
     coefficient_N = row_coefficients(study.method, known_N, ranks.gather(reference_C), slot_N)
@@ -120,7 +121,7 @@ def _accumulate(
     for index, (micro, coefficient_B) in enumerate(
         zip(micros, own_C.split([len(micro.slot_B) for micro in micros]), strict=True)
     ):
-        loss_B = stepper.forward(micro.batch, micro.teacher_TH) if only is None else only
+        loss_B = stepper.forward(micro.batch, micro.teacher) if only is None else only
         stepper.backward((coefficient_B.to(loss_B.device) * loss_B).sum(), last=index == len(micros) - 1)
         losses.append(loss_B.detach().cpu())
     return _finite(ranks.gather(torch.cat(losses))), coefficient_N, slot_N
@@ -132,9 +133,9 @@ def _accumulate_by_micro(
     """`weights_scope: micro`: each micro-batch is its own batch, and the loss is the mean over micro-batches."""
     losses, coefficients = [], []
     for index, micro in enumerate(micros):
-        loss_B = stepper.forward(micro.batch, micro.teacher_TH)
+        loss_B = stepper.forward(micro.batch, micro.teacher)
         own_B = _finite(loss_B.detach().cpu())
-        coefficient_B = row_coefficients(study.method, own_B, _reference(study, stepper, micro), micro.slot_B)
+        coefficient_B = row_coefficients(study.method, own_B, _reference(study, micro), micro.slot_B)
         coefficient_B = coefficient_B / (len(micros) * ranks.world)
         stepper.backward((coefficient_B.to(loss_B.device) * loss_B).sum(), last=index == len(micros) - 1)
         losses.append(own_B)
@@ -151,18 +152,20 @@ def _finite(loss_N: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _measure(stepper: Stepper, micros: Sequence[_Micro]) -> Tensor:
-    return torch.cat([stepper.forward(micro.batch, micro.teacher_TH) for micro in micros]).cpu()
+    return torch.cat([stepper.forward(micro.batch, micro.teacher) for micro in micros]).cpu()
 
 
-def _reference(study: Study, stepper: Stepper, micro: _Micro) -> Tensor:
-    """The frozen model's cross-entropies, where the weights ask for them."""
+@torch.no_grad()
+def _reference(study: Study, micro: _Micro) -> Tensor:
+    """The frozen model's own loss on each row's response, at the advantageous slots, where the weights ask for it."""
     if study.method.row_weights != "adaptive":
         return torch.zeros(len(micro.slot_B))
-    assert micro.teacher_TH is not None
-    return stepper.student.teacher_loss(micro.batch, micro.teacher_TH).cpu()
+    assert isinstance(micro.teacher, HiddenView)  # the settings allow no other
+    loss_T = micro.teacher.cross_entropy(micro.batch.target_T).cpu()
+    return mean_by_row(loss_T, micro.batch.row_T, len(micro.slot_B))
 
 
-def _to_micro(rows: Sequence[Row], teacher: TeacherStates | None, study: Study) -> _Micro:
+def _to_micro(rows: Sequence[Row], teacher: Teacher | None, study: Study) -> _Micro:
     alignment = study.method.alignment if study.method.loss == "kl" else "shifted"
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows], alignment=alignment)
     return _Micro(batch, teacher(rows) if teacher else None, torch.tensor([row.slot_id for row in rows]))

@@ -15,6 +15,7 @@ from pos2distill.models.responses import ResponseBatch, predicting_hidden
 from pos2distill.training.state import KINDS, StoredState, start_moments, write_state
 from pos2distill.training.stepper import prepare_for_training
 from pos2distill.training.student import Student
+from pos2distill.training.teachers import TeacherView
 
 
 class Zero3Stepper:
@@ -41,8 +42,6 @@ class Zero3Stepper:
         lm = load(device)
         prepare_for_training(lm, trainers)
         self.student = Student(lm, study)
-        if self.student.teacher_head is not None:
-            self.student.teacher_head.to(device)
         self.engine: Any
         self.engine, *_ = deepspeed.initialize(model=self.student, model_parameters=lm.parameters(), config=config)
         self.frozen: Any = None
@@ -51,8 +50,8 @@ class Zero3Stepper:
             inference = {key: value for key, value in config.items() if key != "optimizer"}
             self.frozen, *_ = deepspeed.initialize(model=_StatesOf(frozen), config=inference)
 
-    def forward(self, batch: ResponseBatch, teacher_TH: Tensor | None) -> Tensor:
-        loss_B: Tensor = self.engine(batch.to(self.device), None if teacher_TH is None else teacher_TH.to(self.device))
+    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
+        loss_B: Tensor = self.engine(batch.to(self.device), teacher and teacher.to(self.device))
         return loss_B
 
     def backward(self, loss: Tensor, *, last: bool) -> None:

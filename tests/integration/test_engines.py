@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pipelines.plan import make_plan
 from pos2distill.config import ModelSection, Recipe, VllmSection
-from pos2distill.models.load import load_tokenizer, stop_token_ids
+from pos2distill.models.load import load_model, load_tokenizer, stop_token_ids
 from pos2distill.recipes import load_recipe
 from pos2distill.records import Tokens, example_from_row
 from pos2distill.sampling import reaper
@@ -77,6 +79,27 @@ def test_greedy_tokens_agree_with_the_reference(vllm: OnOneLoop, toy: ModelSecti
     same = [a.token_ids.tolist() == b.token_ids.tolist() for a, b in zip(ours, expected, strict=True)]
     assert np.mean(same) >= 0.99
     assert [a.finish_reason for a in ours] == [b.finish_reason for b in expected]
+
+
+def test_the_likeliest_tokens_agree_with_the_reference(
+    vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]
+) -> None:
+    """At a temperature and a narrow nucleus, which must not show: they are the model's own."""
+    params = replace(params_for(toy, temperature=0.7), top_p=0.5, top_tokens=40)
+    asked = prompts[:40]
+    ours = vllm(asked, params, list(range(40)))
+    lm = load_model(toy)
+    for prompt, reply in zip(asked, ours, strict=True):
+        ids = torch.tensor([[*prompt.tolist(), *reply.token_ids.tolist()]])
+        with torch.no_grad():
+            logits_SV = lm(ids).logits[0, len(prompt) - 1 : -1]
+        logprobs_SV = logits_SV.log_softmax(-1)
+        assert reply.top.ids_SK.shape == (len(reply.token_ids), 40)
+        top_SK = torch.from_numpy(reply.top.logprobs_SK)
+        # Near-ties may change places, so each token is compared with itself and the ranks by their values.
+        chosen_SK = logprobs_SV.gather(-1, torch.from_numpy(reply.top.ids_SK).long())
+        torch.testing.assert_close(top_SK, chosen_SK, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(top_SK, logprobs_SV.topk(40).values, rtol=1e-4, atol=1e-3)
 
 
 def test_a_seeded_sample_does_not_depend_on_its_company(

@@ -19,7 +19,7 @@ from pos2distill.training.feed import Batch, Feed, Progress
 from pos2distill.training.ranks import Ranks
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.stepper import Stepper, build_stepper
-from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
+from pos2distill.training.teachers import build_teacher
 from pos2distill.training.trainer import train
 from tests.integration.ranks import process_group, run_ranks
 from tests.unit.conftest import no_stream
@@ -156,15 +156,13 @@ def first_gradient(
     if cast:
         for parameter in stepper.student.lm.parameters():
             parameter.data = parameter.data.bfloat16()
-    states: TeacherStates | None = cached_states if method.needs_teacher else None
-    if study.method.has_resident_teacher:
-        states = ResidentStates(stepper.frozen_states, alignment=method.alignment)
     plan = make_plan(recipe)
     ids = training_ids(plan)
     feed = FirstBatch(study, ids, SampleStore(plan.samples), no_stream, ranks)
     build = RowBuilder(make_prompt_builder(study), study)
+    teacher = build_teacher(study, stepper.frozen_states, torch.device("cpu"))
     records = []
-    train(study, trainers, feed, build, stepper, states, ranks, Progress.at_start(len(ids)), [records.append])
+    train(study, trainers, feed, build, stepper, teacher, ranks, Progress.at_start(len(ids)), [records.append])
     return {"loss": records[0].loss, "gradients": stepper.gradients}
 
 

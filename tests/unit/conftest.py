@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from pos2distill.config import Study
-from pos2distill.models.load import end_of_turn_id, load_tokenizer
+from pos2distill.models.head import FrozenHead
+from pos2distill.models.load import end_of_turn_id, load_tokenizer, torch_dtype
 from pos2distill.models.responses import hidden_to_bytes
 from pos2distill.records import SAMPLE_SCHEMA, Example, Slots
 from pos2distill.sampling.teacher import Teacher
@@ -84,7 +85,10 @@ def make_samples(*ids: str, **values: Any) -> pa.Table:
 
 @pytest.fixture
 def make_source() -> Callable[[Study], Source]:
-    """`make_source(study)`: every training example answered rightly, with the cached teacher's states."""
+    """`make_source(study)`: every training example answered rightly, with what its teacher stores.
+
+    Of every third answer the sampler knows all but the closing token, as of one cut at its greatest length.
+    """
 
     def make(study: Study) -> Source:
         tokenizer = load_tokenizer(study.model)
@@ -109,6 +113,12 @@ def make_source() -> Callable[[Study], Source]:
             }
             for example, prompt, response, hidden_TH in zip(examples, prompts, responses, states, strict=True)
         ]
+        if k := study.method.top_tokens:
+            head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
+            for index, (row, hidden_TH) in enumerate(zip(rows, states, strict=True)):
+                told_SH = hidden_TH[: len(hidden_TH) - (index % 3 == 0)]
+                logprobs_SK, ids_SK = head(told_SH).log_softmax(-1).topk(k)
+                row |= {"top_ids": ids_SK.flatten().numpy(), "top_logprobs": logprobs_SK.flatten().numpy()}
         return Source(study, examples, pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA), RowBuilder(build, study))
 
     return make

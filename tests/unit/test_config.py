@@ -80,6 +80,16 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ("method.advantageous_slot=[3, 4]", "method.advantageous_slot: [3, 4] should be 1 different slots"),
         ("method.weights=adaptive", "method.weights: 'adaptive' does not go with method 'r1'"),
         ("method={name: sft, weights: adaptive}", "method.weights: 'adaptive' does not go with method 'sft'"),
+        ("method.teacher_topk=8", "method.teacher_topk: only teacher 'topk' keeps some tokens, not 'cached'"),
+        ("method={teacher: topk, teacher_topk: 0}", "method.teacher_topk: input should be greater than or equal to 1"),
+        (
+            "method={teacher: topk, alignment: official}",
+            "method.alignment: 'official' distils one token after the response's end, of which the sampler tells",
+        ),
+        (
+            "method={name: r2, weights: adaptive, teacher: topk}",
+            "method.weights: 'adaptive' wants the frozen model's loss on the whole response, and the sampler tells",
+        ),
         ("method={name: r2, weights: paper}", "method.weights: 'paper' does not go with method 'r2'"),
         ("method={name: r2, alignment: official}", "method.alignment: 'official' is about distributions; method 'r2'"),
         ("method={name: kl, k: 0}", "method.k: 0 trivial slots and no weight on the advantageous one leave nothing"),
@@ -323,6 +333,22 @@ def test_several_numbers_of_hops_want_the_published_pairs(load: Callable[..., Re
 def test_what_a_methods_name_stands_for(name: str, loss: str, weights: str, anchor: float, teacher: bool) -> None:
     method = MethodSection(name=name)  # type: ignore[arg-type]
     assert (method.loss, method.row_weights, method.anchor, method.needs_teacher) == (loss, weights, anchor, teacher)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"teacher": "topk"}, 64),
+        ({"teacher": "topk", "teacher_topk": 8}, 8),
+        ({"name": "seqkd", "teacher": "topk"}, 0),
+        ({}, 0),
+    ],
+)
+def test_likeliest_tokens_are_kept_where_they_are_the_teacher(settings: dict[str, Any], tokens: int) -> None:
+    method = MethodSection(**settings)
+    assert method.top_tokens == tokens
+    assert not method.has_resident_teacher
+    assert method.has_cached_teacher == (not settings)
 
 
 def test_a_sweep_is_every_combination(load: Callable[..., Recipe]) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,36 @@ def test_finish_reasons(model: ModelSection, engine: HfEngine, prompts: list[Tok
     assert (second.token_ids.tolist(), second.finish_reason) == (said[1], "length")
 
 
+@pytest.mark.parametrize("params", [greedy(9), sampled(9, temperature=0.5, top_p=0.3)], ids=["greedy", "sampled"])
+def test_the_likeliest_tokens_are_the_models_own(
+    model: ModelSection, engine: HfEngine, prompts: list[Tokens], params: SamplingParams
+) -> None:
+    """Before temperature and top-p, at every position, in a batch of prompts of different lengths."""
+    replies = ask(engine, prompts, replace(params, top_tokens=5), [1, 2, 3])
+    plain = ask(engine, prompts, params, [1, 2, 3])
+    lm = load_model(model)
+    for prompt, reply, other in zip(prompts, replies, plain, strict=True):
+        assert reply.token_ids.tolist() == other.token_ids.tolist()
+        assert other.top is None
+        ids = torch.tensor([[*prompt.tolist(), *reply.token_ids.tolist()]])
+        with torch.no_grad():
+            logits_SV = lm(ids).logits[0, len(prompt) - 1 : -1]
+        expected_SK, ids_SK = logits_SV.log_softmax(-1).topk(5)
+        assert reply.top.ids_SK.tolist() == ids_SK.tolist()
+        assert (reply.top.ids_SK.dtype, reply.top.logprobs_SK.dtype) == (np.int32, np.float32)
+        np.testing.assert_allclose(reply.top.logprobs_SK, expected_SK.numpy(), rtol=0, atol=1e-5)
+
+
+def test_a_response_that_stops_early_has_no_likeliest_tokens_behind_its_end(
+    model: ModelSection, engine: HfEngine, prompts: list[Tokens]
+) -> None:
+    said = [naive_greedy(model, prompt, 10) for prompt in prompts[:2]]
+    stop = next(token for token in said[0] if token not in said[1])
+    replies = ask(engine, prompts[:2], replace(greedy(10, (stop, *NEVER)), top_tokens=2), [0, 0])
+    assert len(replies[0].token_ids) < 10
+    assert [reply.top.ids_SK.shape for reply in replies] == [(len(reply.token_ids), 2) for reply in replies]
+
+
 def test_one_bad_prompt_fails_alone(engine: HfEngine, prompts: list[Tokens]) -> None:
     """A token that the vocabulary lacks; the others get what they would have got without it."""
     bad = np.asarray([5, 100_000], np.int32)
@@ -191,6 +222,13 @@ def test_the_fake_engine_replies_with_the_end_of_the_prompt() -> None:
 def test_the_fake_engine_keeps_to_max_new_tokens(limit: int, expected: list[int]) -> None:
     (reply,) = ask(FakeEngine(FakeSection()), [np.arange(10, 20, dtype=np.int32)], greedy(limit, (7,)), [0])
     assert reply.token_ids.tolist() == expected
+
+
+def test_the_fake_engine_knows_no_token_better_than_another() -> None:
+    engine = FakeEngine(FakeSection(reply_tokens=2))
+    (reply,) = ask(engine, [np.arange(5, dtype=np.int32)], replace(greedy(100), top_tokens=3), [0])
+    assert reply.top.ids_SK.tolist() == [[0, 1, 2]] * 3
+    np.testing.assert_allclose(np.exp(reply.top.logprobs_SK), np.full((3, 3), 0.25), rtol=1e-6)
 
 
 def test_calls_of_the_fake_engine_overlap() -> None:

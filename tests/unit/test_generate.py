@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -34,7 +35,7 @@ def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe
 
 
 def answer(recipe: Recipe, batch: pa.Table, *, for_training: bool) -> list[dict[str, object]]:
-    params = SamplingParams(0.0, 1.0, 8, (4,))
+    params = SamplingParams(0.0, 1.0, 8, (4,), recipe.study.method.top_tokens if for_training else 0)
     table = asyncio.run(Answer(recipe, recipe.study.model, params, for_training, None)(batch))
     assert table.schema == ANSWER_SCHEMA
     return table.to_pylist()
@@ -104,3 +105,29 @@ def test_a_dead_engine_ends_its_process(
     assert caught.value.code == 1
     assert "the engine died: the fake engine ends at call 1" in capfd.readouterr().err
     assert isinstance(caught.value.__context__, EngineDied)
+
+
+@pytest.mark.parametrize("engine", ["hf", "fake"])
+def test_what_the_sampler_tells_stands_beside_its_answers(
+    make_batch: Callable[..., tuple[Recipe, pa.Table]], engine: str
+) -> None:
+    recipe, batch = make_batch(True, engine=engine, method={"teacher": "topk", "teacher_topk": 3})
+    rows = answer(recipe, batch, for_training=True)
+    assert {row["outcome"] for row in rows} >= {"kept"}
+    for row in rows:
+        if row["outcome"] != "kept":
+            assert (row["top_ids"], row["top_logprobs"]) == (None, None)
+            continue
+        ids, logprobs = (np.asarray(row[name]).reshape(-1, 3) for name in ("top_ids", "top_logprobs"))
+        assert ids.shape == logprobs.shape
+        assert len(row["response_ids"]) - 1 <= len(ids) <= len(row["response_ids"])  # type: ignore[arg-type]
+        assert (np.diff(logprobs) <= 0).all()
+        assert (np.exp(logprobs).sum(-1) <= 1 + 1e-6).all()
+    evaluated = answer(*make_batch(False, engine=engine, method={"teacher": "topk"}), for_training=False)
+    assert {row["top_ids"] for row in evaluated} == {None}
+
+
+def test_more_tokens_than_the_vocabulary_has_are_refused(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    recipe, batch = make_batch(True, method={"teacher": "topk", "teacher_topk": 301})
+    with pytest.raises(UserError, match=r"^method.teacher_topk: 301, but .+ has 300 tokens in all$"):
+        answer(recipe, batch, for_training=True)

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import end_of_turn_id, load_tokenizer
-from pos2distill.records import Tokens
+from pos2distill.records import Tokens, TopTokens
 from pos2distill.sampling.engine import Completion, Failure
 from pos2distill.sampling.judge import Judge
 from pos2distill.tasks.judge import exact_match, f1, first_line, normalize, parse_answer, score, sub_exact_match
@@ -227,6 +227,48 @@ def merging() -> PreTrainedTokenizerBase:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<s>")
+
+
+def complete_with_top(sampled: list[int]) -> Completion:
+    """With the number of its position as the likeliest token at each."""
+    places = np.arange(len(sampled), dtype=np.int32)[:, None]
+    return Completion(np.asarray(sampled, np.int32), "stop", TopTokens(places, -places.astype(np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("It is 42.<|end|>", 9 + 1),
+        ("It is 42.<s>", 9 + 1),  # another end of the same response: the distribution there is the model's own
+        ("It is 42.\nOr 43.<|end|>", 9 + 1),  # it did not draw the closing token, but its distribution there is known
+        ("It is 42.", 9),  # cut at its greatest length: of the closing token it was not asked
+    ],
+)
+def test_the_likeliest_tokens_are_known_where_the_model_was_asked(
+    tokenizer: PreTrainedTokenizerBase, said: str, known: int
+) -> None:
+    judged = make_judge(tokenizer)(complete_with_top(encode(tokenizer, said)), ["42"])
+    assert len(judged.response_ids) == 9 + 1
+    assert judged.top is not None
+    assert judged.top.ids_SK.tolist() == [[place] for place in range(known)]
+    assert judged.top.logprobs_SK.tolist() == [[-place] for place in range(known)]
+
+
+def test_what_is_not_kept_keeps_no_likeliest_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    judged = make_judge(tokenizer)(complete_with_top(encode(tokenizer, "It is 43.")), ["42"])
+    assert (judged.outcome, judged.top) == ("wrong", None)
+
+
+def test_behind_a_token_made_anew_no_likeliest_tokens_are_known(merging: PreTrainedTokenizerBase) -> None:
+    """`is 4`, `2\\n`, `no` becomes `is 42`: up to the first token that differs, the model was asked."""
+    sampled = [*encode(merging, "is 4"), merging.convert_tokens_to_ids("2Ċ"), *encode(merging, "no")]
+    judged = Judge(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
+        complete_with_top(sampled), ["42"]
+    )
+    same = len(encode(merging, "is "))
+    assert judged.response_ids.tolist() == [*sampled[:same], merging.convert_tokens_to_ids("42"), 0]
+    assert judged.top is not None
+    assert len(judged.top.ids_SK) == same + 1
 
 
 def test_a_token_that_straddles_the_line_break_is_tokenised_anew(merging: PreTrainedTokenizerBase) -> None:

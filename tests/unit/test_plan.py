@@ -47,6 +47,7 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"method": {"advantageous_slot": "last"}}, {SAMPLE, DISTILL, DISTILLED}),
         ({"method": {"alignment": "official"}}, {SAMPLE, DISTILL, DISTILLED}),
         ({"method": {"teacher": "resident"}}, {SAMPLE, DISTILL, DISTILLED}),
+        ({"method": {"teacher": "topk"}}, {SAMPLE, DISTILL, DISTILLED}),
         ({"model": {"dtype": "bfloat16"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"model": {"engine": "vllm"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"data": {"train_examples": 7}}, {EXAMPLES, SAMPLE, DISTILL, DISTILLED}),
@@ -162,6 +163,16 @@ def test_samples_with_states_serve_methods_that_need_none(make_recipe: Make) -> 
     samples.publish(counts={}, seconds={})
     assert make_plan(r1).samples.url == make_plan(seqkd).samples.url
     assert make_plan(seqkd).checkpoint.fingerprint == before
+
+
+def test_how_many_tokens_the_teacher_tells_is_the_samples_own(make_recipe: Make) -> None:
+    few, many, default, same = (
+        make_recipe(method={"teacher": "topk", **k})
+        for k in ({"teacher_topk": 8}, {"teacher_topk": 9}, {}, {"teacher_topk": 64})
+    )
+    assert changed(few, many) == {SAMPLE, DISTILL, DISTILLED}
+    assert changed(default, same) == set()
+    assert changed(make_recipe(method={"teacher": "resident"}), few) == {SAMPLE, DISTILL, DISTILLED}
 
 
 def test_longer_prompts_change_which_published_rows_are_trained_on(make_recipe: Make) -> None:

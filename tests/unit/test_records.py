@@ -30,5 +30,5 @@ def test_gold_and_distractors_part_the_documents() -> None:
 
 def test_schemas_state_their_version() -> None:
     assert {schema.metadata[b"schema_version"] for schema in (EXAMPLE_SCHEMA, SAMPLE_SCHEMA, PREDICTION_SCHEMA)} == {
-        b"3"
+        b"4"
     }

@@ -1,11 +1,14 @@
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pos2distill.config import Recipe, Study
+from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.tasks.permutations import draw_trivial_slots
 from pos2distill.training.rows import _slot_id, examples_in_batch, kept_samples, rank_share
@@ -57,24 +60,40 @@ def test_the_gold_document_stands_at_the_rows_slot(make: Make) -> None:
             text.index(example.golds[0].text)
         )
         assert (row.slots, row.slot_id, place) == ((slot,), slot if slot else ANCHOR, slot)
-        assert row.teacher_TH is not None
-        assert row.teacher_TH.shape == (len(row.response_ids), 32)
 
 
 def test_an_anchor_row_is_the_advantageous_prompt_itself(make: Make) -> None:
     """Also with reshuffled distractors: the teacher answered that very prompt."""
     source = make(method={"distractors": "reshuffled"})
     anchor, trivial = source.row(0, (0,)), source.row(0, (1,))
-    assert anchor.prompt_ids.tolist() == anchor.teacher_prompt_ids.tolist() == trivial.teacher_prompt_ids.tolist()
+    assert anchor.prompt_ids.tolist() == anchor.sample.prompt_ids.tolist() == trivial.sample.prompt_ids.tolist()
     assert trivial.prompt_ids.tolist() != anchor.prompt_ids.tolist()
 
 
-def test_a_resident_teacher_needs_no_stored_states(make: Make) -> None:
+def test_what_the_store_lacks_is_none(make: Make) -> None:
     source = make()
     table = source.table.set_column(source.table.column_names.index("hidden"), "hidden", [[None] * 8])
     (sample, *_) = kept_samples(table)
     assert sample is not None
-    assert source.build.row((sample, (0,))).teacher_TH is None
+    assert (sample.hidden, sample.top_ids, sample.top_logprobs) == (None, None, None)
+
+
+def test_rows_end_where_the_sampler_knows_no_more(make: Make) -> None:
+    """The first two positions of a longer response, three tokens at each."""
+    source = make(method={"teacher": "topk", "teacher_topk": 3})
+    sample = source.sample(0)
+    assert len(sample.response_ids) > 2
+    told = replace(sample, top_ids=np.arange(6, dtype=np.int32), top_logprobs=np.full(6, -2, np.float32))
+    row = source.build.row((told, (1,)))
+    assert row.response_ids.tolist() == sample.response_ids[:2].tolist()
+    assert row.sample.response_ids is sample.response_ids
+
+
+def test_samples_without_the_likeliest_tokens_are_told(make: Make) -> None:
+    source = make(method={"teacher": "topk"})
+    lacking = replace(source.sample(0), top_ids=None)
+    with pytest.raises(UserError, match=r"hold no likeliest tokens; sample again with method.teacher=topk"):
+        source.build.row((lacking, (1,)))
 
 
 @given(st.integers(1, 70), st.integers(1, 9))

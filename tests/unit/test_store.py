@@ -109,7 +109,7 @@ def test_another_schema_version_is_refused(storage: str) -> None:
         artifact.manifest()
 
 
-@pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 3, "counts": {}}'])
+@pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 4, "counts": {}}'])
 def test_a_damaged_manifest_is_told(storage: str, content: str) -> None:
     artifact = publish(storage)
     write_bytes(artifact.fs, f"{artifact.path}/manifest.json", content.encode())

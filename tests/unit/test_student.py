@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -7,17 +7,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pos2distill.config import Recipe, Study
+from pos2distill.losses.kl import mean_by_row
+from pos2distill.models.head import FrozenHead
 from pos2distill.models.load import load_model
 from pos2distill.models.responses import ResponseBatch, collate
+from pos2distill.training.rows import Row
 from pos2distill.training.student import Student
-from pos2distill.training.teachers import cached_states
+from pos2distill.training.teachers import CachedTeacher, HiddenView
 from tests.unit.conftest import Source
 
 
 @pytest.fixture
 def parts(
     make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
-) -> tuple[Student, ResponseBatch, Tensor]:
+) -> tuple[Student, ResponseBatch, HiddenView]:
     """A student that has moved away from its teacher, a batch of 8 rows, and the teacher's states."""
     study = make_recipe().study
     source = make_source(study)
@@ -28,14 +31,17 @@ def parts(
         for parameter in student.lm.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
-    return student, batch, cached_states(rows)
+    return student, batch, view_of(study, rows)
 
 
-def naive_kl(student: Student, batch: ResponseBatch, teacher_TH: Tensor) -> Tensor:
+def view_of(study: Study, rows: Sequence[Row]) -> HiddenView:
+    return CachedTeacher(FrozenHead.from_checkpoint(study.model, torch.float32))(rows)
+
+
+def naive_kl(student: Student, batch: ResponseBatch, teacher: HiddenView) -> Tensor:
     """The plain way: all logits of the batch, a loop over rows, the definition of KL."""
     logits_BLV = student.lm(input_ids=batch.input_ids_BL, attention_mask=batch.attention_mask_BL).logits
-    assert student.teacher_head is not None
-    teacher_TV = teacher_TH @ student.teacher_head.weight_VH.T
+    teacher_TV = teacher.hidden_TH @ teacher.head.weight_VH.T
     kls, start = [], 0
     for row in range(len(logits_BLV)):
         positions = batch.position_T[batch.row_T == row]
@@ -52,10 +58,10 @@ def gradient(student: Student, loss: Tensor) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in student.lm.parameters() if parameter.grad is not None])
 
 
-def test_value_and_gradient_equal_the_plain_way(parts: tuple[Student, ResponseBatch, Tensor]) -> None:
-    student, batch, teacher_TH = parts
+def test_value_and_gradient_equal_the_plain_way(parts: tuple[Student, ResponseBatch, HiddenView]) -> None:
+    student, batch, teacher = parts
     weight_B = torch.linspace(0.1, 1, 8)  # so that a row taken for another shows
-    ours, plain = student(batch, teacher_TH), naive_kl(student, batch, teacher_TH)
+    ours, plain = student(batch, teacher), naive_kl(student, batch, teacher)
     assert plain.min() > 1e-3
     torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-6)
     one, other = (gradient(student, (weight_B * kl_B).sum()) for kl_B in (ours, plain))
@@ -79,15 +85,15 @@ class LargestTensors(TorchDispatchMode):
         return result
 
 
-def test_logits_of_the_whole_batch_are_never_made(parts: tuple[Student, ResponseBatch, Tensor]) -> None:
-    student, batch, teacher_TH = parts
+def test_logits_of_the_whole_batch_are_never_made(parts: tuple[Student, ResponseBatch, HiddenView]) -> None:
+    student, batch, teacher = parts
     vocabulary, tokens = 300, len(batch.row_T)
     assert tokens < batch.input_ids_BL.shape[1]  # else the test could not tell them apart
     with LargestTensors(vocabulary) as watched:
-        student(batch, teacher_TH).sum().backward()
+        student(batch, teacher).sum().backward()
     assert watched.elements == tokens * vocabulary
     with LargestTensors(vocabulary) as plain:
-        naive_kl(student, batch, teacher_TH).sum().backward()
+        naive_kl(student, batch, teacher).sum().backward()
     assert plain.elements == batch.input_ids_BL.numel() * vocabulary  # the watch does see them
 
 
@@ -100,7 +106,7 @@ def test_a_student_that_has_not_moved_is_at_zero_on_anchor_rows(
     student = Student(load_model(study.model), study)
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
     with torch.no_grad():
-        assert student(batch, cached_states(rows)).max() < 1e-6
+        assert student(batch, view_of(study, rows)).max() < 1e-6
 
 
 def test_cross_entropy_is_what_transformers_computes(
@@ -109,7 +115,6 @@ def test_cross_entropy_is_what_transformers_computes(
     study = make_recipe(method={"name": "seqkd"}).study
     source = make_source(study)
     student = Student(load_model(study.model), study)
-    assert student.teacher_head is None
     for row in (source.row(0, (1,)), source.row(1, (3,))):
         own = student(collate([row.prompt_ids], [row.response_ids]), None)
         ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
@@ -128,4 +133,5 @@ def test_the_teachers_own_loss_is_the_frozen_models(
     rows = [source.row(index, (0,)) for index in range(3)]
     batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
     with torch.no_grad():
-        torch.testing.assert_close(student.teacher_loss(batch, cached_states(rows)), student(batch, None))
+        loss_T = view_of(study, rows).cross_entropy(batch.target_T)
+        torch.testing.assert_close(mean_by_row(loss_T, batch.row_T, 3), student(batch, None))

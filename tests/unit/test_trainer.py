@@ -16,7 +16,7 @@ from pos2distill.models.responses import ResponseBatch
 from pos2distill.training.feed import Progress
 from pos2distill.training.ranks import Ranks
 from pos2distill.training.stepper import TorchStepper, build_stepper
-from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
+from pos2distill.training.teachers import TeacherView, build_teacher
 from pos2distill.training.trainer import StepRecord, train
 from tests.unit.conftest import Source
 
@@ -33,9 +33,9 @@ class Watched:
         self.forwards = 0
         self.last: list[bool] = []
 
-    def forward(self, batch: ResponseBatch, teacher_TH: Tensor | None) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         self.forwards += 1
-        return self.stepper.forward(batch, teacher_TH)
+        return self.stepper.forward(batch, teacher)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.last.append(last)
@@ -70,9 +70,7 @@ def prepare(source: Source, trainers: TrainersSection) -> Result:
 
 def work(result: Result, source: Source, trainers: TrainersSection, ranks: Ranks) -> None:
     study = source.study
-    teacher: TeacherStates | None = cached_states if study.method.needs_teacher else None
-    if study.method.has_resident_teacher:
-        teacher = ResidentStates(result.stepper.frozen_states, alignment=study.method.alignment)
+    teacher = build_teacher(study, result.stepper.frozen_states, CPU)
     progress = Progress.at_start(len(source.ids))
     feed = source.feed(ranks)
     assert train(study, trainers, feed, source.build, result.stepper, teacher, ranks, progress, [result.records.append])
@@ -211,6 +209,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "r2"},
     {"name": "r2", "weights": "adaptive"},
     {"name": "r2", "weights": "adaptive", "teacher": "resident"},
+    {"name": "r1", "teacher": "topk"},
 ]
 
 
@@ -238,6 +237,21 @@ def test_cached_and_resident_teachers_agree(make: Callable[..., Source]) -> None
     for one, other in zip(cached.records, resident.records, strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-6, abs=1e-6)
     assert_same_gradient(cached.gradient, resident.gradient)
+
+
+def test_more_of_the_likeliest_tokens_come_nearer_to_the_exact_teacher(make: Callable[..., Source]) -> None:
+    """The tiny model is unsure, so that a few tokens are a loose bound."""
+    bounds = [run(make(method={"teacher": "topk", "teacher_topk": k}), trainers(32)).records[0] for k in (2, 50, 300)]
+    few, many, every = (record.loss_trivial or 0.0 for record in bounds)
+    assert 0 < few < 0.9 * many < 0.9 * 0.9 * every
+    assert all(record.loss_anchor == pytest.approx(0, abs=1e-6) for record in bounds)
+
+
+def test_the_loss_falls_with_the_likeliest_tokens_alone(make: Callable[..., Source]) -> None:
+    method = {"teacher": "topk", "teacher_topk": 30}
+    source = make(method=method, data={"train_examples": 4}, training={"epochs": 20, "learning_rate": 3e-3})
+    losses = [record.loss for record in run(source, trainers(32)).records]
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
 def test_the_resident_teacher_stays_while_the_student_moves(make: Callable[..., Source]) -> None:
