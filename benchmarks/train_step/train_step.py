@@ -1,0 +1,206 @@
+"""What does an R1 optimizer step cost, against a straightforward one, TRL's loss functions and the hardware's floor?
+
+Every variant makes the same steps on the same rows; their losses are held to each other. Times come from steps made in
+turn by one process, memory from one process a variant. Run:
+
+  python -m benchmarks.train_step.train_step [--device cuda] [--trl FOLDER]
+
+FOLDER holds TRL 1.16, which no lock of the project brings:
+  uv pip install --target FOLDER --no-deps trl==1.16.* datasets xxhash multiprocess dill
+"""
+
+import argparse
+import ctypes
+import gc
+import importlib.util
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study, model_folder
+from benchmarks.train_step.variants import PlainStep, straightforward, trl_chunked, trl_gkd
+
+Step = Callable[[], float]
+VARIANTS = ("ours", "ours_resident", "straightforward", "trl_chunked", "trl_gkd")
+GIB = 2**30
+
+
+def build(name: str, size: Size, folder: Path, device: torch.device) -> Step:
+    """A variant, ready for its first step."""
+    study = make_study(size, folder, teacher="cached" if name == "ours" else "resident")
+    questions = Questions(size, study, device)
+    if name.startswith("ours"):
+        return OurStep(size, study, questions, device)
+    losses = {"straightforward": straightforward, "trl_chunked": trl_chunked, "trl_gkd": trl_gkd}[name]
+    return PlainStep(size, study, questions, device, losses)
+
+
+def wall(step: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one call, the device's work included."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def matrix_rate(size: Size, device: torch.device) -> float:
+    """FLOP/s of a large matrix product in the precision trained in; the best of five."""
+    edge = 8192 if device.type == "cuda" else 2048
+    dtype = torch.bfloat16 if size.precision == "bfloat16" else torch.float32
+    one, other = (torch.randn(edge, edge, device=device, dtype=dtype) for _ in range(2))
+    return 2 * edge**3 / min(wall(lambda: one @ other, device) for _ in range(5))
+
+
+def floor_flops(size: Size, folder: Path, device: torch.device, name: str) -> dict[str, float]:
+    """Products with weights that a step cannot do without, by what they are for.
+
+    Six a weight and token (two forward, four backward) in the layers; in the head at response tokens alone, with two
+    more for the teacher's, once an example; a resident teacher's forward pass, once an example. Attention itself, which
+    grows with the square of the length, is not among them.
+    """
+    rows = Questions(size, make_study(size, folder, teacher="resident"), device).rows()
+    layer = size.hidden * (
+        2 * size.hidden + 2 * size.hidden * size.key_value_heads // size.heads + 3 * size.intermediate
+    )
+    head = size.vocabulary * size.hidden
+    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
+    examples = {row.example_id: row for row in rows}.values()
+    teacher_tokens = sum(len(row.teacher_prompt_ids) + len(row.response_ids) for row in examples)
+    response, distinct = (sum(len(row.response_ids) for row in some) for some in (rows, examples))
+    return {
+        "layers": 6.0 * layer * size.layers * tokens,
+        "heads": 6.0 * head * response + 2.0 * head * distinct,
+        "teacher": 0.0 if name == "ours" else 2.0 * layer * size.layers * teacher_tokens,
+    }
+
+
+def measure_times(names: list[str], size: Size, folder: Path, device: torch.device, repetitions: int) -> dict[str, Any]:
+    """Seconds of every variant's steps, made in turn, with a step of each beforehand; losses equal all along."""
+    steps = {name: build(name, size, folder, device) for name in names}
+    rates: list[float] = []
+    losses: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for repetition in range(repetitions + 1):
+        rates.append(matrix_rate(size, device))
+        for name, step in steps.items():
+            took = wall(lambda step=step, name=name: losses[name].append(step()), device)
+            if repetition:
+                seconds[name].append(took)
+            print(f"{name}: step {repetition}, {took:.2f} s, loss {losses[name][-1]:.6f}", flush=True)
+    tolerance = 1e-4 if size.precision == "float32" else 2e-2
+    for name in names:
+        for own, reference in zip(losses[name], losses[names[0]], strict=True):
+            if abs(own - reference) > tolerance * abs(reference):
+                raise AssertionError(f"{name} has other losses: {losses[name]}, not {losses[names[0]]}")
+    return {"seconds": seconds, "losses": losses, "matrix_tflops": statistics.median(rates) / 1e12}
+
+
+def measure_memory(name: str, size: Size, folder: Path, device: torch.device) -> dict[str, float]:
+    """GiB that a step takes at its peak beyond what stays between steps: weights, optimizer state and, where a variant
+    keeps one, the teacher. On a CPU the high-water mark of the process's resident memory, set back before the step."""
+    step = build(name, size, folder, device)
+    step()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return {"kept_gib": before / GIB, "peak_gib": (torch.cuda.max_memory_allocated() - before) / GIB}
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    step()
+    return {"kept_gib": before / GIB, "peak_gib": (_status("VmHWM") - before) / GIB}
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def measure_apart(name: str, options: argparse.Namespace) -> dict[str, float]:
+    """`measure_memory` in a process of its own, in which large blocks go back to the system when they are freed."""
+    command = [sys.executable, "-m", "benchmarks.train_step.train_step", "--device", options.device, "--memory", name]
+    command += ["--trl", options.trl] if options.trl else []
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1048576"}
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
+    found: dict[str, float] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def top_operations(step: Step, device: torch.device, count: int = 12) -> list[dict[str, Any]]:
+    """Where one step's time goes: operations by their own time, as a share of all."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with profile(activities=activities) as profiler:
+        step()
+    attribute = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    events = sorted(profiler.key_averages(), key=lambda event: -getattr(event, attribute))
+    total = sum(getattr(event, attribute) for event in events)
+    return [
+        {"operation": event.key, "calls": event.count, "share": round(getattr(event, attribute) / total, 4)}
+        for event in events[:count]
+    ]
+
+
+def main() -> None:
+    """Measure, compare, write the report beside this file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=SIZES, default="cpu")
+    parser.add_argument("--trl", help="folder with TRL 1.16; without it, TRL's variants are left out")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--memory", choices=VARIANTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.trl:
+        sys.path.append(options.trl)
+    names = [name for name in VARIANTS if not name.startswith("trl") or importlib.util.find_spec("trl")]
+    size, device = SIZES[options.device], torch.device(options.device)
+    torch.set_num_threads(os.cpu_count() or 1)
+    with model_folder() as folder:
+        if options.memory:
+            print(json.dumps(measure_memory(options.memory, size, Path(folder), device)))
+            return
+        report = measure_times(names, size, Path(folder), device, options.repetitions)
+        median = {name: statistics.median(seconds) for name, seconds in report["seconds"].items()}
+        floors = {name: floor_flops(size, Path(folder), device, name) for name in ("ours", "ours_resident")}
+        profiled = top_operations(build("ours", size, Path(folder), device), device)
+    memory = {name: measure_apart(name, options) for name in names}
+    report |= {
+        "size": {field: getattr(size, field) for field in size.__slots__},
+        "time_over_ours": {name: seconds / median["ours"] for name, seconds in median.items()},
+        "memory": memory,
+        "memory_over_ours": {name: gib["peak_gib"] / memory["ours"]["peak_gib"] for name, gib in memory.items()},
+        "floor_tflop": {name: {kind: flops / 1e12 for kind, flops in each.items()} for name, each in floors.items()},
+        "share_of_floor": {
+            name: sum(each.values()) / (report["matrix_tflops"] * 1e12) / median[name] for name, each in floors.items()
+        },
+        "profile_of_ours": profiled,
+        "machine": _machine(device),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+    }
+    Path(__file__).with_name(f"train_step_{options.device}.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
+
+
+def _machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU"
+
+
+if __name__ == "__main__":
+    main()
