@@ -80,7 +80,7 @@ def make_plan(recipe: Recipe) -> Plan:
     samples = _samples(storage, drawn, method)
     # Only weights of a micro-batch depend on how the global batch is cut.
     trainers = recipe.runtime.trainers
-    cut = (trainers.workers, trainers.micro_batch_rows) if method.weights_scope == "micro" else None
+    cut = (trainers.workers, trainers.micro_batch_tokens) if method.weights_scope == "micro" else None
     checkpoint = fingerprint(drawn, _method_identity(method), study.training, cut)
     identity = _evaluation_identity(study, data)
     base_scores, distilled_scores = fingerprint(identity, model), fingerprint(identity, checkpoint)

@@ -108,7 +108,7 @@ def _shown_runtime(recipe: Recipe) -> dict[str, object]:
     return {
         "strategy": trainers.strategy,
         "workers": trainers.workers,
-        "micro_batch_rows": trainers.micro_batch_rows,
+        "micro_batch_tokens": trainers.micro_batch_tokens,
         "samplers": f"{recipe.runtime.samplers.min} to {recipe.runtime.samplers.max}",
         "teachers": f"{recipe.runtime.teachers.min} to {recipe.runtime.teachers.max}",
     }

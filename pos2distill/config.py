@@ -372,7 +372,11 @@ class TrainersSection(Section):
     strategy: Literal["zero3", "torch"] = Field(
         "zero3", description="zero3: DeepSpeed, any number of workers; torch: one process"
     )
-    micro_batch_rows: int = Field(4, ge=1, description="rows of one forward and backward pass on one worker")
+    micro_batch_tokens: int = Field(
+        16384,
+        ge=1,
+        description="tokens of one forward and backward pass on one worker, at most; a longer row goes alone",
+    )
     gradient_checkpointing: bool = True
     cpus: float = Field(1.0, ge=0)
     gpus: float = Field(0.0, ge=0)

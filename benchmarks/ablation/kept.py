@@ -53,7 +53,7 @@ class Reference:
 def kl_to(reference: Reference, student: PreTrainedModel) -> float:
     """Mean over rows of the mean over tokens of KL(base || student)."""
     rows = [
-        mean_by_row(forward_kl(base_TV, _logits(student, batch)), batch.row_T, len(batch.input_ids_BL))
+        mean_by_row(forward_kl(base_TV, _logits(student, batch)), batch.row_T, batch.rows)
         for batch, base_TV in zip(reference.batches, reference.logits, strict=True)
     ]
     return float(torch.cat(rows).mean())

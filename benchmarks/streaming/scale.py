@@ -61,7 +61,7 @@ def load(storage: str, data: Path, examples: int) -> Recipe:
             *("evaluation.slots=all", "evaluation.other_documents=[]", "model.engine=fake", "sampling.keep=all"),
             *("method.name=seqkd", "method.k=1", "training.epochs=1", "training.batch_rows=512"),
             *("runtime.fake.reply_tokens=4", "runtime.samplers.batch_size=256", "runtime.mode=streamed"),
-            *("runtime.trainers.micro_batch_rows=256", "runtime.checkpoints.minutes=2"),
+            *("runtime.trainers.micro_batch_tokens=131072", "runtime.checkpoints.minutes=2"),
         ],
     )
 

@@ -149,13 +149,16 @@ class Questions:
 
 
 class OurStep:
-    """One step of the product's own training loop."""
+    """One step of the product's own training loop, in micro-batches like the others' or in a single one."""
 
-    def __init__(self, size: Size, study: Study, questions: Questions, device: torch.device) -> None:
+    def __init__(
+        self, size: Size, study: Study, questions: Questions, device: torch.device, *, one_pass: bool = False
+    ) -> None:
         self.study, self.questions = study, questions
+        tokens = [len(row.prompt_ids) + len(row.response_ids) for row in questions.rows()]
         self.trainers = TrainersSection(
             strategy="torch",
-            micro_batch_rows=size.micro_batch_rows,
+            micro_batch_tokens=sum(tokens) if one_pass else size.micro_batch_rows * max(tokens),
             gradient_checkpointing=size.gradient_checkpointing,
             threads=torch.get_num_threads(),
         )

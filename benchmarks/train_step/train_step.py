@@ -32,16 +32,17 @@ from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_
 from benchmarks.train_step.variants import PlainStep, straightforward, trl_chunked, trl_gkd
 
 Step = Callable[[], float]
-VARIANTS = ("ours", "ours_resident", "straightforward", "trl_chunked", "trl_gkd")
+VARIANTS = ("ours", "ours_one_pass", "ours_resident", "straightforward", "trl_chunked", "trl_gkd")
 GIB = 2**30
 
 
 def build(name: str, size: Size, folder: Path, device: torch.device) -> Step:
     """A variant, ready for its first step."""
-    study = make_study(size, folder, teacher="cached" if name == "ours" else "resident")
+    cached = name in ("ours", "ours_one_pass")
+    study = make_study(size, folder, teacher="cached" if cached else "resident")
     questions = Questions(size, study, device)
     if name.startswith("ours"):
-        return OurStep(size, study, questions, device)
+        return OurStep(size, study, questions, device, one_pass=name == "ours_one_pass")
     losses = {"straightforward": straightforward, "trl_chunked": trl_chunked, "trl_gkd": trl_gkd}[name]
     return PlainStep(size, study, questions, device, losses)
 
@@ -84,7 +85,7 @@ def floor_flops(size: Size, folder: Path, device: torch.device, name: str) -> di
     return {
         "layers": 6.0 * layer * size.layers * tokens,
         "heads": 6.0 * head * response + 2.0 * head * distinct,
-        "teacher": 0.0 if name == "ours" else 2.0 * layer * size.layers * teacher_tokens,
+        "teacher": 0.0 if name != "ours_resident" else 2.0 * layer * size.layers * teacher_tokens,
     }
 
 
@@ -175,7 +176,7 @@ def main() -> None:
             return
         report = measure_times(names, size, Path(folder), device, options.repetitions)
         median = {name: statistics.median(seconds) for name, seconds in report["seconds"].items()}
-        floors = {name: floor_flops(size, Path(folder), device, name) for name in ("ours", "ours_resident")}
+        floors = {name: floor_flops(size, Path(folder), device, name) for name in names if name.startswith("ours")}
         profiled = top_operations(build("ours", size, Path(folder), device), device)
     memory = {name: measure_apart(name, options) for name in names}
     report |= {

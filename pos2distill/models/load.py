@@ -19,6 +19,7 @@ from transformers import (
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
+from pos2distill.models.attention import PACKED_SDPA
 from pos2distill.models.files import local_folder
 
 _PROBE = "pos2distill-probe"
@@ -53,24 +54,35 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
 
 
 def load_model(
-    model: ModelSection, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    model: ModelSection,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    packed: bool = False,
 ) -> PreTrainedModel:
     """The causal language model in evaluation mode, from safetensors only.
 
     Args:
         dtype: of the weights; default: `model.dtype`.
+        packed: for rows laid end to end alone (`predicting_hidden`), each at the cost of its own tokens.
+
+    Raises:
+        UserError: if the folder holds no safetensors; if packed rows would leak into each other.
     """
     folder = local_folder(model)
     weights = dtype or torch_dtype(model.dtype)
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
+    attention = pick_attention(model.attention, weights, torch.device(device))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=weights,
-        attn_implementation=pick_attention(model.attention, weights, torch.device(device)),
+        attn_implementation=PACKED_SDPA if packed and attention == "sdpa" else attention,
         trust_remote_code=model.trust_remote_code,
         use_safetensors=True,
     )
+    if packed and loaded._is_stateful:
+        raise UserError(f"{model.path}: its layers carry a state from token to token; only attention can be trained")
     lm: PreTrainedModel = loaded.to(device).eval()
     # Sampling settings come from the study; defaults from the model's folder would add penalties that nobody asked for.
     lm.generation_config = GenerationConfig()

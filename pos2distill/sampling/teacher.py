@@ -29,7 +29,7 @@ class Teacher:
         torch.set_num_threads(threads)
         self.alignment = alignment
         self.device = device
-        self.model = load_model(model, device=device)
+        self.model = load_model(model, device=device, packed=True)
 
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> list[Tensor]:

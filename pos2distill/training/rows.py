@@ -2,6 +2,7 @@
 
 import functools
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,6 +153,34 @@ def rank_share(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowK
     size = math.ceil(len(keys) / world)
     own = list(keys[rank * size : (rank + 1) * size])
     return [(key, False) for key in own] + [(keys[0], True)] * (size - len(own))
+
+
+def parts_needed(lengths: Sequence[int], limit: int) -> int:
+    """How many consecutive parts the rows make if none holds more than `limit` tokens, a longer row alone."""
+    return len(_fill(lengths, limit, 1))
+
+
+def cut_rows(lengths: Sequence[int], parts: int) -> list[int]:
+    """The rows of each of so many consecutive parts, so that the one with most tokens has as few as possible.
+
+    Args:
+        lengths: of the rows, in tokens. parts: at most as many as rows; none is empty.
+    """
+    limits = range(max(lengths), sum(lengths) + 1)
+    limit = limits[bisect_left(limits, True, key=lambda limit: parts_needed(lengths, limit) <= parts)]
+    return _fill(lengths, limit, parts)
+
+
+def _fill(lengths: Sequence[int], limit: int, parts: int) -> list[int]:
+    """Rows of each part where parts are filled up one by one, and later where `parts` would not come about."""
+    sizes, tokens = [0], 0
+    for done, length in enumerate(lengths):
+        if sizes[-1] and (tokens + length > limit or len(lengths) - done <= parts - len(sizes)):
+            sizes.append(0)
+            tokens = 0
+        sizes[-1] += 1
+        tokens += length
+    return sizes
 
 
 def _slot_id(slots: Slots, documents: int) -> int:

@@ -57,7 +57,7 @@ class TorchStepper:
         self.study = study
         self.device = device
         # fp32 weights under autocast: the same master weights that ZeRO keeps.
-        lm = load_model(study.model, dtype=torch.float32, device=device)
+        lm = load_model(study.model, dtype=torch.float32, device=device, packed=True)
         prepare_for_training(lm, trainers)
         self.student = Student(lm, study).to(device)
         self.autocast = torch.autocast(
@@ -67,7 +67,7 @@ class TorchStepper:
         self.optimizer = torch.optim.AdamW(
             lm.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
         )
-        self.frozen = load_model(study.model, device=device) if study.method.has_resident_teacher else None
+        self.frozen = load_model(study.model, device=device, packed=True) if study.method.has_resident_teacher else None
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         with self.autocast:

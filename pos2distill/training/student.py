@@ -42,4 +42,4 @@ class Student(nn.Module):
             loss_T = teacher.kl(student_TV)
         else:
             loss_T = cross_entropy(student_TV, batch.target_T, reduction="none")
-        return mean_by_row(loss_T, batch.row_T, len(batch.input_ids_BL))
+        return mean_by_row(loss_T, batch.row_T, batch.rows)

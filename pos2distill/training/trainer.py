@@ -6,6 +6,7 @@ Shapes: N rows of the global batch over all ranks, C rows of one rank's share, B
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
 from pos2distill.models.responses import ResponseBatch, collate
 from pos2distill.training.feed import Batch, Feed, Progress, Wish
 from pos2distill.training.ranks import Ranks
-from pos2distill.training.rows import Row, RowBuilder, rank_share
+from pos2distill.training.rows import Row, RowBuilder, cut_rows, parts_needed, rank_share
 from pos2distill.training.schedule import learning_rate
 from pos2distill.training.stepper import Stepper
 from pos2distill.training.teachers import HiddenView, Teacher, TeacherView
@@ -81,10 +82,9 @@ def train(
         save: called on every rank after batches whose wish is a checkpoint, or to stop.
     Returns: whether all epochs are done.
     """
-    for batch, rows in _prefetched(feed.batches(progress), build, ranks):
-        if rows:
-            size = trainers.micro_batch_rows
-            micros = [_to_micro(rows[start : start + size], teacher, study) for start in range(0, len(rows), size)]
+    for batch, cut in _prefetched(feed.batches(progress), build, ranks, trainers.micro_batch_tokens):
+        if cut:
+            micros = [_to_micro(rows, teacher, study) for rows in cut]
             loss_N, coefficient_N, slot_N = _accumulate(study, stepper, micros, ranks)
             rate = learning_rate(batch.share, study.training)
             norm = stepper.step(rate)
@@ -171,17 +171,22 @@ def _to_micro(rows: Sequence[Row], teacher: Teacher | None, study: Study) -> _Mi
     return _Micro(batch, teacher(rows) if teacher else None, torch.tensor([row.slot_id for row in rows]))
 
 
-def _prefetched(batches: Iterator[Batch], build: RowBuilder, ranks: Ranks) -> Iterator[tuple[Batch, list[Row]]]:
-    """Each global batch with this rank's rows of it; the next one is made while the last one trains."""
+def _prefetched(
+    batches: Iterator[Batch], build: RowBuilder, ranks: Ranks, limit: int
+) -> Iterator[tuple[Batch, list[list[Row]]]]:
+    """Each global batch with this rank's rows of it, cut into micro-batches of at most `limit` tokens.
 
-    def make() -> tuple[Batch, list[Row]] | None:
+    The next one is made while the last one trains.
+    """
+
+    def make() -> tuple[Batch, list[list[Row]]] | None:
         batch = next(batches, None)
         if batch is None:
             return None
         keys = [key for sample in batch.samples for key in build.keys(sample)]
         share = rank_share(keys, ranks.rank, ranks.world) if keys else []
-        rows = [replace(row, slot_id=FILLER) if filler else row for key, filler in share for row in [build.row(key)]]
-        return batch, rows
+        rows = [_as_filler(row) if filler else row for key, filler in share for row in [build.row(key)]]
+        return batch, _cut(rows, limit, ranks) if rows else []
 
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")
     try:
@@ -192,6 +197,19 @@ def _prefetched(batches: Iterator[Batch], build: RowBuilder, ranks: Ranks) -> It
     finally:
         # After an error nobody waits for it: it may itself be waiting for ranks that have gone.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _as_filler(row: Row) -> Row:
+    """It counts for nothing, so it may as well be short."""
+    return replace(row, slot_id=FILLER, prompt_ids=row.prompt_ids[-1:])
+
+
+def _cut(rows: list[Row], limit: int, ranks: Ranks) -> list[list[Row]]:
+    """Micro-batches; as many on every rank, since ZeRO-3 needs every rank in every pass."""
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    parts = max(ranks.exchange(parts_needed(lengths, limit)))
+    coming = iter(rows)
+    return [list(islice(coming, size)) for size in cut_rows(lengths, parts)]
 
 
 def _record(

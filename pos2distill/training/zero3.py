@@ -145,7 +145,7 @@ class _PartedLoad:
         self.buffers = unsaved_buffers(model, dtype)
 
     def __call__(self, device: torch.device) -> PreTrainedModel:
-        lm = load_model(self.model, dtype=self.dtype, device=device)
+        lm = load_model(self.model, dtype=self.dtype, device=device, packed=True)
         for name, buffer in self.buffers.items():
             owner, _, own = name.rpartition(".")
             setattr(lm.get_submodule(owner), own, buffer.to(device))

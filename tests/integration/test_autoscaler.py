@@ -43,7 +43,7 @@ def test_samplers_come_and_go_while_training_stays(make_recipe: Callable[..., Re
         runtime={
             "fake": {"delay_s": 0.7},
             "samplers": {"min": 1, "max": 2, "batch_size": 4, "concurrent_batches": 1, "gpus": 1},
-            "trainers": {"micro_batch_rows": 8},
+            "trainers": {"micro_batch_tokens": 4096},
         },
     )
     plan = make_plan(recipe)

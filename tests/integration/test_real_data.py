@@ -95,7 +95,7 @@ def test_study_runs_through_on_published_files(task: str, engine: str, reader: s
         "runtime": {
             "storage": str(tmp_path / "run"),
             "samplers": {"batch_size": 4, "threads": 2},
-            "trainers": {"strategy": "torch", "micro_batch_rows": 2, "threads": 2},
+            "trainers": {"strategy": "torch", "micro_batch_tokens": 8192, "threads": 2},
             "vllm": {"enforce_eager": True, "max_num_seqs": 8},
         },
     }

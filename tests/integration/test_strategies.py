@@ -30,7 +30,7 @@ STEPS = [
         "training.epochs=4",
         "training.learning_rate=1e-4",
         "training.batch_rows=32",
-        "runtime.trainers.micro_batch_rows=32",
+        "runtime.trainers.micro_batch_tokens=100000",
     ),
     *("model.dtype=float32", "data.documents=20"),
 ]
@@ -55,7 +55,7 @@ def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
     small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
 ) -> None:
     short = (*STEPS, "training.epochs=2", "training.batch_rows=15")  # 8 rows on one worker, 7 and a filler on the other
-    two_workers = ("strategy=zero3", "workers=2", "micro_batch_rows=3", "threads=1", "gradient_checkpointing=true")
+    two_workers = ("strategy=zero3", "workers=2", "micro_batch_tokens=1000", "threads=1", "gradient_checkpointing=true")
     curves = {}
     for name, settings in {"torch": ("strategy=torch",), "zero3": two_workers}.items():
         storage = tmp_path / name
@@ -76,9 +76,9 @@ def test_loss_and_gradient_of_two_zero3_ranks_equal_one_torch_process(
     small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path, method: dict[str, str]
 ) -> None:
     recipe = small_toy(sampled, *STEPS)
-    reference = first_gradient(recipe, method | {"teacher": "cached"}, Ranks(), "torch", micro_batch_rows=32)
+    reference = first_gradient(recipe, method | {"teacher": "cached"}, Ranks(), "torch", micro_batch_tokens=100000)
     out = tmp_path / "gradient.pt"
-    # 2 ranks x 16 rows, in micro-batches of 5: uneven on purpose
+    # 2 ranks x 15 rows, in micro-batches that cut examples
     run_ranks(zero3_rank, 2, recipe, method, str(tmp_path / "rendezvous"), str(out))
     cut = torch.load(out)
     assert cut["loss"] == pytest.approx(reference["loss"], rel=1e-5)
@@ -93,10 +93,10 @@ def test_bf16_zero3_errs_at_most_twice_as_much_as_plain_bf16(
 ) -> None:
     """The reference: the same weights cast to bf16 in plain torch. 20 examples: fewer are a draw of their roundings."""
     recipe = small_toy(sampled, *STEPS, "training.batch_rows=120")
-    exact = first_gradient(recipe, {}, Ranks(), "torch", micro_batch_rows=32)["gradients"]
+    exact = first_gradient(recipe, {}, Ranks(), "torch", micro_batch_tokens=100000)["gradients"]
     training = recipe.study.training.model_copy(update={"precision": "bfloat16"})
     recipe = recipe.model_copy(update={"study": recipe.study.model_copy(update={"training": training})})
-    plain_bf16 = first_gradient(recipe, {}, Ranks(), "torch", micro_batch_rows=32, cast=True)["gradients"]
+    plain_bf16 = first_gradient(recipe, {}, Ranks(), "torch", micro_batch_tokens=100000, cast=True)["gradients"]
     out = tmp_path / "gradient.pt"
     run_ranks(zero3_rank, 2, recipe, {}, str(tmp_path / "rendezvous"), str(out))
     zero3_bf16 = torch.load(out)["gradients"]
@@ -144,13 +144,13 @@ class FirstBatch(Feed):
 
 
 def first_gradient(
-    recipe: Recipe, changes: dict[str, str], ranks: Ranks, strategy: str, micro_batch_rows: int, *, cast: bool = False
+    recipe: Recipe, changes: dict[str, str], ranks: Ranks, strategy: str, micro_batch_tokens: int, *, cast: bool = False
 ) -> dict[str, Any]:
     """Of the recipe's samples, with a method that may need less of them than they hold."""
     method = recipe.study.method.model_copy(update=changes)
     training = recipe.study.training.model_copy(update={"epochs": 1})
     study = recipe.study.model_copy(update={"method": method, "training": training})
-    update = {"strategy": strategy, "workers": ranks.world, "micro_batch_rows": micro_batch_rows, "threads": 1}
+    update = {"strategy": strategy, "workers": ranks.world, "micro_batch_tokens": micro_batch_tokens, "threads": 1}
     trainers = recipe.runtime.trainers.model_copy(update=update)
     stepper = Inspected(build_stepper(study, trainers, torch.device("cpu")))
     if cast:
@@ -176,6 +176,6 @@ def buffers_rank(rank: int, recipe: Recipe, rendezvous: str, out: str) -> None:
 
 def zero3_rank(rank: int, recipe: Recipe, changes: dict[str, str], rendezvous: str, out: str) -> None:
     with process_group(rank, 2, rendezvous):
-        result = first_gradient(recipe, changes, Ranks(rank, 2), "zero3", micro_batch_rows=5)
+        result = first_gradient(recipe, changes, Ranks(rank, 2), "zero3", micro_batch_tokens=1500)
         if rank == 0:
             torch.save(result, out)

@@ -41,7 +41,7 @@ def streamed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
                     "fake": {"delay_s": 1.0},
                     "samplers": {"batch_size": 4, "concurrent_batches": 1},
                     "teachers": {"batch_size": 4, "concurrent_batches": 1},
-                    "trainers": {"micro_batch_rows": 8},
+                    "trainers": {"micro_batch_tokens": 4096},
                     "checkpoints": {"steps": 3},
                 },
             }

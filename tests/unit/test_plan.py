@@ -74,7 +74,13 @@ def test_a_setting_enters_the_stages_it_changes(make_recipe: Make, override: dic
     [
         {"name": "other", "description": "words"},
         {"runtime": {"samplers": {"max": 4, "batch_size": 3}, "trainers": {"strategy": "zero3", "workers": 4}}},
-        {"runtime": {"trainers": {"micro_batch_rows": 1}, "vllm": {"max_num_seqs": 8}, "trackers": ["tensorboard"]}},
+        {
+            "runtime": {
+                "trainers": {"micro_batch_tokens": 100},
+                "vllm": {"max_num_seqs": 8},
+                "trackers": ["tensorboard"],
+            }
+        },
         {"evaluation": {"other_documents": []}},
     ],
 )
@@ -136,7 +142,7 @@ def test_the_examples_stage_writes_the_split(make_recipe: Make) -> None:
 
 
 def test_how_the_batch_is_cut_counts_only_where_it_changes_the_weights(make_recipe: Make) -> None:
-    cut = {"trainers": {"strategy": "zero3", "workers": 2, "micro_batch_rows": 2}}
+    cut = {"trainers": {"strategy": "zero3", "workers": 2, "micro_batch_tokens": 500}}
     assert changed(make_recipe(), make_recipe(runtime=cut)) == set()
     micro = {"weights_scope": "micro"}
     assert changed(make_recipe(method=micro), make_recipe(method=micro, runtime=cut)) == {DISTILL, DISTILLED}

@@ -11,7 +11,7 @@ from pos2distill.config import Recipe, Study
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.tasks.permutations import draw_trivial_slots
-from pos2distill.training.rows import _slot_id, examples_in_batch, kept_samples, rank_share
+from pos2distill.training.rows import _slot_id, cut_rows, examples_in_batch, kept_samples, parts_needed, rank_share
 from tests.unit.conftest import Source
 
 Make = Callable[..., Source]
@@ -110,6 +110,40 @@ def test_seventeen_rows_on_two_ranks() -> None:
     first, second = (rank_share(keys, rank, 2) for rank in (0, 1))  # type: ignore[arg-type]
     assert first == [(key, False) for key in keys[:9]]
     assert second == [(key, False) for key in keys[9:]] + [(keys[0], True)]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 120))
+def test_parts_hold_no_more_than_the_limit_or_one_row(lengths: list[int], limit: int) -> None:
+    parts = parts_needed(lengths, limit)
+    sizes = cut_rows(lengths, parts)
+    assert (len(sizes), sum(sizes)) == (parts, len(lengths))
+    coming = iter(lengths)
+    for size in sizes:
+        part = [next(coming) for _ in range(size)]
+        assert sum(part) <= limit or len(part) == 1
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.data())
+def test_any_number_of_parts_can_be_asked_for_and_the_largest_is_as_small_as_can_be(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    parts = data.draw(st.integers(1, len(lengths)))
+
+    def largest(edges: tuple[int, ...]) -> int:
+        return max(sum(lengths[start:end]) for start, end in itertools.pairwise((0, *edges, len(lengths))))
+
+    sizes = cut_rows(lengths, parts)
+    assert len(sizes) == parts
+    assert min(sizes) > 0
+    best = min(map(largest, itertools.combinations(range(1, len(lengths)), parts - 1)))
+    assert largest(tuple(itertools.accumulate(sizes[:-1]))) == best
+
+
+def test_nine_rows_in_three_parts() -> None:
+    assert parts_needed([5] * 9, 16) == 3
+    assert cut_rows([5] * 9, 3) == [3, 3, 3]
+    assert cut_rows([1, 1, 9, 1, 1, 9, 2], 3) == [3, 3, 1]
+    assert parts_needed([30, 1, 1], 16) == 2
 
 
 def test_sft_trains_on_the_data_sets_answer(make: Make) -> None:

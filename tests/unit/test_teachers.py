@@ -87,7 +87,7 @@ def test_a_resident_teacher_equals_the_cached_one(make: Callable[..., Source]) -
 
     @torch.no_grad()
     def frozen(batch: ResponseBatch) -> torch.Tensor:
-        seen.append(len(batch.input_ids_BL))
+        seen.append(batch.rows)
         return predicting_hidden(lm, batch)
 
     cached = hidden_view(source)

@@ -128,9 +128,15 @@ def make(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Sour
     return lambda **overrides: make_source(make_recipe(**overrides).study)
 
 
+ROW_TOKENS = 220
+"""Of the source's rows, at most; they differ by two."""
+
+
 def trainers(micro_batch_rows: int, **settings: Any) -> TrainersSection:
+    """Micro-batches of so many rows."""
+    tokens = micro_batch_rows * ROW_TOKENS
     return TrainersSection(
-        **{"strategy": "torch", "gradient_checkpointing": False, "micro_batch_rows": micro_batch_rows, **settings}
+        **{"strategy": "torch", "gradient_checkpointing": False, "micro_batch_tokens": tokens, **settings}
     )
 
 
@@ -144,6 +150,14 @@ def assert_same_step(one: StepRecord, other: StepRecord) -> None:
 
 def assert_same_gradient(one: Tensor, other: Tensor) -> None:
     assert (one - other).norm() < 1e-5 * one.norm()
+
+
+def test_rows_are_as_long_as_the_cuts_below_take_them_to_be(make: Callable[..., Source]) -> None:
+    source = make()
+    rows = [source.build.row(key) for key in source.row_keys()]
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    assert max(lengths) == ROW_TOKENS
+    assert 9 * min(lengths) > 8 * ROW_TOKENS
 
 
 # --- any cut of the global batch
