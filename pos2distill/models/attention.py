@@ -34,10 +34,11 @@ def _attend(
         TypeError: if the model does not hand down where rows begin; tokens would see other rows.
     """
     starts = cu_seq_lens_q.tolist()
+    # Split, not sliced: a slice's gradient is as large as all rows.
+    rows = zip(*(tensor.split(cu_seq_lens_q.diff().tolist(), 2) for tensor in (query, key, value)), strict=True)
     parts = []
-    for start, end in itertools.pairwise(starts):
+    for (start, end), (query_own, key_own, value_own) in zip(itertools.pairwise(starts), rows, strict=True):
         mask = None if attention_mask is None else attention_mask[..., start:end, start:end]
-        query_own, key_own, value_own = (tensor[:, :, start:end] for tensor in (query, key, value))
         parts.append(sdpa_attention_forward(module, query_own, key_own, value_own, mask, **settings)[0])
     return torch.cat(parts, 1), None
 
