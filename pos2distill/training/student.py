@@ -1,13 +1,15 @@
 """The student: row losses computed inside one forward.
 
 Inside, because ZeRO-3 gathers a module's weights only while the engine's forward runs.
-Shapes: B rows, T response tokens laid end to end, H hidden size, V vocabulary.
+Shapes: B rows, S tokens of all rows laid end to end, T response tokens of all rows, H hidden size, V vocabulary.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from pos2distill.config import Study
@@ -15,6 +17,9 @@ from pos2distill.losses.kl import mean_by_row
 from pos2distill.models.head import LogitTransform
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
 from pos2distill.training.teachers import TeacherView
+
+_LOGITS = 2**22
+"""So many logits are looked at together: 16 MiB in float32, of which a divergence and its gradient take several."""
 
 
 class Student(nn.Module):
@@ -29,17 +34,25 @@ class Student(nn.Module):
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         """Each row's loss in nats, mean over its response tokens: KL(teacher || student), or the cross-entropy.
 
-        Logits exist at response positions only: (T, V) of each model, never (B, L, V).
+        Logits exist at response positions only: lm_head's product (T, V), never (S, V). What is made of it in float32
+        is made for some tokens at a time, and once more in the backward pass instead of being kept.
 
         Args:
             batch: prompts and responses. teacher: the view at the batch's tokens, in their order.
         Returns: (B,) float32.
         """
         lm_head: Any = self.lm.get_output_embeddings()
-        student_TV = self.transform(lm_head(predicting_hidden(self.lm, batch)))
-        if self.loss == "kl":
-            assert teacher is not None
-            loss_T = teacher.kl(student_TV)
-        else:
-            loss_T = cross_entropy(student_TV, batch.target_T, reduction="none")
+        product_TV = lm_head(predicting_hidden(self.lm, batch))
+        wanted = teacher if self.loss == "kl" else batch.target_T
+        assert wanted is not None
+        size = max(1, _LOGITS // product_TV.shape[1])
+        parts = zip(product_TV.split(size), wanted.split(size), strict=True)
+        loss_T = torch.cat([checkpoint(self._token_losses, *part, use_reentrant=False) for part in parts])
         return mean_by_row(loss_T, batch.row_T, batch.rows)
+
+    def _token_losses(self, product_TV: Tensor, wanted: TeacherView | Tensor) -> Tensor:
+        """Of some tokens: lm_head's product, and the teacher's view or the tokens themselves. (T,) float32."""
+        student_TV = self.transform(product_TV)
+        if isinstance(wanted, Tensor):
+            return cross_entropy(student_TV, wanted, reduction="none")
+        return wanted.kl(student_TV)

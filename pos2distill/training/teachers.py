@@ -32,6 +32,9 @@ class TeacherView(Protocol):
     def to(self, device: torch.device) -> "TeacherView":
         """The same view on a device."""
 
+    def split(self, size: int) -> Sequence["TeacherView"]:
+        """Views at so many positions each, in order."""
+
     def kl(self, student_TV: Tensor) -> Tensor:
         """KL(teacher || student) at each position, (T,) float32, nats. Gradients flow to the student's logits."""
 
@@ -49,6 +52,9 @@ class HiddenView:
 
     def to(self, device: torch.device) -> "HiddenView":
         return replace(self, hidden_TH=self.hidden_TH.to(device))
+
+    def split(self, size: int) -> list["HiddenView"]:
+        return [replace(self, hidden_TH=part_TH) for part_TH in self.hidden_TH.split(size)]
 
     def kl(self, student_TV: Tensor) -> Tensor:
         return forward_kl(self.head(self.hidden_TH), student_TV)
@@ -68,6 +74,9 @@ class TopTokensView:
 
     def to(self, device: torch.device) -> "TopTokensView":
         return TopTokensView(self.ids_TK.to(device), self.logprobs_TK.to(device))
+
+    def split(self, size: int) -> list["TopTokensView"]:
+        return list(map(TopTokensView, self.ids_TK.split(size), self.logprobs_TK.split(size)))
 
     def kl(self, student_TV: Tensor) -> Tensor:
         return top_tokens_kl(self.ids_TK, self.logprobs_TK, student_TV)

@@ -57,8 +57,13 @@ def gradient(student: Student, loss: Tensor) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in student.lm.parameters() if parameter.grad is not None])
 
 
-def test_value_and_gradient_equal_the_plain_way(parts: tuple[Student, ResponseBatch, HiddenView]) -> None:
+@pytest.mark.parametrize("together", [1, 7, 1000])
+def test_value_and_gradient_equal_the_plain_way(
+    parts: tuple[Student, ResponseBatch, HiddenView], monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """However many of the tokens' logits are looked at together."""
     student, batch, teacher = parts
+    monkeypatch.setattr("pos2distill.training.student._LOGITS", together * 300)
     weight_B = torch.linspace(0.1, 1, 8)  # so that a row taken for another shows
     ours, plain = student(batch, teacher), naive_kl(student, batch, teacher)
     assert plain.min() > 1e-3
