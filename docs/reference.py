@@ -50,7 +50,12 @@ def render_cluster(page: str) -> str:
 
 
 def _sections() -> list[str]:
-    parts = [_section(name, field.annotation) for name, field in Study.model_fields.items() if _is_section(field)]
+    parts = []
+    for name, field in Study.model_fields.items():
+        if _is_section(field):
+            parts.append(_section(name, field.annotation))
+            inner = {key: each for key, each in field.annotation.model_fields.items() if _is_section(each)}  # type: ignore[union-attr]
+            parts += [_section(f"{name}.{key}", get_args(each.annotation)[0]) for key, each in inner.items()]
     parts.append(f"\n## `seed`\n\nA whole number, default {Study.model_fields['seed'].default}. ")
     parts.append("All randomness follows from it and from example ids.\n")
     parts.append(_section("runtime", Runtime))

@@ -206,6 +206,26 @@ class SamplingSection(Section):
     keep: Literal["correct", "all"] = Field("correct", description="which responses are distilled")
 
 
+class LoraSection(Section):
+    """Low-rank adapters (arXiv:2106.09685). Without this section all weights are trained.
+
+    There is no dropout: rows are passed twice, first for their weights and then for the gradient, with equal losses.
+    """
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0, description="an adapter counts alpha / rank times")
+    targets: Literal["all"] | tuple[str, ...] = Field(
+        "all",
+        description="linear layers by the last part of their names, as q_proj; all: every one but the output head",
+    )
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> "LoraSection":
+        if not self.targets:
+            raise ValueError("targets: expected at least one linear layer, or all")
+        return self
+
+
 class TrainingSection(Section):
     """The optimisation; the defaults are the paper's."""
 
@@ -228,6 +248,7 @@ class TrainingSection(Section):
         "first. All else has one order, by the seed",
     )
     precision: Literal["bfloat16", "float32"] = "bfloat16"
+    lora: LoraSection | None = None
 
 
 class EvaluationSection(Section):
@@ -273,6 +294,11 @@ class Study(Section):
             first = 0 if slot == "first" else self.data.documents - hops
             return tuple(range(first, first + hops))
         return (slot,) if isinstance(slot, int) else slot
+
+    @property
+    def has_frozen_copy(self) -> bool:
+        """Whether a second model stands beside the student. With adapters the student holds the initial one itself."""
+        return self.method.has_resident_teacher and self.training.lora is None
 
     @property
     def evaluated_slots(self) -> Literal["all", "pairs"] | int | tuple[int | tuple[int, ...], ...]:

@@ -1,15 +1,17 @@
 """What moves the weights: one interface, two strategies (`torch` here, `zero3` in its own module)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pos2distill.config import Study, TrainersSection
 from pos2distill.models.load import load_model, torch_dtype
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
+from pos2distill.randomness import derive_seed
 from pos2distill.training.state import KINDS, StoredState, start_moments, write_state
 from pos2distill.training.student import Student
 from pos2distill.training.teachers import TeacherView
@@ -33,13 +35,13 @@ class Stepper(Protocol):
         """Clip, update, clear. Returns the gradient's norm before clipping."""
 
     def frozen_states(self, batch: ResponseBatch) -> Tensor:
-        """The resident teacher's hidden states (T, H)."""
+        """The resident teacher's hidden states (T, H): of a frozen model, or of the student without its adapters."""
 
     def save(self, folder: Path) -> None:
-        """Write the weights in Hugging Face format. Called on every rank; rank 0 writes."""
+        """Write the weights of a plain model in Hugging Face format. Called on every rank; rank 0 writes."""
 
     def save_state(self, folder: Path) -> None:
-        """Write weights and optimizer state to go on from. Called on every rank; each writes files of its own."""
+        """Write trained weights and optimizer state to go on from. Called on every rank; each writes its own files."""
 
     def load_state(self, folder: Path) -> None:
         """Go on from a saved state: of any number of ranks, of either strategy. Called on every rank.
@@ -56,18 +58,25 @@ class TorchStepper:
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device
-        # fp32 weights under autocast: the same master weights that ZeRO keeps.
-        lm = load_model(study.model, dtype=torch.float32, device=device, packed=True)
-        prepare_for_training(lm, trainers)
+        # Trained weights are fp32 under autocast: the same master weights that ZeRO keeps. Frozen ones need no masters.
+        rounded = study.training.lora and study.training.precision == "bfloat16"
+        dtype = torch_dtype(study.model.dtype) if rounded else torch.float32
+        lm = load_model(study.model, dtype=dtype, device=device, packed=True)
+        prepare_for_training(lm, study, trainers)
+        for parameter in trainable(lm).values():
+            parameter.data = parameter.data.float()
         self.student = Student(lm, study).to(device)
         self.autocast = torch.autocast(
             device.type, torch.bfloat16, enabled=study.training.precision == "bfloat16", cache_enabled=False
         )
         settings = study.training
         self.optimizer = torch.optim.AdamW(
-            lm.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+            trainable(lm).values(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
         )
-        self.frozen = load_model(study.model, device=device, packed=True) if study.method.has_resident_teacher else None
+        self.frozen = load_model(study.model, device=device, packed=True) if study.has_frozen_copy else None
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         with self.autocast:
@@ -87,15 +96,19 @@ class TorchStepper:
 
     @torch.no_grad()
     def frozen_states(self, batch: ResponseBatch) -> Tensor:
-        assert self.frozen is not None
-        return predicting_hidden(self.frozen, batch.to(self.device))
+        batch = batch.to(self.device)
+        if self.frozen is not None:
+            return predicting_hidden(self.frozen, batch)
+        states_TH: Tensor = self.student(batch, None, initial=True)
+        return states_TH
 
     def save(self, folder: Path) -> None:
         lm: Any = self.student.lm
-        lm.to(torch_dtype(self.study.model.dtype)).save_pretrained(folder)
+        weights = plain_weights(lm.state_dict(), self.study)
+        lm.to(torch_dtype(self.study.model.dtype)).save_pretrained(folder, state_dict=weights)
 
     def save_state(self, folder: Path) -> None:
-        parameters = dict(self.student.lm.named_parameters())
+        parameters = trainable(self.student.lm)
         start_moments(self.optimizer, parameters.values())
         step = int(self.optimizer.state[next(iter(parameters.values()))]["step"])
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
@@ -105,7 +118,7 @@ class TorchStepper:
 
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:
-        parameters = dict(self.student.lm.named_parameters())
+        parameters = trainable(self.student.lm)
         stored = StoredState(folder, {name: parameter.shape for name, parameter in parameters.items()})
         stored.verify(rank=0, world=1)
         start_moments(self.optimizer, parameters.values())
@@ -119,11 +132,29 @@ class TorchStepper:
         return state
 
 
-def prepare_for_training(lm: PreTrainedModel, trainers: TrainersSection) -> None:
-    """Training mode, with activations recomputed in the backward pass if asked for."""
+def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSection) -> None:
+    """Adapters and activations recomputed in the backward pass, if asked for, and training mode."""
+    if study.training.lora:
+        from pos2distill.models.lora import add_adapters  # peft is for adapters only
+
+        add_adapters(lm, study.training.lora, seed=derive_seed(study.seed, "adapters"))
     lm.train()
     if trainers.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def trainable(lm: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """What is trained, by name, in the model's order: all parameters, or those of the adapters."""
+    return {name: parameter for name, parameter in lm.named_parameters() if parameter.requires_grad}
+
+
+def plain_weights(weights: Mapping[str, Tensor], study: Study) -> dict[str, Tensor]:
+    """The student's weights as those of a plain model, adapters merged, in the initial model's dtype."""
+    if study.training.lora:
+        from pos2distill.models.lora import merge
+
+        weights = merge(weights, study.training.lora)
+    return {name: weight.to(torch_dtype(study.model.dtype)) for name, weight in weights.items()}
 
 
 def build_stepper(study: Study, trainers: TrainersSection, device: torch.device) -> Stepper:

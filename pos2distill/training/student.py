@@ -1,4 +1,4 @@
-"""The student: row losses computed inside one forward.
+"""The student: row losses, and of adapters their initial model's states, computed inside one forward.
 
 Inside, because ZeRO-3 gathers a module's weights only while the engine's forward runs.
 Shapes: B rows, S tokens of all rows laid end to end, T response tokens of all rows, H hidden size, V vocabulary.
@@ -31,7 +31,7 @@ class Student(nn.Module):
         self.loss = study.method.loss
         self.transform = LogitTransform(lm.config)
 
-    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
+    def forward(self, batch: ResponseBatch, teacher: TeacherView | None, *, initial: bool = False) -> Tensor:
         """Each row's loss in nats, mean over its response tokens: KL(teacher || student), or the cross-entropy.
 
         Logits exist at response positions only: lm_head's product (T, V), never (S, V). What is made of it in float32
@@ -39,8 +39,11 @@ class Student(nn.Module):
 
         Args:
             batch: prompts and responses. teacher: the view at the batch's tokens, in their order.
+            initial: of a student with adapters: the initial model's hidden states (T, H) instead.
         Returns: (B,) float32.
         """
+        if initial:
+            return self._initial_states(batch)
         lm_head: Any = self.lm.get_output_embeddings()
         product_TV = lm_head(predicting_hidden(self.lm, batch))
         wanted = teacher if self.loss == "kl" else batch.target_T
@@ -56,3 +59,10 @@ class Student(nn.Module):
         if isinstance(wanted, Tensor):
             return cross_entropy(student_TV, wanted, reduction="none")
         return wanted.kl(student_TV)
+
+    @torch.no_grad()
+    def _initial_states(self, batch: ResponseBatch) -> Tensor:
+        from pos2distill.models.lora import adapters_off  # peft is for adapters only
+
+        with adapters_off(self.lm):
+            return predicting_hidden(self.lm, batch)

@@ -13,7 +13,7 @@ from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.models.load import load_model, torch_dtype, unsaved_buffers
 from pos2distill.models.responses import ResponseBatch, predicting_hidden
 from pos2distill.training.state import KINDS, StoredState, start_moments, write_state
-from pos2distill.training.stepper import prepare_for_training
+from pos2distill.training.stepper import plain_weights, prepare_for_training, trainable
 from pos2distill.training.student import Student
 from pos2distill.training.teachers import TeacherView
 
@@ -35,15 +35,15 @@ class Zero3Stepper:
         config = _deepspeed_config(study, device)
         dtype = torch.bfloat16 if study.training.precision == "bfloat16" else torch.float32
         load = _PartedLoad(study.model, dtype)
-        resident = study.method.has_resident_teacher
-        load_frozen = _PartedLoad(study.model, torch_dtype(study.model.dtype)) if resident else None
+        load_frozen = _PartedLoad(study.model, torch_dtype(study.model.dtype)) if study.has_frozen_copy else None
         # transformers parts the weights while it loads them as long as this object lives.
         self._hf_config = HfDeepSpeedConfig(config)
         lm = load(device)
-        prepare_for_training(lm, trainers)
+        prepare_for_training(lm, study, trainers)
         self.student = Student(lm, study)
+        trained = list(trainable(lm).values())
         self.engine: Any
-        self.engine, *_ = deepspeed.initialize(model=self.student, model_parameters=lm.parameters(), config=config)
+        self.engine, *_ = deepspeed.initialize(model=self.student, model_parameters=trained, config=config)
         self.frozen: Any = None
         if load_frozen:
             frozen = load_frozen(device).requires_grad_(False)
@@ -67,17 +67,17 @@ class Zero3Stepper:
 
     @torch.no_grad()
     def frozen_states(self, batch: ResponseBatch) -> Tensor:
-        hidden_TH: Tensor = self.frozen(batch.to(self.device))
+        batch = batch.to(self.device)
+        hidden_TH: Tensor = self.frozen(batch) if self.frozen else self.engine(batch, None, initial=True)
         return hidden_TH
 
     def save(self, folder: Path) -> None:
         weights = self.engine._zero3_consolidated_16bit_state_dict()  # gathers layer by layer; every rank takes part
         if weights is None:
             return
-        dtype = torch_dtype(self.study.model.dtype)
-        own = {name.removeprefix("lm."): weight.to(dtype) for name, weight in weights.items() if name.startswith("lm.")}
-        self.student.lm.config.dtype = dtype
-        self.student.lm.save_pretrained(folder, state_dict=own)
+        own = {name.removeprefix("lm."): weight for name, weight in weights.items() if name.startswith("lm.")}
+        self.student.lm.config.dtype = torch_dtype(self.study.model.dtype)
+        self.student.lm.save_pretrained(folder, state_dict=plain_weights(own, self.study))
 
     def save_state(self, folder: Path) -> None:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
@@ -123,7 +123,7 @@ class Zero3Stepper:
 
     def _parameters(self) -> dict[str, Any]:
         """By name, with what DeepSpeed adds to them: `ds_shape`, `ds_numel`, `ds_tensor`."""
-        return dict(self.student.lm.named_parameters())
+        return trainable(self.student.lm)
 
     def _adam(self) -> tuple[torch.optim.Optimizer, list[Tensor]]:
         """The optimizer inside DeepSpeed's, and the flat fp32 parts of this rank's weights that it steps."""

@@ -18,7 +18,7 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.training.feed import Batch, Feed, Progress
 from pos2distill.training.ranks import Ranks
 from pos2distill.training.rows import RowBuilder
-from pos2distill.training.stepper import Stepper, build_stepper
+from pos2distill.training.stepper import Stepper, build_stepper, trainable
 from pos2distill.training.teachers import build_teacher
 from pos2distill.training.trainer import train
 from tests.integration.ranks import process_group, run_ranks
@@ -67,15 +67,23 @@ def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
             assert step[field] == pytest.approx(reference[field], rel=1e-4), (field, step["step"])
 
 
+METHODS: list[dict[str, Any]] = [
+    {"teacher": "cached"},
+    {"teacher": "resident"},
+    {"name": "r2", "weights": "adaptive"},
+    {"name": "seqkd"},
+]
+
+
 @pytest.mark.parametrize(
-    "method",
-    [{"teacher": "cached"}, {"teacher": "resident"}, {"name": "r2", "weights": "adaptive"}, {"name": "seqkd"}],
-    ids=lambda method: "-".join(method.values()),
+    ("method", "lora"),
+    [*((method, "null") for method in METHODS), *((method, "{rank: 4}") for method in METHODS[:2])],
+    ids=lambda each: "-".join(each.values()) if isinstance(each, dict) else each,
 )
 def test_loss_and_gradient_of_two_zero3_ranks_equal_one_torch_process(
-    small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path, method: dict[str, str]
+    small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path, method: dict[str, str], lora: str
 ) -> None:
-    recipe = small_toy(sampled, *STEPS)
+    recipe = small_toy(sampled, *STEPS, f"training.lora={lora}")
     reference = first_gradient(recipe, method | {"teacher": "cached"}, Ranks(), "torch", micro_batch_tokens=100000)
     out = tmp_path / "gradient.pt"
     # 2 ranks x 15 rows, in micro-batches that cut examples
@@ -131,7 +139,7 @@ class Inspected:
     def step(self, learning_rate: float) -> float:
         from deepspeed.utils import safe_get_full_grad
 
-        for name, parameter in self.inner.student.lm.named_parameters():
+        for name, parameter in trainable(self.inner.student.lm).items():
             self.gradients[name] = safe_get_full_grad(parameter).float().cpu().clone()
         return 0.0
 

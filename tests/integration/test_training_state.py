@@ -90,14 +90,14 @@ Saved = tuple[Recipe, Path, dict[str, list[float]]]
 
 
 @pytest.fixture(scope="module")
-def saved(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
-    """`saved(precision)`: the state of two ranks after `BEFORE` steps, and the losses of the uninterrupted run."""
+def saved(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Saved]:
+    """`saved(precision, lora)`: the state of two ranks after `BEFORE` steps, and the uninterrupted run's losses."""
 
     @functools.cache
-    def save(precision: str) -> Saved:
+    def save(precision: str, lora: str = "null") -> Saved:
         folder = tmp_path_factory.mktemp("saved")
         settings = ("method.name=seqkd", "data.train_examples=300", "model.dtype=" + precision)
-        recipe = small_toy(folder, *settings, f"training.precision={precision}")
+        recipe = small_toy(folder, *settings, f"training.precision={precision}", f"training.lora={lora}")
         return recipe, folder, on_ranks(2, begin, recipe, folder)
 
     return save
@@ -119,6 +119,28 @@ def test_other_numbers_of_ranks_go_on(saved: Callable[[str], Saved], world: int)
     assert_computes_with_its_state(recipe, folder / f"model-{world}", folder / "state")
     assert len(resumed) == AFTER
     assert resumed == pytest.approx(losses["uninterrupted"], rel=1e-3)
+
+
+def test_adapters_go_on_at_another_number_of_ranks_and_in_one_process(
+    saved: Callable[..., Saved], tmp_path: Path
+) -> None:
+    recipe, folder, losses = saved("float32", "{rank: 4}")
+    assert losses["again"] == losses["uninterrupted"][:AGAIN]
+    assert all(".lora_" in key for key in tensors(folder / "state"))
+    resumed = on_ranks(3, resume, recipe, folder)
+    assert_same_state(folder / "state", folder / "copy-3")
+    assert resumed == pytest.approx(losses["uninterrupted"], rel=1e-3)
+    alone = build_stepper(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
+    alone.load_state(folder / "state")
+    alone.save(tmp_path)
+    exports = [load_file(each / "model.safetensors") for each in (tmp_path, folder / "model-3")]
+    assert (
+        exports[0].keys() == exports[1].keys() == load_file(Path(recipe.study.model.path) / "model.safetensors").keys()
+    )
+    for name, weight in exports[0].items():
+        torch.testing.assert_close(exports[1][name], weight, rtol=0, atol=1e-6)
+    alone.load_state(folder / "state")
+    assert steps(alone, make_batches(recipe)[BEFORE:]) == pytest.approx(losses["uninterrupted"], rel=1e-3)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.05)])

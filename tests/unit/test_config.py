@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from pos2distill.config import MethodSection, ModelSection, Recipe, Runtime, TrainingSection, fingerprint
+from pos2distill.config import LoraSection, MethodSection, ModelSection, Recipe, Runtime, TrainingSection, fingerprint
 from pos2distill.errors import UserError
 from pos2distill.recipes import load_recipe, recipe_names, sweep_cells
 
@@ -71,6 +71,10 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ("model=x", "model: expected a section with fields, got 'x'"),
         ("training.epochs=many", "training.epochs: input should be a valid integer"),
         ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),
+        ("training.lora.rnk=8", "training.lora.rnk: unknown field; did you mean 'rank'?"),
+        ("training.lora.rank=0", "training.lora.rank: input should be greater than or equal to 1, got 0"),
+        ("training.lora.targets=[]", "training.lora.targets: expected at least one linear layer, or all"),
+        ("training.lora=16", "training.lora: expected a section with fields, got 16"),
         ("model.dtype=float16", "model.dtype: input should be 'bfloat16' or 'float32', got 'float16'"),
         ("model.path=", "model.path: input should be a valid string, got nothing"),
         ("name=Not Good", "name: string should match pattern"),
@@ -273,7 +277,12 @@ def test_equal_parts_have_equal_fingerprints() -> None:
 
 @pytest.mark.parametrize("field", list(TrainingSection.model_fields))
 def test_every_training_setting_enters_the_fingerprint(field: str) -> None:
-    changed: dict[str, Any] = {"betas": (0.8, 0.95), "precision": "float32", "order": "fixed"}
+    changed: dict[str, Any] = {
+        "betas": (0.8, 0.95),
+        "precision": "float32",
+        "order": "fixed",
+        "lora": LoraSection(),
+    }
     value = getattr(TrainingSection(), field)
     other = changed.get(field) or (value + 1 if isinstance(value, int) else math.nextafter(value, 2))
     assert fingerprint(TrainingSection()) != fingerprint(TrainingSection(**{field: other}))

@@ -36,6 +36,7 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
     ("override", "stages"),
     [
         ({"training": {"epochs": 3}}, {DISTILL, DISTILLED}),
+        ({"training": {"lora": {"rank": 4}}}, {DISTILL, DISTILLED}),
         ({"training": {"precision": "bfloat16"}}, {DISTILL, DISTILLED}),
         ({"method": {"k": 2}}, {DISTILL, DISTILLED}),
         ({"method": {"weights": "official"}}, {DISTILL, DISTILLED}),

@@ -16,7 +16,7 @@ from pos2distill.errors import UserError
 from pos2distill.models.responses import ResponseBatch, collate
 from pos2distill.training import state
 from pos2distill.training.state import KINDS, STATE_FILE, StoredState, write_state
-from pos2distill.training.stepper import TorchStepper
+from pos2distill.training.stepper import TorchStepper, trainable
 
 TRAINERS = TrainersSection(strategy="torch", gradient_checkpointing=False)
 
@@ -26,8 +26,9 @@ SHAPES = {"embedding": (7, 5), "norm": (3,), "cube": (2, 3, 5), "scale": (), "bi
 
 @pytest.fixture
 def make_stepper(make_recipe: Callable[..., Recipe]) -> Callable[[str], TorchStepper]:
-    def make(precision: str = "float32") -> TorchStepper:
-        study = make_recipe(method={"name": "seqkd"}, training={"precision": precision, "weight_decay": 0.1}).study
+    def make(precision: str = "float32", lora: dict[str, int] | None = None) -> TorchStepper:
+        training = {"precision": precision, "weight_decay": 0.1, "lora": lora}
+        study = make_recipe(method={"name": "seqkd"}, training=training).study
         return TorchStepper(study, TRAINERS, torch.device("cpu"))
 
     return make
@@ -65,17 +66,18 @@ def make_state(folder: Path, world: int = 2) -> dict[str, Tensor]:
 # --- the torch stepper goes on as if nothing had happened
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["all", "lora"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(
-    make_stepper: Callable[..., TorchStepper], tmp_path: Path, precision: str
+    make_stepper: Callable[..., TorchStepper], tmp_path: Path, precision: str, lora: dict[str, int] | None
 ) -> None:
-    stepper = make_stepper(precision)
+    stepper = make_stepper(precision, lora)
     steps(stepper, range(4))
     stepper.save_state(tmp_path / "at-4")
     uninterrupted = steps(stepper, range(4, 10))
     stepper.save_state(tmp_path / "at-10")
 
-    resumed = make_stepper(precision)
+    resumed = make_stepper(precision, lora)
     steps(resumed, [99])  # whatever it did before is forgotten
     resumed.load_state(tmp_path / "at-4")
     assert steps(resumed, range(4, 10)) == uninterrupted
@@ -106,7 +108,7 @@ def test_moments_matter(make_stepper: Callable[..., TorchStepper], tmp_path: Pat
 
 
 def resumed_shapes(stepper: TorchStepper) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(parameter.shape) for name, parameter in stepper.student.lm.named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in trainable(stepper.student.lm).items()}
 
 
 # --- the files
