@@ -96,15 +96,11 @@ class Answer:
     def __init__(
         self, recipe: Recipe, model: ModelSection, params: SamplingParams, for_training: bool, board: ActorHandle | None
     ) -> None:
-        from pos2distill.models.load import end_of_turn_id, load_config, load_tokenizer, stop_token_ids
+        from pos2distill.models.load import end_of_turn_id, load_tokenizer, stop_token_ids
 
         pool = recipe.runtime.samplers
         tokenizer = load_tokenizer(model)
         self.params = replace(params, stop_ids=tuple(stop_token_ids(model, tokenizer)))
-        if params.top_tokens > (vocabulary := load_config(model).get_text_config().vocab_size):
-            raise UserError(
-                f"method.teacher_topk: {params.top_tokens}, but {model.path} has {vocabulary} tokens in all"
-            )
         self.for_training = for_training
         self.board = board
         self.judge = Judge(

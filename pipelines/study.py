@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipelines.plan import Plan, make_plan
-from pos2distill.config import ModelSection, Recipe
+from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.errors import GateError, UserError
 from pos2distill.evaluation.scores import Curve, show_slots, to_curve, to_grid
 from pos2distill.recipes import sweep_cells
@@ -136,6 +136,7 @@ def _writing(recipe: Recipe) -> Iterator[Plan]:
 
 
 def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
+    _check_against_model(recipe.study)
     for stage in stages:
         artifact = plan.artifacts[stage]
         if manifest := artifact.manifest():
@@ -146,6 +147,19 @@ def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
         start = time.monotonic()
         manifest = _stage(stage)(recipe, plan)
         print(f"{stage:<18}  {time.monotonic() - start:9.1f} s  {_counts(manifest)}", flush=True)
+
+
+def _check_against_model(study: Study) -> None:
+    """Refuse settings that only the model's config can refuse, before anything expensive starts."""
+    if k := study.method.top_tokens:
+        from pos2distill.models.load import load_config
+
+        if k > (vocabulary := load_config(study.model).get_text_config().vocab_size):
+            raise UserError(f"method.teacher_topk: {k}, but {study.model.path} has {vocabulary} tokens in all")
+    if lora := study.training.lora:
+        from pos2distill.models.lora import check_targets
+
+        check_targets(study.model, lora)
 
 
 def _stage(name: str) -> Stage:

@@ -100,10 +100,11 @@ def _sample(recipe: Recipe, plan: Plan) -> None:
     SampleStore(plan.samples).open()
     if len(missing := missing_places(plan)):
         asked = Asked(study.data.documents, {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops})
-        params = SamplingParams(sampling.temperature, sampling.top_p, sampling.max_new_tokens, stop_ids=())
+        drawn = (sampling.temperature, sampling.top_p, sampling.max_new_tokens)
+        params = SamplingParams(*drawn, stop_ids=(), top_tokens=study.method.top_tokens)
         examples = plan.examples.read_table("train.parquet").take(missing)
         answers = answer(recipe, study.model, examples, [asked], params, for_training=True)
-        if study.method.needs_teacher:
+        if study.method.has_cached_teacher:
             answers = AddTeacherStates(recipe)(answers)
         SampleStore(plan.samples).append(to_samples(answers))
     publish_samples(plan, time.monotonic() - start)

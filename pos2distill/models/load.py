@@ -95,12 +95,18 @@ def unsaved_buffers(model: ModelSection, dtype: torch.dtype) -> dict[str, Tensor
     They stay float32 whatever the weights are: rounded to bfloat16, a frequency of 0.56 turns position 8,000 by two
     full circles too much. No weights are made.
     """
-    with init_empty_weights(include_buffers=False):
-        lm: Any = AutoModelForCausalLM.from_config(
-            load_config(model), dtype=dtype, trust_remote_code=model.trust_remote_code
-        )
+    lm = empty_model(model, dtype)
     saved = lm.state_dict().keys()
     return {name: buffer for name, buffer in lm.named_buffers() if name not in saved}
+
+
+def empty_model(model: ModelSection, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The model as its config describes it, on the meta device; of its tensors only the buffers hold values."""
+    with init_empty_weights(include_buffers=False):
+        lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+            load_config(model), dtype=dtype, trust_remote_code=model.trust_remote_code
+        )
+    return lm
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -12,8 +12,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from pos2distill.config import LoraSection
+from pos2distill.config import LoraSection, ModelSection
 from pos2distill.errors import UserError, did_you_mean
+from pos2distill.models.load import empty_model
 
 
 def add_adapters(lm: PreTrainedModel, lora: LoraSection, *, seed: int) -> None:
@@ -30,6 +31,11 @@ def add_adapters(lm: PreTrainedModel, lora: LoraSection, *, seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         inject_adapter_in_model(config, lm)
+
+
+def check_targets(model: ModelSection, lora: LoraSection) -> None:
+    """Raises UserError as `add_adapters`, from the model's config alone."""
+    _targets(empty_model(model), lora)
 
 
 @contextmanager

@@ -125,9 +125,3 @@ def test_what_the_sampler_tells_stands_beside_its_answers(
         assert (np.exp(logprobs).sum(-1) <= 1 + 1e-6).all()
     evaluated = answer(*make_batch(False, engine=engine, method={"teacher": "topk"}), for_training=False)
     assert {row["top_ids"] for row in evaluated} == {None}
-
-
-def test_more_tokens_than_the_vocabulary_has_are_refused(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
-    recipe, batch = make_batch(True, method={"teacher": "topk", "teacher_topk": 301})
-    with pytest.raises(UserError, match=r"^method.teacher_topk: 301, but .+ has 300 tokens in all$"):
-        answer(recipe, batch, for_training=True)

@@ -134,6 +134,18 @@ def test_adapters_alone_are_trained_in_fp32(make_study: Callable[..., Study], dt
             assert torch.equal(value, initial[name.replace(".base_layer", "")])
 
 
+def test_activation_checkpoints_do_not_change_the_gradient(make_study: Callable[..., Study]) -> None:
+    study, gradients = make_study(method={"name": "seqkd"}), []
+    for checkpointing in (False, True):
+        trainers = TRAINERS.model_copy(update={"gradient_checkpointing": checkpointing})
+        stepper = TorchStepper(study, trainers, CPU)
+        stepper.backward(stepper.forward(make_batch(0), None).sum(), last=True)
+        parameters = trainable(stepper.student.lm).values()
+        gradients.append(torch.cat([each.grad.flatten() for each in parameters if each.grad is not None]))
+    assert gradients[0].norm() > 0
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
 def test_adapters_begin_by_the_seed(make_study: Callable[..., Study]) -> None:
     one, same, other = (
         torch.cat([value.flatten() for value in trainable(TorchStepper(study, TRAINERS, CPU).student.lm).values()])
