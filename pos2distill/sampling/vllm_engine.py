@@ -55,6 +55,8 @@ class VllmEngine:
             max_num_seqs=settings.max_num_seqs,
             logprobs_mode="raw_logprobs",  # of the model itself, before temperature and top-p
             max_logprobs=-1,  # as many as a request asks for
+            # A seeded prompt that is read in two steps kills the CPU build: its generators cannot go back (vLLM 0.32).
+            enable_chunked_prefill=False if device == "cpu" else None,
             generation_config="vllm",  # our sampling settings, not defaults from the model's folder
             disable_log_stats=True,
         )

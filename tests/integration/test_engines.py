@@ -114,6 +114,16 @@ def test_a_seeded_sample_does_not_depend_on_its_company(
     assert [done.token_ids.tolist() for done in other] != [done.token_ids.tolist() for done in together]
 
 
+def test_more_seeded_prompts_than_one_step_has_room_for(
+    vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]
+) -> None:
+    params = params_for(toy, temperature=0.7)
+    together = vllm(prompts[:40], params, list(range(40)))
+    assert sum(map(len, prompts[:40])) > 2 * 2048
+    alone = vllm(prompts[39:40], params, [39])
+    assert together[39].token_ids.tolist() == alone[0].token_ids.tolist()
+
+
 def test_batches_overlap(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
     """A batch of one token, handed in after a batch of many, is ready before it."""
     params = params_for(toy)
