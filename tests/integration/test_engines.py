@@ -86,8 +86,8 @@ def test_the_likeliest_tokens_agree_with_the_reference(
 ) -> None:
     """At a temperature and a narrow nucleus, which must not show: they are the model's own."""
     params = replace(params_for(toy, temperature=0.7), top_p=0.5, top_tokens=40)
-    asked = prompts[:40]
-    ours = vllm(asked, params, list(range(40)))
+    asked = prompts[:4]
+    ours = vllm(asked, params, list(range(4)))
     lm = load_model(toy)
     for prompt, reply in zip(asked, ours, strict=True):
         ids = torch.tensor([[*prompt.tolist(), *reply.token_ids.tolist()]])

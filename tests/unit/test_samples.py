@@ -219,8 +219,8 @@ SEEN = {
     "not Parquet": (lambda data: b"<html>" * 999, "Parquet magic bytes not found in footer"),
     "flipped footer": (lambda data: flipped(data, len(data) - 6), "footer"),
     "flipped ids": (lambda data: flipped(data, page_of(data, "example_id")), "CRC checksum verification failed"),
-    "other version": (other_version, "schema version 2, not 3"),
-    "no version": (lambda data: written(make_samples("a").replace_schema_metadata()), "schema version none, not 3"),
+    "other version": (other_version, "schema version 2, not 4"),
+    "no version": (lambda data: written(make_samples("a").replace_schema_metadata()), "schema version none, not 4"),
     "missing column": (without_column, "its columns are not those of a sample"),
     "another part": (
         lambda data: written(make_samples("x")),
