@@ -152,12 +152,20 @@ class OurStep:
     """One step of the product's own training loop, in micro-batches like the others' or in a single one."""
 
     def __init__(
-        self, size: Size, study: Study, questions: Questions, device: torch.device, *, one_pass: bool = False
+        self,
+        size: Size,
+        study: Study,
+        questions: Questions,
+        device: torch.device,
+        *,
+        one_pass: bool = False,
+        ranks: Ranks | None = None,
+        strategy: str = "torch",
     ) -> None:
-        self.study, self.questions = study, questions
+        self.study, self.questions, self.ranks = study, questions, ranks or Ranks()
         tokens = [len(row.prompt_ids) + len(row.response_ids) for row in questions.rows()]
         self.trainers = TrainersSection(
-            strategy="torch",
+            strategy=strategy,
             micro_batch_tokens=sum(tokens) if one_pass else size.micro_batch_rows * max(tokens),
             gradient_checkpointing=size.gradient_checkpointing,
             threads=torch.get_num_threads(),
@@ -178,7 +186,7 @@ class OurStep:
             self.questions,  # type: ignore[arg-type]
             self.stepper,
             self.teacher,
-            Ranks(),
+            self.ranks,
             self.progress,
             [records.append],
         )

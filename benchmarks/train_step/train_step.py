@@ -111,10 +111,15 @@ def measure_times(names: list[str], size: Size, folder: Path, device: torch.devi
 
 
 def measure_memory(name: str, size: Size, folder: Path, device: torch.device) -> dict[str, float]:
-    """GiB that a step takes at its peak beyond what stays between steps: weights, optimizer state and, where a variant
-    keeps one, the teacher. On a CPU the high-water mark of the process's resident memory, set back before the step."""
+    """A variant's `measure_peak`, after its first step."""
     step = build(name, size, folder, device)
     step()
+    return measure_peak(step, device)
+
+
+def measure_peak(step: Step, device: torch.device) -> dict[str, float]:
+    """GiB that a step takes at its peak beyond what stays between steps: weights, optimizer state and, where a variant
+    keeps one, the teacher. On a CPU the high-water mark of the process's resident memory, set back before the step."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -133,9 +138,10 @@ def _status(field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
-def measure_apart(name: str, options: argparse.Namespace) -> dict[str, float]:
+def measure_apart(name: str, folder: str, options: argparse.Namespace) -> dict[str, float]:
     """`measure_memory` in a process of its own, in which large blocks go back to the system when they are freed."""
-    command = [sys.executable, "-m", "benchmarks.train_step.train_step", "--device", options.device, "--memory", name]
+    command = [sys.executable, "-m", "benchmarks.train_step.train_step", "--device", options.device]
+    command += ["--memory", name, "--model", folder]
     command += ["--trl", options.trl] if options.trl else []
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1048576"}
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
@@ -164,21 +170,22 @@ def main() -> None:
     parser.add_argument("--trl", help="folder with TRL 1.16; without it, TRL's variants are left out")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--memory", choices=VARIANTS, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.trl:
-        sys.path.append(options.trl)
+        sys.path.append(options.trl)  # behind the environment's own packages
     names = [name for name in VARIANTS if not name.startswith("trl") or importlib.util.find_spec("trl")]
     size, device = SIZES[options.device], torch.device(options.device)
     torch.set_num_threads(os.cpu_count() or 1)
+    if options.memory:
+        print(json.dumps(measure_memory(options.memory, size, Path(options.model), device)))
+        return
     with model_folder() as folder:
-        if options.memory:
-            print(json.dumps(measure_memory(options.memory, size, Path(folder), device)))
-            return
         report = measure_times(names, size, Path(folder), device, options.repetitions)
         median = {name: statistics.median(seconds) for name, seconds in report["seconds"].items()}
         floors = {name: floor_flops(size, Path(folder), device, name) for name in names if name.startswith("ours")}
         profiled = top_operations(build("ours", size, Path(folder), device), device)
-    memory = {name: measure_apart(name, options) for name in names}
+        memory = {name: measure_apart(name, folder, options) for name in names}
     report |= {
         "size": {field: getattr(size, field) for field in size.__slots__},
         "time_over_ours": {name: seconds / median["ours"] for name, seconds in median.items()},

@@ -36,7 +36,9 @@ def start_moments(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]
     for parameter in parameters:
         if not optimizer.state[parameter]:
             moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in KINDS[1:]}
-            optimizer.state[parameter] = {"step": torch.zeros((), dtype=torch.float32), **moments}
+            # Fused steps are counted where the weights are.
+            device = parameter.device if optimizer.defaults.get("fused") else "cpu"
+            optimizer.state[parameter] = {"step": torch.zeros((), dtype=torch.float32, device=device), **moments}
 
 
 def write_state(

@@ -75,6 +75,7 @@ class TorchStepper:
             lr=settings.learning_rate,
             betas=settings.betas,
             weight_decay=settings.weight_decay,
+            fused=True,
         )
         self.frozen = load_model(study.model, device=device, packed=True) if study.has_frozen_copy else None
 

@@ -1,0 +1,77 @@
+"""Rows laid end to end, by flash-attn and by torch's kernels, against plain attention in fp32."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pos2distill.config import ModelSection
+from pos2distill.models.load import load_model
+from pos2distill.models.responses import ResponseBatch, collate, predicting_hidden
+from pos2distill.records import Tokens
+
+needs_flash = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="no flash-attn here")
+KERNELS = [pytest.param("flash_attention_2", marks=needs_flash), "sdpa"]
+
+
+def draw(sizes: tuple[int, ...], seed: int) -> list[Tokens]:
+    random = np.random.default_rng(seed)
+    return [random.integers(5, 250, size).astype(np.int32) for size in sizes]
+
+
+def states_and_gradient(
+    path: str, attention: str, dtype: torch.dtype, batch: ResponseBatch, *, packed: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The states that predict the responses, and the gradient of their weighted sum by the embeddings; both fp32."""
+    model = ModelSection(path=path, dtype="float32", attention=attention)
+    lm = load_model(model, dtype=dtype, device="cuda", packed=packed)
+    hidden_TH = predicting_hidden(lm, batch.to("cuda")).float()
+    weight_TH = torch.randn(hidden_TH.shape, generator=torch.Generator().manual_seed(3)).to("cuda")
+    (hidden_TH * weight_TH).sum().backward()
+    gradient = lm.get_input_embeddings().weight.grad
+    assert gradient is not None
+    return hidden_TH.detach(), gradient.float()
+
+
+@pytest.mark.parametrize("attention", KERNELS)
+def test_bfloat16_errs_at_most_twice_as_much_as_plain_attention_in_bfloat16(
+    tiny_model_path: str, attention: str
+) -> None:
+    batch = collate(draw((300, 41, 170), 0), draw((30, 20, 9), 1))
+    exact = states_and_gradient(tiny_model_path, "eager", torch.float32, batch, packed=False)
+    plain = states_and_gradient(tiny_model_path, "eager", torch.bfloat16, batch, packed=False)
+    ours = states_and_gradient(tiny_model_path, attention, torch.bfloat16, batch)
+    for own, reference, truth in zip(ours, plain, exact, strict=True):
+        assert 0 < (own - truth).norm() <= 2 * (reference - truth).norm()
+
+
+def test_torchs_kernels_in_float32_are_plain_attention(tiny_model_path: str) -> None:
+    batch = collate(draw((300, 41, 170), 0), draw((30, 20, 9), 1))
+    exact = states_and_gradient(tiny_model_path, "eager", torch.float32, batch, packed=False)
+    ours = states_and_gradient(tiny_model_path, "sdpa", torch.float32, batch)
+    for own, truth in zip(ours, exact, strict=True):
+        assert (own - truth).norm() < 1e-5 * truth.norm()
+
+
+@pytest.mark.parametrize("attention", KERNELS)
+def test_no_row_sees_another(tiny_model_path: str, attention: str) -> None:
+    """A row of the same length with other tokens leaves its neighbours' states exactly as they are."""
+    prompts, responses = draw((200, 130, 77), 0), draw((14, 9, 5), 1)
+    (other,) = draw((130,), 2)
+    before, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts, responses))
+    changed = collate([prompts[0], other, prompts[2]], responses)
+    after, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, changed)
+    assert torch.equal(after[:14], before[:14])
+    assert torch.equal(after[23:], before[23:])
+    assert not torch.equal(after[14:23], before[14:23])
+
+
+@pytest.mark.parametrize("attention", KERNELS)
+def test_a_row_alone_is_what_it_is_among_others(tiny_model_path: str, attention: str) -> None:
+    """Within the rounding of bfloat16: products of other shapes are summed in another order."""
+    prompts, responses = draw((200, 130, 77), 0), draw((14, 9, 5), 1)
+    together, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts, responses))
+    alone, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts[1:2], responses[1:2]))
+    assert (together[14:23] - alone).norm() < 0.02 * alone.norm()
