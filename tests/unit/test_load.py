@@ -8,6 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
@@ -217,3 +218,14 @@ def test_attention_falls_back_to_sdpa_without_a_gpu(monkeypatch: pytest.MonkeyPa
     assert pick_attention("eager", torch.bfloat16, gpu) == "eager"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert pick_attention("auto", torch.bfloat16, gpu) == "sdpa"
+
+
+def test_a_model_whose_rows_would_leak_into_each_other_is_told(
+    tiny_model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers marks those with recurrent layers."""
+    monkeypatch.setattr(LlamaForCausalLM, "_is_stateful", True)
+    model = ModelSection(path=tiny_model_path, dtype="float32")
+    load_model(model)
+    with pytest.raises(UserError, match=r"carry a state from token to token; only attention can be trained"):
+        load_model(model, packed=True)
