@@ -21,7 +21,7 @@ from pos2distill.training.feed import Batch, Progress, Wish
 from pos2distill.training.ranks import Ranks
 from pos2distill.training.rows import Row, RowKey, Sample
 from pos2distill.training.stepper import Stepper, build_stepper
-from pos2distill.training.teachers import ResidentStates, TeacherStates, cached_states
+from pos2distill.training.teachers import build_teacher
 from pos2distill.training.trainer import StepRecord, train
 
 SHARE = 1e-9
@@ -116,10 +116,11 @@ class Questions:
                 self.responses[index],
                 None if hidden_TH is None else hidden_to_bytes(hidden_TH),
                 study.model.dtype,
+                top_ids=None,
+                top_logprobs=None,
             )
             for index, hidden_TH in enumerate(states)
         )
-        self.states = states
 
     def prompt(self, index: int, slots: Slots) -> Tokens:
         """The documents with the gold one, which is the first, at its slot; then the question."""
@@ -137,7 +138,7 @@ class Questions:
         index = int(sample.example.example_id)
         slot_id = slots[0] or ANCHOR
         prompt = self.prompt(index, slots)
-        return Row(str(index), slots, slot_id, prompt, sample.response_ids, sample.prompt_ids, self.states[index])
+        return Row(sample, slots, slot_id, prompt, sample.response_ids)
 
     def rows(self) -> list[Row]:
         """Those of one step."""
@@ -171,9 +172,7 @@ class OurStep:
             threads=torch.get_num_threads(),
         )
         self.stepper: Stepper = build_stepper(study, self.trainers, device)
-        self.teacher: TeacherStates = cached_states
-        if study.method.has_resident_teacher:
-            self.teacher = ResidentStates(self.stepper.frozen_states, alignment="shifted")
+        self.teacher = build_teacher(study, self.stepper.frozen_states, device)
         self.progress = Progress.at_start(size.examples)
 
     def __call__(self) -> float:

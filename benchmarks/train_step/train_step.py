@@ -79,8 +79,8 @@ def floor_flops(size: Size, folder: Path, device: torch.device, name: str) -> di
     )
     head = size.vocabulary * size.hidden
     tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
-    examples = {row.example_id: row for row in rows}.values()
-    teacher_tokens = sum(len(row.teacher_prompt_ids) + len(row.response_ids) for row in examples)
+    examples = {row.sample.example.example_id: row for row in rows}.values()
+    teacher_tokens = sum(len(row.sample.prompt_ids) + len(row.response_ids) for row in examples)
     response, distinct = (sum(len(row.response_ids) for row in some) for some in (rows, examples))
     return {
         "layers": 6.0 * layer * size.layers * tokens,

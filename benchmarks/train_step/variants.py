@@ -33,7 +33,7 @@ class Padded:
 
 def pad(rows: Sequence[Row], device: torch.device, *, of_teacher: bool = False) -> Padded:
     """The rows with the student's own prompts, or with those that the teacher sees."""
-    prompts = [row.teacher_prompt_ids if of_teacher else row.prompt_ids for row in rows]
+    prompts = [row.sample.prompt_ids if of_teacher else row.prompt_ids for row in rows]
     lengths = [len(prompt) + len(row.response_ids) for prompt, row in zip(prompts, rows, strict=True)]
     ids_BL = torch.zeros(len(rows), max(lengths), dtype=torch.long)
     mask_BL, response_BL = torch.zeros_like(ids_BL), torch.zeros_like(ids_BL, dtype=torch.bool)
