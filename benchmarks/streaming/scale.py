@@ -1,4 +1,4 @@
-"""Is memory flat, and how many rows a second pass, when 200,000 examples stream into a tiny student? Run:
+"""Is memory flat, and how many rows a second pass, when 200,000 examples stream into a student of one layer? Run:
 
 python -m benchmarks.streaming.scale [EXAMPLES]
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from pipelines.distill import make_checkpoint, read_steps
 from pipelines.examples import make_examples, training_ids
@@ -47,20 +48,31 @@ def write_data(path: Path, examples: int) -> None:
                 {"title": f"Fox {other}", "text": f"The code of fox {other} is {other:06d}.", "gold": other == index}
                 for other in (index, index + 1, index + 2)
             ]
-            row = {"id": f"fox-{index}", "question": f"Which code has fox {index}?", "answers": [f"{index:06d}"]}
+            row = {"id": f"fox-{index}", "question": f"The code of fox {index}", "answers": [f"{index:06d}"]}
             file.write(json.dumps({**row, "documents": documents}) + "\n")
 
 
-def load(storage: str, data: Path, examples: int) -> Recipe:
+def write_model(folder: Path, toy: str) -> None:
+    """A student of one layer with the toy's tokenizer."""
+    AutoTokenizer.from_pretrained(toy).save_pretrained(folder)
+    config = AutoConfig.from_pretrained(toy)
+    for name, value in {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}.items():
+        setattr(config, name, value)
+    config.num_attention_heads = config.num_key_value_heads = 2
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def load(storage: str, data: Path, model: Path, examples: int) -> Recipe:
     """One epoch over every example, one row each, and large batches: the pipeline is measured, not the student."""
     return load_recipe(
         "quickstart",
         [
             *(f"runtime.storage={storage}", f"data.path={data}", f"data.train_examples={examples}"),
+            f"model.path={model}",
             *("data.documents=3", "data.evaluation_examples=2", "data.evaluation_share=0.001"),
             *("evaluation.slots=all", "evaluation.other_documents=[]", "model.engine=fake", "sampling.keep=all"),
             *("method.name=seqkd", "method.k=1", "training.epochs=1", "training.batch_rows=512"),
-            *("runtime.fake.reply_tokens=4", "runtime.samplers.batch_size=256", "runtime.mode=streamed"),
+            *("runtime.fake.reply_tokens=8", "runtime.samplers.batch_size=256", "runtime.mode=streamed"),
             *("runtime.trainers.micro_batch_tokens=131072", "runtime.checkpoints.minutes=2"),
         ],
     )
@@ -94,8 +106,10 @@ def main() -> None:
     samples: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as storage, ray_session():
         data = Path(storage) / "data.jsonl"
+        model = Path(storage) / "model"
         write_data(data, int(examples * 1.01) + 10)
-        recipe = load(f"{storage}/run", data, examples)
+        write_model(model, load_recipe("quickstart").study.model.path)
+        recipe = load(f"{storage}/run", data, model, examples)
         plan = make_plan(recipe)
         make_examples(recipe, plan.examples)
         finished = threading.Event()
