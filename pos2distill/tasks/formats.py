@@ -42,6 +42,9 @@ REASONS: dict[Reason, str] = {
 # Of these files a user cannot mend a row, so one of no use is passed over and counted.
 PUBLISHED = ("dpr", "musique", "hotpotqa", "2wiki")
 
+_GENERIC_FIELDS = {"question", "answers", "documents", "id"}
+_GENERIC_DOCUMENT_FIELDS = {"text", "gold", "title", "hop"}
+
 _KINDS: dict[type, str] = {
     str: "text",
     list: "a list",
@@ -109,6 +112,7 @@ def _parse_generic(row: dict[str, Any], where: str) -> Example:
         elif hop is not None:
             raise UserError(f"{at}, hop: {hop}, but the document is not gold; leave hop out or set gold to true")
         shown.append((title, _field(document, "text", str, at), gold))
+        _refuse_misspelt(document, _GENERIC_DOCUMENT_FIELDS, at)
     places = list(range(1, len(hops) + 1))
     if any(hop is not None for hop in hops):
         if Counter(hops) != Counter(places):
@@ -120,7 +124,9 @@ def _parse_generic(row: dict[str, Any], where: str) -> Example:
     documents = tuple(Document(title, text, next(hop_of) - 1 if gold else None) for title, text, gold in shown)
     question = _field(row, "question", str, where)
     identity = _field(row, "id", str, where) if "id" in row else question_id(question)
-    return Example(identity, question, _strings(row, "answers", where), documents)
+    example = Example(identity, question, _strings(row, "answers", where), documents)
+    _refuse_misspelt(row, _GENERIC_FIELDS, where)
+    return example
 
 
 def _parse_dpr(row: dict[str, Any], where: str) -> Example | Reason:
@@ -229,6 +235,13 @@ def _field(row: dict[str, Any], name: str, kind: type, where: str) -> Any:
         raise UserError(f"{where}: field '{name}' is missing; {hint}{'' if near else ' (is data.format right?)'}")
     _check(row[name], kind, f"{where}, {name}")
     return row[name]
+
+
+def _refuse_misspelt(row: dict[str, Any], known: set[str], where: str) -> None:
+    """Of a row with all it needs: an optional field under a wrong name would be passed over, and nobody would know."""
+    for name in row:
+        if name not in known and (near := difflib.get_close_matches(name.lower(), known - row.keys(), 1, cutoff=0.8)):
+            raise UserError(f"{where}: unknown field '{name}'; is '{near[0]}' meant? If not, call it something else")
 
 
 def _check(value: Any, kind: type, where: str) -> None:

@@ -166,6 +166,13 @@ def test_generic_rows_need_neither_id_nor_title(read: Read) -> None:
     assert bare.example_id == read("jsonl", {**GENERIC, "question": "which code has THE fox"}).example_id
 
 
+def test_generic_rows_may_hold_further_fields(read: Read) -> None:
+    """Also one that is like an optional field, if that is there too."""
+    further: Row = {"titles": ["Owl"], "source": "zoo", "idea": 5}
+    row = {**GENERIC, **further, "documents": [{**OWL, **further}, FOX]}
+    assert read("jsonl", row) == read("jsonl", GENERIC)
+
+
 def test_generic_hops_are_told_by_the_row(read: Read) -> None:
     example = read("jsonl", TWO_HOPS, hops=(2,))
     assert example.documents == (
@@ -328,6 +335,12 @@ def test_every_reason_and_every_format_stands_on_the_page() -> None:
         ({**GENERIC, "question": 5}, "line 1, question: expected text, got 5"),
         ({**GENERIC, "question": "  "}, "line 1, question: empty"),
         ({**GENERIC, "id": 7}, "line 1, id: expected text, got 7"),
+        (
+            {**GENERIC, "documents": [{**FOX, "Hop": 1}]},
+            "line 1, documents[0]: unknown field 'Hop'; is 'hop' meant? If not, call it something else",
+        ),
+        ({**GENERIC, "documents": [OWL, {**FOX, "titel": "Fox"}]}, "documents[1]: unknown field 'titel'; is 'title' m"),
+        ({**GENERIC, "ID": "fox-1"}, "line 1: unknown field 'ID'; is 'id' meant?"),
         ({**GENERIC, "documents": {}}, "line 1, documents: expected a list, got {}"),
         ({**GENERIC, "documents": [FOX, "text"]}, "line 1, documents[1]: expected an object, got 'text'"),
         (
