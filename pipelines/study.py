@@ -1,6 +1,7 @@
 """The commands: run the stages whose artifacts are not there yet, in order, and say what happened."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 from pipelines.plan import Plan, make_plan
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.errors import GateError, UserError
-from pos2distill.evaluation.scores import Curve, show_slots, to_curve, to_grid
+from pos2distill.evaluation.scores import Curve, show_slots, to_curve, to_grid, warn_of_cuts
 from pos2distill.recipes import sweep_cells
 from pos2distill.store.artifacts import Artifact, Manifest, claim_storage, other_fingerprints
 from pos2distill.store.lease import hold
@@ -38,7 +39,7 @@ def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None
     Args:
         fail_if_gap_above: in points of 100.
     Raises:
-        GateError: if the last of these curves has a larger GAP than that.
+        GateError: if the last of these curves has a larger GAP than that, or no right answer at all.
     """
     with _writing(_one_study(recipe)) as plan:
         stages = ["examples", "evaluate base"]
@@ -50,9 +51,16 @@ def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None
     if plan.distilled_scores.manifest():
         curve = _curve(recipe, plan.distilled_scores)
         _print_curve(plan.distilled_scores.name, curve)
+    if fail_if_gap_above is not None:
+        _judge(curve, fail_if_gap_above)
+
+
+def _judge(curve: Curve, highest_gap: float) -> None:
+    if not curve.mean:
+        raise GateError("no answer is right (mean 0.0), so that GAP 0 says nothing")
     # Rounded, since 0.2 - 0.15 is more than 0.05 in floating point.
-    if fail_if_gap_above is not None and (gap := round(100 * curve.gap, 6)) > fail_if_gap_above:
-        raise GateError(f"GAP {gap:g} is above {fail_if_gap_above:g} (mean {100 * curve.mean:.1f})")
+    if (gap := round(100 * curve.gap, 6)) > highest_gap:
+        raise GateError(f"GAP {gap:g} is above {highest_gap:g} (mean {100 * curve.mean:.1f})")
 
 
 def run_sample(recipe: Recipe) -> None:
@@ -140,13 +148,16 @@ def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
     for stage in stages:
         artifact = plan.artifacts[stage]
         if manifest := artifact.manifest():
-            print(f"{stage:<18}  done before  {_counts(manifest)}", flush=True)
-            continue
-        if stage == "sample" and "distill" in stages and recipe.runtime.mode == "streamed":
+            took = "done before"
+        elif stage == "sample" and "distill" in stages and recipe.runtime.mode == "streamed":
             continue  # the samples go straight into training, and are published there
-        start = time.monotonic()
-        manifest = _stage(stage)(recipe, plan)
-        print(f"{stage:<18}  {time.monotonic() - start:9.1f} s  {_counts(manifest)}", flush=True)
+        else:
+            start = time.monotonic()
+            manifest = _stage(stage)(recipe, plan)
+            took = f"{time.monotonic() - start:9.1f} s"
+        print(f"{stage:<18}  {took}  {_counts(manifest)}", flush=True)
+        if warning := warn_of_cuts(manifest.counts):
+            print(f"warning: {stage}: {warning}", file=sys.stderr, flush=True)
 
 
 def _check_against_model(study: Study) -> None:

@@ -202,7 +202,7 @@ class SamplingSection(Section):
 
     temperature: float = Field(0.0, ge=0, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1)
-    max_new_tokens: int = Field(100, ge=1)
+    max_new_tokens: int = Field(100, ge=1, description="of a response; 512 for data.prompt reasoning or coc")
     keep: Literal["correct", "all"] = Field("correct", description="which responses are distilled")
 
 
@@ -263,7 +263,7 @@ class EvaluationSection(Section):
     other_slots: Literal["all", "pairs"] | Count | None = Field(
         None, description="slots at each further length. Default: 10; of several hops pairs"
     )
-    max_new_tokens: int = Field(100, ge=1)
+    max_new_tokens: int = Field(100, ge=1, description="of an answer; 512 for data.prompt reasoning or coc")
     transfer: tuple[str, ...] = Field(
         (), description="other recipes, by name or path, whose data and evaluation both models are asked too"
     )

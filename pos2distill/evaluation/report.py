@@ -10,7 +10,7 @@ import jinja2
 
 from pos2distill.config import Study
 from pos2distill.evaluation.plots import plot_curves, plot_loss, plot_weights
-from pos2distill.evaluation.scores import Curve, paired_difference, show_slots, to_curve, to_grid
+from pos2distill.evaluation.scores import Curve, paired_difference, show_slots, to_curve, to_grid, warn_of_cuts
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
 
@@ -22,6 +22,7 @@ TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters["slots"] = show_slots
+TEMPLATES.filters["cuts"] = warn_of_cuts
 METRICS = {
     "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
     "em": "EM of what follows 'The answer is:', SQuAD normalisation, greedy",

@@ -4,6 +4,7 @@ A slot here is a placement: of several hops, an ordered tuple of slots.
 Shapes: E examples, S slots, R bootstrap resamples.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +61,19 @@ class Curve:
 def show_slots(slots: int | Slots) -> str:
     """A placement as people read it, from 1: `7`, or `7>19` for the first hop at 7 and the second at 19."""
     return ">".join(str(slot + 1) for slot in ((slots,) if isinstance(slots, int) else slots))
+
+
+def warn_of_cuts(counts: Mapping[str, int]) -> str | None:
+    """What to say of a stage's answers if more than a tenth of them had no room to end.
+
+    Args:
+        counts: of a manifest; of samples, or of a model's answers, or of a stage that generates nothing.
+    """
+    section, answers = ("sampling", counts["sampled"]) if "sampled" in counts else ("evaluation", counts.get("prompts"))
+    cut = counts.get("cut_at_length", 0)
+    if not answers or 10 * cut <= answers:
+        return None
+    return f"{cut} of {answers} answers were cut at {section}.max_new_tokens; raise it if they were not done"
 
 
 def to_grid(predictions: pa.Table, documents: int) -> Grid:

@@ -13,7 +13,7 @@ from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact, claim_storage
 
 
-def publish(artifact: Artifact, right: tuple[int, ...]) -> None:
+def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
     """Of 20 examples at each slot, the first so many are right."""
     rows = [
         {
@@ -33,7 +33,7 @@ def publish(artifact: Artifact, right: tuple[int, ...]) -> None:
     ]
     with artifact.writing():
         artifact.write_table("predictions.parquet", pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA))
-        artifact.publish(counts={}, seconds={})
+        artifact.publish(counts=counts, seconds={})
 
 
 @pytest.fixture
@@ -55,6 +55,29 @@ def test_a_larger_gap_is_one_line_and_exit_code_1(
 ) -> None:
     assert evaluate("19.5") == 1
     assert capsys.readouterr().err == "gate: GAP 20 is above 19.5 (mean 88.3)\n"
+
+
+def test_a_model_that_answers_nothing_right_does_not_pass(
+    evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(make_recipe())
+    publish(plan.checkpoint, ())
+    publish(plan.distilled_scores, (0, 0, 0))
+    assert evaluate("100") == 1
+    assert capsys.readouterr().err == "gate: no answer is right (mean 0.0), so that GAP 0 says nothing\n"
+
+
+def test_many_answers_that_were_cut_are_one_line_of_warning(
+    evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(make_recipe())
+    publish(plan.checkpoint, ())
+    publish(plan.distilled_scores, (20, 20, 20), prompts=60, cut_at_length=7)
+    assert evaluate("5") == 0
+    assert capsys.readouterr().err == (
+        "warning: evaluate distilled: 7 of 60 answers were cut at evaluation.max_new_tokens; "
+        "raise it if they were not done\n"
+    )
 
 
 @pytest.mark.parametrize("points", ["20", "100"])

@@ -137,6 +137,16 @@ def test_the_page_tells_the_numbers(html: str) -> None:
         assert part in text
 
 
+def test_the_page_warns_of_answers_that_were_cut(inputs: ReportInputs, html: str) -> None:
+    assert "Warning" not in html
+    counts = {**inputs.counts, "evaluate base": {"prompts": 20, "cut_at_length": 3}}
+    page = render_report(replace(inputs, counts=counts))["index.html"].decode()
+    assert page.count("Warning:") == 1
+    assert (
+        "evaluate base: 3 of 20 answers were cut at evaluation.max_new_tokens; raise it if they were not done." in page
+    )
+
+
 def test_pictures_are_png(files: dict[str, bytes]) -> None:
     pictures = {"accuracy.png", "loss.png", "weights.png", "accuracy-5-documents.png"}
     assert files.keys() == pictures | {"index.html"}

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pos2distill.evaluation.scores import Grid, paired_difference, show_slots, to_curve, to_grid
+from pos2distill.evaluation.scores import Grid, paired_difference, show_slots, to_curve, to_grid, warn_of_cuts
 
 # Correctness of two examples at three slots.
 ROWS = [
@@ -139,3 +139,20 @@ def test_groups_of_pairs_by_hand() -> None:
 @pytest.mark.parametrize(("slots", "shown"), [(6, "7"), ((6,), "7"), ((6, 18), "7>19")])
 def test_people_count_from_one(slots: int | tuple[int, ...], shown: str) -> None:
     assert show_slots(slots) == shown
+
+
+@pytest.mark.parametrize(
+    ("counts", "warning"),
+    [
+        (
+            {"prompts": 20, "cut_at_length": 3},
+            "3 of 20 answers were cut at evaluation.max_new_tokens; raise it if they ",
+        ),
+        ({"sampled": 10, "kept": 9, "cut_at_length": 2}, "2 of 10 answers were cut at sampling.max_new_tokens; raise "),
+        ({"prompts": 20, "cut_at_length": 2}, None),  # a tenth is not more than a tenth
+        ({"rows": 5}, None),
+    ],
+)
+def test_more_than_a_tenth_of_the_answers_cut_is_worth_a_warning(counts: dict[str, int], warning: str | None) -> None:
+    told = warn_of_cuts(counts)
+    assert told is None if warning is None else told and told.startswith(warning)
