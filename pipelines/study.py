@@ -12,7 +12,14 @@ from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.errors import GateError, UserError
 from pos2distill.evaluation.scores import Curve, show_slots, to_curve, to_grid, warn_of_cuts
 from pos2distill.recipes import sweep_cells
-from pos2distill.store.artifacts import Artifact, Manifest, claim_storage, other_fingerprints
+from pos2distill.store.artifacts import (
+    Artifact,
+    Manifest,
+    check_storage,
+    claim_storage,
+    other_fingerprints,
+    release_storage,
+)
 from pos2distill.store.lease import hold
 from pos2distill.urls import open_url
 
@@ -88,7 +95,8 @@ def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
         make_sweep_report(recipe, cells)
         print(f"report      {recipe.storage}/report/index.html")
         return
-    plan = plan or _open(recipe)
+    plan = plan or make_plan(recipe)
+    check_storage(recipe.storage, recipe.name)
     _require(recipe, plan, list(plan.artifacts))
     comparison = make_report(recipe, plan)
     _print_comparison(comparison.before, comparison.after)
@@ -129,18 +137,17 @@ def _one_study(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def _open(recipe: Recipe) -> Plan:
-    plan = make_plan(recipe)
-    claim_storage(recipe.storage, recipe.name)
-    return plan
-
-
 @contextmanager
 def _writing(recipe: Recipe) -> Iterator[Plan]:
     """The plan, for making artifacts: by one driver at a time. A report is the same whoever writes it."""
-    plan = _open(recipe)
+    plan = make_plan(recipe)
+    claim_storage(recipe.storage, recipe.name)
     with hold(recipe.storage):
-        yield plan
+        claim_storage(recipe.storage, recipe.name)  # again: who held it before may have given it back
+        try:
+            yield plan
+        finally:
+            release_storage(recipe.storage)
 
 
 def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:

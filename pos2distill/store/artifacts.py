@@ -22,7 +22,7 @@ from pos2distill.errors import UserError
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.urls import open_url
 
-RUN_FILE = "run.json"
+RUN_FILE, DRIVER_FILE = "run.json", "driver.json"  # whose storage it is; who works in it (see `lease`)
 
 _ROW_GROUP = 256  # rows that a reader of a few rows has to read
 
@@ -113,8 +113,8 @@ class Artifact:
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
 
 
-def claim_storage(storage: str, name: str) -> None:
-    """Take a folder for the run of one recipe, or refuse one that belongs to something else.
+def check_storage(storage: str, name: str) -> bool:
+    """Whether a folder is taken for the run of this recipe; if not, it is free. Nothing is written.
 
     Raises:
         UserError: if the folder holds another recipe's run, or files that are no run's.
@@ -130,16 +130,40 @@ def claim_storage(storage: str, name: str) -> None:
             raise UserError(
                 f"{storage}: holds the run of recipe '{owner}', not '{name}'; choose another runtime.storage"
             )
-        return
-    if fs.exists(path) and (not fs.isdir(path) or fs.ls(path, detail=False)):
+        return True
+    if fs.exists(path) and (not fs.isdir(path) or _content(fs, path)):
         raise UserError(f"{storage}: is not empty and holds no run (no {RUN_FILE}); choose another runtime.storage")
+    return False
+
+
+def claim_storage(storage: str, name: str) -> None:
+    """Take a folder for the run of one recipe.
+
+    Raises:
+        UserError: as `check_storage`, or if the folder cannot be made.
+    """
+    if check_storage(storage, name):
+        return
+    fs, path = open_url(storage, "runtime.storage")
     try:
         fs.makedirs(path, exist_ok=True)
-        write_json(fs, marker, {"name": name})
+        write_json(fs, f"{path}/{RUN_FILE}", {"name": name})
     except OSError as error:
         raise UserError(
             f"{storage}: cannot be made ({error.strerror or error}); choose another runtime.storage"
         ) from None
+
+
+def release_storage(storage: str) -> None:
+    """Give back a folder in which nothing was made. Who calls this holds its lease."""
+    fs, path = open_url(storage, "runtime.storage")
+    if not _content(fs, path):
+        fs.rm_file(f"{path}/{RUN_FILE}")
+
+
+def _content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:
+    """What a folder holds besides the files that say whose it is."""
+    return {str(entry).rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)} - {RUN_FILE, DRIVER_FILE}
 
 
 def other_fingerprints(storage: str, name: str, fingerprint: str) -> list[str]:

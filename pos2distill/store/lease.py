@@ -25,10 +25,9 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pos2distill.store.artifacts import write_bytes
+from pos2distill.store.artifacts import DRIVER_FILE, write_bytes
 from pos2distill.urls import open_url
 
-_FILE = "driver.json"
 _PERIOD = 10.0  # seconds between renewals
 _MISSED = 6  # periods without a renewal until a holder counts as dead
 _LOOKS = 5  # times a period that whoever waits looks
@@ -66,7 +65,7 @@ def hold(storage: str, *, period: float = _PERIOD, leave: Callable[[str], None] 
         leave: called from a thread, with the reason, if the lease is lost inside: another driver took over, or the
             storage could not be reached for so long that one may have.
     """
-    fs, path = open_url(f"{storage.rstrip('/')}/{_FILE}", "runtime.storage")
+    fs, path = open_url(f"{storage.rstrip('/')}/{DRIVER_FILE}", "runtime.storage")
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine(), os.getpid(), since, period)
     _acquire(fs, path, me, storage)

@@ -11,7 +11,7 @@ import run
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.recipes import load_recipe, recipe_names
-from pos2distill.store.artifacts import Artifact
+from pos2distill.store.artifacts import Artifact, claim_storage
 
 Make = Callable[..., Recipe]
 
@@ -130,10 +130,9 @@ def test_a_user_error_is_one_line_and_exit_code_2(
 
 def test_samples_of_other_settings_are_named(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     resolved = load_recipe(recipe)
-    assert run.main(["distill", recipe, "runtime.mode=staged"]) == 2  # takes the folder
+    claim_storage(resolved.storage, resolved.name)
     with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
         Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
-    capsys.readouterr()
     assert run.main(["distill", recipe, "runtime.mode=staged"]) == 2
     wanted = make_plan(resolved).samples.fingerprint
     assert (
@@ -152,11 +151,18 @@ def test_a_folder_that_holds_something_else_is_left_alone(recipe: str, capsys: p
 
 
 def test_bad_data_leaves_nothing_half_written(make_recipe: Make, tmp_path: Path) -> None:
+    """So that another recipe may have the folder."""
     recipe = make_recipe()
     with open(recipe.study.data.path, "a") as file:
         file.write(json.dumps({"question": "?"}) + "\n")
     assert run.main(["study", str(tmp_path / "recipe.yaml")]) == 2
-    assert [path.name for path in Path(recipe.storage).iterdir()] == ["run.json"]
+    assert not list(Path(recipe.storage).iterdir())
+
+
+def test_a_report_of_nothing_makes_no_folder(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["report", recipe, f"runtime.storage={tmp_path}/typo"]) == 2
+    assert "typo: no finished examples of fingerprint" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import pytest
 from pos2distill.errors import UserError
 from pos2distill.store.artifacts import (
     Artifact,
+    check_storage,
     claim_storage,
     other_fingerprints,
+    release_storage,
     write_bytes,
     write_json,
 )
@@ -138,6 +140,24 @@ def test_a_folder_belongs_to_one_recipe(storage: str) -> None:
     assert str(caught.value) == (
         f"{storage}: holds the run of recipe 'mine', not 'yours'; choose another runtime.storage"
     )
+
+
+def test_a_folder_in_which_nothing_was_made_is_given_back(storage: str) -> None:
+    fs, path = fsspec.url_to_fs(storage)
+    claim_storage(storage, "mine")
+    fs.pipe_file(f"{path}/driver.json", b"{}")  # of whoever gives it back
+    release_storage(storage)
+    claim_storage(storage, "yours")
+    publish(storage, "aaaa")
+    release_storage(storage)
+    assert check_storage(storage, "yours")
+
+
+def test_looking_at_a_folder_does_not_take_it(storage: str) -> None:
+    assert not check_storage(storage, "mine")
+    claim_storage(storage, "yours")
+    with pytest.raises(UserError, match="holds the run of recipe 'yours', not 'mine'"):
+        check_storage(storage, "mine")
 
 
 def test_a_folder_that_is_no_run_is_refused(storage: str) -> None:
