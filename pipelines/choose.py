@@ -27,7 +27,7 @@ def make_choice(recipe: Recipe, plan: Plan) -> Manifest:
     study = recipe.study
     (hops,) = study.data.hops
     examples = plan.examples.read_table(TRAIN).slice(0, study.method.auto_examples)
-    placements = candidate_placements(study.data.documents, hops, study.method.auto_slots)
+    placements = candidate_placements(study.data.documents, hops, study.method.tried_slots)
     artifact = _artifact(plan)
     predictions = ask(recipe, study.model, examples, [Asked(study.data.documents, {hops: placements})], "choose slot")
     curve = to_curve(to_grid(predictions, study.data.documents), resamples=study.evaluation.resamples, seed=study.seed)

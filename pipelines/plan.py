@@ -71,7 +71,7 @@ def make_plan(recipe: Recipe) -> Plan:
     where: Any
     slot_scores = None
     if method.advantageous_slot == "auto":
-        asked = (method.auto_slots, method.auto_examples, study.evaluation.max_new_tokens)
+        asked = (method.tried_slots, method.auto_examples, study.evaluation.max_new_tokens)
         slot_scores = Artifact(storage, "slot-scores", fingerprint(SCHEMA_VERSION, trained, model, asked, study.seed))
         where = slot_scores.fingerprint
     else:

@@ -105,8 +105,10 @@ class MethodSection(Section):
         description="where the model does best; of several hops, the first or last slots in hop order, or a list; "
         "auto: measured on the training examples",
     )
-    auto_slots: Literal["all"] | Count = Field(
-        10, description="auto: slots tried, spread evenly; of several hops the first slot, with the others next to it"
+    auto_slots: Literal["all"] | Count | None = Field(
+        None,
+        description="auto: slots tried, spread evenly; of several hops the first slot, with the others next to it. "
+        "Default: 10, or all where there are fewer",
     )
     auto_examples: int = Field(100, ge=1, description="auto: training examples asked")
     k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for one example")
@@ -146,6 +148,11 @@ class MethodSection(Section):
     def anchor(self) -> float:
         """lambda; the method's own if nothing else is set."""
         return float(self.name == "r1") if self.anchor_weight is None else self.anchor_weight
+
+    @property
+    def tried_slots(self) -> Literal["all"] | int:
+        """How many slots `auto` tries, at most."""
+        return self.auto_slots or 10
 
     @property
     def needs_teacher(self) -> bool:
@@ -261,7 +268,8 @@ class EvaluationSection(Section):
     )
     other_documents: tuple[int, ...] = Field((), description="further prompt lengths, in documents")
     other_slots: Literal["all", "pairs"] | Count | None = Field(
-        None, description="slots at each further length. Default: 10; of several hops pairs"
+        None,
+        description="slots at each further length. Default: 10, or all where there are fewer; of several hops pairs",
     )
     max_new_tokens: int = Field(100, ge=1, description="of an answer; 512 for data.prompt reasoning or coc")
     transfer: tuple[str, ...] = Field(
@@ -318,6 +326,8 @@ class Study(Section):
             _check_slots("method.advantageous_slot", slot, documents, hops)
         elif slot == "auto" and len(hops) > 1:
             raise ValueError("method.advantageous_slot: 'auto' wants one number of hops (data.hops)")
+        elif slot == "auto":
+            _check_count("method.auto_slots", self.method.auto_slots, documents - hops[0] + 1)
         if self.method.k > (trivial := math.perm(documents, min(hops)) - 1):
             raise ValueError(
                 f"method.k: {self.method.k} trivial slots asked for, but {documents} documents have {trivial}; "
@@ -344,13 +354,15 @@ class Study(Section):
             if len(set(slots)) != len(slots) or not slots:
                 raise ValueError("evaluation.slots: expected at least one slot, each of them once")
         others = self.evaluation.other_documents
-        for name, wanted in (("slots", slots), ("other_slots", self.evaluation.other_slots if others else None)):
+        further = (("other_slots", self.evaluation.other_slots, each) for each in others)
+        for name, wanted, there in (("slots", slots, documents), *further):
             if wanted == "pairs" and hops == (1,):
                 raise ValueError(f"evaluation.{name}: 'pairs' are for several hops (data.hops)")
             if wanted not in ("pairs", None) and len(hops) > 1:
                 raise ValueError(f"evaluation.{name}: of several numbers of hops (data.hops) only 'pairs' can be asked")
             if isinstance(wanted, int) and wanted < max(hops):
                 raise ValueError(f"evaluation.{name}: {wanted} slots have no place for {max(hops)} gold documents")
+            _check_count(f"evaluation.{name}", wanted, there)
         if few := [n for n in others if n <= max(hops) or n == documents]:
             raise ValueError(
                 f"evaluation.other_documents: {few[0]} leaves no distractor (data.hops) or equals data.documents"
@@ -358,6 +370,11 @@ class Study(Section):
         if len(set(others)) != len(others):
             raise ValueError("evaluation.other_documents: expected each number once")
         return self
+
+
+def _check_count(field: str, wanted: object, there: int) -> None:
+    if isinstance(wanted, int) and wanted > there:
+        raise ValueError(f"{field}: {wanted} slots asked for, but there are {there}; lower it, or say all")
 
 
 def _check_slots(field: str, slots: int | tuple[int, ...], documents: int, hops: tuple[int, ...]) -> None:

@@ -103,7 +103,16 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ("data={format: jsonl, path: x, hops: [3], documents: 3}", "data.hops: 3 gold documents leave no distractor"),
         ("data={format: jsonl, path: x, hops: [1, 2]}", "data.hops: one hop and several cannot be mixed"),
         ("evaluation.slots=0", "evaluation.slots: input should be"),
+        ("evaluation.slots=21", "evaluation.slots: 21 slots asked for, but there are 20; lower it, or say all"),
+        (
+            "evaluation={other_documents: [30, 8], other_slots: 9}",
+            "evaluation.other_slots: 9 slots asked for, but there are 8; lower it, or say all",
+        ),
         ("method.auto_slots=0", "method.auto_slots: input should be"),
+        (
+            "method={advantageous_slot: auto, auto_slots: 21}",
+            "method.auto_slots: 21 slots asked for, but there are 20; lower it, or say all",
+        ),
         (
             "evaluation={other_documents: [30], other_slots: pairs}",
             "evaluation.other_slots: 'pairs' are for several hops",
@@ -436,6 +445,18 @@ def test_too_few_slots_for_the_hops_are_told(load: Callable[..., Recipe]) -> Non
         load("data.format=musique", "data.hops=[2]", "evaluation.slots=1")
     with pytest.raises(UserError, match=r"evaluation.other_documents: 4 leaves no distractor"):
         load("data.format=musique", "data.hops=[4]", "evaluation.other_documents=[4]")
+
+
+def test_two_hops_have_one_slot_less_to_start_from(load: Callable[..., Recipe]) -> None:
+    auto = ("data.format=musique", "data.hops=[2]", "method.advantageous_slot=auto")
+    assert load(*auto, "method.auto_slots=19").study.method.tried_slots == 19
+    with pytest.raises(UserError, match=r"method.auto_slots: 20 slots asked for, but there are 19"):
+        load(*auto, "method.auto_slots=20")
+
+
+def test_by_default_no_more_slots_are_asked_than_there_are(load: Callable[..., Recipe]) -> None:
+    study = load("data.documents=8", "method.advantageous_slot=auto", "evaluation.other_documents=[6]").study
+    assert (study.method.tried_slots, study.other_evaluated_slots) == (10, 10)  # of 8 and 6, all
 
 
 def test_elastic_workers_and_micro_weights_do_not_go_together(make_recipe: Callable[..., Recipe]) -> None:
