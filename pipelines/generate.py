@@ -8,7 +8,7 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -52,7 +52,7 @@ def build_prompts(
     its error where samples are made, and refused where a model is measured.
     """
     build = _prompt_builder(study, max_new_tokens)
-    examples = [example_from_row(row) for row in batch.to_pylist()]
+    examples = [(example_from_row(row), row) for row in batch.to_pylist()]
 
     def prompt(example: Example, documents: int, placement: Placement) -> dict[str, Any]:
         try:
@@ -72,10 +72,10 @@ def build_prompts(
             "slots": placement.slots,
             **prompt(example, each.documents, placement),
             "seed": derive_seed(study.seed, "sample", example.example_id, each.documents, *placement.slots),
-            "example": asdict(example) if for_training else None,
+            "example": row if for_training else None,
         }
         for each in asked
-        for example in examples
+        for example, row in examples
         for number, placement in enumerate(each.placements[len(example.golds)])
     ]
     return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)

@@ -82,7 +82,8 @@ class RowBuilder:
         """Build one row: arrange the documents, render and tokenise the prompt."""
         sample, slots = key
         example, prompt_ids, slot_id = sample.example, sample.prompt_ids, ANCHOR
-        if slots != self.study.advantageous(len(example.golds)):
+        advantageous = self.study.advantageous(len(example.golds))
+        if slots != advantageous:
             slot_id = _slot_id(slots, self.study.data.documents)
             prompt_ids = self.build_prompt(
                 example,
@@ -90,6 +91,7 @@ class RowBuilder:
                 slots,
                 order=self.study.method.distractors,
                 seed=self.study.seed,
+                built=(advantageous, sample.prompt_ids),
             )
         return Row(sample, slots, slot_id, prompt_ids, self._response(sample))
 

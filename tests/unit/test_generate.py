@@ -61,6 +61,14 @@ def test_a_prompt_that_is_too_long_is_recorded_and_passed_by(
     assert all(row["error"] is None and row["sampled_ids"] for row in rows if row not in failed)
 
 
+def test_whole_examples_go_with_their_prompts_where_they_are_trained_on(make_recipe: Callable[..., Recipe]) -> None:
+    recipe = make_recipe()
+    examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
+    trained, measured = (build_prompts(examples, recipe.study, ASKED, 8, training) for training in (True, False))
+    assert trained["example"].to_pylist() == examples.to_pylist()
+    assert measured["example"].to_pylist() == [None] * 3
+
+
 def test_evaluation_refuses_a_prompt_that_is_too_long(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     with pytest.raises(UserError, match=r"^example fox-\d+: prompt of \d+ tokens .+ exceed the model's context of 20"):
         make_batch(False, 20)
