@@ -1,0 +1,147 @@
+"""How many examples a second pass through everything but the models, and is memory flat? Run:
+
+python -m benchmarks.pipeline.pipeline [EXAMPLES ...]
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.pipeline.material import load, write_data, write_model
+from pipelines.examples import make_examples, training_ids
+from pipelines.plan import Plan, make_plan
+from pipelines.ray_session import ray_session
+from pipelines.sample import make_samples
+from pipelines.train_worker import make_prompt_builder
+from pos2distill.config import Recipe
+from pos2distill.store.samples import SampleStore
+from pos2distill.training.feed import Feed, Progress
+from pos2distill.training.ranks import Ranks
+from pos2distill.training.rows import RowBuilder
+
+REPORT = Path(__file__).with_suffix(".json")
+_PERIOD_SECONDS = 2.0
+_ONE_RUN = "--one-run"
+
+
+def run(material: Path, examples: int, cores: int) -> dict[str, Any]:
+    """The stages of a study one after the other, in a process of its own that has so many cores."""
+    command = [sys.executable, "-m", "benchmarks.pipeline.pipeline", _ONE_RUN, str(material), str(examples), str(cores)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def one_run(material: Path, examples: int, cores: int) -> dict[str, Any]:
+    """Rates of reading, of sampling through Ray Data, and of the fan-out to rows; memory meanwhile."""
+    os.sched_setaffinity(0, range(cores))
+    memory: list[dict[str, float]] = []
+    seconds: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as storage, ray_session():
+        recipe = load(material, storage, examples)
+        plan = make_plan(recipe)
+        finished = threading.Event()
+        watcher = threading.Thread(target=watch, args=(memory, finished), daemon=True)
+        watcher.start()
+        for name, work in (
+            ("read", lambda: make_examples(recipe, plan.examples)),
+            ("sample", lambda: make_samples(recipe, plan)),
+            ("fan out", lambda: fan_out(recipe, plan)),
+        ):
+            start = time.monotonic()
+            work()
+            seconds[name] = time.monotonic() - start
+        finished.set()
+        watcher.join()
+        started = _rate_once_started(plan, examples)
+    return {
+        "examples": examples,
+        "cores": cores,
+        "seconds": seconds,
+        "examples_a_second": {name: examples / each for name, each in seconds.items()}
+        | {"sample, once started": started},
+        "memory_mib": {kind: _curve(memory, kind) for kind in sorted(set().union(*memory))},
+    }
+
+
+def _rate_once_started(plan: Plan, examples: int) -> float:
+    """Examples a second between the first part of the store and the last: Ray's processes have started by then."""
+    times = sorted(path.stat().st_mtime for path in Path(plan.samples.path).glob("parts/*.parquet"))
+    return examples * (len(times) - 1) / len(times) / (times[-1] - times[0])
+
+
+def fan_out(recipe: Recipe, plan: Plan) -> None:
+    """All rows of one epoch, as a training worker makes them from the store."""
+    study = recipe.study
+    build = RowBuilder(make_prompt_builder(study), study)
+    ids = training_ids(plan)
+    feed = Feed(study, ids, SampleStore(plan.samples), _no_stream, Ranks())
+    rows = sum(
+        len([build.row(key) for key in build.keys(sample)])
+        for batch in feed.batches(Progress.at_start(len(ids)))
+        for sample in batch.samples
+    )
+    assert rows == len(ids) * (study.method.k + 1)
+
+
+def _no_stream() -> Any:
+    raise AssertionError("the store holds everything")
+
+
+def watch(samples: list[dict[str, float]], finished: threading.Event) -> None:
+    """Every few seconds: the memory that each kind of process has for itself (USS, MiB)."""
+    own = psutil.Process()
+    while not finished.wait(_PERIOD_SECONDS):
+        memory: dict[str, float] = defaultdict(float)
+        memory["driver"] = own.memory_full_info().uss / 2**20
+        for process in own.children(recursive=True):
+            try:
+                title = " ".join(process.cmdline())
+                if title.startswith("ray::"):
+                    kind = "sampler" if "Answer" in title else "board" if "_Board" in title else "tasks"
+                    memory[kind] += process.memory_full_info().uss / 2**20
+            except psutil.Error:
+                continue
+        samples.append(dict(memory))
+
+
+def _curve(samples: list[dict[str, float]], kind: str) -> list[int]:
+    """Ten values over the run, in MiB."""
+    values = [sample.get(kind, 0.0) for sample in samples]
+    return [round(values[len(values) * tenth // 10]) for tenth in range(10)]
+
+
+def main() -> None:
+    """Whole runs on one core and on two."""
+    sizes = [int(size) for size in sys.argv[1:]] or [10_000]
+    with tempfile.TemporaryDirectory() as folder:
+        material = Path(folder)
+        write_model(material / "model")
+        write_data(material / "data.jsonl", int(max(sizes) * 1.03) + 100)
+        runs = [run(material, examples, cores) for examples in sizes for cores in (1, 2)]
+    report = {
+        "runs": runs,
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU",
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {name: version(name) for name in ("ray", "pyarrow", "transformers", "tokenizers")},
+    }
+    REPORT.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [_ONE_RUN]:
+        print(json.dumps(one_run(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))))
+    else:
+        main()
