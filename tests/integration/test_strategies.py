@@ -70,15 +70,21 @@ def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
 def test_the_samplers_likeliest_tokens_give_the_curve_of_the_exact_teacher(
     small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
 ) -> None:
-    """64 of the toy's 197 tokens hold nearly all of its probability. They are sampled here, streamed into training."""
+    """64 of the toy's 197 tokens hold nearly all of its probability. They are sampled here, streamed into training.
+
+    The first losses are of one student, and differ by what the bound leaves out; later ones also by where it went.
+    """
     curves = {}
     for teacher in ("cached", "topk"):
         shutil.copytree(sampled, tmp_path / teacher)
         settings = (f"method.teacher={teacher}", "training.order=fixed", "runtime.trainers.strategy=torch")
-        curves[teacher] = steps_of(small_toy(tmp_path / teacher, *STEPS, *settings))
+        curves[teacher] = steps_of(small_toy(tmp_path / teacher, *STEPS, "training.epochs=1", *settings))
+    (first, *_), (bound, *_) = curves["cached"], curves["topk"]
+    assert bound["loss"] == pytest.approx(first["loss"], rel=1e-3)
+    assert bound["loss"] <= first["loss"] * (1 + 1e-6)
     for exact, step in zip(curves["cached"], curves["topk"], strict=True):
         assert step["examples"] == exact["examples"]
-        assert step["loss"] == pytest.approx(exact["loss"], rel=1e-2), step["step"]
+        assert step["loss"] == pytest.approx(exact["loss"], abs=1e-2 * first["loss"]), step["step"]
 
 
 METHODS: list[dict[str, Any]] = [
