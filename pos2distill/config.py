@@ -9,7 +9,7 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 ONE_HOP_FORMATS = ("nq", "nq_oracle", "kv", "dpr")
 SEVERAL_HOP_FORMATS = ("musique", "hotpotqa", "2wiki")  # `jsonl` holds either
@@ -501,6 +501,16 @@ class Recipe(Section):
     )
     transfers: dict[str, Study] = Field({}, exclude=True, description="what evaluation.transfer names")
 
+    @field_validator("sweep", mode="before")
+    @classmethod
+    def _sweep_is_flat(cls, sweep: Any) -> Any:
+        for name, values in sweep.items() if isinstance(sweep, dict) else ():
+            if isinstance(values, dict) and values:
+                raise ValueError(f"{name}: write {name}.{_first_leaf(values)}: [...]")
+            if not isinstance(values, list | tuple):
+                raise ValueError(f"{name}: input should be a list, for example [{values}]")
+        return sweep
+
     @model_validator(mode="after")
     def _engines_have_their_gpus(self) -> "Recipe":
         gpus, parts = self.runtime.samplers.gpus, self.runtime.vllm.tensor_parallel_size
@@ -524,6 +534,12 @@ class Recipe(Section):
     def storage(self) -> str:
         """Where the run's artifacts lie: a folder or an fsspec URL."""
         return self.runtime.storage or f"runs/{self.name}"
+
+
+def _first_leaf(tree: dict[str, Any]) -> str:
+    """The dotted name of the first value in nested mappings."""
+    name, inner = next(iter(tree.items()))
+    return f"{name}.{_first_leaf(inner)}" if isinstance(inner, dict) and inner else name
 
 
 def fingerprint(*parts: Any) -> str:

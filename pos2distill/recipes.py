@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pos2distill.config import Recipe, Section, Study
 from pos2distill.errors import UserError, did_you_mean
@@ -217,19 +217,29 @@ def _first_problem(error: ValidationError, root: type[Section]) -> str:
         joint = ": " if first["loc"] and first["loc"][-1] in section.model_fields else "."
         return f"{where + joint if where else ''}{first['ctx']['error']}"
     # A field of several types has one problem for each of them.
-    same = [_in_plain_words(problem) for problem in error.errors() if _field_at(problem["loc"], root)[0] == path]
+    kind = section.model_fields[path[-1]].annotation if path and path[-1] in section.model_fields else None
+    same = [_in_plain_words(problem, kind) for problem in error.errors() if _field_at(problem["loc"], root)[0] == path]
     expected = " or ".join(dict.fromkeys(same))
     came = "" if isinstance(first["input"], Mapping) else f", got {_shown(first['input'])}"
     return f"{where}: {expected}{came}"
 
 
-def _in_plain_words(problem: Any) -> str:
-    """What was expected, without the names of Python's types."""
+def _in_plain_words(problem: Any, kind: Any) -> str:
+    """What was expected, without the names of Python's types. `kind`: the field's type."""
     if problem["type"] == "tuple_type":
-        return "input should be a list, for example [0, 9]"
+        return f"input should be a list, for example {_example_list(kind, problem['input'])}"
     if problem["type"] == "model_type":
         return "expected a section with fields"
     return str(problem["msg"][0].lower() + problem["msg"][1:])
+
+
+def _example_list(kind: Any, came: Any) -> str:
+    """A list in place of what came alone: of just that, if the field would take it."""
+    try:
+        TypeAdapter(kind).validate_python([came])
+    except ValidationError:
+        return "[0, 9]"
+    return f"[{came}]"
 
 
 def _shown(value: Any) -> str:

@@ -68,6 +68,9 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ),
         ("learning_rate=1", "learning_rate: unknown field; did you mean 'training.learning_rate'?"),
         ("training.betas=1", "training.betas: input should be a list, for example [0, 9], got 1"),
+        ("data={format: jsonl, path: x, hops: 2}", "data.hops: input should be a list, for example [2], got 2"),
+        ("evaluation.transfer=kv", "evaluation.transfer: input should be a list, for example [kv], got 'kv'"),
+        ("training.lora.targets=up", "training.lora.targets: input should be 'all' or input should be a list, for exa"),
         ("model=x", "model: expected a section with fields, got 'x'"),
         ("training.epochs=many", "training.epochs: input should be a valid integer"),
         ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),
@@ -391,7 +394,10 @@ def test_a_sweep_is_every_combination(load: Callable[..., Recipe]) -> None:
         ("{seed: []}", "sweep: seed: expected at least one value"),
         ("{seed: [0, 1, 0]}", "sweep: {'seed': 0} is the same study as an earlier one; list each value once"),
         ("{method.k: [2, 30]}", "sweep: method.k: 30 trivial slots asked for"),
-        ("{method.k: 4}", "sweep: input should be a list, for example [0, 9]"),
+        ("{method.k: 4}", "sweep: method.k: input should be a list, for example [4]"),
+        ("{method: {name: [r2, sft]}}", "sweep: method: write method.name: [...]"),
+        ("{training: {lora: {rank: [4, 8]}}}", "sweep: training: write training.lora.rank: [...]"),
+        ("[seed]", "sweep: input should be a valid dictionary, got ['seed']"),
     ],
 )
 def test_a_bad_sweep_is_told(load: Callable[..., Recipe], sweep: str, message: str) -> None:
