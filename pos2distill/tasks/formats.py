@@ -63,6 +63,10 @@ def parse_row(form: str, row: dict[str, Any], where: str) -> Example | Reason:
     Raises:
         UserError: naming the field, what was expected and what came.
     """
+    absent = [name for name in _REQUIRED[form] if name not in row]
+    if len(absent) > 1:  # no slip of the pen
+        told = f"fields {', '.join(absent)} are missing; there is {', '.join(row) or 'nothing'}"
+        raise UserError(f"{where}: {told} (is data.format={form} right?)")
     return _PARSERS[form](row, where)
 
 
@@ -210,6 +214,17 @@ def _parse_2wiki(row: dict[str, Any], where: str) -> Example | Reason:
     _field(row, "evidences", list, where)  # a file of HotpotQA is not taken for this one
     return _parse_hotpotqa(row, where)
 
+
+_REQUIRED: dict[str, tuple[str, ...]] = {
+    "nq": ("question", "answers", "ctxs"),
+    "nq_oracle": ("question", "answers", "ctxs"),
+    "kv": ("key", "value", "ordered_kv_records"),
+    "jsonl": ("question", "answers", "documents"),
+    "dpr": ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"),
+    "musique": ("id", "question", "answer", "answer_aliases", "answerable", "paragraphs", "question_decomposition"),
+    "hotpotqa": ("question", "answer", "supporting_facts", "context"),
+    "2wiki": ("question", "answer", "supporting_facts", "context", "evidences"),
+}
 
 _PARSERS: dict[str, Callable[[dict[str, Any], str], Example | Reason]] = {
     "nq": _parse_lost_in_the_middle,

@@ -13,7 +13,7 @@ from pos2distill.config import DataSection
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
 from pos2distill.tasks.datasets import read_examples
-from pos2distill.tasks.formats import REASONS, Reason
+from pos2distill.tasks.formats import _REQUIRED, REASONS, Reason
 from pos2distill.tasks.judge import sub_exact_match
 
 Row = dict[str, Any]
@@ -306,6 +306,24 @@ def test_a_title_of_two_distractors_does_no_harm(read: Read) -> None:
     assert [document.title for document in read("hotpotqa", row).distractors] == ["Owl", "Owl"]
 
 
+@pytest.mark.parametrize(
+    ("form", "row"),
+    [
+        ("nq", NQ),
+        ("kv", KV),
+        ("jsonl", GENERIC),
+        ("dpr", DPR),
+        ("musique", MUSIQUE),
+        ("hotpotqa", HOTPOTQA),
+        ("2wiki", WIKI),
+    ],
+)
+def test_one_missing_field_is_no_wrong_format(read: Read, form: str, row: Row) -> None:
+    for name in _REQUIRED[form]:
+        with pytest.raises(UserError, match=f"line 1: field '{name}' is missing"):
+            read(form, without(row, name))
+
+
 def test_every_reason_and_every_format_stands_on_the_page() -> None:
     assert set(REASONS) == set(get_args(Reason))
     page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
@@ -415,7 +433,18 @@ def test_other_hops_in_a_file_of_ones_own_are_refused(read: Read, hops: tuple[in
         ("kv", {**KV, "ordered_kv_records": [["k-2", "v-2"]]}, "line 1: 1 documents, but prompts of 2 slots are"),
         ("dpr", {**DPR, "question": " "}, "line 1, question: empty"),
         ("dpr", without(DPR, "negative_ctxs"), "line 1: field 'negative_ctxs' is missing; is 'hard_negative_ctxs'"),
-        ("dpr", NQ, "line 1: field 'positive_ctxs' is missing; there is question, answers, ctxs (is data.format right"),
+        (
+            "dpr",
+            NQ,
+            "line 1: fields positive_ctxs, hard_negative_ctxs, negative_ctxs are missing; "
+            "there is question, answers, ctxs (is data.format=dpr right?)",
+        ),
+        (
+            "musique",
+            HOTPOTQA,
+            "line 1: fields id, answer_aliases, answerable, paragraphs, question_decomposition are missing; "
+            "there is _id, question, answer, type, supporting_facts, context (is data.format=musique right?)",
+        ),
         ("dpr", changed(DPR, "answers", "Paris"), "line 1, answers: expected a list, got 'Paris'"),
         ("dpr", changed(DPR, "positive_ctxs.0", []), "line 1, positive_ctxs[0]: expected an object, got []"),
         ("dpr", without(DPR, "negative_ctxs.1.text"), "line 1, negative_ctxs[1]: field 'text' is missing"),
