@@ -6,6 +6,7 @@ python run.py cluster ACTION SPEC [RECIPE] [section.field=value ...] [spec.secti
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -137,10 +138,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _points(text: str) -> float:
     """A GAP in points of 100."""
-    points = float(text)
-    if not 0 <= points <= 100:
-        raise argparse.ArgumentTypeError(f"expected points from 0 to 100, got {text}")
-    return points
+    with contextlib.suppress(ValueError):
+        if 0 <= (points := float(text)) <= 100:
+            return points
+    raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {text}")
 
 
 def _add_gate(command: argparse.ArgumentParser) -> None:

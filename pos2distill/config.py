@@ -84,7 +84,11 @@ class DataSection(Section):
             raise ValueError(f"hops: rows of format '{self.format}' have several gold documents; set [2]")
         if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
             asked = "asks" if self.metric == "sub_em" else "does not ask"
-            raise ValueError(f"metric: '{self.metric}', but prompt '{self.prompt}' {asked} for 'The answer is:'")
+            other = "em" if self.metric == "sub_em" else "sub_em"
+            raise ValueError(
+                f"metric: '{self.metric}', but prompt '{self.prompt}' {asked} for 'The answer is:'; "
+                f"set data.metric={other} or another data.prompt"
+            )
         if 1 in self.hops and len(self.hops) > 1:
             raise ValueError("hops: one hop and several cannot be mixed; they are judged and placed differently")
         if max(self.hops) >= self.documents:

@@ -55,7 +55,10 @@ def find_file(name_or_path: str, folder: Path, kind: str) -> Path:
     if not path.exists():
         path = Path(name_or_path)
     if not path.is_file():
-        known = [*(found.stem for found in folder.glob("[!.]*.yaml")), *map(str, path.parent.glob("[!.]*.yaml"))]
+        beside = [str(found) for found in path.parent.glob("[!.]*.yaml")]
+        if path.suffix == ".yaml":
+            raise UserError(f"{name_or_path}: no such file{did_you_mean(name_or_path, beside)}")
+        known = [*(found.stem for found in folder.glob("[!.]*.yaml")), *beside]
         raise UserError(f"{name_or_path}: no such {kind}{did_you_mean(name_or_path, known)}")
     return path
 

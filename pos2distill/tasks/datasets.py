@@ -155,7 +155,7 @@ def _fit(example: Example, data: DataSection, documents: int, where: str) -> Exa
         wanted = "exactly one" if data.hops == (1,) else " or ".join(map(str, sorted(data.hops)))
         raise UserError(
             f"{where}: {golds or 'no'} gold document{'s' if golds > 1 else ''}; expected {wanted}"
-            + (" (data.hops)" if data.format == "jsonl" else "")
+            + (f" (data.hops); if that is right, set data.hops=[{golds}]" if data.format == "jsonl" and golds else "")
         )
     if data.answer_in_gold and golds == 1 and not sub_exact_match(example.golds[0].text, example.answers):
         raise UserError(

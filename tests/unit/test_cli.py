@@ -179,6 +179,13 @@ def test_a_command_line_that_cannot_be_parsed(arguments: list[str], capsys: pyte
     assert "usage: run.py" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("points", ["five", "101", "nan"])
+def test_points_that_are_none_are_told(points: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["evaluate", "quickstart", "--fail-if-gap-above", points])
+    assert f"--fail-if-gap-above: expected a number from 0 to 100, got {points}\n" in capsys.readouterr().err
+
+
 def test_an_interrupt_tells_how_to_go_on(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

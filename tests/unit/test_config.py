@@ -122,8 +122,14 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ),
         ("evaluation.other_documents=[30, 30]", "evaluation.other_documents: expected each number once"),
         ("transfers={}", "transfers: unknown field; expected one of"),
-        ("data.metric=em", "data.metric: 'em', but prompt 'qa' does not ask for 'The answer is:'"),
-        ("data.prompt=coc", "data.metric: 'sub_em', but prompt 'coc' asks for 'The answer is:'"),
+        (
+            "data.metric=em",
+            "data.metric: 'em', but prompt 'qa' does not ask for 'The answer is:'; set data.metric=sub_em or another",
+        ),
+        (
+            "data.prompt=coc",
+            "data.metric: 'sub_em', but prompt 'coc' asks for 'The answer is:'; set data.metric=em or another data.",
+        ),
         ("evaluation.slots=pairs", "evaluation.slots: 'pairs' are for several hops (data.hops)"),
         ("evaluation.slots=[0, 20]", "evaluation.slots: 20 is not one of the slots 0 to 19"),
         ("evaluation.slots=[0, 0]", "evaluation.slots: expected at least one slot, each of them once"),
@@ -206,6 +212,14 @@ def test_a_missing_file_comes_with_the_one_beside_it(load: Callable[..., Recipe]
     load()
     with pytest.raises(UserError, match=rf"no such recipe; did you mean '{tmp_path}/small.yaml'\?$"):
         load_recipe(f"{tmp_path}/small.yam")
+
+
+def test_a_path_is_told_as_a_file_and_without_the_names_of_recipes(load: Callable[..., Recipe], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^{tmp_path}/my_hotpot.yaml: no such file$"):
+        load_recipe(f"{tmp_path}/my_hotpot.yaml")
+    load()
+    with pytest.raises(UserError, match=rf"smal.yaml: no such file; did you mean '{tmp_path}/small.yaml'\?$"):
+        load_recipe(f"{tmp_path}/smal.yaml")
 
 
 def test_a_hidden_file_is_no_suggestion(tmp_path: Path) -> None:

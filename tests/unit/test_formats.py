@@ -366,8 +366,11 @@ def test_every_reason_and_every_format_stands_on_the_page() -> None:
             "line 1, documents[0], gold: expected true or false, got 1",
         ),
         ({**GENERIC, "documents": [FOX, without(OWL, "text")]}, "line 1, documents[1]: field 'text' is missing"),
-        ({**GENERIC, "documents": [OWL, OWL]}, "line 1: no gold document; expected exactly one (data.hops)"),
-        ({**GENERIC, "documents": [FOX, FOX]}, "line 1: 2 gold documents; expected exactly one (data.hops)"),
+        ({**GENERIC, "documents": [OWL, OWL]}, "line 1: no gold document; expected exactly one"),
+        (
+            {**GENERIC, "documents": [FOX, FOX]},
+            "line 1: 2 gold documents; expected exactly one (data.hops); if that is right, set data.hops=[2]",
+        ),
         (
             {**GENERIC, "answers": ["43"]},
             "line 1: the gold document holds none of the answers ['43']; mend the row or set data.answer_in_gold=false",
@@ -417,7 +420,7 @@ def test_a_bad_generic_row(read: Read, tmp_path: Path, row: Row, message: str) -
 def test_other_hops_in_a_file_of_ones_own_are_refused(read: Read, hops: tuple[int, ...], message: str) -> None:
     with pytest.raises(UserError) as caught:
         read("jsonl", GENERIC, hops=hops)
-    assert str(caught.value).endswith(f"line 1: {message}")
+    assert str(caught.value).endswith(f"line 1: {message}; if that is right, set data.hops=[1]")
 
 
 @pytest.mark.parametrize(
