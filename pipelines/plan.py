@@ -3,10 +3,13 @@
 A changed setting changes the fingerprints from its stage on; a changed data file or model changes them all.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from pos2distill.config import MethodSection, Recipe, Study, fingerprint
+from pos2distill.errors import UserError
 from pos2distill.models.files import model_digest
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact
@@ -84,7 +87,10 @@ def make_plan(recipe: Recipe) -> Plan:
     checkpoint = fingerprint(drawn, _method_identity(method), study.training, cut)
     identity = _evaluation_identity(study, data)
     base_scores, distilled_scores = fingerprint(identity, model), fingerprint(identity, checkpoint)
-    transfers = {name: _plan_transfer(recipe, other, model, checkpoint) for name, other in recipe.transfers.items()}
+    transfers = {}
+    for name, other in recipe.transfers.items():
+        with naming_task(name):
+            transfers[name] = _plan_transfer(recipe, other, model, checkpoint)
     shown = [each.distilled_scores.fingerprint for each in transfers.values()]
     return Plan(
         examples=_examples(study, data, storage),
@@ -96,6 +102,15 @@ def make_plan(recipe: Recipe) -> Plan:
         transfers=transfers,
         fingerprint=fingerprint(base_scores, distilled_scores, study.evaluation.resamples, *shown),
     )
+
+
+@contextmanager
+def naming_task(name: str) -> Iterator[None]:
+    """What is wrong with another task's data is told with its name: this recipe has a data.path too."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"evaluation.transfer: {name}: {error}") from None
 
 
 def _samples(storage: str, drawn: str, method: MethodSection) -> Artifact:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipelines.plan import Plan, make_plan
+from pipelines.plan import Plan, make_plan, naming_task
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.errors import GateError, UserError
 from pos2distill.evaluation.scores import Curve, show_slots, to_curve, to_grid, warn_of_cuts
@@ -241,7 +241,8 @@ def _transfer_stage(own: str, recipe: Recipe, plan: Plan, task: str) -> Manifest
 
     transfer = plan.transfers[task]
     if own == "examples":
-        return make_examples(transfer.recipe, transfer.examples)
+        with naming_task(task):
+            return make_examples(transfer.recipe, transfer.examples)
     scores, model = transfer.base_scores, recipe.study.model
     if own == "evaluate distilled":
         scores, model = transfer.distilled_scores, _distilled(recipe, plan)

@@ -159,6 +159,25 @@ def test_bad_data_leaves_nothing_half_written(make_recipe: Make, tmp_path: Path)
     assert not list(Path(recipe.storage).iterdir())
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "other.jsonl: no such file (data.path)"),
+        ("{}", "other.jsonl, line 1: fields question, answers, documents are missing"),
+    ],
+)
+def test_bad_data_of_another_task_names_the_task(
+    make_recipe: Make, tmp_path: Path, content: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_recipe(name="other", data={"path": str(tmp_path / "other.jsonl")})
+    (tmp_path / "recipe.yaml").rename(tmp_path / "other.yaml")
+    if content:
+        (tmp_path / "other.jsonl").write_text(content)
+    make_recipe(evaluation={"transfer": [str(tmp_path / "other.yaml")]})
+    assert run.main(["study", str(tmp_path / "recipe.yaml"), f"runtime.storage={tmp_path}/run"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: evaluation.transfer: other: {tmp_path}/{message}")
+
+
 def test_a_report_of_nothing_makes_no_folder(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["report", recipe, f"runtime.storage={tmp_path}/typo"]) == 2
     assert "typo: no finished examples of fingerprint" in capsys.readouterr().err
