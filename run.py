@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
             return run(options, [*options.words, *further])
         recipe = load_recipe(options.recipe, [*options.overrides, *further])
         if options.dry_run:
-            _show(recipe)
+            _show(recipe, options.command)
         else:
             gate = {"fail_if_gap_above": options.fail_if_gap_above} if options.command == "evaluate" else {}
             _command(options.command)(recipe, **gate)
@@ -234,7 +234,7 @@ def _list_recipes() -> None:
         print(f"{name:<18} {load_recipe(name).description}")
 
 
-def _show(recipe: Recipe) -> None:
+def _show(recipe: Recipe, command: str) -> None:
     from pipelines.study import describe
 
     shown = {"name": recipe.name, "description": recipe.description, **recipe.study.model_dump(mode="json")}
@@ -242,7 +242,7 @@ def _show(recipe: Recipe) -> None:
         shown["sweep"] = {name: list(values) for name, values in recipe.sweep.items()}
     shown["runtime"] = recipe.runtime.model_dump(mode="json")
     print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
-    print(describe(recipe))
+    print(describe(recipe, command))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def run_study(recipe: Recipe) -> None:
         _run_sweep(recipe)
         return
     with _writing(recipe) as plan:
-        _run(recipe, plan, list(plan.artifacts))
+        _run(recipe, plan, _stages("study", plan))
     if _reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  done before")
         _print_paths(recipe, plan)
@@ -49,10 +49,7 @@ def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None
         GateError: if the last of these curves has a larger GAP than that, or no right answer at all.
     """
     with _writing(_one_study(recipe)) as plan:
-        stages = ["examples", "evaluate base"]
-        if plan.checkpoint.manifest():
-            stages.append("evaluate distilled")
-        _run(recipe, plan, stages)
+        _run(recipe, plan, _stages("evaluate", plan))
     curve = _curve(recipe, plan.base_scores)
     _print_curve(plan.base_scores.name, curve)
     if plan.distilled_scores.manifest():
@@ -73,7 +70,7 @@ def _judge(curve: Curve, highest_gap: float) -> None:
 def run_sample(recipe: Recipe) -> None:
     """Samples and teacher states."""
     with _writing(_one_study(recipe)) as plan:
-        _run(recipe, plan, ["examples", *(["choose slot"] if plan.slot_scores else []), "sample"])
+        _run(recipe, plan, _stages("sample", plan))
 
 
 def run_distill(recipe: Recipe) -> None:
@@ -81,7 +78,7 @@ def run_distill(recipe: Recipe) -> None:
     with _writing(_one_study(recipe)) as plan:
         if recipe.runtime.mode == "staged":
             _require(recipe, plan, ["sample"])
-        _run(recipe, plan, ["examples", *(["choose slot"] if plan.slot_scores else []), "sample", "distill"])
+        _run(recipe, plan, _stages("distill", plan))
 
 
 def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
@@ -103,16 +100,29 @@ def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
     _print_paths(recipe, plan)
 
 
-def describe(recipe: Recipe) -> str:
-    """What `--dry-run` shows below the configuration: fingerprints, and which stages would run."""
+def describe(recipe: Recipe, command: str = "study") -> str:
+    """What `--dry-run` shows below the configuration: fingerprints, and which stages the command would run."""
     lines = []
+    absent = "missing" if command == "report" else "to run"
     for settings, cell in sweep_cells(recipe):
         plan = make_plan(cell)
         lines.append(f"# study {plan.fingerprint}, storage {cell.storage}{_shown_settings(settings)}")
-        for stage, artifact in plan.artifacts.items():
-            state = "done" if artifact.manifest() else "to run"
+        for stage in _stages(command, plan):
+            artifact = plan.artifacts[stage]
+            state = "done" if artifact.manifest() else absent
             lines.append(f"#   {stage:<18}  {artifact.fingerprint}  {state}")
     return "\n".join(lines)
+
+
+def _stages(command: str, plan: Plan) -> list[str]:
+    """The stages that a command runs, or for `report` wants, in order."""
+    sampled = ["examples", *(["choose slot"] if plan.slot_scores else []), "sample"]
+    measured = ["examples", "evaluate base"]
+    return {
+        "evaluate": [*measured, "evaluate distilled"] if plan.checkpoint.manifest() else measured,
+        "sample": sampled,
+        "distill": [*sampled, "distill"],
+    }.get(command, list(plan.artifacts))
 
 
 def _run_sweep(recipe: Recipe) -> None:
@@ -121,7 +131,7 @@ def _run_sweep(recipe: Recipe) -> None:
     for number, (settings, cell) in enumerate(cells, start=1):
         print(f"--- study {number} of {len(cells)}{_shown_settings(settings)}", flush=True)
         with _writing(cell) as plan:
-            _run(cell, plan, list(plan.artifacts))
+            _run(cell, plan, _stages("study", plan))
     run_report(recipe)  # cheap beside the studies, so it is made every time
 
 

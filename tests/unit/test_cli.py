@@ -94,6 +94,24 @@ def test_a_dry_run_shows_the_settings_and_touches_nothing(
     assert not Path(resolved.storage).exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "stages"),
+    [
+        ("evaluate", ["examples", "evaluate base"]),
+        ("sample", ["examples", "sample"]),
+        ("distill", ["examples", "sample", "distill"]),
+        ("report", ["examples", "evaluate base", "sample", "distill", "evaluate distilled"]),
+    ],
+)
+def test_a_dry_run_shows_the_stages_of_its_command(
+    recipe: str, command: str, stages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main([command, recipe, "--dry-run"]) == 0
+    lines = [line.removeprefix("#   ") for line in capsys.readouterr().out.splitlines() if line.startswith("#   ")]
+    assert [line.split("  ")[0] for line in lines] == stages
+    assert all(line.endswith("missing" if command == "report" else "to run") for line in lines)
+
+
 def test_a_dry_run_tells_what_is_done(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     artifact = make_plan(load_recipe(recipe)).samples
     with artifact.writing():
