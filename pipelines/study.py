@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,8 +87,7 @@ def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
 
     if recipe.sweep:
         cells = [(settings, cell, make_plan(cell)) for settings, cell in sweep_cells(recipe)]
-        for _, cell, each in cells:
-            _require(cell, each, list(each.artifacts))
+        _require_finished(recipe, cells)
         make_sweep_report(recipe, cells)
         print(f"report      {recipe.storage}/report/index.html")
         return
@@ -273,6 +272,20 @@ def _require(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
         raise UserError(
             f"{recipe.storage}: no finished {artifact.name} of fingerprint {artifact.fingerprint}{held}; "
             f"run `study` first{' (or `sample`)' if stage == 'sample' else ''}"
+        )
+
+
+def _require_finished(recipe: Recipe, cells: Sequence[tuple[dict[str, Any], Recipe, Plan]]) -> None:
+    """Every study of a sweep; what is not done is named by its settings, since the storage holds many fingerprints."""
+    unfinished = [
+        _shown_settings(settings).removeprefix(", ")
+        for settings, _, plan in cells
+        if not all(artifact.manifest() for artifact in plan.artifacts.values())
+    ]
+    if unfinished:
+        raise UserError(
+            f"{recipe.storage}: {len(unfinished)} of {len(cells)} studies are not finished: {'; '.join(unfinished)}; "
+            f"run `study` again"
         )
 
 

@@ -10,7 +10,7 @@ import yaml
 import run
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.recipes import load_recipe, recipe_names
+from pos2distill.recipes import load_recipe, recipe_names, sweep_cells
 from pos2distill.store.artifacts import Artifact, claim_storage
 
 Make = Callable[..., Recipe]
@@ -157,6 +157,23 @@ def test_samples_of_other_settings_are_named(recipe: str, capsys: pytest.Capture
         f"no finished samples of fingerprint {wanted}; it holds feedfeedfeedfeed, made with other settings; "
         "run `study` first (or `sample`)"
     ) in capsys.readouterr().err
+
+
+def test_an_unfinished_sweep_names_the_studies_that_are_missing(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_recipe(sweep={"seed": [0, 1], "method.k": [1, 2]})
+    claim_storage(sweep.storage, sweep.name)
+    for settings, cell in sweep_cells(sweep):
+        for artifact in make_plan(cell).artifacts.values():
+            if settings["seed"] == 0 and not artifact.manifest():
+                with artifact.writing():
+                    artifact.publish(counts={}, seconds={})
+    assert run.main(["report", str(tmp_path / "recipe.yaml")]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {sweep.storage}: 2 of 4 studies are not finished: seed=1, method.k=1; seed=1, method.k=2; "
+        "run `study` again\n"
+    )
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
