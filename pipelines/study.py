@@ -171,7 +171,7 @@ def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
             start = time.monotonic()
             manifest = _stage(stage)(recipe, plan)
             took = f"{time.monotonic() - start:9.1f} s"
-        print(f"{stage:<18}  {took}  {_counts(manifest)}", flush=True)
+        print(f"{stage:<18}  {took}  {_told(manifest)}", flush=True)
         if warning := warn_of_cuts(manifest.counts):
             print(f"warning: {stage}: {warning}", file=sys.stderr, flush=True)
 
@@ -295,7 +295,12 @@ def _reported_fingerprint(storage: str) -> str | None:
     return json.loads(fs.cat_file(path)).get("fingerprint") if fs.exists(path) else None
 
 
-def _counts(manifest: Manifest) -> str:
+def _told(manifest: Manifest) -> str:
+    """What a stage came to in a line: the slots that it chose, or its counts."""
+    if "slots" in (choice := manifest.details):
+        low, high = choice["ci95"]
+        where = f"position {show_slots(tuple(choice['slots']))} of {choice['curve']['documents']} documents"
+        return f"{where}, {choice['accuracy']:.2f} [{low:.2f}, {high:.2f}]"
     return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in manifest.counts.items())
 
 

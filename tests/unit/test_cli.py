@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 import run
+from pipelines import study
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.recipes import load_recipe, recipe_names, sweep_cells
-from pos2distill.store.artifacts import Artifact, claim_storage
+from pos2distill.store.artifacts import Artifact, Manifest, claim_storage
 
 Make = Callable[..., Recipe]
 
@@ -174,6 +175,12 @@ def test_an_unfinished_sweep_names_the_studies_that_are_missing(
         f"error: {sweep.storage}: 2 of 4 studies are not finished: seed=1, method.k=1; seed=1, method.k=2; "
         "run `study` again\n"
     )
+
+
+def test_a_stage_tells_what_it_chose_or_counted() -> None:
+    choice = {"slots": [3, 4], "accuracy": 0.75, "ci95": [0.7, 0.8], "curve": {"documents": 20}}
+    assert study._told(Manifest("f", {"prompts": 9}, {}, choice)) == "position 4>5 of 20 documents, 0.75 [0.70, 0.80]"
+    assert study._told(Manifest("f", {"rows": 9, "train_unused": 2}, {}, {})) == "rows 9, train unused 2"
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
