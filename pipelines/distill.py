@@ -13,7 +13,7 @@ from ray.train import CheckpointConfig, DataConfig, FailureConfig, RunConfig, Sc
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from pipelines.interrupt import interruptible
-from pipelines.plan import STEPS_FOLDER, Plan
+from pipelines.plan import STATE_FOLDER, STEPS_FOLDER, Plan
 from pipelines.preemption import PreemptionNotice
 from pipelines.progress import Figures
 from pipelines.ray_session import (
@@ -26,8 +26,6 @@ from pipelines.sample import STREAM, missing_places, open_stream, pool_needs, pu
 from pos2distill.config import Recipe
 from pos2distill.errors import Stopped, UserError, find_user_error
 from pos2distill.store.artifacts import Artifact, Manifest
-
-_STATE_FOLDER = "training"
 
 
 def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
@@ -58,7 +56,7 @@ def make_checkpoint(recipe: Recipe, plan: Plan) -> Manifest:
     if streams:
         publish_samples(plan, figures.sampling_seconds)
     manifest = plan.checkpoint.publish(counts=count_rows(plan), seconds={"distill": time.monotonic() - start})
-    plan.checkpoint.remove(_STATE_FOLDER)
+    plan.checkpoint.remove(STATE_FOLDER)
     if signal:
         raise Stopped("stopped after training", 128 + signal)
     return manifest
@@ -92,7 +90,7 @@ def _make_trainer(recipe: Recipe, plan: Plan, board: ActorHandle) -> TorchTraine
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
         scaling_config=ScalingConfig(**trainer_arguments(trainers)),
         run_config=RunConfig(
-            name=_STATE_FOLDER,
+            name=STATE_FOLDER,
             storage_path=plan.checkpoint.path,
             storage_filesystem=_arrow_filesystem(plan.checkpoint),
             checkpoint_config=CheckpointConfig(num_to_keep=checkpoints.keep),

@@ -17,7 +17,7 @@ from pos2distill.tasks.formats import PUBLISHED
 from pos2distill.tasks.readers import file_digest
 
 # In a checkpoint: the model in Hugging Face format, and what each step did.
-MODEL_FOLDER, STEPS_FOLDER = "model", "steps"
+MODEL_FOLDER, STEPS_FOLDER, STATE_FOLDER = "model", "steps", "training"
 
 
 @dataclass(frozen=True, slots=True)

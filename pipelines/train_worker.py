@@ -1,6 +1,8 @@
 """What runs on each training worker: the feed, the stepper, checkpoints by step, the log."""
 
+import hashlib
 import json
+import os
 import queue
 import shutil
 import tempfile
@@ -19,9 +21,10 @@ from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2.api.report_config import CheckpointUploadMode
 
 from pipelines.examples import training_ids
-from pipelines.plan import MODEL_FOLDER, STEPS_FOLDER, Plan
+from pipelines.plan import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER, Plan
 from pipelines.sample import STREAM
 from pos2distill.config import Recipe, Study
+from pos2distill.errors import UserError
 from pos2distill.models.files import keep_generation_config
 from pos2distill.models.load import context_length, load_tokenizer
 from pos2distill.records import SAMPLE_SCHEMA
@@ -53,7 +56,7 @@ def train_worker(recipe: Recipe, plan: Plan, board: ActorHandle) -> dict[str, An
     stepper = build_stepper(study, trainers, device)
     teacher = build_teacher(study, stepper.frozen_states, device)
     ids = training_ids(plan)
-    progress = _resume(stepper, len(ids))
+    progress = _resume(stepper, plan, len(ids))
     log = StepLog(recipe, plan, board, progress, len(ids)) if ranks.rank == 0 else None
     keeper = Keeper(recipe, plan, board, stepper, ranks, log, progress.step)
     pull = -(-examples_in_batch(study) // world)
@@ -146,9 +149,11 @@ class Keeper:
         self.stepper = stepper
         self.ranks = ranks
         self.log = log
-        # What a worker that died here could not upload goes first.
-        self.scratch = Path(tempfile.gettempdir()) / f"pos2distill-{plan.checkpoint.fingerprint}-{ranks.rank}"
+        # Of this storage's run, user and rank alone. What a worker that died here could not upload goes first.
+        run = hashlib.sha256(plan.checkpoint.url.encode()).hexdigest()[:16]
+        self.scratch = Path(tempfile.gettempdir()) / f"pos2distill-{run}-{os.getuid()}-{ranks.rank}"
         shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir(parents=True)
         self.last_step, self.last_time = step, time.monotonic()
         self.asked = self.board.stop_asked.remote() if ranks.rank == 0 else None
         self.preempted = False
@@ -169,8 +174,8 @@ class Keeper:
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint; every rank its own part. To stop, training waits until it is uploaded."""
-        folder = self.scratch / str(progress.step)
-        folder.mkdir(parents=True, exist_ok=True)
+        # A folder of its own: one of the same step may be on its way, if nothing has come to train on since.
+        folder = Path(tempfile.mkdtemp(prefix=f"{progress.step}-", dir=self.scratch))
         self.stepper.save_state(folder)
         if self.log:
             progress.save(folder)
@@ -243,13 +248,17 @@ def _is_preempted() -> bool:
     return get_train_context().preemption_context.preemption_info is not None
 
 
-def _resume(stepper: Stepper, examples: int) -> Progress:
+def _resume(stepper: Stepper, plan: Plan, examples: int) -> Progress:
     checkpoint = ray.train.get_checkpoint()
     if checkpoint is None:
         return Progress.at_start(examples)
     with checkpoint.as_directory() as folder:
-        stepper.load_state(Path(folder))
-        return Progress.load(Path(folder))
+        try:
+            stepper.load_state(Path(folder))
+            return Progress.load(Path(folder))
+        except UserError as error:
+            again = f"remove {plan.checkpoint.url}/{STATE_FOLDER} to train anew from the samples"
+            raise UserError(f"{error}; {again}") from None
 
 
 def _save_model(stepper: Stepper, study: Study, plan: Plan, *, write: bool) -> None:

@@ -81,6 +81,14 @@ def load_model(
         trust_remote_code=model.trust_remote_code,
         use_safetensors=True,
     )
+    config = loaded.config.get_text_config()
+    if packed and attention == "sdpa" and getattr(config, "attn_logit_softcapping", None):
+        raise UserError(
+            f"{model.path}: its attention scores are capped, which torch's kernels leave out; "
+            f"set model.attention to flash_attention_2 or eager"
+        )
+    if packed and getattr(config, "attention_chunk_size", None):
+        raise UserError(f"{model.path}: its attention is cut into chunks, which rows laid end to end would shift")
     if packed and loaded._is_stateful:
         raise UserError(f"{model.path}: its layers carry a state from token to token; only attention can be trained")
     lm: PreTrainedModel = loaded.to(device).eval()

@@ -77,6 +77,8 @@ def _targets(lm: PreTrainedModel, lora: LoraSection) -> list[str]:
         for name, module in lm.named_modules()
         if isinstance(module, nn.Linear) and module is not head
     }
+    if not linear:
+        raise UserError(f"training.lora: {lm.config.name_or_path} has no linear layers for adapters")
     if lora.targets == "all":
         return sorted(linear)
     if unknown := [target for target in lora.targets if target not in linear]:

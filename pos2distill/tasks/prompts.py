@@ -220,8 +220,11 @@ class JointParts:
     @functools.cached_property
     def _brackets(self) -> npt.NDArray[np.bool_]:
         """(2, V) whether a token ends with an opening bracket, whether it begins with a closing one."""
-        tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
-        return np.array([[token.endswith("[") for token in tokens], [token.startswith("]") for token in tokens]])
+        vocabulary = self.tokenizer.get_vocab()
+        brackets = np.zeros((2, max(vocabulary.values()) + 1), bool)  # some ids may be nobody's
+        for token, token_id in vocabulary.items():
+            brackets[:, token_id] = token.endswith("["), token.startswith("]")
+        return brackets
 
 
 def _guarded(parts: Sequence[str]) -> list[tuple[str, str]]:

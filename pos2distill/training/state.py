@@ -170,4 +170,4 @@ def _checksum(tensor: Tensor) -> str:
 
 
 def _unusable(path: Path, what: str) -> UserError:
-    return UserError(f"{path}: {what}; resume from another checkpoint")
+    return UserError(f"{path}: {what}")

@@ -3,6 +3,7 @@
 Shapes: N rows of the global batch over all ranks, C rows of one rank's share, B rows of a micro-batch.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,9 @@ from pos2distill.training.rows import Row, RowBuilder, cut_rows, parts_needed, r
 from pos2distill.training.schedule import learning_rate
 from pos2distill.training.stepper import Stepper
 from pos2distill.training.teachers import HiddenView, Teacher, TeacherView
+
+_TOGETHER = 64
+"""Tokens whose logits of the frozen model are there at once, where only its loss on them is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ def train(
             loss_N, coefficient_N, slot_N = _accumulate(study, stepper, micros, ranks)
             rate = learning_rate(batch.share, study.training)
             norm = stepper.step(rate)
+            if not math.isfinite(norm):
+                raise UserError("training diverged (its gradient is not finite); lower training.learning_rate")
             record = _record(progress.step, batch, loss_N, coefficient_N, slot_N, norm, rate)
             for listen in listeners:
                 listen(record)
@@ -161,7 +167,8 @@ def _reference(study: Study, micro: _Micro) -> Tensor:
     if study.method.row_weights != "adaptive":
         return torch.zeros(len(micro.slot_B))
     assert isinstance(micro.teacher, HiddenView)  # the settings allow no other
-    loss_T = micro.teacher.cross_entropy(micro.batch.target_T).cpu()
+    parts = zip(micro.teacher.split(_TOGETHER), micro.batch.target_T.split(_TOGETHER), strict=True)
+    loss_T = torch.cat([view.cross_entropy(target_T).cpu() for view, target_T in parts])
     return mean_by_row(loss_T, micro.batch.row_T, len(micro.slot_B))
 
 

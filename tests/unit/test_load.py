@@ -4,6 +4,7 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -228,4 +229,23 @@ def test_a_model_whose_rows_would_leak_into_each_other_is_told(
     model = ModelSection(path=tiny_model_path, dtype="float32")
     load_model(model)
     with pytest.raises(UserError, match=r"carry a state from token to token; only attention can be trained"):
+        load_model(model, packed=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"attn_logit_softcapping": 50.0}, r"scores are capped, .*; set model.attention to flash_attention_2 or eager"),
+        ({"attention_chunk_size": 64}, r"its attention is cut into chunks, which rows laid end to end would shift"),
+    ],
+)
+def test_attention_that_packed_rows_would_change_is_refused(
+    tiny_model_path: str, tmp_path: Path, setting: dict[str, Any], message: str
+) -> None:
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | setting))
+    model = ModelSection(path=str(folder), dtype="float32")
+    load_model(model)
+    with pytest.raises(UserError, match=message):
         load_model(model, packed=True)

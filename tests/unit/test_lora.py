@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from pos2distill.config import LoraSection, Recipe, Study, TrainersSection
 from pos2distill.errors import UserError
@@ -181,6 +182,12 @@ def test_a_target_that_is_no_linear_layer_is_refused(make_study: Callable[..., S
     study = make_study(training={"lora": {"targets": ["v_proj", target]}})
     with pytest.raises(UserError, match=rf"^training.lora.targets: {target}: not a linear layer of .+; {hint}"):
         TorchStepper(study, TRAINERS, CPU)
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    lm = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=8))
+    with pytest.raises(UserError, match=r"^training.lora: .* has no linear layers for adapters$"):
+        add_adapters(lm, LoraSection(), seed=0)
 
 
 # --- the export

@@ -174,14 +174,14 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def test_a_folder_without_a_state(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"{STATE_FILE}: missing; resume from another checkpoint"):
+    with pytest.raises(UserError, match=rf"{STATE_FILE}: missing"):
         StoredState(tmp_path, SHAPES)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}'])
 def test_a_damaged_table_of_contents(tmp_path: Path, text: str) -> None:
     (tmp_path / STATE_FILE).write_text(text)
-    with pytest.raises(UserError, match=rf"^{tmp_path}/{STATE_FILE}: damaged \(.+\); resume from another checkpoint$"):
+    with pytest.raises(UserError, match=rf"^{tmp_path}/{STATE_FILE}: damaged \(.+\)$"):
         StoredState(tmp_path, SHAPES)
 
 
@@ -238,5 +238,5 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], Any], 
     damage(path)
     stored = StoredState(tmp_path, SHAPES)
     stored.verify(rank=0, world=2)  # the other's share
-    with pytest.raises(UserError, match=rf"^{path}: {message}; resume from another checkpoint$"):
+    with pytest.raises(UserError, match=rf"^{path}: {message}$"):
         stored.verify(rank=1, world=2)

@@ -297,6 +297,16 @@ def test_training_that_diverged_stops(make: Callable[..., Source], method: dict[
     assert result.records == []
 
 
+def test_a_gradient_that_is_not_finite_stops_training(make: Callable[..., Source]) -> None:
+    source = make(method={"name": "seqkd"})
+    result = prepare(source, trainers(8))
+    hidden = result.stepper.student.lm.get_input_embeddings().weight
+    hidden.register_hook(lambda gradient: gradient * torch.inf)  # under a loss that is finite
+    with pytest.raises(UserError, match=r"training diverged \(its gradient is not finite\); lower"):
+        work(result, source, trainers(8), Ranks())
+    assert result.records == []
+
+
 # --- the loop
 
 
