@@ -100,7 +100,7 @@ class _Board:
         return self.figures
 
     def ask_to_stop(self) -> None:
-        """Training is to stop after its next step, whoever starts again meanwhile."""
+        """Training is to stop after a step or two, whoever starts again meanwhile."""
         self.stop = True
 
     def stop_asked(self) -> bool:

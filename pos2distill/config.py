@@ -534,6 +534,17 @@ class Recipe(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _zero3_rounds_no_model(self) -> "Recipe":
+        """It computes with and exports weights of the training's precision; torch keeps those of the model."""
+        study = self.study
+        rounded = study.model.dtype == "float32" and study.training.precision == "bfloat16"
+        if self.runtime.trainers.strategy == "zero3" and rounded:
+            raise ValueError(
+                "training.precision: zero3 would round the float32 weights of model.dtype to bfloat16; set both alike"
+            )
+        return self
+
     @property
     def storage(self) -> str:
         """Where the run's artifacts lie: a folder or an fsspec URL."""

@@ -486,6 +486,13 @@ def test_elastic_workers_and_micro_weights_do_not_go_together(make_recipe: Calla
         make_recipe(runtime={"trainers": trainers}, method={"weights_scope": "micro"})
 
 
+def test_zero3_rounds_no_float32_model(make_recipe: Callable[..., Recipe]) -> None:
+    settings: dict[str, Any] = {"training": {"precision": "bfloat16"}, "model": {"dtype": "float32"}}
+    assert make_recipe(**settings).study.training.precision == "bfloat16"  # torch keeps float32 weights
+    with pytest.raises(UserError, match=r"training.precision: zero3 would round the float32 weights of model.dtype"):
+        make_recipe(**settings, runtime={"trainers": {"strategy": "zero3"}})
+
+
 def test_a_batch_holds_at_least_one_example(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"training.batch_rows: 3 rows have no room for one example's 4"):
         make_recipe(training={"batch_rows": 3})
