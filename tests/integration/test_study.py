@@ -136,7 +136,7 @@ def test_nothing_kept_is_one_line_and_no_checkpoint(
         "study",
         *(f"model.path={tiny_model_path}", f"data.path={data}", f"runtime.storage={storage}"),
         *("data.documents=2", "data.train_examples=4", "data.evaluation_examples=2", "data.evaluation_share=0.5"),
-        *("method.k=1", "evaluation.other_documents=[]", "runtime.max_failed_share=1"),
+        *("method.k=1", "evaluation.slots=all", "evaluation.other_documents=[]", "runtime.max_failed_share=1"),
         capsys=capsys,
     )
     assert last.startswith("error: ")
