@@ -199,6 +199,7 @@ def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
     assert_exactly_once(recipe, plan)
 
 
+@pytest.mark.timeout(1200)
 def test_a_node_gives_notice_and_is_gone(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
     """Two workers write a checkpoint at the notice; the node dies with all that was on it; one worker goes on."""
     recipe = streamed(
