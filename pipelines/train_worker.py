@@ -1,6 +1,5 @@
 """What runs on each training worker: the feed, the stepper, checkpoints by step, the log."""
 
-import hashlib
 import json
 import os
 import queue
@@ -23,7 +22,7 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 from pipelines.examples import training_ids
 from pipelines.plan import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER, Plan
 from pipelines.sample import STREAM
-from pos2distill.config import Recipe, Study
+from pos2distill.config import Recipe, Study, fingerprint
 from pos2distill.errors import UserError
 from pos2distill.models.files import keep_generation_config
 from pos2distill.models.load import context_length, load_tokenizer
@@ -150,7 +149,7 @@ class Keeper:
         self.ranks = ranks
         self.log = log
         # Of this storage's run, user and rank alone. What a worker that died here could not upload goes first.
-        run = hashlib.sha256(plan.checkpoint.url.encode()).hexdigest()[:16]
+        run = fingerprint(plan.checkpoint.url)
         self.scratch = Path(tempfile.gettempdir()) / f"pos2distill-{run}-{os.getuid()}-{ranks.rank}"
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir(parents=True)

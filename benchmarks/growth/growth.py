@@ -8,14 +8,11 @@ One example a step and worker, everything else as in `benchmarks/train_step`; ea
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ import torch
 import torch.multiprocessing as mp
 from matplotlib import pyplot as plt
 
+from benchmarks.circumstances import circumstances
 from benchmarks.train_step.problem import OurStep, Questions, Size, make_study, model_folder
 from benchmarks.train_step.train_step import measure_peak, wall
 from pos2distill.training.ranks import Ranks
@@ -138,11 +136,7 @@ def main() -> None:
             name: {field: exponent(values, [each[field] for each in points[name]]) for field in ("seconds", "peak_gib")}
             for name, values in grown.items()
         },
-        "machine": torch.cuda.get_device_name()
-        if options.device == "cuda"
-        else f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU",
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": {name: version(name) for name in ("torch", "transformers", "deepspeed")},
+        **circumstances("torch", "transformers", "deepspeed", device=options.device),
     }
     path = Path(__file__).with_name(f"growth_{options.device}.json")
     path.write_text(json.dumps(report, indent=2) + "\n")

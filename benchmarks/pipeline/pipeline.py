@@ -5,19 +5,18 @@ python -m benchmarks.pipeline.pipeline [EXAMPLES ...]
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.circumstances import circumstances
 from benchmarks.pipeline.material import load, write_data, write_model
 from pipelines.examples import make_examples, training_ids
 from pipelines.plan import Plan, make_plan
@@ -132,9 +131,7 @@ def main() -> None:
         runs = [run(material, examples, cores) for examples in sizes for cores in (1, 2)]
     report = {
         "runs": runs,
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU",
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": {name: version(name) for name in ("ray", "pyarrow", "transformers", "tokenizers")},
+        **circumstances("ray", "pyarrow", "transformers", "tokenizers"),
     }
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))

@@ -5,18 +5,16 @@ python -m benchmarks.pipeline.stages [EXAMPLES]
 
 import asyncio
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 import pyarrow as pa
 
+from benchmarks.circumstances import circumstances
 from benchmarks.pipeline.material import load, write_data, write_model
 from pipelines.examples import TRAIN, make_examples
 from pipelines.generate import Answer, Asked, build_prompts
@@ -102,9 +100,7 @@ def main() -> None:
             "cpu_ms_an_example": {stage: 1e3 * each / examples for stage, each in seconds.items()},
             "cpu_ms_an_example_in_all": 1e3 * sum(seconds.values()) / examples,
             "cpu_ms_a_prompt_of_an_evaluation": 1e3 * evaluation_prompts(recipe),
-            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU",
-            "date": time.strftime("%Y-%m-%d"),
-            "versions": {name: version(name) for name in ("pyarrow", "transformers", "tokenizers")},
+            **circumstances("pyarrow", "transformers", "tokenizers"),
         }
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))

@@ -6,15 +6,13 @@ The fake engine's delay is set so that sampling takes about as long as training 
 """
 
 import json
-import os
-import platform
 import tempfile
 import threading
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.circumstances import circumstances
 from pipelines.distill import make_checkpoint, read_steps
 from pipelines.examples import make_examples
 from pipelines.plan import Plan, make_plan
@@ -88,9 +86,7 @@ def main() -> None:
         "streamed_over_longer": streamed["wall_s"] / longer,
         "staged_over_longer": staged["wall_s"] / longer,
         "samples_at_first_steps_share": streamed["samples_at_first_steps"] / EXAMPLES,
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU",
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": {name: version(name) for name in ("ray", "torch", "transformers")},
+        **circumstances("ray", "torch", "transformers"),
     }
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))

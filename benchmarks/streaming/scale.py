@@ -4,21 +4,19 @@ python -m benchmarks.streaming.scale [EXAMPLES]
 """
 
 import json
-import os
-import platform
 import shutil
 import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
+from benchmarks.circumstances import circumstances
 from pipelines.distill import make_checkpoint, read_steps
 from pipelines.examples import make_examples, training_ids
 from pipelines.plan import make_plan
@@ -131,9 +129,7 @@ def main() -> None:
         "sampling_s": manifest.seconds["sample"],
         "samples_a_second": examples / manifest.seconds["sample"],
         "memory_mib": {kind: _curve(samples, kind) for kind in _WATCHED},
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU",
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": {name: version(name) for name in ("ray", "torch", "transformers")},
+        **circumstances("ray", "torch", "transformers"),
     }
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))

@@ -9,14 +9,11 @@ logits are scaled to be as spread as those of a model that is unsure. Run:
 import argparse
 import asyncio
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.circumstances import circumstances
 from pos2distill.config import Study, TrainersSection
 from pos2distill.models.load import context_length, load_tokenizer, stop_token_ids
 from pos2distill.models.responses import collate, hidden_to_bytes
@@ -269,12 +267,10 @@ def main() -> None:
         study, prompts = random_model(folder)
         results["random"] = measure(study, prompts, (VOCABULARY - 1,), device, threads)
     print("\n" + table("random", results["random"]))
-    gpu = torch.cuda.get_device_name() if device == "cuda" else "no GPU"
     report = {
         **results,
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {threads} threads, {gpu}",
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "threads": threads,
+        **circumstances("torch", "transformers", device=device),
     }
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -15,19 +15,18 @@ import gc
 import importlib.util
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.circumstances import circumstances
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study, model_folder
 from benchmarks.train_step.variants import PlainStep, straightforward, trl_chunked, trl_gkd
 
@@ -196,18 +195,10 @@ def main() -> None:
             name: sum(each.values()) / (report["matrix_tflops"] * 1e12) / median[name] for name, each in floors.items()
         },
         "profile_of_ours": profiled,
-        "machine": _machine(device),
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": {name: version(name) for name in ("torch", "transformers")},
+        **circumstances("torch", "transformers", device=options.device),
     }
     Path(__file__).with_name(f"train_step_{options.device}.json").write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
-
-
-def _machine(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name()
-    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU"
 
 
 if __name__ == "__main__":
