@@ -34,6 +34,7 @@ class VllmEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.exceptions import VLLMError
         from vllm.sampling_params import RequestOutputKind
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -61,7 +62,8 @@ class VllmEngine:
             disable_log_stats=True,
         )
         start_reaper()  # before there is anything that it could miss
-        self.engine = AsyncLLM.from_engine_args(arguments)
+        # As vLLM's own class for many prompts at once: more tokens in a step than a server takes.
+        self.engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
 
     async def generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Reply]:
         tasks = (self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True))
