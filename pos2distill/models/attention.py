@@ -1,54 +1,229 @@
-"""Scaled dot-product attention over rows laid end to end.
+"""Attention over rows laid end to end, in which a prefix that several rows begin with stands once.
 
-flash-attn takes such rows as they are; to torch's own kernels transformers would give one mask over all pairs of
-tokens, S x S. Here each row is attended to by itself, at the cost of its own pairs.
-Shapes: S tokens of all rows, B rows, D size of a head.
+Each row attends to itself: queries are its own tokens, keys are all of its tokens, those it shares with an earlier row
+included. A causal model makes the same of a shared token in every row, so nothing but the repetition is left out.
+Shapes: S tokens, B rows, D size of a head; Q own tokens of one row, K tokens of it in all.
 """
 
-import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.flash_attention import get_target_dtype
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
-PACKED_SDPA = "packed_sdpa"
-"""The name that transformers knows it by."""
+from pos2distill.records import Tokens
+
+PACKED = {"sdpa": "packed_sdpa", "eager": "packed_eager", "flash_attention_2": "packed_varlen"}
+"""What transformers knows each kernel by when it works on such rows."""
+
+_WORTH = 8
+"""A prefix is shared if it is at least this part of its row: the few tokens that open every prompt are not."""
+
+_Kernel = Callable[..., tuple[Tensor, Any]]
 
 
-def _attend(
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Which of S tokens each of B rows is made of.
+
+    start_B1: (B + 1,) int32, where rows' own tokens begin, and S. shared: tokens of each row that are an earlier row's.
+    spans: sizes of the spans that S is cut into, such that rows are made of whole ones; of_row: each row's spans in
+    order. key_start_B1: as start_B1, were each row laid down whole.
+    """
+
+    start_B1: Tensor
+    key_start_B1: Tensor
+    shared: tuple[int, ...]
+    spans: tuple[int, ...]
+    of_row: tuple[tuple[int, ...], ...]
+
+    @property
+    def own(self) -> list[int]:
+        """Own tokens of each row."""
+        sizes: list[int] = self.start_B1.diff().tolist()
+        return sizes
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row, shared ones included."""
+        return max(own + shared for own, shared in zip(self.own, self.shared, strict=True))
+
+    def to(self, device: torch.device | str) -> "PackedRows":
+        """The same rows, known on a device."""
+        return replace(self, start_B1=self.start_B1.to(device), key_start_B1=self.key_start_B1.to(device))
+
+    def keys(self, states: Tensor) -> list[Tensor]:
+        """Each row's keys or values, (1, heads, K, D), from those of all tokens, (1, heads, S, D).
+
+        Split, not sliced: a slice's gradient is as large as all rows.
+        """
+        spans = states.split(self.spans, 2)
+        return [spans[row[0]] if len(row) == 1 else torch.cat([spans[at] for at in row], 2) for row in self.of_row]
+
+
+def pack_rows(prompts: Sequence[Tokens], lengths: Sequence[int], *, share: bool) -> PackedRows:
+    """Lay rows end to end.
+
+    Args:
+        prompts: the tokens that rows may share; never the last one, which predicts the row's own response.
+        lengths: of the whole rows.
+        share: whether rows that begin alike do so with the same tokens.
+    """
+    pieces: list[list[tuple[int, int]]] = []  # of each row, as parts of S
+    shared: list[int] = []
+    end = 0
+    for row, length in enumerate(lengths):
+        common, lender = _longest_common_prefix(prompts, row) if share else (0, 0)
+        if common * _WORTH < length:
+            common = 0
+        pieces.append([*(_cut(pieces[lender], common) if common else []), (end, end + length - common)])
+        shared.append(common)
+        end += length - common
+    bounds = sorted({bound for row_pieces in pieces for piece in row_pieces for bound in piece})
+    place = {bound: index for index, bound in enumerate(bounds)}
+    whole = torch.tensor([0, *lengths]).cumsum(0)
+    return PackedRows(
+        start_B1=torch.tensor([*(row_pieces[-1][0] for row_pieces in pieces), end], dtype=torch.int32),
+        key_start_B1=whole.to(torch.int32),
+        shared=tuple(shared),
+        spans=tuple(int(size) for size in np.diff(bounds)),
+        of_row=tuple(
+            tuple(at for first, last in row_pieces for at in range(place[first], place[last])) for row_pieces in pieces
+        ),
+    )
+
+
+def _longest_common_prefix(prompts: Sequence[Tokens], row: int) -> tuple[int, int]:
+    """How many tokens a row has in common with an earlier one at most, short of its last, and with which."""
+    own = prompts[row][:-1]
+    found = (0, 0)
+    for earlier in range(row):
+        size = min(len(own), len(prompts[earlier]))
+        differs = own[:size] != prompts[earlier][:size]
+        common = int(differs.argmax()) if differs.any() else size
+        found = max(found, (common, earlier))
+    return found
+
+
+def _cut(pieces: list[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
+    """The first tokens of a row."""
+    taken = []
+    for start, end in pieces:
+        if tokens > 0:
+            taken.append((start, min(end, start + tokens)))
+        tokens -= end - start
+    return taken
+
+
+def _row_by_row(kernel_of: Callable[[torch.nn.Module], _Kernel]) -> _Kernel:
+    """Attention by a kernel that knows one row at a time."""
+
+    def attend(
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        packed_rows: PackedRows,
+        **settings: Any,
+    ) -> tuple[Tensor, None]:
+        """Causal attention in each row: (1, heads, S, D) each -> (1, S, heads, D).
+
+        Raises:
+            TypeError: if the model does not hand down where rows begin; tokens would see other rows.
+        """
+        kernel = kernel_of(module)
+        window = _window(attention_mask)
+        needs_mask = kernel is not sdpa_attention_forward
+        rows = zip(query.split(packed_rows.own, 2), packed_rows.keys(key), packed_rows.keys(value), strict=True)
+        parts = []
+        for query_own, key_own, value_own in rows:
+            wanted, known = query_own.shape[2], key_own.shape[2]
+            plain = wanted == known and (window is None or known <= window) and not needs_mask
+            mask = None if plain else _causal(wanted, known, window, query)
+            parts.append(kernel(module, query_own, key_own, value_own, mask, **settings)[0])
+        return torch.cat(parts, 1), None
+
+    return attend
+
+
+def _varlen(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    cu_seq_lens_q: Tensor,
-    **settings: Any,
+    packed_rows: PackedRows,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention in each row: (1, heads, S, D) each -> (1, S, heads, D).
+    """As above by flash-attn, all rows in one call; a row's last query is at its last key."""
+    if any(packed_rows.shared):
+        key, value = (torch.cat(packed_rows.keys(states), 2) for states in (key, value))
+    starts: Any = (packed_rows.start_B1, packed_rows.key_start_B1)
+    output: Tensor = _flash_attention_forward(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        None,
+        query_length=query.shape[2],
+        is_causal=True,
+        dropout=dropout,
+        softmax_scale=scaling,
+        sliding_window=sliding_window or _window(attention_mask),
+        softcap=softcap,
+        target_dtype=get_target_dtype(query, module),
+        attn_implementation="flash_attention_2",
+        cu_seq_lens_q=starts[0],
+        cu_seq_lens_k=starts[1],
+        max_length_q=max(packed_rows.own),
+        max_length_k=packed_rows.longest,
+    )
+    return output, None
 
-    Raises:
-        TypeError: if the model does not hand down where rows begin; tokens would see other rows.
-    """
-    starts = cu_seq_lens_q.tolist()
-    # Split, not sliced: a slice's gradient is as large as all rows.
-    rows = zip(*(tensor.split(cu_seq_lens_q.diff().tolist(), 2) for tensor in (query, key, value)), strict=True)
-    parts = []
-    for (start, end), (query_own, key_own, value_own) in zip(itertools.pairwise(starts), rows, strict=True):
-        mask = None if attention_mask is None else attention_mask[..., start:end, start:end]
-        parts.append(sdpa_attention_forward(module, query_own, key_own, value_own, mask, **settings)[0])
-    return torch.cat(parts, 1), None
+
+def _causal(wanted: int, known: int, window: int | None, like: Tensor) -> Tensor:
+    """What the last of a row's tokens may see, to be added to scores: (1, 1, Q, K)."""
+    query_Q1 = torch.arange(known - wanted, known, device=like.device)[:, None]
+    key_K = torch.arange(known, device=like.device)
+    hidden_QK = key_K > query_Q1
+    if window is not None:
+        hidden_QK |= key_K <= query_Q1 - window
+    scores_QK = torch.zeros(wanted, known, dtype=like.dtype, device=like.device)
+    return scores_QK.masked_fill(hidden_QK, torch.finfo(like.dtype).min)[None, None]
 
 
-def _mask(*, q_length: int, local_size: int | None = None, **settings: Any) -> Tensor | None:
-    """None, which is plain causal attention, unless a window is shorter than the tokens."""
-    if local_size is None or q_length <= local_size:
-        return None
-    return sdpa_mask(q_length=q_length, local_size=local_size, **settings)
+def _mask(*, local_size: int | None = None, **_: Any) -> Tensor | None:
+    """What layers get in place of a mask over all pairs of S tokens: how far back they look, where that ends."""
+    return None if local_size is None else torch.full((1, 1, 1, 1), local_size)
 
 
-AttentionInterface.register(PACKED_SDPA, _attend)
-AttentionMaskInterface.register(PACKED_SDPA, _mask)
+def _window(attention_mask: Tensor | None) -> int | None:
+    return None if attention_mask is None else int(attention_mask)
+
+
+def _eager(module: torch.nn.Module) -> _Kernel:
+    """Every model brings its own."""
+    kernel: _Kernel = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
+    return kernel
+
+
+for _name, _attend in {
+    "sdpa": _row_by_row(lambda _: sdpa_attention_forward),
+    "eager": _row_by_row(_eager),
+    "flash_attention_2": _varlen,
+}.items():
+    AttentionInterface.register(PACKED[_name], _attend)
+    AttentionMaskInterface.register(PACKED[_name], _mask)

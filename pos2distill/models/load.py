@@ -19,7 +19,7 @@ from transformers import (
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.models.attention import PACKED_SDPA
+from pos2distill.models.attention import PACKED
 from pos2distill.models.files import local_folder
 
 _PROBE = "pos2distill-probe"
@@ -77,7 +77,7 @@ def load_model(
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=weights,
-        attn_implementation=PACKED_SDPA if packed and attention == "sdpa" else attention,
+        attn_implementation=PACKED[attention] if packed else attention,
         trust_remote_code=model.trust_remote_code,
         use_safetensors=True,
     )

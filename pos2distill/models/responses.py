@@ -1,6 +1,6 @@
 """Prompts and responses of several rows laid end to end, and the hidden states that predict the responses.
 
-Nothing is padded: a batch costs what its tokens cost.
+Nothing is padded: a batch costs what its tokens cost, and a prefix that rows share costs once.
 Shapes: B rows, S tokens of all rows laid end to end, T response tokens of all rows, H hidden size.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pos2distill.models.attention import PACKED, PackedRows, pack_rows
 from pos2distill.models.load import torch_dtype
 from pos2distill.records import Tokens
 
@@ -20,15 +21,14 @@ from pos2distill.records import Tokens
 class ResponseBatch:
     """B rows of prompt + response, and where each response is predicted.
 
-    input_ids_S: int64. position_S: each token's place in its own row. start_B1: (B + 1,) int32, where rows begin, and
-    S. longest: tokens of the longest row. row_T: the row of each response token. place_T: the place among all S tokens
-    whose logits predict it. target_T: the response tokens themselves, int64.
+    input_ids_S: int64. position_S: each token's place in its own row. packed: which of these tokens a row is made of.
+    row_T: the row of each response token. place_T: the place among all S tokens whose logits predict it. target_T: the
+    response tokens themselves, int64.
     """
 
     input_ids_S: Tensor
     position_S: Tensor
-    start_B1: Tensor
-    longest: int
+    packed: PackedRows
     row_T: Tensor
     place_T: Tensor
     target_T: Tensor
@@ -36,11 +36,11 @@ class ResponseBatch:
     @property
     def rows(self) -> int:
         """B."""
-        return len(self.start_B1) - 1
+        return len(self.packed.shared)
 
     def to(self, device: torch.device | str) -> "ResponseBatch":
         """The same batch on a device."""
-        names = ("input_ids_S", "position_S", "start_B1", "row_T", "place_T", "target_T")
+        names = ("input_ids_S", "position_S", "packed", "row_T", "place_T", "target_T")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
@@ -49,23 +49,31 @@ def collate(
     responses: Sequence[Tokens],
     *,
     alignment: Literal["shifted", "official"] = "shifted",
+    share_prefixes: bool = False,
 ) -> ResponseBatch:
     """Join prompts and responses by their ids; they are never tokenised again together.
 
     Response token t (from 0) of a prompt of P tokens stands at P + t and is predicted at P + t - 1 (`shifted`).
     `official` reads one position later, as the authors' code does: it never distils the first token and distils one
     after the end.
+
+    Args:
+        share_prefixes: lay down once what several prompts begin with. For models that `load_model` loaded packed.
     """
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-    starts = np.cumsum([0, *lengths])
+    packed = pack_rows(prompts, lengths, share=share_prefixes)
+    starts, shared = packed.start_B1.tolist(), packed.shared
     lag = 1 if alignment == "shifted" else 0
-    first = [start + len(prompt) - lag for start, prompt in zip(starts, prompts, strict=False)]
-    pieces = [piece for pair in zip(prompts, responses, strict=True) for piece in pair]
+    first = [start + len(prompt) - skip - lag for start, prompt, skip in zip(starts, prompts, shared, strict=False)]
+    pieces = [
+        piece
+        for prompt, skip, response in zip(prompts, shared, responses, strict=True)
+        for piece in (prompt[skip:], response)
+    ]
     return ResponseBatch(
         input_ids_S=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
-        position_S=torch.cat([torch.arange(length) for length in lengths]),
-        start_B1=torch.from_numpy(starts.astype(np.int32)),
-        longest=max(lengths),
+        position_S=torch.cat([torch.arange(skip, length) for skip, length in zip(shared, lengths, strict=True)]),
+        packed=packed,
         row_T=torch.repeat_interleave(torch.tensor([len(response) for response in responses])),
         place_T=torch.cat(
             [torch.arange(at, at + len(response)) for at, response in zip(first, responses, strict=True)]
@@ -77,18 +85,20 @@ def collate(
 def predicting_hidden(lm: nn.Module, batch: ResponseBatch) -> Tensor:
     """The states (T, H) that enter lm_head at the positions that predict the response, after the final norm.
 
-    Logits are made from these alone, so that those of all tokens never exist. No token sees another row: positions
-    that begin anew tell transformers where rows end, and attention that knows packed rows takes their starts.
+    Logits are made from these alone, so that those of all tokens never exist. No token sees another row: attention that
+    knows packed rows is told of them; to any other, positions that begin anew tell where rows end.
+
+    Raises:
+        ValueError: if rows share tokens and the model was not loaded for that.
     """
     decoder: Any = lm.get_decoder()  # type: ignore[operator]
+    if any(batch.packed.shared) and decoder.config._attn_implementation not in PACKED.values():
+        raise ValueError("rows that share a prefix want a model that was loaded packed")
     output = decoder(
         input_ids=batch.input_ids_S[None],
         position_ids=batch.position_S[None],
         use_cache=False,
-        cu_seq_lens_q=batch.start_B1,
-        cu_seq_lens_k=batch.start_B1,
-        max_length_q=batch.longest,
-        max_length_k=batch.longest,
+        packed_rows=batch.packed,
     )
     hidden_TH: Tensor = output.last_hidden_state[0, batch.place_T]
     return hidden_TH

@@ -174,7 +174,8 @@ def _reference(study: Study, micro: _Micro) -> Tensor:
 
 def _to_micro(rows: Sequence[Row], teacher: Teacher | None, study: Study) -> _Micro:
     alignment = study.method.alignment if study.method.loss == "kl" else "shifted"
-    batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows], alignment=alignment)
+    prompts, responses = [row.prompt_ids for row in rows], [row.response_ids for row in rows]
+    batch = collate(prompts, responses, alignment=alignment, share_prefixes=True)
     return _Micro(batch, teacher(rows) if teacher else None, torch.tensor([row.slot_id for row in rows]))
 
 

@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from pos2distill.config import LoraSection, Recipe, Study, TrainersSection
 from pos2distill.errors import UserError
+from pos2distill.models.attention import pack_rows
 from pos2distill.models.load import load_model
 from pos2distill.models.lora import add_adapters, merge
 from pos2distill.models.responses import ResponseBatch, collate, predicting_hidden
@@ -57,10 +58,13 @@ def make_batch(number: int) -> ResponseBatch:
 
 def all_logits(lm: Any, batch: ResponseBatch) -> Tensor:
     """(S, V): each row on its own."""
-    rows = batch.input_ids_S.tensor_split(batch.start_B1[1:-1].long())
+    rows = batch.input_ids_S.tensor_split(batch.packed.start_B1[1:-1].long())
     with torch.no_grad():
         return torch.cat(
-            [lm.eval()(input_ids=row[None], cu_seq_lens_q=torch.tensor([0, len(row)])).logits[0] for row in rows]
+            [
+                lm.eval()(input_ids=row[None], packed_rows=pack_rows([row.numpy()], [len(row)], share=False)).logits[0]
+                for row in rows
+            ]
         )
 
 

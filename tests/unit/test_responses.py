@@ -1,8 +1,12 @@
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
@@ -24,9 +28,52 @@ def test_prompts_and_responses_are_laid_end_to_end_by_their_ids() -> None:
     batch = collate(PROMPTS, RESPONSES)
     assert batch.input_ids_S.tolist() == [11, 12, 13, 14, 15, 21, 22, 23, 24, 31, 32, 33, 34, 35, 36]
     assert batch.position_S.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
-    assert batch.start_B1.tolist() == [0, 5, 9, 15]
-    assert batch.start_B1.dtype == torch.int32  # as flash-attn takes it
-    assert (batch.rows, batch.longest) == (3, 6)
+    assert batch.packed.start_B1.tolist() == [0, 5, 9, 15]
+    assert batch.packed.start_B1.dtype == batch.packed.key_start_B1.dtype == torch.int32  # as flash-attn takes them
+    assert (batch.rows, batch.packed.longest) == (3, 6)
+
+
+def test_a_prefix_that_rows_share_is_laid_down_once() -> None:
+    prompts = [tokens(1, 2, 3, 4, 5, 6), tokens(1, 2, 3, 4, 7), tokens(1, 2, 3, 4, 7, 8), tokens(9, 2)]
+    responses = [tokens(50), tokens(51), tokens(52, 53), tokens(54)]
+    batch = collate(prompts, responses, share_prefixes=True)
+    assert batch.input_ids_S.tolist() == [1, 2, 3, 4, 5, 6, 50, 7, 51, 8, 52, 53, 9, 2, 54]
+    assert batch.position_S.tolist() == [0, 1, 2, 3, 4, 5, 6, 4, 5, 5, 6, 7, 0, 1, 2]
+    packed = batch.packed
+    assert packed.shared == (0, 4, 5, 0)
+    assert packed.spans == (4, 3, 1, 1, 3, 3)
+    assert packed.of_row == ((0, 1), (0, 2, 3), (0, 2, 4), (5,))
+    assert packed.start_B1.tolist() == [0, 7, 9, 12, 15]
+    assert packed.key_start_B1.tolist() == [0, 7, 13, 21, 24]
+    assert (packed.longest, batch.place_T.tolist()) == (8, [5, 7, 9, 10, 13])
+
+
+def test_the_token_that_predicts_a_response_is_never_shared() -> None:
+    batch = collate([tokens(1, 2, 3), tokens(1, 2, 3)], [tokens(50), tokens(51)], share_prefixes=True)
+    assert batch.input_ids_S.tolist() == [1, 2, 3, 50, 3, 51]
+    assert batch.place_T.tolist() == [2, 4]
+
+
+def test_what_opens_every_prompt_is_not_worth_sharing() -> None:
+    prompts = [np.asarray([1, *range(start, start + 9)], np.int32) for start in (20, 40)]
+    assert collate(prompts, [tokens(50)] * 2, share_prefixes=True).packed.shared == (0, 0)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=9), st.integers(1, 3)), min_size=1, max_size=7)
+)
+def test_every_row_is_whole_whatever_it_shares(rows: list[tuple[list[int], int]]) -> None:
+    prompts = [np.asarray(prompt, np.int32) for prompt, _ in rows]
+    responses = [np.arange(50, 50 + length, dtype=np.int32) for _, length in rows]
+    batch = collate(prompts, responses, share_prefixes=True)
+    for what, expected in (
+        (batch.input_ids_S, [[*p.tolist(), *r.tolist()] for p, r in zip(prompts, responses, strict=True)]),
+        (batch.position_S, [list(range(len(p) + len(r))) for p, r in zip(prompts, responses, strict=True)]),
+    ):
+        assert [keys.flatten().tolist() for keys in batch.packed.keys(what[None, None, :, None])] == expected
+    assert sum(batch.packed.own) == len(batch.input_ids_S) <= batch.packed.key_start_B1[-1]
+    assert batch.input_ids_S[batch.place_T + 1].tolist() == np.concatenate(responses).tolist()
 
 
 @pytest.mark.parametrize(
@@ -54,19 +101,55 @@ def draw(sizes: tuple[int, ...], seed: int) -> list[Tokens]:
     return [random.integers(5, 250, size).astype(np.int32) for size in sizes]
 
 
-@pytest.fixture(params=["packed_sdpa", "sdpa", "eager", "window"])
-def lm(request: pytest.FixtureRequest, tiny_model_path: str, tmp_path: Path) -> PreTrainedModel:
-    """The tiny model by every way to attend; one like it whose layers look back 8 tokens only."""
-    if request.param != "window":
-        attention = "eager" if request.param == "eager" else "sdpa"
-        model = ModelSection(path=tiny_model_path, dtype="float32", attention=attention)
-        return load_model(model, packed=request.param == "packed_sdpa")
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    torch.manual_seed(0)
-    MistralForCausalLM(
-        MistralConfig(vocab_size=300, num_key_value_heads=2, sliding_window=8, initializer_range=0.25, **small)
-    ).save_pretrained(tmp_path / "window")
-    return load_model(ModelSection(path=str(tmp_path / "window"), dtype="float32", attention="sdpa"), packed=True)
+def reference_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    cu_seq_lens_q: Tensor,
+    cu_seq_lens_k: Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    softmax_scale: float,
+    sliding_window: int | None,
+    is_causal: bool,
+    **_: Any,
+) -> Tensor:
+    """What flash-attn documents of rows laid end to end: (1, S, heads, D), a row's last query at its last key."""
+    assert is_causal
+    assert max_length_q == cu_seq_lens_q.diff().max()
+    assert max_length_k == cu_seq_lens_k.diff().max()
+    key, value = (states.repeat_interleave(query.shape[2] // key.shape[2], 2) for states in (key, value))
+    parts = []
+    for (q0, q1), (k0, k1) in zip(pairwise(cu_seq_lens_q.tolist()), pairwise(cu_seq_lens_k.tolist()), strict=True):
+        scores_hQK = torch.einsum("qhd,khd->hqk", query[0, q0:q1], key[0, k0:k1]) * softmax_scale
+        back_QK = torch.arange(k1 - k0 - (q1 - q0), k1 - k0)[:, None] - torch.arange(k1 - k0)
+        seen_QK = (back_QK >= 0) & (back_QK < (sliding_window or k1))
+        weights_hQK = scores_hQK.masked_fill(~seen_QK, -torch.inf).softmax(-1)
+        parts.append(torch.einsum("hqk,khd->qhd", weights_hQK, value[0, k0:k1]))
+    return torch.cat(parts)[None]
+
+
+ATTENTIONS = ["sdpa", "eager", "flash_attention_2"]
+
+
+@pytest.fixture(params=[(attention, window) for attention in ATTENTIONS for window in (None, 8)])
+def lm(
+    request: pytest.FixtureRequest, tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> PreTrainedModel:
+    """The tiny model by every way to attend, and one like it whose layers look back 8 tokens only."""
+    attention, window = request.param
+    monkeypatch.setattr("pos2distill.models.attention._flash_attention_forward", reference_varlen)
+    if window:
+        small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = MistralConfig(
+            vocab_size=300, num_key_value_heads=2, sliding_window=window, initializer_range=0.25, **small
+        )
+        torch.manual_seed(0)
+        MistralForCausalLM(config).save_pretrained(tmp_path)
+    path = str(tmp_path) if window else tiny_model_path
+    return load_model(ModelSection(path=path, dtype="float32", attention=attention), packed=True)
 
 
 def padded_hidden(lm: PreTrainedModel, prompts: list[Tokens], responses: list[Tokens]) -> Tensor:
@@ -74,7 +157,7 @@ def padded_hidden(lm: PreTrainedModel, prompts: list[Tokens], responses: list[To
     rows = [torch.tensor([*p.tolist(), *r.tolist()]) for p, r in zip(prompts, responses, strict=True)]
     ids_BL = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     mask_BL = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    lm.set_attn_implementation("eager")
+    lm.config._attn_implementation = "eager"
     hidden_BLH = lm.get_decoder()(input_ids=ids_BL, attention_mask=mask_BL).last_hidden_state
     return torch.cat(
         [
@@ -89,6 +172,49 @@ def test_packed_rows_equal_padded_ones(lm: PreTrainedModel) -> None:
     with torch.no_grad():
         packed = predicting_hidden(lm, collate(prompts, responses))
         torch.testing.assert_close(packed, padded_hidden(lm, prompts, responses), rtol=0, atol=1e-5)
+
+
+def with_common_beginnings() -> tuple[list[Tokens], list[Tokens]]:
+    """Rows as of one example: the longer they are alike, the later the gold document comes. One stands apart."""
+    (documents,), (apart,) = draw((40,), 0), draw((11,), 3)
+    prompts = [
+        np.concatenate([documents[:cut], own]) for cut, own in zip((0, 12, 31, 24), draw((9,) * 4, 2), strict=True)
+    ]
+    return [*prompts, apart], draw((4, 3, 5, 1, 2), 1)
+
+
+def test_shared_prefixes_change_neither_states_nor_gradients(lm: PreTrainedModel) -> None:
+    prompts, responses = with_common_beginnings()
+    found = {}
+    for share in (False, True):
+        batch = collate(prompts, responses, share_prefixes=share)
+        lm.zero_grad()
+        hidden_TH = predicting_hidden(lm, batch)
+        weight_TH = torch.randn(hidden_TH.shape, generator=torch.Generator().manual_seed(0))
+        (hidden_TH * weight_TH).sum().backward()
+        gradient = torch.cat([each.grad.flatten() for each in lm.parameters() if each.grad is not None])
+        found[share] = (hidden_TH.detach(), gradient, len(batch.input_ids_S))
+    assert found[True][2] == found[False][2] - 12 - 24
+    torch.testing.assert_close(found[True][0], found[False][0], rtol=0, atol=1e-5)
+    assert (found[True][1] - found[False][1]).norm() < 1e-5 * found[False][1].norm()
+
+
+def test_rows_that_share_are_for_packed_models_alone(tiny_model_path: str) -> None:
+    prompts, responses = with_common_beginnings()
+    lm = load_model(ModelSection(path=tiny_model_path, dtype="float32"))
+    with pytest.raises(ValueError, match="loaded packed"):
+        predicting_hidden(lm, collate(prompts, responses, share_prefixes=True))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_model_that_knows_no_packed_rows_tells_them_apart_by_their_positions(
+    tiny_model_path: str, attention: str
+) -> None:
+    lm = load_model(ModelSection(path=tiny_model_path, dtype="float32", attention=attention))
+    prompts, responses = draw((3, 40, 17), 0), draw((9, 2, 5), 1)
+    with torch.no_grad():
+        plain = predicting_hidden(lm, collate(prompts, responses))
+        torch.testing.assert_close(plain, padded_hidden(lm, prompts, responses), rtol=0, atol=1e-5)
 
 
 def test_no_row_sees_another(lm: PreTrainedModel) -> None:
@@ -117,7 +243,7 @@ def test_the_first_token_of_a_row_moves_its_last_state(tiny_model_path: str) -> 
 
 def test_packed_attention_is_not_for_rows_of_which_nobody_says_where_they_begin(tiny_model_path: str) -> None:
     lm = load_model(ModelSection(path=tiny_model_path, dtype="float32"), packed=True)
-    with pytest.raises(TypeError, match="cu_seq_lens_q"):
+    with pytest.raises(TypeError, match="packed_rows"):
         lm(torch.tensor([[11, 12, 13]]))
 
 

@@ -42,7 +42,7 @@ def naive_kl(student: Student, batch: ResponseBatch, teacher: HiddenView) -> Ten
     """The plain way: a loop over rows, all logits of each, the definition of KL."""
     teacher_TV = teacher.hidden_TH @ teacher.head.weight_VH.T
     kls, start = [], 0
-    for row, ids_L in enumerate(batch.input_ids_S.tensor_split(batch.start_B1[1:-1].long())):
+    for row, ids_L in enumerate(batch.input_ids_S.tensor_split(batch.packed.start_B1[1:-1].long())):
         positions = batch.position_S[batch.place_T[batch.row_T == row]]
         p = teacher_TV[start : start + len(positions)].softmax(-1)
         q = student.lm(input_ids=ids_L[None]).logits[0, positions].softmax(-1)
@@ -92,13 +92,13 @@ class LargestTensors(TorchDispatchMode):
 def test_logits_of_the_whole_batch_are_never_made(parts: tuple[Student, ResponseBatch, HiddenView]) -> None:
     student, batch, teacher = parts
     vocabulary, tokens = 300, len(batch.row_T)
-    assert tokens < batch.longest  # else the test could not tell them apart
+    assert tokens < batch.packed.longest  # else the test could not tell them apart
     with LargestTensors(vocabulary) as watched:
         student(batch, teacher).sum().backward()
     assert watched.elements == tokens * vocabulary
     with LargestTensors(vocabulary) as plain:
         naive_kl(student, batch, teacher).sum().backward()
-    assert plain.elements == batch.longest * vocabulary  # the watch does see them
+    assert plain.elements == batch.packed.longest * vocabulary  # the watch does see them
 
 
 def test_a_student_that_has_not_moved_is_at_zero_on_anchor_rows(
