@@ -1,14 +1,15 @@
-"""What every report says of itself: where, when and with what it was measured."""
+"""What every report says of itself: where, when, of what and with what it was measured."""
 
 import os
 import platform
+import subprocess
 import time
 from importlib.metadata import version
 from typing import Any
 
 
 def circumstances(*packages: str, device: str = "cpu") -> dict[str, Any]:
-    """`machine`, `date` and the `versions` of these packages.
+    """`machine`, `date`, `commit` and the `versions` of these packages.
 
     Args:
         device: that was measured on, cpu or cuda.
@@ -21,5 +22,8 @@ def circumstances(*packages: str, device: str = "cpu") -> dict[str, Any]:
     return {
         "machine": machine,
         "date": time.strftime("%Y-%m-%d"),
+        "commit": subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=False
+        ).stdout.strip(),
         "versions": {name: version(name) for name in packages},
     }

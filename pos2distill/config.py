@@ -422,9 +422,9 @@ class TrainersSection(Section):
     micro_batch_tokens: int = Field(
         16384,
         ge=1,
-        description="tokens of one forward and backward pass on one worker, at most; a longer row goes alone. Best as "
-        "many as memory allows: weights that depend on losses want one more forward pass where there are several, and "
-        "rows of one pass that begin alike compute their common beginning once",
+        description="tokens of the rows of one forward and backward pass on one worker, at most; a longer row goes "
+        "alone. Best as many as memory allows: weights that depend on losses want one more forward pass where there "
+        "are several, and rows of one pass that begin alike compute their common beginning once",
     )
     gradient_checkpointing: bool = True
     cpus: float = Field(1.0, ge=0)

@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.circumstances import circumstances
 from pos2distill.config import Study, TrainersSection
 from pos2distill.models.load import context_length, load_tokenizer, stop_token_ids
-from pos2distill.models.responses import collate, hidden_to_bytes
+from pos2distill.models.responses import ResponseBatch, collate, hidden_to_bytes
 from pos2distill.recipes import load_recipe
 from pos2distill.records import Example, Tokens
 from pos2distill.sampling.engine import Completion, SamplingParams
@@ -165,7 +165,7 @@ def step_times(study: Study, stepper: TorchStepper, batches: Sequence[list[Row]]
     assert teacher is not None
     whole, own = [], []
     for rows in batches[:REPEATS]:
-        batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
+        batch = lay(rows)
 
         def step(rows: list[Row] = rows, batch: Any = batch) -> None:
             stepper.backward(stepper.forward(batch, teacher(rows)).mean(), last=True)
@@ -176,13 +176,19 @@ def step_times(study: Study, stepper: TorchStepper, batches: Sequence[list[Row]]
     return {"teacher": statistics.median(own), "step": statistics.median(whole)}
 
 
+def lay(rows: Sequence[Row]) -> ResponseBatch:
+    """As the training loop does."""
+    examples = [row.sample.example.example_id for row in rows]
+    return collate([row.prompt_ids for row in rows], [row.response_ids for row in rows], relatives=examples)
+
+
 def losses(study: Study, stepper: TorchStepper, batches: Sequence[list[Row]]) -> dict[str, Tensor]:
     """KL of each row, and the gradient of their mean."""
     teacher = build_teacher(study, stepper.frozen_states, stepper.device)
     assert teacher is not None
     kls = []
     for rows in batches:
-        batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
+        batch = lay(rows)
         kl_B = stepper.forward(batch, teacher(rows))
         stepper.backward(kl_B.mean() / len(batches), last=False)
         kls.append(kl_B.detach().cpu())

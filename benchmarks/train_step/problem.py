@@ -99,10 +99,9 @@ class Questions:
             [draw(int(length)) for length in random.choice(lengths, size.documents)] for _ in range(size.examples)
         ]
         self.question = [draw(24) for _ in range(size.examples)]
-        self.slots: list[list[Slots]] = [
-            [(0,), *((int(slot),) for slot in 1 + random.choice(size.documents - 1, size.k, replace=False))]
-            for _ in range(size.examples)
-        ]
+        # Where slots drawn at random stand on average, so that what rows share is not a matter of the draw.
+        slots: list[Slots] = [(size.documents * (each + 1) // (size.k + 1),) for each in range(size.k)]
+        self.slots = [(0,), *slots]
         self.responses = [draw(size.response_tokens) for _ in range(size.examples)]
         prompts = [self.prompt(index, (0,)) for index in range(size.examples)]
         states: Sequence[torch.Tensor | None] = [None] * size.examples
@@ -130,7 +129,7 @@ class Questions:
 
     def keys(self, sample: Sample) -> list[RowKey]:
         """As `RowBuilder.keys`."""
-        return [(sample, slots) for slots in self.slots[int(sample.example.example_id)]]
+        return [(sample, slots) for slots in self.slots]
 
     def row(self, key: RowKey) -> Row:
         """As `RowBuilder.row`."""

@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.circumstances import circumstances
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study, model_folder
 from benchmarks.train_step.variants import PlainStep, straightforward, trl_chunked, trl_gkd
+from pos2distill.models.attention import pack_rows
+from pos2distill.training.rows import Row
 
 Step = Callable[[], float]
 VARIANTS = ("ours", "ours_one_pass", "ours_resident", "straightforward", "trl_chunked", "trl_gkd")
@@ -68,24 +70,30 @@ def matrix_rate(size: Size, device: torch.device) -> float:
 def floor_flops(size: Size, folder: Path, device: torch.device, name: str) -> dict[str, float]:
     """Products with weights that a step cannot do without, by what they are for.
 
-    Six a weight and token (two forward, four backward) in the layers; in the head at response tokens alone, with two
-    more for the teacher's, once an example; a resident teacher's forward pass, once an example. Attention itself, which
-    grows with the square of the length, is not among them.
+    Six a weight and token (two forward, four backward) in the layers, of tokens that rows of an example share once; in
+    the head at response tokens alone, with two more for the teacher's, once an example; a resident teacher's forward
+    pass, once an example. Attention itself, which grows with the square of the length, is not among them.
     """
     rows = Questions(size, make_study(size, folder, teacher="resident"), device).rows()
     layer = size.hidden * (
         2 * size.hidden + 2 * size.hidden * size.key_value_heads // size.heads + 3 * size.intermediate
     )
     head = size.vocabulary * size.hidden
-    tokens = sum(len(row.prompt_ids) + len(row.response_ids) for row in rows)
     examples = {row.sample.example.example_id: row for row in rows}.values()
     teacher_tokens = sum(len(row.sample.prompt_ids) + len(row.response_ids) for row in examples)
     response, distinct = (sum(len(row.response_ids) for row in some) for some in (rows, examples))
     return {
-        "layers": 6.0 * layer * size.layers * tokens,
+        "layers": 6.0 * layer * size.layers * tokens_of(rows)["once"],
         "heads": 6.0 * head * response + 2.0 * head * distinct,
         "teacher": 0.0 if name != "ours_resident" else 2.0 * layer * size.layers * teacher_tokens,
     }
+
+
+def tokens_of(rows: Sequence[Row]) -> dict[str, int]:
+    """Tokens of the rows one by one, and with what rows of an example share counted once."""
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    examples = [row.sample.example.example_id for row in rows]
+    return {"in_all": sum(lengths), "once": sum(pack_rows([row.prompt_ids for row in rows], lengths, examples).own)}
 
 
 def measure_times(names: list[str], size: Size, folder: Path, device: torch.device, repetitions: int) -> dict[str, Any]:
@@ -182,11 +190,13 @@ def main() -> None:
     with model_folder() as folder:
         report = measure_times(names, size, Path(folder), device, options.repetitions)
         median = {name: statistics.median(seconds) for name, seconds in report["seconds"].items()}
+        tokens = tokens_of(Questions(size, make_study(size, Path(folder), teacher="resident"), device).rows())
         floors = {name: floor_flops(size, Path(folder), device, name) for name in names if name.startswith("ours")}
         profiled = top_operations(build("ours", size, Path(folder), device), device)
         memory = {name: measure_apart(name, folder, options) for name in names}
     report |= {
         "size": {field: getattr(size, field) for field in size.__slots__},
+        "tokens": tokens,
         "time_over_ours": {name: seconds / median["ours"] for name, seconds in median.items()},
         "memory": memory,
         "memory_over_ours": {name: gib["peak_gib"] / memory["ours"]["peak_gib"] for name, gib in memory.items()},

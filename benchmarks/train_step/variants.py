@@ -125,7 +125,7 @@ class PlainStep:
         self.teacher: Any = load_model(study.model, device=device)
         settings = study.training
         self.optimizer = torch.optim.AdamW(
-            self.student.parameters(), lr=0, betas=settings.betas, weight_decay=settings.weight_decay
+            self.student.parameters(), lr=0, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
         self.autocast = torch.autocast(
             device.type, torch.bfloat16, enabled=size.precision == "bfloat16", cache_enabled=False

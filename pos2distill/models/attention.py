@@ -1,18 +1,20 @@
 """Attention over rows laid end to end, in which a prefix that several rows begin with stands once.
 
 Each row attends to itself: queries are its own tokens, keys are all of its tokens, those it shares with an earlier row
-included. A causal model makes the same of a shared token in every row, so nothing but the repetition is left out.
+included. A causal model without dropout makes the same of a shared token in every row: only the repetition is left out.
 Shapes: S tokens, B rows, D size of a head; Q own tokens of one row, K tokens of it in all.
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.flash_attention import get_target_dtype
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -33,22 +35,18 @@ _Kernel = Callable[..., tuple[Tensor, Any]]
 class PackedRows:
     """Which of S tokens each of B rows is made of.
 
-    start_B1: (B + 1,) int32, where rows' own tokens begin, and S. shared: tokens of each row that are an earlier row's.
-    spans: sizes of the spans that S is cut into, such that rows are made of whole ones; of_row: each row's spans in
-    order. key_start_B1: as start_B1, were each row laid down whole.
+    shared, own: tokens of each row that are an earlier row's, and its other ones, which follow them. spans: sizes of
+    the spans that S is cut into, such that rows are made of whole ones; of_row: each row's spans in order.
+    start_B1: (B + 1,) int32, where rows' own tokens begin, and S. key_start_B1: the same, had each row been laid whole.
     """
 
-    start_B1: Tensor
-    key_start_B1: Tensor
     shared: tuple[int, ...]
+    own: tuple[int, ...]
     spans: tuple[int, ...]
     of_row: tuple[tuple[int, ...], ...]
-
-    @property
-    def own(self) -> list[int]:
-        """Own tokens of each row."""
-        sizes: list[int] = self.start_B1.diff().tolist()
-        return sizes
+    start_B1: Tensor
+    key_start_B1: Tensor
+    _masks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def longest(self) -> int:
@@ -67,20 +65,29 @@ class PackedRows:
         spans = states.split(self.spans, 2)
         return [spans[row[0]] if len(row) == 1 else torch.cat([spans[at] for at in row], 2) for row in self.of_row]
 
+    def mask(self, row: int, window: int | None, like: Tensor) -> Tensor:
+        """What a row's own tokens may see, to be added to scores: (1, 1, Q, K). All layers use the same tensor."""
+        key = (row, window, like.dtype, like.device)
+        if key not in self._masks:
+            self._masks[key] = _causal(self.own[row], self.own[row] + self.shared[row], window, like)
+        return self._masks[key]
 
-def pack_rows(prompts: Sequence[Tokens], lengths: Sequence[int], *, share: bool) -> PackedRows:
+
+def pack_rows(
+    prompts: Sequence[Tokens], lengths: Sequence[int], relatives: Sequence[Hashable] | None = None
+) -> PackedRows:
     """Lay rows end to end.
 
     Args:
         prompts: the tokens that rows may share; never the last one, which predicts the row's own response.
         lengths: of the whole rows.
-        share: whether rows that begin alike do so with the same tokens.
+        relatives: neighbours with the same value share what they both begin with; without it none do.
     """
     pieces: list[list[tuple[int, int]]] = []  # of each row, as parts of S
     shared: list[int] = []
     end = 0
     for row, length in enumerate(lengths):
-        common, lender = _longest_common_prefix(prompts, row) if share else (0, 0)
+        common, lender = _longest_common_prefix(prompts, row, relatives) if relatives else (0, 0)
         if common * _WORTH < length:
             common = 0
         pieces.append([*(_cut(pieces[lender], common) if common else []), (end, end + length - common)])
@@ -88,23 +95,28 @@ def pack_rows(prompts: Sequence[Tokens], lengths: Sequence[int], *, share: bool)
         end += length - common
     bounds = sorted({bound for row_pieces in pieces for piece in row_pieces for bound in piece})
     place = {bound: index for index, bound in enumerate(bounds)}
-    whole = torch.tensor([0, *lengths]).cumsum(0)
+    own = tuple(length - common for length, common in zip(lengths, shared, strict=True))
     return PackedRows(
-        start_B1=torch.tensor([*(row_pieces[-1][0] for row_pieces in pieces), end], dtype=torch.int32),
-        key_start_B1=whole.to(torch.int32),
         shared=tuple(shared),
+        own=own,
         spans=tuple(int(size) for size in np.diff(bounds)),
         of_row=tuple(
             tuple(at for first, last in row_pieces for at in range(place[first], place[last])) for row_pieces in pieces
         ),
+        start_B1=_starts(own),
+        key_start_B1=_starts(lengths),
     )
 
 
-def _longest_common_prefix(prompts: Sequence[Tokens], row: int) -> tuple[int, int]:
-    """How many tokens a row has in common with an earlier one at most, short of its last, and with which."""
+def _starts(sizes: Sequence[int]) -> Tensor:
+    return torch.tensor([0, *sizes]).cumsum(0).to(torch.int32)
+
+
+def _longest_common_prefix(prompts: Sequence[Tokens], row: int, relatives: Sequence[Hashable]) -> tuple[int, int]:
+    """How many tokens a row has in common with an earlier relative at most, short of its last, and with which."""
     own = prompts[row][:-1]
     found = (0, 0)
-    for earlier in range(row):
+    for earlier in takewhile(lambda other: relatives[other] == relatives[row], range(row - 1, -1, -1)):
         size = min(len(own), len(prompts[earlier]))
         differs = own[:size] != prompts[earlier][:size]
         common = int(differs.argmax()) if differs.any() else size
@@ -142,13 +154,12 @@ def _row_by_row(kernel_of: Callable[[torch.nn.Module], _Kernel]) -> _Kernel:
         """
         kernel = kernel_of(module)
         window = _window(attention_mask)
-        needs_mask = kernel is not sdpa_attention_forward
+        knows_causal = kernel is sdpa_attention_forward
         rows = zip(query.split(packed_rows.own, 2), packed_rows.keys(key), packed_rows.keys(value), strict=True)
         parts = []
-        for query_own, key_own, value_own in rows:
-            wanted, known = query_own.shape[2], key_own.shape[2]
-            plain = wanted == known and (window is None or known <= window) and not needs_mask
-            mask = None if plain else _causal(wanted, known, window, query)
+        for row, (query_own, key_own, value_own) in enumerate(rows):
+            whole = not packed_rows.shared[row] and (window is None or key_own.shape[2] <= window)
+            mask = None if whole and knows_causal else packed_rows.mask(row, window, query)
             parts.append(kernel(module, query_own, key_own, value_own, mask, **settings)[0])
         return torch.cat(parts, 1), None
 
@@ -167,16 +178,26 @@ def _varlen(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """As above by flash-attn, all rows in one call; a row's last query is at its last key."""
+    """As above by flash-attn, all rows in one call; a row's last query is at its last key.
+
+    Raises:
+        NotImplementedError: where attention has sinks, which flash-attn 2 does not know.
+    """
+    if s_aux is not None:
+        raise NotImplementedError("flash-attn 2 knows no attention sinks")
+    if dtype := get_target_dtype(query, module):
+        query, key, value = (states.to(dtype) for states in (query, key, value))
     if any(packed_rows.shared):
         key, value = (torch.cat(packed_rows.keys(states), 2) for states in (key, value))
+    size = value.shape[-1]
     starts: Any = (packed_rows.start_B1, packed_rows.key_start_B1)
     output: Tensor = _flash_attention_forward(
         query.transpose(1, 2),
         key.transpose(1, 2),
-        value.transpose(1, 2),
+        pad(value, [0, key.shape[-1] - size]).transpose(1, 2),  # it wants values as long as keys
         None,
         query_length=query.shape[2],
         is_causal=True,
@@ -184,18 +205,17 @@ def _varlen(
         softmax_scale=scaling,
         sliding_window=sliding_window or _window(attention_mask),
         softcap=softcap,
-        target_dtype=get_target_dtype(query, module),
         attn_implementation="flash_attention_2",
         cu_seq_lens_q=starts[0],
         cu_seq_lens_k=starts[1],
         max_length_q=max(packed_rows.own),
         max_length_k=packed_rows.longest,
     )
-    return output, None
+    return output[..., :size], None
 
 
 def _causal(wanted: int, known: int, window: int | None, like: Tensor) -> Tensor:
-    """What the last of a row's tokens may see, to be added to scores: (1, 1, Q, K)."""
+    """For the last of a row's tokens: 0 where they see, the lowest number where they do not."""
     query_Q1 = torch.arange(known - wanted, known, device=like.device)[:, None]
     key_K = torch.arange(known, device=like.device)
     hidden_QK = key_K > query_Q1

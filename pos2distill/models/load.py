@@ -57,6 +57,7 @@ def load_model(
     model: ModelSection,
     *,
     dtype: torch.dtype | None = None,
+    computing: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     packed: bool = False,
 ) -> PreTrainedModel:
@@ -64,16 +65,18 @@ def load_model(
 
     Args:
         dtype: of the weights; default: `model.dtype`.
+        computing: what autocast will compute in, if it will; default: as the weights.
         packed: for rows laid end to end alone (`predicting_hidden`), each at the cost of its own tokens.
 
     Raises:
-        UserError: if the folder holds no safetensors; if packed rows would leak into each other.
+        UserError: if the folder holds no safetensors; if packed rows would leak into each other, or their attention
+            would be another than the model's.
     """
     folder = local_folder(model)
     weights = dtype or torch_dtype(model.dtype)
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
-    attention = pick_attention(model.attention, weights, torch.device(device))
+    attention = pick_attention(model.attention, computing or weights, torch.device(device))
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=weights,
@@ -81,20 +84,55 @@ def load_model(
         trust_remote_code=model.trust_remote_code,
         use_safetensors=True,
     )
-    config = loaded.config.get_text_config()
-    if packed and attention == "sdpa" and getattr(config, "attn_logit_softcapping", None):
-        raise UserError(
-            f"{model.path}: its attention scores are capped, which torch's kernels leave out; "
-            f"set model.attention to flash_attention_2 or eager"
-        )
-    if packed and getattr(config, "attention_chunk_size", None):
-        raise UserError(f"{model.path}: its attention is cut into chunks, which rows laid end to end would shift")
-    if packed and loaded._is_stateful:
-        raise UserError(f"{model.path}: its layers carry a state from token to token; only attention can be trained")
+    if packed:
+        _refuse_unpackable(model, loaded, attention)
     lm: PreTrainedModel = loaded.to(device).eval()
     # Sampling settings come from the study; defaults from the model's folder would add penalties that nobody asked for.
     lm.generation_config = GenerationConfig()
     return lm
+
+
+def _refuse_unpackable(model: ModelSection, lm: Any, attention: str) -> None:
+    config = lm.config.get_text_config()
+    if not lm._supports_attention_backend:
+        raise UserError(
+            f"{model.path}: {type(lm).__name__} has attention of its own, which knows no rows laid end to end"
+        )
+    if lm._is_stateful:
+        raise UserError(f"{model.path}: its layers carry a state from token to token; only attention can be trained")
+    if getattr(config, "attention_chunk_size", None):
+        raise UserError(f"{model.path}: its attention is cut into chunks, which rows laid end to end would shift")
+    if attention == "sdpa" and getattr(config, "attn_logit_softcapping", None):
+        raise UserError(
+            f"{model.path}: its attention scores are capped, which torch's kernels leave out; "
+            f"set model.attention to flash_attention_2 or eager"
+        )
+    if attention == "flash_attention_2":
+        if "flash_attention_2" not in (getattr(lm, "_compatible_flash_implementations", None) or [attention]):
+            raise UserError(
+                f"{model.path}: flash-attn 2 leaves out part of its attention; set model.attention to eager"
+            )
+        try:
+            lm._flash_attn_can_dispatch(2)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"{model.path}: model.attention={attention}: {str(error).splitlines()[0]}") from None
+    known = _length_of_fixed_rope(config)
+    if known and context_length(model) > known:
+        raise UserError(
+            f"{model.path}: beyond {known} tokens its position encoding depends on the longest row of a batch; "
+            f"set model.max_length to {known} or less"
+        )
+
+
+def _length_of_fixed_rope(config: Any) -> int | None:
+    """Where RoPE's frequencies depend on the longest position of a forward pass: up to where they do not."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    by_layers = [each for each in settings.values() if isinstance(each, dict)] or [settings]
+    for each in by_layers:
+        if each.get("rope_type") in ("dynamic", "longrope"):
+            length: int = each.get("original_max_position_embeddings") or config.max_position_embeddings
+            return length
+    return None
 
 
 def unsaved_buffers(model: ModelSection, dtype: torch.dtype) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ Nothing is padded: a batch costs what its tokens cost, and a prefix that rows sh
 Shapes: B rows, S tokens of all rows laid end to end, T response tokens of all rows, H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ def collate(
     responses: Sequence[Tokens],
     *,
     alignment: Literal["shifted", "official"] = "shifted",
-    share_prefixes: bool = False,
+    relatives: Sequence[Hashable] | None = None,
 ) -> ResponseBatch:
     """Join prompts and responses by their ids; they are never tokenised again together.
 
@@ -58,10 +58,11 @@ def collate(
     after the end.
 
     Args:
-        share_prefixes: lay down once what several prompts begin with. For models that `load_model` loaded packed.
+        relatives: neighbours with the same value have what both prompts begin with laid down once. For models that
+            `load_model` loaded packed.
     """
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
-    packed = pack_rows(prompts, lengths, share=share_prefixes)
+    packed = pack_rows(prompts, lengths, relatives)
     starts, shared = packed.start_B1.tolist(), packed.shared
     lag = 1 if alignment == "shifted" else 0
     first = [start + len(prompt) - skip - lag for start, prompt, skip in zip(starts, prompts, shared, strict=False)]

@@ -61,7 +61,8 @@ class TorchStepper:
         # Trained weights are fp32 under autocast: the same master weights that ZeRO keeps. Frozen ones need no masters.
         rounded = study.training.lora and study.training.precision == "bfloat16"
         dtype = torch_dtype(study.model.dtype) if rounded else torch.float32
-        lm = load_model(study.model, dtype=dtype, device=device, packed=True)
+        computing = dtype if study.training.lora else torch_dtype(study.training.precision)
+        lm = load_model(study.model, dtype=dtype, computing=computing, device=device, packed=True)
         prepare_for_training(lm, study, trainers)
         for parameter in trainable(lm).values():
             parameter.data = parameter.data.float()

@@ -86,9 +86,9 @@ def train(
         save: called on every rank after batches whose wish is a checkpoint, or to stop.
     Returns: whether all epochs are done.
     """
-    for batch, cut in _prefetched(feed.batches(progress), build, ranks, trainers.micro_batch_tokens):
+    for batch, cut in _prefetched(feed.batches(progress), build, ranks, study, trainers.micro_batch_tokens):
         if cut:
-            micros = [_to_micro(rows, teacher, study) for rows in cut]
+            micros = [_to_micro(rows, laid, teacher) for rows, laid in cut]
             loss_N, coefficient_N, slot_N = _accumulate(study, stepper, micros, ranks)
             rate = learning_rate(batch.share, study.training)
             norm = stepper.step(rate)
@@ -172,29 +172,36 @@ def _reference(study: Study, micro: _Micro) -> Tensor:
     return mean_by_row(loss_T, micro.batch.row_T, len(micro.slot_B))
 
 
-def _to_micro(rows: Sequence[Row], teacher: Teacher | None, study: Study) -> _Micro:
-    alignment = study.method.alignment if study.method.loss == "kl" else "shifted"
-    prompts, responses = [row.prompt_ids for row in rows], [row.response_ids for row in rows]
-    batch = collate(prompts, responses, alignment=alignment, share_prefixes=True)
+def _to_micro(rows: Sequence[Row], batch: ResponseBatch, teacher: Teacher | None) -> _Micro:
     return _Micro(batch, teacher(rows) if teacher else None, torch.tensor([row.slot_id for row in rows]))
 
 
+def _lay(rows: Sequence[Row], study: Study) -> ResponseBatch:
+    """Rows of one sample stand together, and what their prompts begin with alike stands there once."""
+    return collate(
+        [row.prompt_ids for row in rows],
+        [row.response_ids for row in rows],
+        alignment=study.method.alignment if study.method.loss == "kl" else "shifted",
+        relatives=[id(row.sample) for row in rows],
+    )
+
+
 def _prefetched(
-    batches: Iterator[Batch], build: RowBuilder, ranks: Ranks, limit: int
-) -> Iterator[tuple[Batch, list[list[Row]]]]:
-    """Each global batch with this rank's rows of it, cut into micro-batches of at most `limit` tokens.
+    batches: Iterator[Batch], build: RowBuilder, ranks: Ranks, study: Study, limit: int
+) -> Iterator[tuple[Batch, list[tuple[list[Row], ResponseBatch]]]]:
+    """Each global batch with this rank's rows of it, cut into micro-batches of at most `limit` tokens and laid out.
 
     The next one is made while the last one trains.
     """
 
-    def make() -> tuple[Batch, list[list[Row]]] | None:
+    def make() -> tuple[Batch, list[tuple[list[Row], ResponseBatch]]] | None:
         batch = next(batches, None)
         if batch is None:
             return None
         keys = [key for sample in batch.samples for key in build.keys(sample)]
         share = rank_share(keys, ranks.rank, ranks.world) if keys else []
         rows = [_as_filler(row) if filler else row for key, filler in share for row in [build.row(key)]]
-        return batch, _cut(rows, limit, ranks) if rows else []
+        return batch, [(part, _lay(part, study)) for part in _cut(rows, limit, ranks)] if rows else []
 
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")
     try:

@@ -178,6 +178,7 @@ def _deepspeed_config(study: Study, device: torch.device) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.gradient_clip,
         "bf16": {"enabled": settings.precision == "bfloat16"},
+        "data_types": {"grad_accum_dtype": "fp32"},  # else bf16 gradients of micro-batches are added up in bf16
         "optimizer": {"type": "AdamW", "params": optimizer},
         "zero_optimization": {"stage": 3, "overlap_comm": device.type != "cpu"},
         "zero_force_ds_cpu_optimizer": False,

@@ -56,6 +56,21 @@ def test_torchs_kernels_in_float32_are_plain_attention(tiny_model_path: str) -> 
 
 
 @pytest.mark.parametrize("attention", KERNELS)
+def test_what_rows_share_is_computed_once_and_is_the_same(tiny_model_path: str, attention: str) -> None:
+    (documents,) = draw((300,), 0)
+    cuts, endings = (0, 120, 290, 200), draw((60, 50, 40, 30), 1)
+    prompts = [np.concatenate([documents[:cut], own]) for cut, own in zip(cuts, endings, strict=True)]
+    responses = draw((14, 9, 5, 7), 2)
+    together = collate(prompts, responses, relatives=[0] * 4)
+    assert together.packed.shared == (0, 0, 120, 200)
+    exact = states_and_gradient(tiny_model_path, "eager", torch.float32, collate(prompts, responses))
+    apart = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts, responses))
+    ours = states_and_gradient(tiny_model_path, attention, torch.bfloat16, together)
+    for own, reference, truth in zip(ours, apart, exact, strict=True):
+        assert 0 < (own - truth).norm() <= 2 * (reference - truth).norm()
+
+
+@pytest.mark.parametrize("attention", KERNELS)
 def test_no_row_sees_another(tiny_model_path: str, attention: str) -> None:
     """A row of the same length with other tokens leaves its neighbours' states exactly as they are."""
     prompts, responses = draw((200, 130, 77), 0), draw((14, 9, 5), 1)

@@ -237,6 +237,13 @@ def test_a_model_whose_rows_would_leak_into_each_other_is_told(
     [
         ({"attn_logit_softcapping": 50.0}, r"scores are capped, .*; set model.attention to flash_attention_2 or eager"),
         ({"attention_chunk_size": 64}, r"its attention is cut into chunks, which rows laid end to end would shift"),
+        (
+            {
+                "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+                | {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+            },
+            r"beyond 64 tokens its position encoding depends on the longest row of a batch; set model.max_length to 64",
+        ),
     ],
 )
 def test_attention_that_packed_rows_would_change_is_refused(
@@ -249,3 +256,58 @@ def test_attention_that_packed_rows_would_change_is_refused(
     load_model(model)
     with pytest.raises(UserError, match=message):
         load_model(model, packed=True)
+
+
+def test_a_position_encoding_that_depends_on_the_batch_is_taken_as_far_as_it_does_not(
+    tiny_model_path: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    load_model(ModelSection(path=str(folder), dtype="float32", max_length=512), packed=True)
+    with pytest.raises(UserError, match="beyond 512 tokens"):
+        load_model(ModelSection(path=str(folder), dtype="float32", max_length=513), packed=True)
+
+
+def test_a_model_with_attention_of_its_own_is_refused(tiny_model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers marks those that never ask its attention interface."""
+    monkeypatch.setattr(LlamaForCausalLM, "_supports_attention_backend", False)
+    with pytest.raises(
+        UserError, match="LlamaForCausalLM has attention of its own, which knows no rows laid end to end"
+    ):
+        load_model(ModelSection(path=tiny_model_path, dtype="float32"), packed=True)
+
+
+def test_flash_attn_is_refused_where_it_leaves_something_out(
+    tiny_model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers marks models with attention sinks."""
+    monkeypatch.setattr(LlamaForCausalLM, "_compatible_flash_implementations", ["flash_attention_4"], raising=False)
+    model = ModelSection(path=tiny_model_path, dtype="float32", attention="flash_attention_2")
+    with pytest.raises(UserError, match=r"leaves out part of its attention; set model\.attention to eager"):
+        load_model(model, packed=True)
+
+
+def test_flash_attn_is_refused_where_it_is_not_installed(tiny_model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, version: int) -> None:
+        raise ImportError("FlashAttention2 is not installed.\nMore of it.")
+
+    monkeypatch.setattr(LlamaForCausalLM, "_flash_attn_can_dispatch", refuse)
+    model = ModelSection(path=tiny_model_path, dtype="bfloat16", attention="flash_attention_2")
+    with pytest.raises(UserError, match=r"model.attention=flash_attention_2: FlashAttention2 is not installed\.$"):
+        load_model(model, packed=True)
+
+
+def test_autocast_decides_for_flash_attn(tiny_model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.dtype] = []
+
+    def pick(wanted: str, dtype: torch.dtype, device: torch.device) -> str:
+        asked.append(dtype)
+        return "sdpa"
+
+    monkeypatch.setattr("pos2distill.models.load.pick_attention", pick)
+    model = ModelSection(path=tiny_model_path, dtype="bfloat16")
+    load_model(model, dtype=torch.float32, computing=torch.bfloat16, packed=True)
+    load_model(model, dtype=torch.float32, packed=True)
+    assert asked == [torch.bfloat16, torch.float32]

@@ -61,10 +61,7 @@ def all_logits(lm: Any, batch: ResponseBatch) -> Tensor:
     rows = batch.input_ids_S.tensor_split(batch.packed.start_B1[1:-1].long())
     with torch.no_grad():
         return torch.cat(
-            [
-                lm.eval()(input_ids=row[None], packed_rows=pack_rows([row.numpy()], [len(row)], share=False)).logits[0]
-                for row in rows
-            ]
+            [lm.eval()(input_ids=row[None], packed_rows=pack_rows([row.numpy()], [len(row)])).logits[0] for row in rows]
         )
 
 

@@ -1,6 +1,6 @@
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
@@ -36,7 +36,7 @@ def test_prompts_and_responses_are_laid_end_to_end_by_their_ids() -> None:
 def test_a_prefix_that_rows_share_is_laid_down_once() -> None:
     prompts = [tokens(1, 2, 3, 4, 5, 6), tokens(1, 2, 3, 4, 7), tokens(1, 2, 3, 4, 7, 8), tokens(9, 2)]
     responses = [tokens(50), tokens(51), tokens(52, 53), tokens(54)]
-    batch = collate(prompts, responses, share_prefixes=True)
+    batch = collate(prompts, responses, relatives="aaaa")
     assert batch.input_ids_S.tolist() == [1, 2, 3, 4, 5, 6, 50, 7, 51, 8, 52, 53, 9, 2, 54]
     assert batch.position_S.tolist() == [0, 1, 2, 3, 4, 5, 6, 4, 5, 5, 6, 7, 0, 1, 2]
     packed = batch.packed
@@ -49,14 +49,20 @@ def test_a_prefix_that_rows_share_is_laid_down_once() -> None:
 
 
 def test_the_token_that_predicts_a_response_is_never_shared() -> None:
-    batch = collate([tokens(1, 2, 3), tokens(1, 2, 3)], [tokens(50), tokens(51)], share_prefixes=True)
+    batch = collate([tokens(1, 2, 3), tokens(1, 2, 3)], [tokens(50), tokens(51)], relatives=[7, 7])
     assert batch.input_ids_S.tolist() == [1, 2, 3, 50, 3, 51]
     assert batch.place_T.tolist() == [2, 4]
 
 
 def test_what_opens_every_prompt_is_not_worth_sharing() -> None:
     prompts = [np.asarray([1, *range(start, start + 9)], np.int32) for start in (20, 40)]
-    assert collate(prompts, [tokens(50)] * 2, share_prefixes=True).packed.shared == (0, 0)
+    assert collate(prompts, [tokens(50)] * 2, relatives=[7, 7]).packed.shared == (0, 0)
+
+
+def test_rows_of_different_examples_share_nothing() -> None:
+    prompts, responses = [tokens(1, 2, 3, 4, 5)] * 5, [tokens(50)] * 5
+    assert collate(prompts, responses).packed.shared == (0,) * 5
+    assert collate(prompts, responses, relatives="abbac").packed.shared == (0, 0, 4, 0, 0)
 
 
 @settings(max_examples=200)
@@ -66,7 +72,7 @@ def test_what_opens_every_prompt_is_not_worth_sharing() -> None:
 def test_every_row_is_whole_whatever_it_shares(rows: list[tuple[list[int], int]]) -> None:
     prompts = [np.asarray(prompt, np.int32) for prompt, _ in rows]
     responses = [np.arange(50, 50 + length, dtype=np.int32) for _, length in rows]
-    batch = collate(prompts, responses, share_prefixes=True)
+    batch = collate(prompts, responses, relatives=[0] * len(rows))
     for what, expected in (
         (batch.input_ids_S, [[*p.tolist(), *r.tolist()] for p, r in zip(prompts, responses, strict=True)]),
         (batch.position_S, [list(range(len(p) + len(r))) for p, r in zip(prompts, responses, strict=True)]),
@@ -113,17 +119,23 @@ def reference_varlen(
     max_length_k: int,
     softmax_scale: float,
     sliding_window: int | None,
+    softcap: float | None,
+    dropout: float,
     is_causal: bool,
-    **_: Any,
+    query_length: int,
+    attn_implementation: str,
 ) -> Tensor:
     """What flash-attn documents of rows laid end to end: (1, S, heads, D), a row's last query at its last key."""
-    assert is_causal
+    assert (is_causal, dropout, attn_implementation) == (True, 0.0, "flash_attention_2")
+    assert query_length == query.shape[1] == cu_seq_lens_q[-1]
     assert max_length_q == cu_seq_lens_q.diff().max()
     assert max_length_k == cu_seq_lens_k.diff().max()
     key, value = (states.repeat_interleave(query.shape[2] // key.shape[2], 2) for states in (key, value))
     parts = []
     for (q0, q1), (k0, k1) in zip(pairwise(cu_seq_lens_q.tolist()), pairwise(cu_seq_lens_k.tolist()), strict=True):
         scores_hQK = torch.einsum("qhd,khd->hqk", query[0, q0:q1], key[0, k0:k1]) * softmax_scale
+        if softcap:
+            scores_hQK = softcap * torch.tanh(scores_hQK / softcap)
         back_QK = torch.arange(k1 - k0 - (q1 - q0), k1 - k0)[:, None] - torch.arange(k1 - k0)
         seen_QK = (back_QK >= 0) & (back_QK < (sliding_window or k1))
         weights_hQK = scores_hQK.masked_fill(~seen_QK, -torch.inf).softmax(-1)
@@ -131,24 +143,34 @@ def reference_varlen(
     return torch.cat(parts)[None]
 
 
-ATTENTIONS = ["sdpa", "eager", "flash_attention_2"]
+SMALL = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25}
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "window": lambda: MistralForCausalLM(MistralConfig(**SMALL, **HEADS, sliding_window=8)),
+    # One layer with a window and one without, and scores that are capped.
+    "capped": lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, **HEADS, head_dim=8, sliding_window=8)),
+}
 
 
-@pytest.fixture(params=[(attention, window) for attention in ATTENTIONS for window in (None, 8)])
+@pytest.fixture(
+    params=[
+        *((model, attention) for model in ("llama", "window") for attention in ("sdpa", "eager", "flash_attention_2")),
+        ("capped", "eager"),
+        ("capped", "flash_attention_2"),
+    ],
+    ids="-".join,
+)
 def lm(
     request: pytest.FixtureRequest, tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> PreTrainedModel:
-    """The tiny model by every way to attend, and one like it whose layers look back 8 tokens only."""
-    attention, window = request.param
+    """The tiny model, and some whose layers look back 8 tokens only, by every way to attend."""
+    name, attention = request.param
     monkeypatch.setattr("pos2distill.models.attention._flash_attention_forward", reference_varlen)
-    if window:
-        small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-        config = MistralConfig(
-            vocab_size=300, num_key_value_heads=2, sliding_window=window, initializer_range=0.25, **small
-        )
+    monkeypatch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", lambda self, version: True)
+    if name in MODELS:
         torch.manual_seed(0)
-        MistralForCausalLM(config).save_pretrained(tmp_path)
-    path = str(tmp_path) if window else tiny_model_path
+        MODELS[name]().save_pretrained(tmp_path)
+    path = str(tmp_path) if name in MODELS else tiny_model_path
     return load_model(ModelSection(path=path, dtype="float32", attention=attention), packed=True)
 
 
@@ -187,7 +209,7 @@ def test_shared_prefixes_change_neither_states_nor_gradients(lm: PreTrainedModel
     prompts, responses = with_common_beginnings()
     found = {}
     for share in (False, True):
-        batch = collate(prompts, responses, share_prefixes=share)
+        batch = collate(prompts, responses, relatives=[0] * len(prompts) if share else None)
         lm.zero_grad()
         hidden_TH = predicting_hidden(lm, batch)
         weight_TH = torch.randn(hidden_TH.shape, generator=torch.Generator().manual_seed(0))
@@ -203,7 +225,7 @@ def test_rows_that_share_are_for_packed_models_alone(tiny_model_path: str) -> No
     prompts, responses = with_common_beginnings()
     lm = load_model(ModelSection(path=tiny_model_path, dtype="float32"))
     with pytest.raises(ValueError, match="loaded packed"):
-        predicting_hidden(lm, collate(prompts, responses, share_prefixes=True))
+        predicting_hidden(lm, collate(prompts, responses, relatives=[0] * len(prompts)))
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
