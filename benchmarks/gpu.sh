@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Every benchmark that takes --device cuda, on one GPU; together under nine minutes on an H200. From the repository's
-# root: benchmarks/gpu.sh [folder with TRL 1.16]
+# Every benchmark that takes --device cuda, on one GPU; cut to take less than nine minutes on an H200, not run on one
+# yet. From the repository's root: benchmarks/gpu.sh [folder with TRL 1.16]
 set -euo pipefail
 PYTHON=${PYTHON:-.venv/bin/python}
 
 "$PYTHON" -m benchmarks.train_step.train_step --device cuda ${1:+--trl "$1"}
 "$PYTHON" -m benchmarks.growth.growth --device cuda
+"$PYTHON" -m benchmarks.teacher.teacher --device cuda
+"$PYTHON" -m benchmarks.sampler.sampler --device cuda --rounds 1

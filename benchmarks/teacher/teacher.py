@@ -43,7 +43,6 @@ REPEATS = 3
 KS = (1, 4, 16, 64, 128)
 VOCABULARY, WIDTH, LAYERS, LOGIT_SPREAD = 32_000, 512, 8, 4.0
 PROMPT, RESPONSE = 256, 16  # tokens, of the random model
-REPORT = Path(__file__).with_suffix(".json")
 
 Prompts = list[list[Tokens]]
 """Of each example the advantageous prompt, then the trivial ones."""
@@ -278,7 +277,7 @@ def main() -> None:
         "threads": threads,
         **circumstances("torch", "transformers", device=device),
     }
-    REPORT.write_text(json.dumps(report, indent=2) + "\n")
+    Path(__file__).with_name(f"teacher_{device}.json").write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

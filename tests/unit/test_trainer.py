@@ -2,6 +2,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,12 @@ class Watched:
         self.student = stepper.student
         self.gradients: list[Tensor] = []
         self.forwards = 0
+        self.tokens = 0  # computed, those of several rows once
         self.last: list[bool] = []
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         self.forwards += 1
+        self.tokens += len(batch.input_ids_S)
         return self.stepper.forward(batch, teacher)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -172,6 +175,29 @@ def test_micro_batches_do_not_change_loss_or_gradient(make: Callable[..., Source
         cut = run(source, trainers(size))
         assert_same_step(whole.records[0], cut.records[0])
         assert_same_gradient(whole.gradient, cut.gradient)
+
+
+def test_what_rows_of_an_example_begin_with_alike_is_computed_once(make: Callable[..., Source]) -> None:
+    """A micro-batch of one row has nothing to share with, so the test above holds one against the other."""
+    source = make()
+    rows = [source.build.row(key) for key in source.row_keys()]
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    shared = 0
+    for at in range(0, len(rows), 4):  # of an example: the anchor row, and its gold document at each further slot
+        prompts = [row.prompt_ids.tolist() for row in rows[at : at + 4]]
+        branches = [
+            max(_common(prompt, other) for other in prompts[:index]) for index, prompt in enumerate(prompts) if index
+        ]
+        shared += sum(
+            common for common, length in zip(branches, lengths[at + 1 : at + 4], strict=True) if 8 * common >= length
+        )
+    assert shared > sum(lengths) / 10
+    assert run(source, trainers(32)).stepper.tokens == sum(lengths) - shared
+    assert run(source, trainers(1)).stepper.tokens == 2 * sum(lengths)  # measured beforehand
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def test_activation_checkpoints_do_not_change_the_gradient(make: Callable[..., Source]) -> None:
