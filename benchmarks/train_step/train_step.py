@@ -3,7 +3,7 @@
 Every variant makes the same steps on the same rows; their losses are held to each other. Times come from steps made in
 turn by one process, memory from one process a variant. Run:
 
-  python -m benchmarks.train_step.train_step [--device cuda] [--trl FOLDER]
+  python -m benchmarks.train_step.train_step [--device cuda] [--one-pass] [--trl FOLDER]
 
 FOLDER holds TRL 1.16, which no lock of the project brings:
   uv pip install --target FOLDER --no-deps trl==1.16.* datasets xxhash multiprocess dill
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,7 @@ def measure_apart(name: str, folder: str, options: argparse.Namespace) -> dict[s
     command = [sys.executable, "-m", "benchmarks.train_step.train_step", "--device", options.device]
     command += ["--memory", name, "--model", folder]
     command += ["--trl", options.trl] if options.trl else []
+    command += ["--one-pass"] if options.one_pass else []
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1048576"}
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
     found: dict[str, float] = json.loads(printed.splitlines()[-1])
@@ -175,6 +177,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=SIZES, default="cpu")
     parser.add_argument("--trl", help="folder with TRL 1.16; without it, TRL's variants are left out")
+    parser.add_argument("--one-pass", action="store_true", help="every variant takes all rows in one micro-batch")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--memory", choices=VARIANTS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -183,6 +186,9 @@ def main() -> None:
         sys.path.append(options.trl)  # behind the environment's own packages
     names = [name for name in VARIANTS if not name.startswith("trl") or importlib.util.find_spec("trl")]
     size, device = SIZES[options.device], torch.device(options.device)
+    if options.one_pass:
+        size = replace(size, micro_batch_rows=size.examples * (size.k + 1))
+        names = [name for name in names if name not in ("ours_one_pass", "trl_gkd")]  # the same; 13 GiB of logits
     torch.set_num_threads(os.cpu_count() or 1)
     if options.memory:
         print(json.dumps(measure_memory(options.memory, size, Path(options.model), device)))
@@ -207,7 +213,9 @@ def main() -> None:
         "profile_of_ours": profiled,
         **circumstances("torch", "transformers", device=options.device),
     }
-    Path(__file__).with_name(f"train_step_{options.device}.json").write_text(json.dumps(report, indent=2) + "\n")
+    Path(__file__).with_name(f"train_step_{options.device}{'_one_pass' * options.one_pass}.json").write_text(
+        json.dumps(report, indent=2) + "\n"
+    )
     print(json.dumps(report, indent=2))
 
 
