@@ -1,6 +1,6 @@
 """What do the three teachers cost, and how near does `topk` come to the exact KL?
 
-Two models: the built-in toy, with its own prompts; and a random Llama of 47 million parameters and 32,000 tokens, whose
+Two models: the built-in toy, with its own prompts; and a random Llama of 50 million parameters and 32,000 tokens, whose
 logits are scaled to be as spread as those of a model that is unsure. Run:
 
   python -m benchmarks.teacher.teacher [--device cuda] [--threads 2]
