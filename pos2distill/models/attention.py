@@ -193,11 +193,13 @@ def _varlen(
     if any(packed_rows.shared):
         key, value = (torch.cat(packed_rows.keys(states), 2) for states in (key, value))
     size = value.shape[-1]
+    if size != key.shape[-1]:  # it wants values as long as keys
+        value = pad(value, [0, key.shape[-1] - size])
     starts: Any = (packed_rows.start_B1, packed_rows.key_start_B1)
     output: Tensor = _flash_attention_forward(
         query.transpose(1, 2),
         key.transpose(1, 2),
-        pad(value, [0, key.shape[-1] - size]).transpose(1, 2),  # it wants values as long as keys
+        value.transpose(1, 2),
         None,
         query_length=query.shape[2],
         is_causal=True,
