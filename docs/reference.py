@@ -16,7 +16,7 @@ from cluster import spec
 from pos2distill.config import Runtime, Section, Study
 
 PAGE = Path(__file__).parent / "recipes.md"
-MARK = "<!-- From here on made by docs/reference.py from pos2distill/config.py. -->\n"
+MARK = "<!-- From here on made by docs/reference.py from pos2distill/config/. -->\n"
 CLUSTER_PAGE = Path(__file__).parent / "cluster.md"
 CLUSTER_MARK = "<!-- From here on made by docs/reference.py from cluster/spec.py. -->\n"
 

@@ -26,7 +26,12 @@ SECRETS = [
 def project(tmp_path: Path) -> Path:
     """A project with secrets, data and results in every folder, above and below what is packed."""
     project = tmp_path / "project"
-    for name in ("run.py", "pos2distill/config.py", "pipelines/recipes/quickstart.yaml", "examples/toy/tokenizer.json"):
+    for name in (
+        "run.py",
+        "pos2distill/config/study.py",
+        "pipelines/recipes/quickstart.yaml",
+        "examples/toy/tokenizer.json",
+    ):
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text("kept")
     for folder in (".", "pos2distill", "pipelines/recipes", "examples/toy", "data", "benchmarks"):
@@ -46,7 +51,7 @@ def test_no_secret_no_data_and_no_result_goes_with_a_job(project: Path, tmp_path
     assert sorted(str(path.relative_to(tmp_path / "packed")) for path in packed) == [
         "examples/toy/tokenizer.json",
         "pipelines/recipes/quickstart.yaml",
-        "pos2distill/config.py",
+        "pos2distill/config/study.py",
         "run.py",
     ]
     assert all(path.read_text() == "kept" for path in packed)

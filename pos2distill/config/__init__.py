@@ -1,0 +1,46 @@
+"""What a recipe can say: what defines a result (`Study`), and where and how it runs (`Runtime`).
+
+Only a study is fingerprinted. That is honest because tests prove that results do not depend on the runtime.
+Parsing imports no torch, ray or vllm.
+"""
+
+from pos2distill.config.base import Section, fingerprint
+from pos2distill.config.recipe import Recipe
+from pos2distill.config.runtime import (
+    CheckpointsSection,
+    FakeSection,
+    PoolSection,
+    Runtime,
+    TrainersSection,
+    VllmSection,
+)
+from pos2distill.config.study import (
+    DataSection,
+    EvaluationSection,
+    LoraSection,
+    MethodSection,
+    ModelSection,
+    SamplingSection,
+    Study,
+    TrainingSection,
+)
+
+__all__ = [
+    "CheckpointsSection",
+    "DataSection",
+    "EvaluationSection",
+    "FakeSection",
+    "LoraSection",
+    "MethodSection",
+    "ModelSection",
+    "PoolSection",
+    "Recipe",
+    "Runtime",
+    "SamplingSection",
+    "Section",
+    "Study",
+    "TrainersSection",
+    "TrainingSection",
+    "VllmSection",
+    "fingerprint",
+]

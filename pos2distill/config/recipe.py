@@ -1,0 +1,74 @@
+"""A study, where it runs, and what they ask of each other."""
+
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from pos2distill.config.base import Section
+from pos2distill.config.runtime import Runtime
+from pos2distill.config.study import Study
+
+
+class Recipe(Section):
+    """A complete, named run."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    description: str
+    study: Study
+    runtime: Runtime = Runtime()
+    sweep: dict[str, tuple[Any, ...]] = Field(
+        {},
+        description="settings by dotted name and the values each takes; the study runs for every combination",
+    )
+    transfers: dict[str, Study] = Field({}, exclude=True, description="what evaluation.transfer names")
+
+    @field_validator("sweep", mode="before")
+    @classmethod
+    def _sweep_is_flat(cls, sweep: Any) -> Any:
+        for name, values in sweep.items() if isinstance(sweep, dict) else ():
+            if isinstance(values, dict) and values:
+                raise ValueError(f"{name}: write {name}.{_first_leaf(values)}: [...]")
+            if not isinstance(values, list | tuple):
+                raise ValueError(f"{name}: input should be a list, for example [{values}]")
+        return sweep
+
+    @model_validator(mode="after")
+    def _engines_have_their_gpus(self) -> "Recipe":
+        gpus, parts = self.runtime.samplers.gpus, self.runtime.vllm.tensor_parallel_size
+        if self.study.model.engine == "vllm" and gpus and parts != max(1, gpus):
+            raise ValueError(
+                f"runtime.vllm.tensor_parallel_size: {parts}, but one sampler has {gpus:g} GPUs "
+                f"(runtime.samplers.gpus); set both alike"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _micro_weights_know_their_workers(self) -> "Recipe":
+        if self.study.method.weights_scope == "micro" and self.runtime.trainers.max_workers:
+            raise ValueError(
+                "runtime.trainers.max_workers: results of method.weights_scope=micro depend on the number of workers; "
+                "set workers alone"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _zero3_rounds_no_model(self) -> "Recipe":
+        """It computes with and exports weights of the training's precision; torch keeps those of the model."""
+        study = self.study
+        rounded = study.model.dtype == "float32" and study.training.precision == "bfloat16"
+        if self.runtime.trainers.strategy == "zero3" and rounded:
+            raise ValueError(
+                "training.precision: zero3 would round the float32 weights of model.dtype to bfloat16; set both alike"
+            )
+        return self
+
+    @property
+    def storage(self) -> str:
+        """Where the run's artifacts lie: a folder or an fsspec URL."""
+        return self.runtime.storage or f"runs/{self.name}"
+
+
+def _first_leaf(tree: dict[str, Any]) -> str:
+    """The dotted name of the first value in nested mappings."""
+    name, inner = next(iter(tree.items()))
+    return f"{name}.{_first_leaf(inner)}" if isinstance(inner, dict) and inner else name

@@ -1,0 +1,110 @@
+"""Where and how a study runs. Tests prove that results do not depend on it."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pos2distill.config.base import Section
+
+
+class PoolSection(Section):
+    """A pool of actors that grows and shrinks with its work."""
+
+    min: int = Field(1, ge=1)
+    max: int = Field(1, ge=1)
+    batch_size: int = Field(32, ge=1, description="prompts in a batch")
+    concurrent_batches: int = Field(2, ge=1, description="batches an actor works on at once, so that they overlap")
+    cpus: float = Field(1.0, ge=0, description="CPUs of one actor")
+    gpus: float = Field(0.0, ge=0, description="GPUs of one actor")
+    threads: int = Field(1, ge=1, description="torch threads of one actor, on a CPU")
+    max_restarts: int = Field(3, ge=0, description="of one actor, before the run gives up")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PoolSection":
+        if self.min > self.max:
+            raise ValueError(f"min: {self.min} is more than max, {self.max}")
+        return self
+
+
+class TrainersSection(Section):
+    """The training workers."""
+
+    workers: int = Field(1, ge=1, description="all that are wanted; with max_workers, the fewest to train with")
+    max_workers: int | None = Field(
+        None, ge=1, description="elastic: as many as the cluster has room for, from workers up to this"
+    )
+    strategy: Literal["zero3", "torch"] = Field(
+        "zero3", description="zero3: DeepSpeed, any number of workers; torch: one process"
+    )
+    micro_batch_tokens: int = Field(
+        16384,
+        ge=1,
+        description="tokens of the rows of one forward and backward pass on one worker, at most; a longer row goes "
+        "alone. Best as many as memory allows: weights that depend on losses want one more forward pass where there "
+        "are several, and rows of one pass that begin alike compute their common beginning once",
+    )
+    gradient_checkpointing: bool = True
+    cpus: float = Field(1.0, ge=0)
+    gpus: float = Field(0.0, ge=0)
+    threads: int = Field(1, ge=1)
+    max_restarts: int = Field(3, ge=0, description="of all workers, after one was lost, before the run gives up")
+
+    @model_validator(mode="after")
+    def _torch_is_one_process(self) -> "TrainersSection":
+        most = self.max_workers or self.workers
+        if most < self.workers:
+            raise ValueError(f"max_workers: {most} is less than workers, {self.workers}")
+        if self.strategy == "torch" and most != 1:
+            raise ValueError(f"workers: strategy 'torch' is one process, {most} asked for; use zero3")
+        return self
+
+
+class CheckpointsSection(Section):
+    """Training state that is kept while training goes on; once the checkpoint is published it is not needed."""
+
+    minutes: float = Field(15.0, gt=0, description="at least this often")
+    steps: int | None = Field(None, ge=1, description="and after so many steps")
+    keep: int = Field(2, ge=1, description="the newest ones that stay")
+
+
+class VllmSection(Section):
+    """Settings of the vLLM engine that change its speed and memory, not its answers."""
+
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    tensor_parallel_size: int = Field(1, ge=1, description="GPUs of one engine, all on one node")
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = Field(256, ge=1)
+    cpu_kv_cache_gib: int = Field(1, ge=1, description="key-value cache of the CPU build")
+
+
+class FakeSection(Section):
+    """Faults and delays of the fake engine, which answers with the end of its prompt. For tests."""
+
+    delay_s: float = Field(0.0, ge=0, description="time that one batch takes")
+    reply_tokens: int = Field(8, ge=1)
+    fail_every: int = Field(0, ge=0, description="of about so many prompts one fails, the same on every run; 0: none")
+    die_at_call: int = Field(0, ge=0, description="the call at which an engine dies with its process; 0: never")
+
+
+class Runtime(Section):
+    """Where and how a study runs. Nothing here changes its results."""
+
+    storage: str | None = Field(None, description="folder or fsspec URL; default: runs/NAME")
+    mode: Literal["streamed", "staged"] = Field(
+        "streamed",
+        description="streamed: training starts with the first samples; staged: sample all, then train, for one GPU",
+    )
+    samplers: PoolSection = PoolSection()
+    teachers: PoolSection = PoolSection(batch_size=8)
+    trainers: TrainersSection = TrainersSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
+    vllm: VllmSection = VllmSection()
+    fake: FakeSection = FakeSection()
+    max_failed_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="sampling stops once more than this share, of at least 20 samples, has failed or is empty",
+    )
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
