@@ -8,6 +8,7 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,7 +84,15 @@ def build_prompts(
 
 @functools.lru_cache(maxsize=1)
 def _prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
-    """Made once in a process: Ray runs many tasks in one."""
+    """Made once in a process: Ray runs many tasks in one.
+
+    In a thread, since Ray cancels a task by interrupting the main one: in the midst of importing torch, that would
+    leave a process which can never import it, and which Ray gives further tasks.
+    """
+    return ThreadPoolExecutor(1, "prompts").submit(_load_prompt_builder, study, max_new_tokens).result()
+
+
+def _load_prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
     from pos2distill.models.load import context_length, load_tokenizer
 
     max_length = context_length(study.model)

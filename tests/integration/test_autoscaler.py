@@ -44,6 +44,7 @@ def test_samplers_come_and_go_while_training_stays(make_recipe: Callable[..., Re
             "fake": {"delay_s": 0.7},
             "samplers": {"min": 1, "max": 2, "batch_size": 4, "concurrent_batches": 1, "gpus": 1},
             "trainers": {"micro_batch_tokens": 4096},
+            "checkpoints": {"steps": 20},  # with each, the steps so far can be read
         },
     )
     plan = make_plan(recipe)
@@ -51,7 +52,8 @@ def test_samplers_come_and_go_while_training_stays(make_recipe: Callable[..., Re
         assert cluster.wait_until(lambda groups: groups == Counter(training=1), 60), cluster.history
         driver = Driver(tmp_path / "recipe.yaml", Path(recipe.storage), cluster.environment)
         driver.wait_for(lambda: 4 * len(SampleStore(plan.samples).part_names()) == EXAMPLES)
-        driver.wait_for(lambda: not cluster.groups()["sampling"])  # while later epochs train
+        driver.wait_for(lambda: not cluster.groups()["sampling"])
+        driver.wait_for(lambda: (steps := read_steps(plan)) and steps[-1]["epoch"] > 1)  # training goes on
         assert driver.end(signal.SIGINT) == 130, driver.log.read_text()
         assert cluster.most("sampling") == 2, cluster.history
         assert cluster.groups() == Counter(training=1), cluster.history
@@ -62,4 +64,3 @@ def test_samplers_come_and_go_while_training_stays(make_recipe: Callable[..., Re
     elsewhere = {name: groups for name, groups in where.items() if name not in (SAMPLER, TRAINER)}
     assert {"TrainController", "PreemptionWatcher", "SplitCoordinator", "_Board"} <= elsewhere.keys()
     assert all(groups == {""} for groups in elsewhere.values()), elsewhere  # none keeps a node that has no work
-    assert read_steps(plan)[-1]["epoch"] > 1

@@ -1,8 +1,11 @@
 """The functions that Ray Data runs, without Ray."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -133,3 +136,33 @@ def test_what_the_sampler_tells_stands_beside_its_answers(
         assert (np.exp(logprobs).sum(-1) <= 1 + 1e-6).all()
     evaluated = answer(*make_batch(False, engine=engine, method={"teacher": "topk"}), for_training=False)
     assert {row["top_ids"] for row in evaluated} == {None}
+
+
+INTERRUPTED = """
+import _thread, sys, threading, time
+from pipelines.generate import _prompt_builder
+from pos2distill.recipes import load_recipe
+
+def interrupt():
+    while "torch._C" not in sys.modules:
+        time.sleep(0.001)
+    _thread.interrupt_main()
+
+study = load_recipe(sys.argv[1]).study
+threading.Thread(target=interrupt).start()
+try:
+    _prompt_builder(study, 8)
+except KeyboardInterrupt:
+    print("interrupted")
+print(_prompt_builder(study, 8).style)
+"""
+
+
+def test_a_process_whose_task_was_cancelled_while_it_loaded_is_as_good_as_new(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """Ray cancels a task by an interrupt, and gives its process other tasks."""
+    make_recipe()
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "recipe.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout.split() == ["interrupted", "plain"], done.stderr
