@@ -27,6 +27,12 @@ from pos2distill.sampling.judge import Judge
 from pos2distill.tasks.permutations import Placement
 from pos2distill.tasks.prompts import PromptBuilder, PromptTooLong
 
+TASK_CPUS = 0.5
+"""CPUs of a task between the models."""
+
+# From so many blocks of examples a sampler on, a second task that builds prompts is worth loading transformers for.
+_MANY_BLOCKS = 32
+
 # What an answer takes over from its prompt.
 _CARRIED = ("example_id", "documents", "placement", "group", "slots", "prompt_ids", "seed", "example")
 
@@ -95,6 +101,8 @@ def _prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
 def _load_prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
     from pos2distill.models.load import context_length, load_tokenizer
 
+    # Threads of the tokenizer's own cost more than they bring where tasks run beside each other.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     max_length = context_length(study.model)
     return PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=max_length, reserve=max_new_tokens)
 
@@ -179,6 +187,7 @@ def generate(
     temperature: float,
     top_p: float,
     max_new_tokens: int,
+    tasks: TaskPoolStrategy,
     for_training: bool = False,
     board: ActorHandle | None = None,
 ) -> Dataset:
@@ -188,6 +197,7 @@ def generate(
         model: the recipe's own, or the distilled one.
         examples: rows of `EXAMPLE_SCHEMA`.
         asked: prompt lengths and placements.
+        tasks: that build the prompts.
         for_training: whole examples go with their answers, so that what is trained on needs no other file, and what
             the method's teacher wants of the sampler; what failed is recorded. Otherwise a failure is an error.
         board: is told which actors are at work.
@@ -200,10 +210,20 @@ def generate(
         build_prompts,
         fn_args=(study, asked, max_new_tokens, for_training),
         batch_format="pyarrow",
-        # Tokenising is far cheaper than generating, and each process that does it loads transformers first.
-        compute=TaskPoolStrategy(size=pool.max),
-        num_cpus=0.5,
+        compute=tasks,
+        num_cpus=TASK_CPUS,
     ).map_batches(Answer, fn_constructor_args=(recipe, model, params, for_training, board), **pool_arguments(pool))
+
+
+def prompt_tasks(pool: PoolSection, blocks: int) -> TaskPoolStrategy:
+    """One task for each sampler, since tokenising is far cheaper than generating; two for a long work.
+
+    Of one alone the next begins only when Ray has seen that the last is done.
+
+    Args:
+        blocks: of examples, each a task's work.
+    """
+    return TaskPoolStrategy(size=pool.max * (2 if blocks >= _MANY_BLOCKS * pool.max else 1))
 
 
 def blocks_of_examples(examples: pa.Table, asked: Sequence[Asked], pool: PoolSection) -> Dataset:

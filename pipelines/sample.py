@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import ray.data
 from ray.actor import ActorHandle
-from ray.data import Dataset, TaskPoolStrategy
+from ray.data import Dataset
 
 from pipelines.examples import TRAIN, training_ids
-from pipelines.generate import Asked, generate
+from pipelines.generate import TASK_CPUS, Asked, generate, prompt_tasks
 from pipelines.plan import Plan
 from pipelines.progress import live_board
 from pipelines.ray_session import device_of, pool_arguments, ray_session, require_resources, set_data_context
@@ -30,8 +30,6 @@ from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore, Tally
 from pos2distill.tasks.permutations import Placement
 from pos2distill.urls import open_url
-
-_TASK_CPUS = 0.5
 
 STREAM = "samples"
 """The stream's name among the data sets of Ray Train."""
@@ -123,12 +121,14 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
     missing = missing_places(plan)
     if not len(missing):
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
-    examples = ray.data.from_arrow([pa.table({"place": places}) for places in _blocks(missing, size)]).map_batches(
+    blocks = [pa.table({"place": places}) for places in _blocks(missing, size)]
+    tasks = prompt_tasks(recipe.runtime.samplers, len(blocks))
+    examples = ray.data.from_arrow(blocks).map_batches(
         read_examples,
         fn_args=(plan.examples,),
         batch_format="pyarrow",
-        compute=TaskPoolStrategy(size=recipe.runtime.samplers.max),
-        num_cpus=_TASK_CPUS,
+        compute=tasks,
+        num_cpus=TASK_CPUS,
     )
     samples = generate(
         recipe,
@@ -138,6 +138,7 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
         temperature=study.sampling.temperature,
         top_p=study.sampling.top_p,
         max_new_tokens=study.sampling.max_new_tokens,
+        tasks=tasks,
         for_training=True,
         board=board,
     )
@@ -145,7 +146,7 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
         teachers = pool_arguments(recipe.runtime.teachers)
         samples = samples.map_batches(AddTeacherStates, fn_constructor_args=(recipe, board), **teachers)
     return samples.map_batches(
-        write_samples, fn_args=(plan.samples, board, hand_on), batch_format="pyarrow", num_cpus=_TASK_CPUS
+        write_samples, fn_args=(plan.samples, board, hand_on), batch_format="pyarrow", num_cpus=TASK_CPUS
     )
 
 
@@ -172,7 +173,7 @@ def read_examples(batch: pa.Table, artifact: Artifact) -> pa.Table:
 def pool_needs(recipe: Recipe) -> tuple[float, float]:
     """CPUs and GPUs of the smallest pools of samplers and teachers, and of one task beside them."""
     pools = [recipe.runtime.samplers, *([recipe.runtime.teachers] if recipe.study.method.has_cached_teacher else [])]
-    return sum(pool.min * pool.cpus for pool in pools) + _TASK_CPUS, sum(pool.min * pool.gpus for pool in pools)
+    return sum(pool.min * pool.cpus for pool in pools) + TASK_CPUS, sum(pool.min * pool.gpus for pool in pools)
 
 
 def publish_samples(plan: Plan, seconds: float) -> Manifest:

@@ -70,6 +70,8 @@ def load(material: Path, storage: str, examples: int) -> Recipe:
             *(f"data.documents={DOCUMENTS}", f"data.train_examples={examples}", "data.evaluation_examples=2"),
             *("data.prompt=qa", "data.evaluation_share=0.01", "evaluation.other_documents=[]", "model.engine=fake"),
             *("runtime.fake.reply_tokens=50", "sampling.max_new_tokens=100", "sampling.keep=all"),
+            # As the recipes for GPUs have it.
+            "runtime.samplers.concurrent_batches=4",
             # Without the teacher, which is model work.
             *("method.advantageous_slot=first", "method.teacher=resident", "training.epochs=1"),
         ],

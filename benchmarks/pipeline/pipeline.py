@@ -30,7 +30,7 @@ from pos2distill.training.ranks import Ranks
 from pos2distill.training.rows import RowBuilder
 
 REPORT = Path(__file__).with_suffix(".json")
-_PERIOD_SECONDS = 2.0
+_PERIOD_SECONDS = 10.0  # to look at the memory of all processes takes a tenth of a second and more
 _ONE_RUN = "--one-run"
 
 
