@@ -209,7 +209,8 @@ class SamplingSection(Section):
 class LoraSection(Section):
     """Low-rank adapters (arXiv:2106.09685). Without this section all weights are trained.
 
-    There is no dropout: rows are passed twice, first for their weights and then for the gradient, with equal losses.
+    There is no dropout, as in all training here: rows are passed twice, first for their weights and then for the
+    gradient, with equal losses.
     """
 
     rank: int = Field(16, ge=1)

@@ -61,4 +61,5 @@ def mean_by_row(value_T: Tensor, row_T: Tensor, rows: int) -> Tensor:
     Returns: (N,) with N = rows.
     """
     total_N = value_T.new_zeros(rows).index_add(0, row_T, value_T)
-    return total_N / torch.bincount(row_T, minlength=rows)
+    # Not `bincount`, for which the CPU would wait for the GPU.
+    return total_N / value_T.new_zeros(rows).index_add(0, row_T, torch.ones_like(value_T))

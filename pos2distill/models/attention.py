@@ -20,6 +20,7 @@ from transformers.integrations.flash_attention import get_target_dtype
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
+from pos2distill.errors import UserError
 from pos2distill.records import Tokens
 
 PACKED = {"sdpa": "packed_sdpa", "eager": "packed_eager", "flash_attention_2": "packed_varlen"}
@@ -54,8 +55,8 @@ class PackedRows:
         return max(own + shared for own, shared in zip(self.own, self.shared, strict=True))
 
     def to(self, device: torch.device | str) -> "PackedRows":
-        """The same rows, known on a device."""
-        return replace(self, start_B1=self.start_B1.to(device), key_start_B1=self.key_start_B1.to(device))
+        """The same rows, known on a device. It has masks of its own, which go with it once a pass is done."""
+        return replace(self, start_B1=self.start_B1.to(device), key_start_B1=self.key_start_B1.to(device), _masks={})
 
     def keys(self, states: Tensor) -> list[Tensor]:
         """Each row's keys or values, (1, heads, K, D), from those of all tokens, (1, heads, S, D).
@@ -64,6 +65,13 @@ class PackedRows:
         """
         spans = states.split(self.spans, 2)
         return [spans[row[0]] if len(row) == 1 else torch.cat([spans[at] for at in row], 2) for row in self.of_row]
+
+    def all_keys(self, states: Tensor) -> Tensor:
+        """As `keys`, all rows end to end."""
+        if not any(self.shared):
+            return states
+        spans = states.split(self.spans, 2)
+        return torch.cat([spans[at] for row in self.of_row for at in row], 2)
 
     def mask(self, row: int, window: int | None, like: Tensor) -> Tensor:
         """What a row's own tokens may see, to be added to scores: (1, 1, Q, K). All layers use the same tensor."""
@@ -144,14 +152,15 @@ def _row_by_row(kernel_of: Callable[[torch.nn.Module], _Kernel]) -> _Kernel:
         value: Tensor,
         attention_mask: Tensor | None,
         *,
-        packed_rows: PackedRows,
+        packed_rows: PackedRows | None = None,
         **settings: Any,
     ) -> tuple[Tensor, None]:
         """Causal attention in each row: (1, heads, S, D) each -> (1, S, heads, D).
 
         Raises:
-            TypeError: if the model does not hand down where rows begin; tokens would see other rows.
+            UserError: as `_handed_down`.
         """
+        packed_rows = _handed_down(packed_rows, module)
         kernel = kernel_of(module)
         window = _window(attention_mask)
         knows_causal = kernel is sdpa_attention_forward
@@ -173,7 +182,7 @@ def _varlen(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_rows: PackedRows,
+    packed_rows: PackedRows | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -184,14 +193,15 @@ def _varlen(
     """As above by flash-attn, all rows in one call; a row's last query is at its last key.
 
     Raises:
+        UserError: as `_handed_down`.
         NotImplementedError: where attention has sinks, which flash-attn 2 does not know.
     """
+    packed_rows = _handed_down(packed_rows, module)
     if s_aux is not None:
         raise NotImplementedError("flash-attn 2 knows no attention sinks")
     if dtype := get_target_dtype(query, module):
         query, key, value = (states.to(dtype) for states in (query, key, value))
-    if any(packed_rows.shared):
-        key, value = (torch.cat(packed_rows.keys(states), 2) for states in (key, value))
+    key, value = (packed_rows.all_keys(states) for states in (key, value))
     size = value.shape[-1]
     if size != key.shape[-1]:  # it wants values as long as keys
         value = pad(value, [0, key.shape[-1] - size])
@@ -214,6 +224,18 @@ def _varlen(
         max_length_k=packed_rows.longest,
     )
     return output[..., :size], None
+
+
+def _handed_down(packed_rows: PackedRows | None, module: torch.nn.Module) -> PackedRows:
+    """
+    Raises:
+        UserError: if the model does not hand down where rows begin; tokens would see other rows.
+    """
+    if packed_rows is None:
+        raise UserError(
+            f"{type(module).__name__} is not told by its model where rows begin; a model of this kind cannot be trained"
+        )
+    return packed_rows
 
 
 def _causal(wanted: int, known: int, window: int | None, like: Tensor) -> Tensor:

@@ -21,13 +21,18 @@ _HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.w
 
 
 class LogitTransform:
-    """What a model does to lm_head's product: `cap * tanh(x * scale / cap)` (Cohere, Granite, Gemma), or nothing."""
+    """What a model does to lm_head's product: `cap * tanh(x * scale / cap)` (Cohere, Granite, Gemma), or nothing.
+
+    What a config calls `logits_scaling` divides, but of HyperCLOVA X, which multiplies by it.
+    """
 
     def __init__(self, config: Any) -> None:
         text = config.get_text_config()
         self.scale = float(getattr(text, "logit_scale", None) or 1.0)
-        if divisor := getattr(text, "logits_scaling", None):
-            self.scale /= float(divisor)
+        # MiniCPM 3 has it too, and divides the states before lm_head, which comes to the same.
+        if scaling := getattr(text, "logits_scaling", None):
+            multiplies = str(getattr(text, "model_type", "")).startswith("hyperclovax")
+            self.scale *= float(scaling) if multiplies else 1 / float(scaling)
         self.soft_cap = getattr(text, "final_logit_softcapping", None)
 
     def __call__(self, product_TV: Tensor) -> Tensor:

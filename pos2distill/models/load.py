@@ -77,13 +77,20 @@ def load_model(
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
     attention = pick_attention(model.attention, computing or weights, torch.device(device))
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=weights,
-        attn_implementation=PACKED[attention] if packed else attention,
-        trust_remote_code=model.trust_remote_code,
-        use_safetensors=True,
-    )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=weights,
+            attn_implementation=PACKED[attention] if packed else attention,
+            trust_remote_code=model.trust_remote_code,
+            use_safetensors=True,
+        )
+    except ValueError as error:
+        if "attention implementation" not in str(error):
+            raise
+        raise UserError(
+            f"{model.path}: its attention cannot be computed by {attention}; set model.attention to eager"
+        ) from None
     if packed:
         _refuse_unpackable(model, loaded, attention)
     lm: PreTrainedModel = loaded.to(device).eval()
@@ -94,6 +101,8 @@ def load_model(
 
 def _refuse_unpackable(model: ModelSection, lm: Any, attention: str) -> None:
     config = lm.config.get_text_config()
+    if other := sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}):
+        raise UserError(f"{model.path}: its layers of type '{other[0]}' would mix rows laid end to end")
     if not lm._supports_attention_backend:
         raise UserError(
             f"{model.path}: {type(lm).__name__} has attention of its own, which knows no rows laid end to end"

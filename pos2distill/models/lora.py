@@ -40,7 +40,7 @@ def check_targets(model: ModelSection, lora: LoraSection) -> None:
 
 @contextmanager
 def adapters_off(lm: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model in training is the initial one again: no adapters, no dropout."""
+    """Inside, the model in training is the initial one again, without adapters."""
     layers = [module for module in lm.modules() if isinstance(module, BaseTunerLayer)]
     lm.eval()
     for layer in layers:
@@ -80,6 +80,12 @@ def _targets(lm: PreTrainedModel, lora: LoraSection) -> list[str]:
     if not linear:
         raise UserError(f"training.lora: {lm.config.name_or_path} has no linear layers for adapters")
     if lora.targets == "all":
+        # transformers holds all experts of a layer in one tensor, which is no linear layer.
+        if any(parameter.ndim == 3 and ".experts." in name for name, parameter in lm.named_parameters()):
+            raise UserError(
+                f"training.lora.targets: all: {lm.config.name_or_path} has experts, which take no adapters; "
+                f"name the layers that do, of {', '.join(sorted(linear))}"
+            )
         return sorted(linear)
     if unknown := [target for target in lora.targets if target not in linear]:
         raise UserError(

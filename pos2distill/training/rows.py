@@ -150,7 +150,8 @@ def rank_share(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowK
     """The part of a global batch that one rank works on, as (key, whether it is filler).
 
     Contiguous and equally long on all ranks, since ZeRO-3 needs every rank in every pass; the last ranks are filled up
-    with copies of the first row. Rows of one example stay together, so that a micro-batch shares its teacher.
+    with copies of the first row. Rows of one example are neighbours, and are parted only where a rank's share ends:
+    whole examples would leave ranks idle whose number does not divide that of the examples.
     """
     size = math.ceil(len(keys) / world)
     own = list(keys[rank * size : (rank + 1) * size])

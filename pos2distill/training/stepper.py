@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
 from pos2distill.config import Study, TrainersSection
@@ -135,12 +136,20 @@ class TorchStepper:
 
 
 def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSection) -> None:
-    """Adapters and activations recomputed in the backward pass, if asked for, and training mode."""
+    """Adapters and activations recomputed in the backward pass, if asked for, and training mode without dropout.
+
+    A row is passed more than once, for its weight and for its gradient, and shares tokens with others: chance would
+    make of each pass another function.
+    """
     if study.training.lora:
         from pos2distill.models.lora import add_adapters  # peft is for adapters only
 
         add_adapters(lm, study.training.lora, seed=derive_seed(study.seed, "adapters"))
     lm.train()
+    for module in lm.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, float) and (isinstance(module, _DropoutNd) or "drop" in name or "jitter" in name):
+                setattr(module, name, 0.0)
     if trainers.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 

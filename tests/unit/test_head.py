@@ -76,6 +76,7 @@ def test_weights_without_a_head_are_told(tmp_path: Path) -> None:
         ({}, [3.0, -6.0]),
         ({"logit_scale": 0.5}, [1.5, -3.0]),  # Cohere multiplies
         ({"logits_scaling": 4.0}, [0.75, -1.5]),  # Granite divides
+        ({"logits_scaling": 4.0, "model_type": "hyperclovax"}, [12.0, -24.0]),  # HyperCLOVA X multiplies
         ({"final_logit_softcapping": 2.0}, [2 * math.tanh(1.5), -2 * math.tanh(3.0)]),  # Gemma caps
         ({"logit_scale": 0.5, "final_logit_softcapping": 2.0}, [2 * math.tanh(0.75), -2 * math.tanh(1.5)]),
         ({"logit_scale": None, "final_logit_softcapping": None}, [3.0, -6.0]),
@@ -87,7 +88,7 @@ def test_scale_and_soft_cap_by_hand(config: dict[str, Any], expected: list[float
     assert transform(torch.tensor([3.0, -6.0])).tolist() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("family", ["cohere", "granite", "gemma2"])
+@pytest.mark.parametrize("family", ["cohere", "granite", "gemma2", "hyperclovax"])
 def test_logits_equal_those_of_scaling_architectures(tmp_path: Path, family: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -95,6 +96,7 @@ def test_logits_equal_those_of_scaling_architectures(tmp_path: Path, family: str
     extra = {
         "cohere": {"logit_scale": 0.25},
         "granite": {"logits_scaling": 3.0},
+        "hyperclovax": {"logits_scaling": 3.0},
         "gemma2": {"final_logit_softcapping": 0.01, "head_dim": 8, "num_key_value_heads": 2},
     }[family]
     config = AutoConfig.for_model(family, vocab_size=64, **sizes, **extra, pad_token_id=0)

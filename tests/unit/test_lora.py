@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
 from pos2distill.config import LoraSection, Recipe, Study, TrainersSection
 from pos2distill.errors import UserError
@@ -189,6 +189,15 @@ def test_a_model_without_linear_layers_is_refused() -> None:
     lm = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=8))
     with pytest.raises(UserError, match=r"^training.lora: .* has no linear layers for adapters$"):
         add_adapters(lm, LoraSection(), seed=0)
+
+
+def test_all_layers_are_not_those_of_experts() -> None:
+    """Most weights of such a model are theirs, so nobody shall believe that they are trained."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    lm = MixtralForCausalLM(MixtralConfig(vocab_size=16, num_key_value_heads=1, num_local_experts=2, **sizes))
+    with pytest.raises(UserError, match=r"^training.lora.targets: all: .* has experts, .* of k_proj, o_proj, q_proj"):
+        add_adapters(lm, LoraSection(), seed=0)
+    add_adapters(lm, LoraSection(targets=("q_proj",)), seed=0)
 
 
 # --- the export

@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
 from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
 from pos2distill.models.load import load_model
 from pos2distill.models.responses import collate, hidden_from_bytes, hidden_to_bytes, predicting_hidden
 from pos2distill.records import Tokens
@@ -77,7 +87,9 @@ def test_every_row_is_whole_whatever_it_shares(rows: list[tuple[list[int], int]]
         (batch.input_ids_S, [[*p.tolist(), *r.tolist()] for p, r in zip(prompts, responses, strict=True)]),
         (batch.position_S, [list(range(len(p) + len(r))) for p, r in zip(prompts, responses, strict=True)]),
     ):
-        assert [keys.flatten().tolist() for keys in batch.packed.keys(what[None, None, :, None])] == expected
+        states = what[None, None, :, None]
+        assert [keys.flatten().tolist() for keys in batch.packed.keys(states)] == expected
+        assert batch.packed.all_keys(states).flatten().tolist() == [each for row in expected for each in row]
     assert sum(batch.packed.own) == len(batch.input_ids_S) <= batch.packed.key_start_B1[-1]
     assert batch.input_ids_S[batch.place_T + 1].tolist() == np.concatenate(responses).tolist()
 
@@ -221,6 +233,58 @@ def test_shared_prefixes_change_neither_states_nor_gradients(lm: PreTrainedModel
     assert (found[True][1] - found[False][1]).norm() < 1e-5 * found[False][1].norm()
 
 
+WINDOW = {"sliding_window": 8}
+FAMILIES: dict[str, dict[str, Any]] = {
+    **{family: {} for family in ("qwen2", "qwen3", "mistral", "gemma", "phi3", "granite", "olmo2", "smollm3", "gpt2")},
+    "cohere2": WINDOW,
+    "exaone4": WINDOW,
+    "gemma3_text": WINDOW,
+    "ministral": {"head_dim": 8},
+    "glm4": {"head_dim": 8},
+    "starcoder2": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+
+
+def save_tiny(family: str, folder: Path, **settings: Any) -> ModelSection:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SMALL, **HEADS, pad_token_id=0, **settings)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return ModelSection(path=str(folder), dtype="float32", max_length=128)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_many_families_are_as_if_each_stood_alone(family: str, tmp_path: Path) -> None:
+    model = save_tiny(family, tmp_path, **FAMILIES[family])
+    prompts, responses = with_common_beginnings()
+    packed, plain = load_model(model, packed=True), load_model(model)
+    with torch.no_grad():
+        together = predicting_hidden(packed, collate(prompts, responses, relatives=[0] * len(prompts)))
+        alone = [
+            plain.get_decoder()(torch.tensor([[*prompt, *response]])).last_hidden_state[0, len(prompt) - 1 : -1]
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "layer"), [("lfm2", "conv"), ("minimax", "linear_attention"), ("qwen3_next", "linear_attention")]
+)
+def test_families_whose_rows_would_mix_are_refused(family: str, layer: str, tmp_path: Path) -> None:
+    model = save_tiny(family, tmp_path, layer_types=[layer, "full_attention"])
+    with pytest.raises(UserError, match=f"its layers of type '{layer}' would mix rows laid end to end"):
+        load_model(model, packed=True)
+
+
+def test_attention_that_sdpa_cannot_compute_is_told(tmp_path: Path) -> None:
+    """GPT-OSS has sinks, which torch's kernels do not know."""
+    model = save_tiny("gpt_oss", tmp_path, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=8)
+    with pytest.raises(UserError, match=r"its attention cannot be computed by sdpa; set model\.attention to eager"):
+        load_model(model, packed=True)
+
+
 def test_rows_that_share_are_for_packed_models_alone(tiny_model_path: str) -> None:
     prompts, responses = with_common_beginnings()
     lm = load_model(ModelSection(path=tiny_model_path, dtype="float32"))
@@ -265,8 +329,19 @@ def test_the_first_token_of_a_row_moves_its_last_state(tiny_model_path: str) -> 
 
 def test_packed_attention_is_not_for_rows_of_which_nobody_says_where_they_begin(tiny_model_path: str) -> None:
     lm = load_model(ModelSection(path=tiny_model_path, dtype="float32"), packed=True)
-    with pytest.raises(TypeError, match="packed_rows"):
+    with pytest.raises(UserError, match="LlamaAttention is not told by its model where rows begin; a model of this"):
         lm(torch.tensor([[11, 12, 13]]))
+
+
+def test_masks_go_with_the_pass_that_made_them(tiny_model_path: str) -> None:
+    """They grow with the square of a row, and a global batch has many."""
+    lm = load_model(ModelSection(path=tiny_model_path, dtype="float32"), packed=True)
+    prompts, responses = with_common_beginnings()
+    batch = collate(prompts, responses, relatives=[0] * len(prompts))
+    used = batch.to("cpu")
+    predicting_hidden(lm, used)
+    assert used.packed._masks
+    assert not batch.packed._masks
 
 
 def test_states_are_those_that_enter_lm_head(tiny_model_path: str) -> None:

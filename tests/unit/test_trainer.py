@@ -1,3 +1,5 @@
+import json
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -6,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +16,7 @@ from torch import Tensor
 from pos2distill.config import Recipe, Study, TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_model, load_tokenizer
-from pos2distill.models.responses import ResponseBatch
+from pos2distill.models.responses import ResponseBatch, collate
 from pos2distill.training.feed import Progress
 from pos2distill.training.ranks import Ranks
 from pos2distill.training.stepper import TorchStepper, build_stepper
@@ -205,6 +208,23 @@ def test_activation_checkpoints_do_not_change_the_gradient(make: Callable[..., S
     assert_same_gradient(
         run(source, trainers(32)).gradient, run(source, trainers(8, gradient_checkpointing=True)).gradient
     )
+
+
+def test_a_models_own_dropout_is_off(make: Callable[..., Source], tmp_path: Path) -> None:
+    """Else a row's weight and its gradient would be of two models."""
+    study = make(method={"name": "seqkd"}).study
+    folder = shutil.copytree(study.model.path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    dropping = study.model_copy(update={"model": study.model.model_copy(update={"path": str(folder)})})
+    steppers = [TorchStepper(each, trainers(32), CPU) for each in (study, dropping)]
+    batch = collate([np.arange(20, 50)], [np.arange(60, 70)])
+    plain, own, again = (stepper.forward(batch, None) for stepper in (*steppers, steppers[1]))
+    assert torch.equal(own, plain)
+    assert torch.equal(own, again)
+    assert steppers[1].student.training
+    steppers[1].save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["attention_dropout"] == 0.5
 
 
 @pytest.mark.parametrize(("batch_rows", "world"), [(32, 2), (16, 3), (20, 3)])
