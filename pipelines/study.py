@@ -161,6 +161,10 @@ def _writing(recipe: Recipe) -> Iterator[Plan]:
 
 def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
     _check_against_model(recipe.study)
+    if recipe.runtime.trackers and "distill" in stages:
+        from pos2distill.training.trackers import check_trackers
+
+        check_trackers(recipe.runtime.trackers)
     for stage in stages:
         artifact = plan.artifacts[stage]
         if manifest := artifact.manifest():

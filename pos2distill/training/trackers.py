@@ -1,12 +1,26 @@
 """Step records to TensorBoard, Weights & Biases or MLflow, through their own libraries."""
 
+import importlib.util
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pos2distill.errors import UserError
-from pos2distill.training.trainer import StepRecord
+
+if TYPE_CHECKING:
+    from pos2distill.training.trainer import StepRecord
 
 _SHOWN = ("loss", "loss_trivial", "loss_anchor", "gradient_norm", "learning_rate")
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Before anything expensive starts, on the driver; the workers have the same packages.
+
+    Raises:
+        UserError: naming the package that is not installed.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"runtime.trackers: {name} is not installed; pip install 'pos2distill[trackers]'")
 
 
 def open_trackers(names: Sequence[str], *, run: str, folder: str, settings: dict[str, Any]) -> list["Tracker"]:
@@ -14,15 +28,8 @@ def open_trackers(names: Sequence[str], *, run: str, folder: str, settings: dict
 
     Args:
         run: the run's name. folder: where TensorBoard writes. settings: the study, logged once.
-    Raises:
-        UserError: naming the package that is not installed.
     """
-    try:
-        return [_OPENERS[name](run, folder, settings) for name in names]
-    except ImportError as error:
-        raise UserError(
-            f"runtime.trackers: {error.name} is not installed; pip install 'pos2distill[trackers]'"
-        ) from None
+    return [_OPENERS[name](run, folder, settings) for name in names]
 
 
 class Tracker:
@@ -32,7 +39,7 @@ class Tracker:
         self._log = log
         self.close = close
 
-    def log(self, record: StepRecord) -> None:
+    def log(self, record: "StepRecord") -> None:
         """Log one step's numbers under `train/`."""
         values = {name: getattr(record, name) for name in _SHOWN}
         self._log({f"train/{name}": value for name, value in values.items() if value is not None}, record.step)

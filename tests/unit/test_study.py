@@ -1,5 +1,6 @@
 """What a study refuses before its first stage."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -29,3 +30,12 @@ def test_what_only_the_model_can_refuse_is_refused_first(
     with pytest.raises(UserError, match=message):
         run_study(make_recipe(**overrides))
     assert capsys.readouterr().out == ""  # no stage was run
+
+
+def test_a_tracker_that_is_not_installed_is_told_first(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match=r"^runtime.trackers: wandb is not installed"):
+        run_study(make_recipe(runtime={"trackers": ["wandb"]}))
+    assert capsys.readouterr().out == ""
