@@ -129,8 +129,9 @@ def _accumulate(
     ):
         loss_B = stepper.forward(micro.batch, micro.teacher) if only is None else only
         stepper.backward((coefficient_B.to(loss_B.device) * loss_B).sum(), last=index == len(micros) - 1)
-        losses.append(loss_B.detach().cpu())
-    return _finite(ranks.gather(torch.cat(losses))), coefficient_N, slot_N
+        losses.append(loss_B.detach())
+    # Fetched once, so that a GPU has the next micro-batch while it works on this one.
+    return _finite(ranks.gather(torch.cat(losses).cpu())), coefficient_N, slot_N
 
 
 def _accumulate_by_micro(
