@@ -8,14 +8,16 @@ python run.py cluster ACTION SPEC [RECIPE] [section.field=value ...] [spec.secti
 import argparse
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
+from pipelines.interrupt import terminable
 from pos2distill.config import Recipe
-from pos2distill.errors import GateError, Stopped, UserError, did_you_mean
+from pos2distill.errors import GateError, Stopped, Terminated, UserError, did_you_mean
 from pos2distill.recipes import load_recipe, recipe_names
 
 COMMANDS = {
@@ -39,7 +41,7 @@ EXAMPLES = """examples:
 
 Running a command again goes on where it stopped, and does nothing where all is done.
 Exit codes: 0 done; 1 a gate not passed (one line), or a bug (with its traceback); 2 something you can mend (one line
-says what); 3 a job that somebody stopped; 130 interrupted.
+says what); 3 a job that somebody stopped; 130 or 143 ended by Ctrl-C or SIGTERM.
 """
 
 SUBMIT = """Run a command as a job on a running Ray cluster, through its job API, and follow its log to its end.
@@ -88,18 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
         hint = "; cluster render and validate send nothing" if options.command == "cluster" else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint if '--dry-run' in unknown else ''}")
     try:
-        if options.command == "recipes":
-            _list_recipes()
-            return 0
-        if options.command in ("cluster", "submit"):
-            run = _cluster if options.command == "cluster" else _submit
-            return run(options, [*options.words, *further])
-        recipe = load_recipe(options.recipe, [*options.overrides, *further])
-        if options.dry_run:
-            _show(recipe, options.command)
-        else:
-            gate = {"fail_if_gap_above": options.fail_if_gap_above} if options.command == "evaluate" else {}
-            _command(options.command)(recipe, **gate)
+        with terminable():
+            return _run(options, further)
     except GateError as error:
         print(f"gate: {error}", file=sys.stderr)
         return 1
@@ -108,7 +100,24 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except (Stopped, KeyboardInterrupt) as stop:
         print(f"{str(stop) or 'interrupted'}; run the same command again to go on", file=sys.stderr)
-        return stop.exit_code if isinstance(stop, Stopped) else 130
+        if isinstance(stop, Stopped):
+            return stop.exit_code
+        return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+
+
+def _run(options: argparse.Namespace, further: list[str]) -> int:
+    if options.command == "recipes":
+        _list_recipes()
+        return 0
+    if options.command in ("cluster", "submit"):
+        run = _cluster if options.command == "cluster" else _submit
+        return run(options, [*options.words, *further])
+    recipe = load_recipe(options.recipe, [*options.overrides, *further])
+    if options.dry_run:
+        _show(recipe, options.command)
+    else:
+        gate = {"fail_if_gap_above": options.fail_if_gap_above} if options.command == "evaluate" else {}
+        _command(options.command)(recipe, **gate)
     return 0
 
 

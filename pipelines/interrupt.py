@@ -1,17 +1,34 @@
-"""Ctrl-C and SIGTERM while training: once for a checkpoint, twice to leave at once."""
+"""Ctrl-C and SIGTERM. While training: once for a checkpoint, twice to leave at once. Elsewhere: to leave at once."""
 
 import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
+from pos2distill.errors import Terminated
+
 _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM raises `Terminated`, as Ctrl-C raises KeyboardInterrupt."""
+
+    def handle(_: int, __: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def interruptible(work: Callable[[], _T], ask_to_stop: Callable[[], None]) -> tuple[_T, int]:

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,8 +139,11 @@ def _connect() -> None:
         "logging_level": logging.ERROR,
         "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG")),
     }
+    before = signal.getsignal(signal.SIGTERM)  # Ray puts its own there, which ends the process without a word
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**quiet)
     else:
         cpus = max(_LOCAL_CPUS, os.cpu_count() or 1)
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)

@@ -23,6 +23,10 @@ class Stopped(Exception):
         self.exit_code = exit_code
 
 
+class Terminated(KeyboardInterrupt):
+    """A SIGTERM came. As after Ctrl-C, the command ends at once; what is stored stays."""
+
+
 class DamagedPart(Exception):
     """A part of the sample store cannot be read and was set aside: what was known of the store is out of date."""
 

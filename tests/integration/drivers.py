@@ -1,4 +1,4 @@
-"""`run.py distill` in a process of its own, to be stopped and killed."""
+"""`run.py` in a process of its own, to be stopped and killed."""
 
 import subprocess
 import sys
@@ -15,13 +15,15 @@ LIMIT = 500.0  # seconds; far more than any of this takes, also on a busy machin
 
 
 class Driver:
-    """`run.py distill` in a process of its own, with all that it starts."""
+    """`run.py distill`, or another command, in a process of its own, with all that it starts."""
 
-    def __init__(self, recipe: Path, storage: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, recipe: Path, storage: Path, environment: dict[str, str] | None = None, command: str = "distill"
+    ) -> None:
         self.log = recipe.parent / f"{storage.name}-{time.monotonic_ns()}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "run.py", "distill", str(recipe), f"runtime.storage={storage}"],
+                [sys.executable, "run.py", command, str(recipe), f"runtime.storage={storage}"],
                 cwd=PROJECT,
                 env=environment,
                 stdout=log,

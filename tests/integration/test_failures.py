@@ -1,5 +1,6 @@
 """What fails while sampling is recorded, borne up to a share, and never hangs the run. Real actors, the fake engine."""
 
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pipelines.study import run_sample
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.store.samples import SampleStore
+from tests.integration.drivers import Driver
 
 FAILURE = "the fake engine fails at every seed that 4 divides"
 
@@ -66,6 +68,17 @@ def test_an_engine_that_dies_takes_its_actor_along_and_another_goes_on(fake: Cal
     """Every engine answers 3 batches; 8 are to be answered."""
     recipe = fake("runtime.fake.die_at_call=4", "runtime.samplers.concurrent_batches=1")
     assert sample(recipe)["kept"] == 40 == len(rows(make_plan(recipe)))
+
+
+def test_an_evaluation_that_is_terminated_says_how_to_go_on(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """As by the job that it runs in, or the pod; Ray's own handler would end it without a word."""
+    recipe = make_recipe(model={"engine": "fake"}, runtime={"fake": {"delay_s": 300}})
+    driver = Driver(tmp_path / "recipe.yaml", Path(recipe.storage), command="evaluate")
+    driver.wait_for(lambda: "evaluate base:" in driver.log.read_text())
+    assert driver.end(signal.SIGTERM) == 128 + signal.SIGTERM
+    said = driver.log.read_text()
+    assert said.splitlines()[-1] == "interrupted; run the same command again to go on"
+    assert "Traceback" not in said
 
 
 def test_an_engine_that_dies_at_every_start_ends_the_run(fake: Callable[..., Recipe]) -> None:

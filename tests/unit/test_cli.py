@@ -1,4 +1,6 @@
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -245,6 +247,16 @@ def test_points_that_are_none_are_told(points: str, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit, match="2"):
         run.main(["evaluate", "quickstart", "--fail-if-gap-above", points])
     assert f"--fail-if-gap-above: expected a number from 0 to 100, got {points}\n" in capsys.readouterr().err
+
+
+def test_a_termination_ends_like_an_interrupt(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run, "_command", lambda name: lambda recipe: os.kill(os.getpid(), signal.SIGTERM))
+    assert run.main(["study", recipe]) == 143
+    assert capsys.readouterr().err == "interrupted; run the same command again to go on\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_interrupt_tells_how_to_go_on(
