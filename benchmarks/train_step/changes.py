@@ -1,4 +1,5 @@
-"""What does each change to the training step bring? Each is taken away by itself from the step that has them all. Run:
+"""What does each change to the training step bring? Each is taken away by itself from the step that has them all; and
+what compiling would bring, which it has not. Run:
 
   python -m benchmarks.train_step.changes [--device cuda] [--repetitions 5]
 
@@ -84,6 +85,15 @@ def with_activations_kept(size: Size, folder: Path, device: torch.device) -> Ste
     return with_everything(replace(size, gradient_checkpointing=False), folder, device)
 
 
+def with_compiled_parts(size: Size, folder: Path, device: torch.device) -> Step:
+    """Norms and feed-forward parts by torch.compile: most of what is neither a product with weights nor attention."""
+    step = with_everything(size, folder, device)
+    for name, module in step.stepper.student.lm.named_modules():
+        if name.endswith(("norm", "mlp")):
+            module.compile(dynamic=True)
+    return step
+
+
 STEPS: dict[str, Callable[[Size, Path, torch.device], Step]] = {
     "as it is": with_everything,
     "rows share nothing": without_sharing,
@@ -91,6 +101,7 @@ STEPS: dict[str, Callable[[Size, Path, torch.device], Step]] = {
     "all losses at once": with_all_losses_at_once,
     "AdamW operation by operation": with_plain_adamw,
     "activations kept": with_activations_kept,
+    "norms and MLPs compiled": with_compiled_parts,
 }
 
 
