@@ -4,12 +4,14 @@ The holder's `driver.json` lies in the storage; the holder renews it, and takes 
 if its process is gone from this machine, or if the file did not change for so many periods, as seen by the clock of
 whoever waits: clocks of different machines are never compared.
 
-The file is made in one exclusive step (on object stores a conditional PUT). Two drivers that take over from a dead one
-at the same moment may remove each other's files; each reads back after a while what it wrote, and whoever was paused
-in between learns it at its next renewal. The sample store bears two writers for so long.
+The file is made in one exclusive step (on object stores a conditional PUT). On a disk, a dead holder's file is removed
+under a lock on it, and no other. On an object store, two drivers that take over at the same moment may remove each
+other's files; each reads back after a while what it wrote, and whoever was paused in between learns it at its next
+renewal. The sample store bears two writers for so long.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -98,8 +100,7 @@ def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str
             seen, seen_at = data, time.monotonic()
         silent = time.monotonic() - seen_at
         if silent > _MISSED * (holder.period if holder else me.period) or (holder and _is_gone(holder)):
-            with contextlib.suppress(FileNotFoundError):
-                fs.rm_file(path)
+            _remove(fs, path, data)
             continue
         who = f"process {holder.pid} on {holder.host} since {holder.since}" if holder else "an unknown process"
         if who != told:
@@ -150,6 +151,20 @@ def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
                 file.write(data)
         else:
             fs.pipe_file(path, data, mode="create")
+
+
+def _remove(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
+    """Take a dead holder's file away; on a disk, only as long as it is the one that holds this data."""
+    with contextlib.suppress(FileNotFoundError):
+        if not isinstance(fs, LocalFileSystem):
+            fs.rm_file(path)
+            return
+        with open(path, "rb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            # Whoever waited for the lock may find that the file it opened is no longer there, or another is.
+            if file.read() == data and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                os.unlink(path)
 
 
 def _to_bytes(holder: _Holder) -> bytes:

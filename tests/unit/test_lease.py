@@ -95,6 +95,38 @@ def test_of_many_drivers_one_works_at_a_time(place: str, dead: bool) -> None:
     assert most == [1] * 4
 
 
+def test_on_a_disk_a_file_that_came_meanwhile_is_not_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver that was paused between its look at a dead holder and the removal, while another one took over."""
+    place = str(tmp_path)
+    write(place, machine=lease._machine(), pid=process_that_is_gone())
+    paused, goes_on, events = threading.Event(), threading.Event(), []
+    remove = lease._remove
+
+    def pause(*args: Any) -> None:
+        if threading.current_thread().name == "late":
+            paused.set()
+            assert goes_on.wait(30)
+        remove(*args)
+
+    monkeypatch.setattr(lease, "_remove", pause)
+
+    def drive() -> None:
+        with hold(place, period=PERIOD):
+            events.append("late")
+
+    late = threading.Thread(target=drive, name="late")
+    late.start()
+    assert paused.wait(30)
+    with hold(place, period=PERIOD):
+        goes_on.set()
+        time.sleep(10 * PERIOD)
+        events.append("first")
+    late.join()
+    assert events == ["first", "late"]
+
+
 def process_that_is_gone() -> int:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
