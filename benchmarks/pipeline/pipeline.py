@@ -47,6 +47,7 @@ def one_run(material: Path, examples: int, cores: int) -> dict[str, Any]:
     os.sched_setaffinity(0, range(cores))
     memory: list[dict[str, float]] = []
     seconds: dict[str, float] = {}
+    cpus: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as storage, ray_session():
         recipe = load(material, storage, examples)
         plan = make_plan(recipe)
@@ -58,9 +59,10 @@ def one_run(material: Path, examples: int, cores: int) -> dict[str, Any]:
             ("sample", lambda: make_samples(recipe, plan)),
             ("fan out", lambda: fan_out(recipe, plan)),
         ):
-            start = time.monotonic()
+            start, busy = time.monotonic(), psutil.cpu_times()
             work()
             seconds[name] = time.monotonic() - start
+            cpus[name] = _cpu(busy, examples)
         finished.set()
         watcher.join()
         started = _rate_once_started(plan, examples)
@@ -70,8 +72,18 @@ def one_run(material: Path, examples: int, cores: int) -> dict[str, Any]:
         "seconds": seconds,
         "examples_a_second": {name: examples / each for name, each in seconds.items()}
         | {"sample, once started": started},
+        "cpu": cpus,
         "memory_mib": {kind: _curve(memory, kind) for kind in sorted(set().union(*memory))},
     }
+
+
+def _cpu(before: Any, examples: int) -> dict[str, float]:
+    """CPU milliseconds an example of everything on this machine, where nothing else is at work; and the share of the
+    time that the machine's host gave to others."""
+    now = psutil.cpu_times()
+    spent = {name: getattr(now, name) - getattr(before, name) for name in now._fields}
+    busy = sum(spent[name] for name in ("user", "nice", "system", "irq", "softirq"))
+    return {"ms_an_example": 1000 * busy / examples, "stolen_share": spent["steal"] / sum(spent.values())}
 
 
 def _rate_once_started(plan: Plan, examples: int) -> float:
