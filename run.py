@@ -15,7 +15,6 @@ from pathlib import Path
 
 import yaml
 
-from pipelines.interrupt import terminable
 from pos2distill.config import Recipe
 from pos2distill.errors import GateError, Stopped, Terminated, UserError, did_you_mean
 from pos2distill.recipes import load_recipe, recipe_names
@@ -90,8 +89,18 @@ def main(arguments: list[str] | None = None) -> int:
         hint = "; cluster render and validate send nothing" if options.command == "cluster" else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint if '--dry-run' in unknown else ''}")
     try:
-        with terminable():
-            return _run(options, further)
+        if options.command == "recipes":
+            _list_recipes()
+            return 0
+        if options.command in ("cluster", "submit"):
+            run = _cluster if options.command == "cluster" else _submit
+            return run(options, [*options.words, *further])
+        recipe = load_recipe(options.recipe, [*options.overrides, *further])
+        if options.dry_run:
+            _show(recipe, options.command)
+        else:
+            gate = {"fail_if_gap_above": options.fail_if_gap_above} if options.command == "evaluate" else {}
+            _work(_command(options.command), recipe, **gate)
     except GateError as error:
         print(f"gate: {error}", file=sys.stderr)
         return 1
@@ -103,21 +112,6 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(stop, Stopped):
             return stop.exit_code
         return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
-
-
-def _run(options: argparse.Namespace, further: list[str]) -> int:
-    if options.command == "recipes":
-        _list_recipes()
-        return 0
-    if options.command in ("cluster", "submit"):
-        run = _cluster if options.command == "cluster" else _submit
-        return run(options, [*options.words, *further])
-    recipe = load_recipe(options.recipe, [*options.overrides, *further])
-    if options.dry_run:
-        _show(recipe, options.command)
-    else:
-        gate = {"fail_if_gap_above": options.fail_if_gap_above} if options.command == "evaluate" else {}
-        _command(options.command)(recipe, **gate)
     return 0
 
 
@@ -236,6 +230,13 @@ def _command(name: str) -> Callable[..., None]:
         "distill": study.run_distill,
         "report": study.run_report,
     }[name]
+
+
+def _work(command: Callable[..., None], recipe: Recipe, **gate: float | None) -> None:
+    from pipelines.interrupt import terminable
+
+    with terminable():
+        command(recipe, **gate)
 
 
 def _list_recipes() -> None:
