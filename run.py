@@ -8,7 +8,6 @@ python run.py cluster ACTION SPEC [RECIPE] [section.field=value ...] [spec.secti
 import argparse
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -109,9 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except (Stopped, KeyboardInterrupt) as stop:
         print(f"{str(stop) or 'interrupted'}; run the same command again to go on", file=sys.stderr)
-        if isinstance(stop, Stopped):
-            return stop.exit_code
-        return 128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT)
+        return stop.exit_code if isinstance(stop, Stopped | Terminated) else 130
     return 0
 
 

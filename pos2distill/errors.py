@@ -26,6 +26,8 @@ class Stopped(Exception):
 class Terminated(KeyboardInterrupt):
     """A SIGTERM came. As after Ctrl-C, the command ends at once; what is stored stays."""
 
+    exit_code = 143
+
 
 class DamagedPart(Exception):
     """A part of the sample store cannot be read and was set aside: what was known of the store is out of date."""
