@@ -101,8 +101,6 @@ def _prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
 def _load_prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
     from pos2distill.models.load import context_length, load_tokenizer
 
-    # Threads of the tokenizer's own cost more than they bring where tasks run beside each other.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     max_length = context_length(study.model)
     return PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=max_length, reserve=max_new_tokens)
 

@@ -50,13 +50,14 @@ def write_data(path: Path, examples: int) -> None:
     """JSON Lines: a question, its answer, a gold document of 100 words that holds it, and 19 others as long."""
     generator = np.random.default_rng(1)
     texts = _texts(generator, _POOL)
-    others = [_document(f"Fox {number}", text, False) for number, text in enumerate(texts)]
     with path.open("w") as file:
         for number in range(examples):
             gold = _document(
                 f"Owl {number}", f"The code of owl {number} is {number:06d}. {texts[number % _POOL]}", True
             )
-            shown = [gold, *(others[index] for index in generator.choice(_POOL, DOCUMENTS - 1, replace=False))]
+            drawn = generator.choice(_POOL, DOCUMENTS - 1, replace=False)
+            others = (_document(f"Fox {number} {index}", texts[index], False) for index in drawn)
+            shown = [gold, *others]
             asked = {"id": f"owl-{number}", "question": f"Which code has owl {number}?", "answers": [f"{number:06d}"]}
             file.write(f'{json.dumps(asked)[:-1]}, "documents": [{", ".join(shown)}]}}\n')
 

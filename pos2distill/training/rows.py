@@ -91,7 +91,6 @@ class RowBuilder:
                 slots,
                 order=self.study.method.distractors,
                 seed=self.study.seed,
-                built=(advantageous, sample.prompt_ids),
             )
         return Row(sample, slots, slot_id, prompt_ids, self._response(sample))
 

@@ -62,18 +62,6 @@ def test_the_gold_document_stands_at_the_rows_slot(make: Make) -> None:
         assert (row.slots, row.slot_id, place) == ((slot,), slot if slot else ANCHOR, slot)
 
 
-@pytest.mark.parametrize("order", ["fixed", "reshuffled"])
-def test_rows_from_the_samples_own_prompt_are_those_tokenised_anew(make: Make, order: str) -> None:
-    source = make(data={"prompt": "qa"}, method={"distractors": order})
-    anew = source.build.build_prompt
-    for index, example in enumerate(source.examples):
-        for slot in (1, 2, 3):
-            ids = source.row(index, (slot,)).prompt_ids
-            assert anew.joint is not None
-            anew.joint.known.clear()
-            assert ids.tolist() == anew(example, 4, (slot,), order=order, seed=source.study.seed).tolist()
-
-
 def test_an_anchor_row_is_the_advantageous_prompt_itself(make: Make) -> None:
     """Also with reshuffled distractors: the teacher answered that very prompt."""
     source = make(method={"distractors": "reshuffled"})

@@ -1,0 +1,46 @@
+"""Texts to token ids, without what a tokenizer makes of a text besides."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import fastokens
+import numpy as np
+
+from pos2distill.records import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# White space of all kinds, numbers, punctuation, contractions, scripts, letters composed and decomposed, emoji.
+_TRIAL = (
+    "  It's 1984, isn't it?\r\n\r\n\tDocument [12](Title: A) x=3.14e-5;\n \n  Ünïcode e\u0301 ﬁ Ⅷ ½ 中文、日本語 한국어 "
+    "русский العربية עברית हिन्दी ไทย 🙂👩‍👩‍👧 \u200b\u00a0\u2028<b>&amp;</b> HTTPServer snake_case 'LL 've\n\n\n"
+)
+
+
+def text_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], Tokens]:
+    """The token ids (T,) of a text with no special tokens around it: `tokenizer(text, add_special_tokens=False)`.
+
+    By fastokens where it can read the tokenizer and gives the same ids of a trial text: it is twenty times as fast and
+    more (byte-level BPE, which nearly all models have today). Else by the tokenizer itself.
+    """
+
+    def encode(text: str) -> Tokens:
+        encoded: Any = tokenizer(text, add_special_tokens=False)
+        return np.asarray(encoded["input_ids"], np.int32)
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or getattr(backend.model, "dropout", None):
+        return encode
+    try:
+        fast = fastokens.Tokenizer.from_json_str(backend.to_str())
+    except ValueError:  # a kind of tokenizer that it does not know
+        return encode
+
+    def encode_fast(text: str) -> Tokens:
+        ids, _ = fast.encode_batch_flat([text])
+        return np.frombuffer(ids, np.int32)
+
+    # With the tokenizer's own special tokens, which may stand in a text, as a chat template's do.
+    trial = _TRIAL + _TRIAL.join(["", *tokenizer.all_special_tokens, ""])
+    return encode_fast if np.array_equal(encode(trial), encode_fast(trial)) else encode

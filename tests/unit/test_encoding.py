@@ -1,0 +1,135 @@
+"""Texts encoded by the faster library, against the tokenizer's own ids."""
+
+from collections.abc import Callable
+
+import fastokens
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from pos2distill.records import Tokens
+from pos2distill.tasks.encoding import text_encoder
+from tests.conftest import SPECIALS
+
+# The expressions that the tokenizers of GPT-4, Llama 3 and Qwen split texts with.
+SHORT_NUMBERS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+DIGITS = SHORT_NUMBERS.replace(r"\p{N}{1,3}", r"\p{N}")
+
+TEXT = "Document [3](Title: A12) It's 1984 [4] or [17](. \n\n  Ünïcode 中文 e\u0301 'll 🙂 Document [12]  \n42]"
+
+
+def byte_level(pattern: str | None = None, normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, last])
+    tokenizer.decoder = decoders.ByteLevel()
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    return train(tokenizer, trainers.BpeTrainer, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+
+
+def sentence_piece() -> Tokenizer:
+    """As Llama 2 and Mistral have it: no pre-tokenizer that splits, a space in front of every text."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return train(tokenizer, trainers.BpeTrainer)
+
+
+def gemma() -> Tokenizer:
+    """Spaces become letters, and texts are split where they were."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<pad>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
+    return train(tokenizer, trainers.BpeTrainer, special_tokens=[*SPECIALS, *alphabet])
+
+
+def unigram() -> Tokenizer:
+    return train(Tokenizer(models.Unigram()), trainers.UnigramTrainer, unk_token="<pad>", vocab_size=100)
+
+
+def train(tokenizer: Tokenizer, trainer: Callable[..., trainers.Trainer], **options: object) -> Tokenizer:
+    options = {"vocab_size": 500, "special_tokens": list(SPECIALS), "show_progress": False} | options
+    tokenizer.train_from_iterator([TEXT] * 3, trainer(**options))
+    return tokenizer
+
+
+BYTE_LEVEL: dict[str, Callable[[], Tokenizer]] = {
+    "gpt2": byte_level,
+    "llama3": lambda: byte_level(SHORT_NUMBERS),
+    "qwen": lambda: byte_level(DIGITS, normalizers.NFC()),
+    "gemma": gemma,
+}
+OTHERS: dict[str, Callable[[], Tokenizer]] = {"llama2": sentence_piece, "unigram": unigram}
+
+
+def chat_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<|end|>",
+        additional_special_tokens=["<s>", "<|user|>", "<|assistant|>"],
+    )
+
+
+@pytest.fixture(scope="module", params=BYTE_LEVEL | OTHERS)
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    return chat_tokenizer((BYTE_LEVEL | OTHERS)[request.param]())
+
+
+def plain(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.fixture(scope="module")
+def encode(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], Tokens]:
+    return text_encoder(tokenizer)
+
+
+def is_fast(encode: Callable[[str], object]) -> bool:
+    return encode.__name__ == "encode_fast"
+
+
+pieces = st.sampled_from([*TEXT.split(" "), *SPECIALS, " ", "\n", "\t", "\r\n", "</s>"]) | st.text(max_size=6)
+
+
+@given(text=st.lists(pieces, max_size=20).map(" ".join) | st.lists(pieces, max_size=20).map("".join))
+@settings(max_examples=300)
+def test_the_ids_are_the_tokenizers_own(
+    tokenizer: PreTrainedTokenizerFast, encode: Callable[[str], Tokens], text: str
+) -> None:
+    ids = encode(text)
+    assert ids.tolist() == plain(tokenizer, text)
+    assert ids.dtype == np.int32
+
+
+@pytest.mark.parametrize("family", BYTE_LEVEL)
+def test_what_most_models_have_is_encoded_fast(family: str) -> None:
+    assert is_fast(text_encoder(chat_tokenizer(BYTE_LEVEL[family]())))
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_kinds_are_left_to_the_tokenizer(family: str) -> None:
+    assert not is_fast(text_encoder(chat_tokenizer(OTHERS[family]())))
+
+
+def test_a_tokenizer_that_drops_merges_at_random_is_left_alone() -> None:
+    tokenizer = byte_level()
+    tokenizer.model.dropout = 0.1
+    assert not is_fast(text_encoder(chat_tokenizer(tokenizer)))
+
+
+def test_a_tokenizer_whose_ids_would_differ_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that splits otherwise than its file says, as a class of its own may."""
+    tokenizer, other = chat_tokenizer(byte_level()), fastokens.Tokenizer.from_json_str(byte_level(DIGITS).to_str())
+    monkeypatch.setattr(fastokens.Tokenizer, "from_json_str", lambda _: other, raising=False)
+    encode = text_encoder(tokenizer)
+    assert not is_fast(encode)
+    assert encode(TEXT).tolist() == plain(tokenizer, TEXT)
