@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 # White space of all kinds, numbers, punctuation, contractions, scripts, letters composed and decomposed, emoji.
 _TRIAL = (
-    "  It's 1984, isn't it?\r\n\r\n\tDocument [12](Title: A) x=3.14e-5;\n \n  Ünïcode e\u0301 ﬁ Ⅷ ½ 中文、日本語 한국어 "
-    "русский العربية עברית हिन्दी ไทย 🙂👩‍👩‍👧 \u200b\u00a0\u2028<b>&amp;</b> HTTPServer snake_case 'LL 've\n\n\n"
+    "  It's 1984, isn't it?\r\n\r\n\tDocument [12](Title: A) x=3.14e-5;\n \n  Ünïcode e\u0301 ﬁ Ⅷ ½ 中文、日本語 "
+    "한국어 русский العربية עברית हिन्दी ไทย 🙂👩‍👩‍👧 \u200b\u00a0\u2028<b>&amp;</b> HTTPServer snake_case 'LL 've\n\n\n"
 )
 
 
