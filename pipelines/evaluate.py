@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines.examples import EVALUATION
-from pipelines.generate import Asked, blocks_of_examples, generate, prompt_tasks
+from pipelines.generate import Asked, blocks_of_examples, generate
 from pipelines.ray_session import ray_session, require_resources
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.records import PREDICTION_SCHEMA
@@ -61,16 +61,14 @@ def ask(recipe: Recipe, model: ModelSection, examples: pa.Table, asked: list[Ask
     with ray_session(), tqdm(desc=label, total=total, unit="prompt") as bar:
         pool = recipe.runtime.samplers
         require_resources("evaluation", cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
-        blocks = blocks_of_examples(examples, asked, pool)
         answers = generate(
             recipe,
             model,
-            blocks,
+            blocks_of_examples(examples, asked, pool),
             asked,
             temperature=0.0,
             top_p=1.0,
             max_new_tokens=recipe.study.evaluation.max_new_tokens,
-            tasks=prompt_tasks(pool, blocks.num_blocks()),
         ).select_columns(PREDICTION_SCHEMA.names)
         for part in answers.iter_batches(batch_size=None, batch_format="pyarrow"):
             parts.append(part.cast(PREDICTION_SCHEMA))

@@ -30,9 +30,6 @@ from pos2distill.tasks.prompts import PromptBuilder, PromptTooLong
 TASK_CPUS = 0.5
 """CPUs of a task between the models."""
 
-# From so many blocks of examples a sampler on, a second task that builds prompts is worth loading transformers for.
-_MANY_BLOCKS = 32
-
 # What an answer takes over from its prompt.
 _CARRIED = ("example_id", "documents", "placement", "group", "slots", "prompt_ids", "seed", "example")
 
@@ -185,7 +182,6 @@ def generate(
     temperature: float,
     top_p: float,
     max_new_tokens: int,
-    tasks: TaskPoolStrategy,
     for_training: bool = False,
     board: ActorHandle | None = None,
 ) -> Dataset:
@@ -195,7 +191,6 @@ def generate(
         model: the recipe's own, or the distilled one.
         examples: rows of `EXAMPLE_SCHEMA`.
         asked: prompt lengths and placements.
-        tasks: that build the prompts.
         for_training: whole examples go with their answers, so that what is trained on needs no other file, and what
             the method's teacher wants of the sampler; what failed is recorded. Otherwise a failure is an error.
         board: is told which actors are at work.
@@ -208,20 +203,17 @@ def generate(
         build_prompts,
         fn_args=(study, asked, max_new_tokens, for_training),
         batch_format="pyarrow",
-        compute=tasks,
+        compute=prompt_tasks(pool),
         num_cpus=TASK_CPUS,
     ).map_batches(Answer, fn_constructor_args=(recipe, model, params, for_training, board), **pool_arguments(pool))
 
 
-def prompt_tasks(pool: PoolSection, blocks: int) -> TaskPoolStrategy:
-    """One task for each sampler, since tokenising is far cheaper than generating; two for a long work.
+def prompt_tasks(pool: PoolSection) -> TaskPoolStrategy:
+    """As many tasks at a time as samplers: each has one load transformers, and tokenises far faster than one samples.
 
-    Of one alone the next begins only when Ray has seen that the last is done.
-
-    Args:
-        blocks: of examples, each a task's work.
+    Ray runs maps with the same limit as one.
     """
-    return TaskPoolStrategy(size=pool.max * (2 if blocks >= _MANY_BLOCKS * pool.max else 1))
+    return TaskPoolStrategy(size=pool.max)
 
 
 def blocks_of_examples(examples: pa.Table, asked: Sequence[Asked], pool: PoolSection) -> Dataset:

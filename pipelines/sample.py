@@ -122,12 +122,11 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
     if not len(missing):
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
     blocks = [pa.table({"place": places}) for places in _blocks(missing, size)]
-    tasks = prompt_tasks(recipe.runtime.samplers, len(blocks))
     examples = ray.data.from_arrow(blocks).map_batches(
         read_examples,
         fn_args=(plan.examples,),
         batch_format="pyarrow",
-        compute=tasks,
+        compute=prompt_tasks(recipe.runtime.samplers),
         num_cpus=TASK_CPUS,
     )
     samples = generate(
@@ -138,7 +137,6 @@ def missing_samples(recipe: Recipe, plan: Plan, board: ActorHandle, *, hand_on: 
         temperature=study.sampling.temperature,
         top_p=study.sampling.top_p,
         max_new_tokens=study.sampling.max_new_tokens,
-        tasks=tasks,
         for_training=True,
         board=board,
     )

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.circumstances import circumstances
-from pipelines.generate import Asked, blocks_of_examples, build_prompts, generate, prompt_tasks
+from pipelines.generate import Asked, blocks_of_examples, build_prompts, generate
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_tokenizer, stop_token_ids
 from pos2distill.recipes import load_recipe
@@ -90,8 +90,7 @@ def pool(recipe: Recipe) -> dict[str, float]:
     with ray_session():
         clock = ray.remote(num_cpus=0)(Clock).remote()
         examples = blocks_of_examples(read(recipe), ASKED, recipe.runtime.samplers)
-        tasks = prompt_tasks(recipe.runtime.samplers, examples.num_blocks())
-        settings = {"temperature": TEMPERATURE, "top_p": 1.0, "max_new_tokens": NEW_TOKENS, "tasks": tasks}
+        settings = {"temperature": TEMPERATURE, "top_p": 1.0, "max_new_tokens": NEW_TOKENS}
         answers = generate(recipe, recipe.study.model, examples, ASKED, **settings, board=clock)
         tokens = [ids for part in answers.iter_batches(batch_format="pyarrow") for ids in part["sampled_ids"]]
         return _result(time.time() - ray.get(clock.read.remote()), [len(ids) for ids in tokens])

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.generate import Answer, Asked, build_prompts, prompt_tasks
-from pos2distill.config import PoolSection, Recipe
+from pipelines.generate import Answer, Asked, build_prompts
+from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.records import ANSWER_SCHEMA, examples_to_table
 from pos2distill.sampling.engine import EngineDied, SamplingParams
@@ -136,11 +136,6 @@ def test_what_the_sampler_tells_stands_beside_its_answers(
         assert (np.exp(logprobs).sum(-1) <= 1 + 1e-6).all()
     evaluated = answer(*make_batch(False, engine=engine, method={"teacher": "topk"}), for_training=False)
     assert {row["top_ids"] for row in evaluated} == {None}
-
-
-@pytest.mark.parametrize(("blocks", "tasks"), [(1, 3), (95, 3), (96, 6)])
-def test_a_long_sampling_has_two_tasks_that_build_a_samplers_prompts(blocks: int, tasks: int) -> None:
-    assert prompt_tasks(PoolSection(max=3), blocks).size == tasks
 
 
 INTERRUPTED = """
