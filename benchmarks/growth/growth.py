@@ -8,8 +8,6 @@ One example a step and worker, everything else as in `benchmarks/train_step`; ea
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +19,8 @@ import torch.multiprocessing as mp
 from matplotlib import pyplot as plt
 
 from benchmarks.circumstances import circumstances
+from benchmarks.train_step.measuring import measure_peak, run_apart, wall
 from benchmarks.train_step.problem import OurStep, Questions, Size, make_study, model_folder
-from benchmarks.train_step.train_step import measure_peak, wall
 from pos2distill.training.ranks import Ranks
 
 SIZES = {
@@ -41,7 +39,8 @@ STEPS = 5
 def measure(size: Size, folder: Path, device: torch.device, ranks: Ranks, strategy: str) -> dict[str, float]:
     """Seconds of the fastest of some steps, which other work disturbed least, and the peak beyond what stays."""
     study = make_study(size, folder)
-    step = OurStep(size, study, Questions(size, study, device), device, one_pass=True, ranks=ranks, strategy=strategy)
+    size = replace(size, micro_batch_rows=size.rows)
+    step = OurStep(size, study, Questions(size, study, device), device, ranks=ranks, strategy=strategy)
     step()
     seconds = [wall(step, device) for _ in range(STEPS)]
     return {"seconds": min(seconds)} | measure_peak(step, device)
@@ -78,12 +77,9 @@ def point(options: argparse.Namespace) -> None:
 
 
 def measure_apart(changes: dict[str, int], folder: str, device: str) -> dict[str, float]:
-    """A point in a process of its own, in which large blocks go back to the system when they are freed."""
-    command = [sys.executable, "-m", "benchmarks.growth.growth", "--device", device, "--model", folder]
-    command += ["--point", json.dumps(changes)]
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1048576"}
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
-    found: dict[str, float] = json.loads(next(line for line in printed.splitlines()[::-1] if line.startswith("{")))
+    """A point in a process of its own."""
+    arguments = ("--device", device, "--model", folder, "--point", json.dumps(changes))
+    found = run_apart("benchmarks.growth.growth", *arguments)
     print(changes, found, flush=True)
     return found
 

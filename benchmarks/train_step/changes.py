@@ -9,10 +9,7 @@ On a CPU the model has fewer layers than `train_step`'s, so that all is done in 
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,20 +18,20 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.circumstances import circumstances
+from benchmarks.train_step.measuring import Step, make_in_turn, measure_peak, run_apart
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study, model_folder
-from benchmarks.train_step.train_step import Step, measure_peak, wall
 from pos2distill.config import Study
 from pos2distill.models.responses import ResponseBatch, collate
 from pos2distill.training.rows import Row
 
 LAYERS = 4  # on a CPU
-TOLERANCE = 1e-5  # of losses, in float32
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}  # of losses, as a share
 
 
 def with_everything(size: Size, folder: Path, device: torch.device) -> OurStep:
     """All rows in one micro-batch, which share their beginnings."""
     study = make_study(size, folder)
-    return OurStep(size, study, Questions(size, study, device), device, one_pass=True)
+    return OurStep(replace(size, micro_batch_rows=size.rows), study, Questions(size, study, device), device)
 
 
 def without_sharing(size: Size, folder: Path, device: torch.device) -> Step:
@@ -105,32 +102,6 @@ STEPS: dict[str, Callable[[Size, Path, torch.device], Step]] = {
 }
 
 
-def measure_times(size: Size, folder: Path, device: torch.device, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of every step, made in turn, with one of each beforehand."""
-    steps = {name: build(size, folder, device) for name, build in STEPS.items()}
-    losses: dict[str, list[float]] = {name: [] for name in steps}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    tolerance = TOLERANCE if size.precision == "float32" else 2e-2
-    for repetition in range(repetitions + 1):
-        for name, step in steps.items():
-            seconds[name].append(wall(lambda step=step, name=name: losses[name].append(step()), device))
-            own, expected = losses[name][-1], losses["as it is"][-1]
-            print(f"{name}: step {repetition}, {seconds[name][-1]:.2f} s, loss {own:.6f}", flush=True)
-            if abs(own - expected) > tolerance * expected:
-                raise AssertionError(f"{name}: another loss, {own} in place of {expected}")
-    return {name: each[1:] for name, each in seconds.items()}
-
-
-def peak_apart(name: str, folder: str, device: str) -> float:
-    """GiB beyond what stays, in a process of its own, in which large blocks go back to the system when freed."""
-    command = [sys.executable, "-m", "benchmarks.train_step.changes", "--device", device]
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1048576"}
-    printed = subprocess.run(
-        [*command, "--memory", name, "--model", folder], check=True, stdout=subprocess.PIPE, text=True, env=environment
-    ).stdout
-    return float(printed.splitlines()[-1])
-
-
 def main() -> None:
     """Measure, compare, write the report beside this file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -145,11 +116,14 @@ def main() -> None:
     if options.memory:
         step = STEPS[options.memory](size, Path(options.model), device)
         step()
-        print(measure_peak(step, device)["peak_gib"])
+        print(json.dumps(measure_peak(step, device)))
         return
     with model_folder() as folder:
-        seconds = measure_times(size, Path(folder), device, options.repetitions)
-        peaks = {name: peak_apart(name, folder, options.device) for name in STEPS}
+        steps = {name: build(size, Path(folder), device) for name, build in STEPS.items()}
+        seconds, _ = make_in_turn(steps, device, options.repetitions, TOLERANCE[size.precision])
+        steps.clear()
+        apart = ("benchmarks.train_step.changes", "--device", options.device, "--model", folder, "--memory")
+        peaks = {name: run_apart(*apart, name)["peak_gib"] for name in STEPS}
     best, median = ({name: of(each) for name, each in seconds.items()} for of in (min, statistics.median))
     report = {
         "size": {field: getattr(size, field) for field in size.__slots__},

@@ -47,6 +47,11 @@ class Size:
     precision: str
     gradient_checkpointing: bool = True
 
+    @property
+    def rows(self) -> int:
+        """Of a step."""
+        return self.examples * (self.k + 1)
+
     def llama(self) -> LlamaConfig:
         """Tied embeddings, as small Llamas have them; weights large enough for predictions that differ by slot."""
         return LlamaConfig(
@@ -77,9 +82,7 @@ def make_study(size: Size, folder: Path, *, teacher: str = "cached") -> Study:
         model=ModelSection(path=str(folder), dtype=size.precision, engine="hf"),
         data=DataSection(format="jsonl", path="none", prompt="plain", documents=size.documents),
         method=MethodSection(name="r1", k=size.k, teacher=teacher),
-        training=TrainingSection(
-            batch_rows=size.examples * (size.k + 1), precision=size.precision, learning_rate=1e-5, warmup_share=0
-        ),
+        training=TrainingSection(batch_rows=size.rows, precision=size.precision, learning_rate=1e-5, warmup_share=0),
     )
 
 
@@ -149,7 +152,7 @@ class Questions:
 
 
 class OurStep:
-    """One step of the product's own training loop, in micro-batches like the others' or in a single one."""
+    """One step of the product's own training loop."""
 
     def __init__(
         self,
@@ -158,7 +161,6 @@ class OurStep:
         questions: Questions,
         device: torch.device,
         *,
-        one_pass: bool = False,
         ranks: Ranks | None = None,
         strategy: str = "torch",
     ) -> None:
@@ -166,7 +168,7 @@ class OurStep:
         tokens = [len(row.prompt_ids) + len(row.response_ids) for row in questions.rows()]
         self.trainers = TrainersSection(
             strategy=strategy,
-            micro_batch_tokens=sum(tokens) if one_pass else size.micro_batch_rows * max(tokens),
+            micro_batch_tokens=size.micro_batch_rows * max(tokens),
             gradient_checkpointing=size.gradient_checkpointing,
             threads=torch.get_num_threads(),
         )

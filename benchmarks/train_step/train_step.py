@@ -10,16 +10,12 @@ FOLDER holds TRL 1.16, which no lock of the project brings:
 """
 
 import argparse
-import ctypes
-import gc
 import importlib.util
 import json
 import os
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,36 +24,27 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.circumstances import circumstances
+from benchmarks.train_step.measuring import Step, make_in_turn, measure_peak, run_apart, wall
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study, model_folder
 from benchmarks.train_step.variants import PlainStep, straightforward, trl_chunked, trl_gkd
 from pos2distill.models.attention import pack_rows
 from pos2distill.training.rows import Row
 
-Step = Callable[[], float]
-VARIANTS = ("ours", "ours_one_pass", "ours_resident", "straightforward", "trl_chunked", "trl_gkd")
-GIB = 2**30
+VARIANTS = ("ours", "ours_in_pairs", "ours_one_pass", "ours_resident", "straightforward", "trl_chunked", "trl_gkd")
+TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
+"""Of losses, as a share."""
 
 
 def build(name: str, size: Size, folder: Path, device: torch.device) -> Step:
     """A variant, ready for its first step."""
-    cached = name in ("ours", "ours_one_pass")
-    study = make_study(size, folder, teacher="cached" if cached else "resident")
+    ours = name.startswith("ours")
+    study = make_study(size, folder, teacher="cached" if ours and name != "ours_resident" else "resident")
     questions = Questions(size, study, device)
-    if name.startswith("ours"):
-        return OurStep(size, study, questions, device, one_pass=name == "ours_one_pass")
+    if ours:
+        rows = {"ours_in_pairs": 2, "ours_one_pass": size.rows}.get(name, size.micro_batch_rows)
+        return OurStep(replace(size, micro_batch_rows=rows), study, questions, device)
     losses = {"straightforward": straightforward, "trl_chunked": trl_chunked, "trl_gkd": trl_gkd}[name]
     return PlainStep(size, study, questions, device, losses)
-
-
-def wall(step: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, the device's work included."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def matrix_rate(size: Size, device: torch.device) -> float:
@@ -97,27 +84,6 @@ def tokens_of(rows: Sequence[Row]) -> dict[str, int]:
     return {"in_all": sum(lengths), "once": sum(pack_rows([row.prompt_ids for row in rows], lengths, examples).own)}
 
 
-def measure_times(names: list[str], size: Size, folder: Path, device: torch.device, repetitions: int) -> dict[str, Any]:
-    """Seconds of every variant's steps, made in turn, with a step of each beforehand; losses equal all along."""
-    steps = {name: build(name, size, folder, device) for name in names}
-    rates: list[float] = []
-    losses: dict[str, list[float]] = {name: [] for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for repetition in range(repetitions + 1):
-        rates.append(matrix_rate(size, device))
-        for name, step in steps.items():
-            took = wall(lambda step=step, name=name: losses[name].append(step()), device)
-            if repetition:
-                seconds[name].append(took)
-            print(f"{name}: step {repetition}, {took:.2f} s, loss {losses[name][-1]:.6f}", flush=True)
-    tolerance = 1e-4 if size.precision == "float32" else 2e-2
-    for name in names:
-        for own, reference in zip(losses[name], losses[names[0]], strict=True):
-            if abs(own - reference) > tolerance * abs(reference):
-                raise AssertionError(f"{name} has other losses: {losses[name]}, not {losses[names[0]]}")
-    return {"seconds": seconds, "losses": losses, "matrix_tflops": statistics.median(rates) / 1e12}
-
-
 def measure_memory(name: str, size: Size, folder: Path, device: torch.device) -> dict[str, float]:
     """A variant's `measure_peak`, after its first step."""
     step = build(name, size, folder, device)
@@ -125,37 +91,12 @@ def measure_memory(name: str, size: Size, folder: Path, device: torch.device) ->
     return measure_peak(step, device)
 
 
-def measure_peak(step: Step, device: torch.device) -> dict[str, float]:
-    """GiB that a step takes at its peak beyond what stays between steps: weights, optimizer state and, where a variant
-    keeps one, the teacher. On a CPU the high-water mark of the process's resident memory, set back before the step."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        return {"kept_gib": before / GIB, "peak_gib": (torch.cuda.max_memory_allocated() - before) / GIB}
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    step()
-    return {"kept_gib": before / GIB, "peak_gib": (_status("VmHWM") - before) / GIB}
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
-
-
 def measure_apart(name: str, folder: str, options: argparse.Namespace) -> dict[str, float]:
-    """`measure_memory` in a process of its own, in which large blocks go back to the system when they are freed."""
-    command = [sys.executable, "-m", "benchmarks.train_step.train_step", "--device", options.device]
-    command += ["--memory", name, "--model", folder]
-    command += ["--trl", options.trl] if options.trl else []
-    command += ["--one-pass"] if options.one_pass else []
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1048576"}
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
-    found: dict[str, float] = json.loads(printed.splitlines()[-1])
-    return found
+    """`measure_memory` in a process of its own."""
+    arguments = ["--device", options.device, "--memory", name, "--model", folder]
+    arguments += ["--trl", options.trl] if options.trl else []
+    arguments += ["--one-pass"] if options.one_pass else []
+    return run_apart("benchmarks.train_step.train_step", *arguments)
 
 
 def profile_step(step: Step, device: torch.device) -> list[dict[str, Any]]:
@@ -188,20 +129,29 @@ def main() -> None:
     names = [name for name in VARIANTS if not name.startswith("trl") or importlib.util.find_spec("trl")]
     size, device = SIZES[options.device], torch.device(options.device)
     if options.one_pass:
-        size = replace(size, micro_batch_rows=size.examples * (size.k + 1))
-        names = [name for name in names if name not in ("ours_one_pass", "trl_gkd")]  # the same; 13 GiB of logits
+        size = replace(size, micro_batch_rows=size.rows)
+        # Two that would be the same or would not, and 13 GiB of logits.
+        names = [name for name in names if name not in ("ours_in_pairs", "ours_one_pass", "trl_gkd")]
     torch.set_num_threads(os.cpu_count() or 1)
     if options.memory:
         print(json.dumps(measure_memory(options.memory, size, Path(options.model), device)))
         return
     with model_folder() as folder:
-        report = measure_times(names, size, Path(folder), device, options.repetitions)
-        median, best = ({name: of(each) for name, each in report["seconds"].items()} for of in (statistics.median, min))
+        rate = matrix_rate(size, device)
+        steps = {name: build(name, size, Path(folder), device) for name in names}
+        seconds, losses = make_in_turn(steps, device, options.repetitions, TOLERANCE[size.precision])
+        # The machine's speed drifts: what the steps are held to is its rate before and after them.
+        rate = (rate + matrix_rate(size, device)) / 2
+        steps.clear()
+        median, best = ({name: of(each) for name, each in seconds.items()} for of in (statistics.median, min))
         tokens = tokens_of(Questions(size, make_study(size, Path(folder), teacher="resident"), device).rows())
         floors = {name: floor_flops(size, Path(folder), device, name) for name in names if name.startswith("ours")}
         profiled = profile_step(build("ours", size, Path(folder), device), device)
         memory = {name: measure_apart(name, folder, options) for name in names}
-    report |= {
+    report = {
+        "seconds": seconds,
+        "losses": losses,
+        "matrix_tflops": rate / 1e12,
         "size": {field: getattr(size, field) for field in size.__slots__},
         "tokens": tokens,
         "time_over_ours": {name: seconds / median["ours"] for name, seconds in median.items()},
@@ -209,9 +159,7 @@ def main() -> None:
         "memory": memory,
         "memory_over_ours": {name: gib["peak_gib"] / memory["ours"]["peak_gib"] for name, gib in memory.items()},
         "floor_tflop": {name: {kind: flops / 1e12 for kind, flops in each.items()} for name, each in floors.items()},
-        "share_of_floor": {
-            name: sum(each.values()) / (report["matrix_tflops"] * 1e12) / median[name] for name, each in floors.items()
-        },
+        "share_of_floor": {name: sum(each.values()) / rate / median[name] for name, each in floors.items()},
         "profile_of_ours": profiled,
         **circumstances("torch", "transformers", device=options.device),
     }
