@@ -21,6 +21,7 @@ from pos2distill.store.artifacts import (
     release_storage,
 )
 from pos2distill.store.lease import hold
+from pos2distill.training.trackers import check_trackers
 from pos2distill.urls import open_url
 
 Stage = Callable[[Recipe, Plan], Manifest]
@@ -161,9 +162,7 @@ def _writing(recipe: Recipe) -> Iterator[Plan]:
 
 def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
     _check_against_model(recipe.study)
-    if recipe.runtime.trackers and "distill" in stages:
-        from pos2distill.training.trackers import check_trackers
-
+    if "distill" in stages and not plan.checkpoint.manifest():
         check_trackers(recipe.runtime.trackers)
     for stage in stages:
         artifact = plan.artifacts[stage]

@@ -193,12 +193,13 @@ def _varlen(
     """As above by flash-attn, all rows in one call; a row's last query is at its last key.
 
     Raises:
-        UserError: as `_handed_down`.
-        NotImplementedError: where attention has sinks, which flash-attn 2 does not know.
+        UserError: as `_handed_down`; where attention has sinks, which flash-attn 2 does not know.
     """
     packed_rows = _handed_down(packed_rows, module)
     if s_aux is not None:
-        raise NotImplementedError("flash-attn 2 knows no attention sinks")
+        raise UserError(
+            f"{type(module).__name__} has attention sinks, unknown to flash-attn 2; set model.attention to eager"
+        )
     if dtype := get_target_dtype(query, module):
         query, key, value = (states.to(dtype) for states in (query, key, value))
     key, value = (packed_rows.all_keys(states) for states in (key, value))

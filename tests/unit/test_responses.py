@@ -18,6 +18,7 @@ from transformers import (
     MistralForCausalLM,
     PreTrainedModel,
 )
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
@@ -331,6 +332,16 @@ def test_packed_attention_is_not_for_rows_of_which_nobody_says_where_they_begin(
     lm = load_model(ModelSection(path=tiny_model_path, dtype="float32"), packed=True)
     with pytest.raises(UserError, match="LlamaAttention is not told by its model where rows begin; a model of this"):
         lm(torch.tensor([[11, 12, 13]]))
+
+
+def test_flash_attention_does_not_leave_out_sinks() -> None:
+    """Of a model that transformers has not marked, which `load_model` would have refused."""
+    packed = collate(*with_common_beginnings()).packed
+    states = torch.zeros(1, 2, sum(packed.own), 8)
+    with pytest.raises(UserError, match=r"^Linear has attention sinks, unknown to flash-attn 2; set model"):
+        ALL_ATTENTION_FUNCTIONS["packed_varlen"](
+            torch.nn.Linear(1, 1), states, states, states, None, packed_rows=packed, s_aux=torch.zeros(2)
+        )
 
 
 def test_masks_go_with_the_pass_that_made_them(tiny_model_path: str) -> None:
