@@ -4,6 +4,7 @@ Ray's coordinators load this module too, so what loads torch is imported where t
 """
 
 import functools
+import math
 import os
 import sys
 import weakref
@@ -217,8 +218,12 @@ def prompt_tasks(pool: PoolSection) -> TaskPoolStrategy:
 
 
 def blocks_of_examples(examples: pa.Table, asked: Sequence[Asked], pool: PoolSection) -> Dataset:
-    """Examples in blocks of one to four batches of prompts: some for every actor, but none smaller than a batch."""
-    prompts_each = sum(each.prompts_each for each in asked)
-    share = len(examples) * prompts_each // (4 * pool.max)
-    size = max(1, min(max(share, pool.batch_size), 4 * pool.batch_size) // prompts_each)
+    """Examples in blocks that Ray Data hands to the pool."""
+    size = block_size(len(examples), sum(each.prompts_each for each in asked), pool)
     return ray.data.from_arrow([examples.slice(start, size) for start in range(0, len(examples), size)])
+
+
+def block_size(examples: int, prompts_each: int, pool: PoolSection) -> int:
+    """Examples of a block: one to four batches of prompts, some blocks for every actor if there are so many."""
+    share = examples * prompts_each // (4 * pool.max)
+    return math.ceil(min(max(share, pool.batch_size), 4 * pool.batch_size) / prompts_each)

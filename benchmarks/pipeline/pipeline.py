@@ -143,7 +143,7 @@ def main() -> None:
         runs = [run(material, examples, cores) for examples in sizes for cores in (1, 2)]
     report = {
         "runs": runs,
-        **circumstances("ray", "pyarrow", "transformers", "tokenizers"),
+        **circumstances("ray", "pyarrow", "transformers", "tokenizers", "fastokens"),
     }
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))

@@ -100,7 +100,7 @@ def main() -> None:
             "cpu_ms_an_example": {stage: 1e3 * each / examples for stage, each in seconds.items()},
             "cpu_ms_an_example_in_all": 1e3 * sum(seconds.values()) / examples,
             "cpu_ms_a_prompt_of_an_evaluation": 1e3 * evaluation_prompts(recipe),
-            **circumstances("pyarrow", "transformers", "tokenizers"),
+            **circumstances("pyarrow", "transformers", "tokenizers", "fastokens"),
         }
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))

@@ -53,6 +53,14 @@ def make_in_turn(
     return seconds, losses
 
 
+def free(steps: dict[str, Step]) -> None:
+    """Let go of steps and of their memory: other processes will want it."""
+    steps.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def measure_peak(step: Step, device: torch.device) -> dict[str, float]:
     """GiB that a step takes at its peak beyond what stays between steps: weights, optimizer state and, where there is
     one, the teacher. On a CPU the high-water mark of the process's resident memory, set back before the step."""

@@ -24,13 +24,19 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.circumstances import circumstances
-from benchmarks.train_step.measuring import Step, make_in_turn, measure_peak, run_apart, wall
+from benchmarks.train_step.measuring import Step, free, make_in_turn, measure_peak, run_apart, wall
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study, model_folder
 from benchmarks.train_step.variants import PlainStep, straightforward, trl_chunked, trl_gkd
 from pos2distill.models.attention import pack_rows
 from pos2distill.training.rows import Row
 
-VARIANTS = ("ours", "ours_in_pairs", "ours_one_pass", "ours_resident", "straightforward", "trl_chunked", "trl_gkd")
+GROUPS = (
+    ("ours", "ours_in_pairs", "ours_one_pass", "ours_resident"),
+    ("ours", "straightforward", "trl_chunked", "trl_gkd"),
+)
+"""Variants made in turn; two groups, since a GPU has no room for all of them at once."""
+
+VARIANTS = tuple(dict.fromkeys(name for group in GROUPS for name in group))
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 """Of losses, as a share."""
 
@@ -137,25 +143,32 @@ def main() -> None:
         print(json.dumps(measure_memory(options.memory, size, Path(options.model), device)))
         return
     with model_folder() as folder:
-        rate = matrix_rate(size, device)
-        steps = {name: build(name, size, Path(folder), device) for name in names}
-        seconds, losses = make_in_turn(steps, device, options.repetitions, TOLERANCE[size.precision])
-        # The machine's speed drifts: what the steps are held to is its rate before and after them.
-        rate = (rate + matrix_rate(size, device)) / 2
-        steps.clear()
-        median, best = ({name: of(each) for name, each in seconds.items()} for of in (statistics.median, min))
+        rates, seconds, losses = [matrix_rate(size, device)], [], []
+        for group in GROUPS:
+            steps = {name: build(name, size, Path(folder), device) for name in group if name in names}
+            own_seconds, own_losses = make_in_turn(steps, device, options.repetitions, TOLERANCE[size.precision])
+            seconds.append(own_seconds)
+            losses.append(own_losses)
+            free(steps)
+            rates.append(matrix_rate(size, device))
+        rate = statistics.mean(rates)  # of a machine whose speed drifts
+        over_ours, best_over_ours = (
+            {name: of(each) / of(group["ours"]) for group in seconds for name, each in group.items()}
+            for of in (statistics.median, min)
+        )
+        median = {name: statistics.median(each) for group in seconds[::-1] for name, each in group.items()}
         tokens = tokens_of(Questions(size, make_study(size, Path(folder), teacher="resident"), device).rows())
         floors = {name: floor_flops(size, Path(folder), device, name) for name in names if name.startswith("ours")}
-        profiled = profile_step(build("ours", size, Path(folder), device), device)
         memory = {name: measure_apart(name, folder, options) for name in names}
+        profiled = profile_step(build("ours", size, Path(folder), device), device)
     report = {
         "seconds": seconds,
         "losses": losses,
         "matrix_tflops": rate / 1e12,
         "size": {field: getattr(size, field) for field in size.__slots__},
         "tokens": tokens,
-        "time_over_ours": {name: seconds / median["ours"] for name, seconds in median.items()},
-        "best_time_over_ours": {name: seconds / best["ours"] for name, seconds in best.items()},
+        "time_over_ours": over_ours,
+        "best_time_over_ours": best_over_ours,
         "memory": memory,
         "memory_over_ours": {name: gib["peak_gib"] / memory["ours"]["peak_gib"] for name, gib in memory.items()},
         "floor_tflop": {name: {kind: flops / 1e12 for kind, flops in each.items()} for name, each in floors.items()},

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.train_step.problem import SHARE, Questions, Size
 from pos2distill.config import Study
 from pos2distill.losses.objectives import row_coefficients
-from pos2distill.models.load import load_model
+from pos2distill.models.load import load_model, torch_dtype
 from pos2distill.training.rows import Row
 from pos2distill.training.schedule import learning_rate
 
@@ -64,7 +64,8 @@ def straightforward(student: Any, teacher: Any, rows: Sequence[Row], device: tor
 def trl_gkd(student: Any, teacher: Any, rows: Sequence[Row], device: torch.device) -> Tensor:
     """What `GKDTrainer.compute_loss` does at beta = 0, with the teacher's prompt as the only difference.
 
-    The trainer gives its teacher the student's own tokens, so both models' logits are brought to the same places here.
+    TRL 1.16 makes the divergence of all tokens and picks the response's afterwards. The trainer gives its teacher the
+    student's own tokens, so both models' logits are brought to the same places here.
     """
     from trl.experimental.gkd import GKDTrainer
 
@@ -118,7 +119,8 @@ class PlainStep:
             rows[start : start + size.micro_batch_rows] for start in range(0, len(rows), size.micro_batch_rows)
         ]
         self.slot_N = torch.tensor([row.slot_id for row in rows])
-        self.student: Any = load_model(study.model, dtype=torch.float32, device=device)
+        computing = torch_dtype(size.precision)  # under autocast: as ours, by flash-attn where it can be
+        self.student: Any = load_model(study.model, dtype=torch.float32, computing=computing, device=device)
         self.student.train()
         if size.gradient_checkpointing:
             self.student.gradient_checkpointing_enable({"use_reentrant": False})

@@ -19,10 +19,10 @@ _TRIAL = (
 
 
 def text_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], Tokens]:
-    """The token ids (T,) of a text with no special tokens around it: `tokenizer(text, add_special_tokens=False)`.
+    """The token ids (T,) of a whole text with no special tokens around it: `tokenizer(text, add_special_tokens=False)`.
 
-    By fastokens where it can read the tokenizer and gives the same ids of a trial text: it is twenty times as fast and
-    more (byte-level BPE, which nearly all models have today). Else by the tokenizer itself.
+    By fastokens where it can read the tokenizer and gives the same ids of a trial text, many times as fast (byte-level
+    BPE, which nearly all models have today; `benchmarks/pipeline`). Else by the tokenizer itself.
     """
 
     def encode(text: str) -> Tokens:
@@ -36,11 +36,15 @@ def text_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], Tokens
         fast = fastokens.Tokenizer.from_json_str(backend.to_str())
     except ValueError:  # a kind of tokenizer that it does not know
         return encode
+    fast.no_truncation()  # which a tokenizer's file may ask for, and transformers does not do
 
     def encode_fast(text: str) -> Tokens:
-        ids, _ = fast.encode_batch_flat([text])
+        try:
+            ids, _ = fast.encode_batch_flat([text])
+        except ValueError:  # a byte that the vocabulary lacks
+            return encode(text)
         return np.frombuffer(ids, np.int32)
 
-    # With the tokenizer's own special tokens, which may stand in a text, as a chat template's do.
-    trial = _TRIAL + _TRIAL.join(["", *tokenizer.all_special_tokens, ""])
+    # With the tokens added to the vocabulary, which may stand in a text, as a chat template's do.
+    trial = _TRIAL + " a\n".join(["", *tokenizer.get_added_vocab(), ""]) + _TRIAL
     return encode_fast if np.array_equal(encode(trial), encode_fast(trial)) else encode

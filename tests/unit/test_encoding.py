@@ -126,6 +126,26 @@ def test_a_tokenizer_that_drops_merges_at_random_is_left_alone() -> None:
     assert not is_fast(text_encoder(chat_tokenizer(tokenizer)))
 
 
+def test_a_long_text_is_not_cut_where_the_tokenizers_file_asks_for_it() -> None:
+    """As files do that were saved after training; transformers ignores it."""
+    tokenizer = chat_tokenizer(byte_level())
+    tokenizer.backend_tokenizer.enable_truncation(4096)
+    tokenizer.backend_tokenizer.enable_padding(length=4096)
+    encode, text = text_encoder(tokenizer), TEXT * 200
+    assert is_fast(encode)
+    assert len(encode(text)) > 4096
+    assert encode(text).tolist() == plain(tokenizer, text)
+
+
+@pytest.mark.parametrize("missing", [" ", "Q"], ids=["in the trial", "in a text alone"])
+def test_a_byte_that_the_vocabulary_lacks_is_left_to_the_tokenizer(missing: str) -> None:
+    alphabet = [letter for letter in pre_tokenizers.ByteLevel.alphabet() if letter != missing.replace(" ", "Ġ")]
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encode = text_encoder(chat_tokenizer(tokenizer))
+    assert encode(f"A{missing}b").tolist() == plain(chat_tokenizer(tokenizer), f"A{missing}b")
+
+
 def test_a_tokenizer_whose_ids_would_differ_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one that splits otherwise than its file says, as a class of its own may."""
     tokenizer, other = chat_tokenizer(byte_level()), fastokens.Tokenizer.from_json_str(byte_level(DIGITS).to_str())

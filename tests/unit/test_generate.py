@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.generate import Answer, Asked, build_prompts
-from pos2distill.config import Recipe
+from pipelines.generate import Answer, Asked, block_size, build_prompts
+from pos2distill.config import PoolSection, Recipe
 from pos2distill.errors import UserError
 from pos2distill.records import ANSWER_SCHEMA, examples_to_table
 from pos2distill.sampling.engine import EngineDied, SamplingParams
@@ -136,6 +136,21 @@ def test_what_the_sampler_tells_stands_beside_its_answers(
         assert (np.exp(logprobs).sum(-1) <= 1 + 1e-6).all()
     evaluated = answer(*make_batch(False, engine=engine, method={"teacher": "topk"}), for_training=False)
     assert {row["top_ids"] for row in evaluated} == {None}
+
+
+@pytest.mark.parametrize(
+    ("examples", "prompts_each", "size"),
+    [
+        (2000, 1, 128),  # four batches
+        (1000, 12, 11),  # 132 prompts, the next multiple of twelve
+        (400, 1, 50),  # four blocks for each of two actors
+        (10, 1, 32),  # not less than a batch
+        (10, 12, 3),
+        (10, 50, 2),
+    ],
+)
+def test_blocks_hold_one_to_four_batches(examples: int, prompts_each: int, size: int) -> None:
+    assert block_size(examples, prompts_each, PoolSection(batch_size=32, max=2)) == size
 
 
 INTERRUPTED = """
