@@ -5,7 +5,7 @@ a pair for two hops. Token ids are int32. `SCHEMA_VERSION` rises whenever a sche
 of another version is refused, never guessed at.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ Floats = npt.NDArray[np.float32]
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.int32())
 _SLOTS = pa.list_(pa.int32())
+_TOGETHER = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,8 @@ def example_from_row(row: Mapping[str, Any]) -> Example:
     return Example(row["example_id"], row["question"], tuple(row["answers"]), documents)
 
 
-def examples_to_table(examples: Iterable[Example]) -> pa.Table:
-    """Examples as a table of `EXAMPLE_SCHEMA`."""
-    return pa.Table.from_pylist([asdict(example) for example in examples], schema=EXAMPLE_SCHEMA)
+def examples_to_table(examples: Sequence[Example]) -> pa.Table:
+    """Examples as a table of `EXAMPLE_SCHEMA`, some at a time: as dictionaries they take several times their memory."""
+    parts = (examples[start : start + _TOGETHER] for start in range(0, len(examples), _TOGETHER))
+    tables = [pa.Table.from_pylist([asdict(each) for each in part], schema=EXAMPLE_SCHEMA) for part in parts]
+    return pa.concat_tables([EXAMPLE_SCHEMA.empty_table(), *tables])

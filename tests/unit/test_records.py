@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from pos2distill.records import (
     EXAMPLE_SCHEMA,
     PREDICTION_SCHEMA,
@@ -20,6 +22,12 @@ def test_an_example_survives_arrow() -> None:
     table = examples_to_table([EXAMPLE])
     assert table.schema.equals(EXAMPLE_SCHEMA, check_metadata=True)
     assert [example_from_row(row) for row in table.to_pylist()] == [EXAMPLE]
+
+
+def test_many_examples_keep_their_order() -> None:
+    examples = [replace(EXAMPLE, example_id=str(number)) for number in range(2500)]
+    assert [example_from_row(row) for row in examples_to_table(examples).to_pylist()] == examples
+    assert examples_to_table([]).schema.equals(EXAMPLE_SCHEMA)
 
 
 def test_gold_and_distractors_part_the_documents() -> None:
