@@ -1,11 +1,13 @@
 """Rows laid end to end, by flash-attn and by torch's kernels, against plain attention in fp32."""
 
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import MistralConfig, MistralForCausalLM
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
@@ -14,6 +16,18 @@ from pos2distill.records import Tokens
 
 needs_flash = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="no flash-attn here")
 KERNELS = [pytest.param("flash_attention_2", marks=needs_flash), "sdpa"]
+
+
+@pytest.fixture(params=["llama", "window"])
+def any_model_path(request: pytest.FixtureRequest, tiny_model_path: str, tmp_path: Path) -> str:
+    """The tiny model, and one whose layers look back 64 tokens only."""
+    if request.param == "llama":
+        return tiny_model_path
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25}
+    MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=64)).save_pretrained(tmp_path)
+    return str(tmp_path)
 
 
 def draw(sizes: tuple[int, ...], seed: int) -> list[Tokens]:
@@ -56,16 +70,16 @@ def test_torchs_kernels_in_float32_are_plain_attention(tiny_model_path: str) -> 
 
 
 @pytest.mark.parametrize("attention", KERNELS)
-def test_what_rows_share_is_computed_once_and_is_the_same(tiny_model_path: str, attention: str) -> None:
+def test_what_rows_share_is_computed_once_and_is_the_same(any_model_path: str, attention: str) -> None:
     (documents,) = draw((300,), 0)
     cuts, endings = (0, 120, 290, 200), draw((60, 50, 40, 30), 1)
     prompts = [np.concatenate([documents[:cut], own]) for cut, own in zip(cuts, endings, strict=True)]
     responses = draw((14, 9, 5, 7), 2)
     together = collate(prompts, responses, relatives=[0] * 4)
     assert together.packed.shared == (0, 0, 120, 200)
-    exact = states_and_gradient(tiny_model_path, "eager", torch.float32, collate(prompts, responses))
-    apart = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts, responses))
-    ours = states_and_gradient(tiny_model_path, attention, torch.bfloat16, together)
+    exact = states_and_gradient(any_model_path, "eager", torch.float32, collate(prompts, responses))
+    apart = states_and_gradient(any_model_path, attention, torch.bfloat16, collate(prompts, responses))
+    ours = states_and_gradient(any_model_path, attention, torch.bfloat16, together)
     for own, reference, truth in zip(ours, apart, exact, strict=True):
         assert 0 < (own - truth).norm() <= 2 * (reference - truth).norm()
 
