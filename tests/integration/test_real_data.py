@@ -1,4 +1,4 @@
-"""Published benchmark files through the whole chain, with a small random model and both engines.
+"""Published benchmark files: their text to token ids; and the whole chain, with a small random model and both engines.
 
 Accuracy is zero: the model cannot read. What counts is that every stage takes real text of real length.
 """
@@ -14,8 +14,10 @@ import yaml
 
 from pipelines.study import run_study
 from pos2distill.recipes import load_recipe
+from pos2distill.tasks.encoding import text_encoder
 from tests.conftest import CHAT_TEMPLATE, SPECIALS
 from tests.integration.conftest import BENCHMARK_DATA
+from tests.unit.test_encoding import BYTE_LEVEL, chat_tokenizer, is_fast, plain
 
 pytestmark = pytest.mark.skipif(
     not BENCHMARK_DATA.is_dir(),
@@ -70,6 +72,17 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.mark.parametrize("family", BYTE_LEVEL)
+def test_published_text_is_encoded_as_by_the_tokenizer(family: str) -> None:
+    files = [BENCHMARK_DATA / task["path"] for task in TASKS.values() if task["path"].endswith(".gz")]
+    lines = [line.decode() for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
+    tokenizer = chat_tokenizer(BYTE_LEVEL[family](texts=lines[::20]))
+    encode = text_encoder(tokenizer)
+    assert is_fast(encode)
+    for line in lines[::3]:
+        assert encode(line).tolist() == plain(tokenizer, line)
 
 
 @pytest.mark.parametrize(

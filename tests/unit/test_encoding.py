@@ -1,6 +1,7 @@
 """Texts encoded by the faster library, against the tokenizer's own ids."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import fastokens
 import numpy as np
@@ -22,9 +23,12 @@ SHORT_NUMBERS = (
 DIGITS = SHORT_NUMBERS.replace(r"\p{N}{1,3}", r"\p{N}")
 
 TEXT = "Document [3](Title: A12) It's 1984 [4] or [17](. \n\n  Ünïcode 中文 e\u0301 'll 🙂 Document [12]  \n42]"
+TEXTS = (TEXT,) * 3
 
 
-def byte_level(pattern: str | None = None, normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
+def byte_level(
+    pattern: str | None = None, normalizer: normalizers.Normalizer | None = None, texts: Sequence[str] = TEXTS
+) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     split = [pre_tokenizers.Split(Regex(pattern), "isolated")] if pattern else []
     last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
@@ -32,42 +36,44 @@ def byte_level(pattern: str | None = None, normalizer: normalizers.Normalizer | 
     tokenizer.decoder = decoders.ByteLevel()
     if normalizer:
         tokenizer.normalizer = normalizer
-    return train(tokenizer, trainers.BpeTrainer, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    return train(tokenizer, texts, trainers.BpeTrainer, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
 
 
-def sentence_piece() -> Tokenizer:
+def sentence_piece(texts: Sequence[str] = TEXTS) -> Tokenizer:
     """As Llama 2 and Mistral have it: no pre-tokenizer that splits, a space in front of every text."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    return train(tokenizer, trainers.BpeTrainer)
+    return train(tokenizer, texts, trainers.BpeTrainer)
 
 
-def gemma() -> Tokenizer:
+def gemma(texts: Sequence[str] = TEXTS) -> Tokenizer:
     """Spaces become letters, and texts are split where they were."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<pad>"))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
-    return train(tokenizer, trainers.BpeTrainer, special_tokens=[*SPECIALS, *alphabet])
+    return train(tokenizer, texts, trainers.BpeTrainer, special_tokens=[*SPECIALS, *alphabet])
 
 
-def unigram() -> Tokenizer:
-    return train(Tokenizer(models.Unigram()), trainers.UnigramTrainer, unk_token="<pad>", vocab_size=100)
+def unigram(texts: Sequence[str] = TEXTS) -> Tokenizer:
+    return train(Tokenizer(models.Unigram()), texts, trainers.UnigramTrainer, unk_token="<pad>", vocab_size=100)
 
 
-def train(tokenizer: Tokenizer, trainer: Callable[..., trainers.Trainer], **options: object) -> Tokenizer:
+def train(
+    tokenizer: Tokenizer, texts: Sequence[str], trainer: Callable[..., trainers.Trainer], **options: object
+) -> Tokenizer:
     options = {"vocab_size": 500, "special_tokens": list(SPECIALS), "show_progress": False} | options
-    tokenizer.train_from_iterator([TEXT] * 3, trainer(**options))
+    tokenizer.train_from_iterator(texts, trainer(**options))
     return tokenizer
 
 
-BYTE_LEVEL: dict[str, Callable[[], Tokenizer]] = {
+BYTE_LEVEL: dict[str, Callable[..., Tokenizer]] = {
     "gpt2": byte_level,
-    "llama3": lambda: byte_level(SHORT_NUMBERS),
-    "qwen": lambda: byte_level(DIGITS, normalizers.NFC()),
+    "llama3": functools.partial(byte_level, SHORT_NUMBERS),
+    "qwen": functools.partial(byte_level, DIGITS, normalizers.NFC()),
     "gemma": gemma,
 }
-OTHERS: dict[str, Callable[[], Tokenizer]] = {"llama2": sentence_piece, "unigram": unigram}
+OTHERS: dict[str, Callable[..., Tokenizer]] = {"llama2": sentence_piece, "unigram": unigram}
 
 
 def chat_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
