@@ -23,15 +23,17 @@ quickstart: install
 install: .venv/.installed
 
 .venv/.installed: $(LOCK) .uv/.installed
+	@test ! -e .venv/.for-gpus || { echo 'error: .venv is for GPUs and older than $(LOCK); run make install-gpu again'; exit 2; }
 	.uv/bin/uv venv --quiet --allow-existing --python $(PYTHON) .venv
 	.uv/bin/uv pip sync --quiet --compile-bytecode --python $(BIN)/python $(LOCK)
 	touch $@
 
-# torch first: flash-attn is built against it.
+# From nothing, since the CPU builds would satisfy the same versions. torch first: flash-attn is built against it.
 install-gpu: .uv/.installed
-	env -u UV_TORCH_BACKEND .uv/bin/uv venv --quiet --allow-existing --python $(PYTHON) .venv
+	env -u UV_TORCH_BACKEND .uv/bin/uv venv --quiet --clear --python $(PYTHON) .venv
 	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --python $(BIN)/python $$(grep '^torch==' requirements/gpu.txt) setuptools wheel packaging ninja
 	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --compile-bytecode --python $(BIN)/python --no-build-isolation-package flash-attn --requirement requirements/gpu.txt
+	touch .venv/.for-gpus .venv/.installed
 
 .uv/.installed: requirements/uv.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo 'error: $(PYTHON) is not Python 3.11; set PYTHON=/path/to/python3.11'; exit 2; }

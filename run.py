@@ -237,8 +237,10 @@ def _work(command: Callable[..., None], recipe: Recipe, **gate: float | None) ->
 
 
 def _list_recipes() -> None:
-    for name in recipe_names():
-        print(f"{name:<18} {load_recipe(name).description}")
+    names = recipe_names()
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:<{width}}  {load_recipe(name).description}")
 
 
 def _show(recipe: Recipe, command: str) -> None:

@@ -36,6 +36,7 @@ def run_study(recipe: Recipe) -> None:
         _run(recipe, plan, _stages("study", plan))
     if _reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  done before")
+        _print_comparison(_curve(recipe, plan.base_scores), _curve(recipe, plan.distilled_scores))
         _print_paths(recipe, plan)
     else:
         run_report(recipe, plan)
@@ -106,6 +107,7 @@ def describe(recipe: Recipe, command: str = "study") -> str:
     absent = "missing" if command == "report" else "to run"
     for settings, cell in sweep_cells(recipe):
         plan = make_plan(cell)
+        _check_against_model(cell.study)
         lines.append(f"# study {plan.fingerprint}, storage {cell.storage}{_shown_settings(settings)}")
         for stage in _stages(command, plan):
             artifact = plan.artifacts[stage]

@@ -3,6 +3,7 @@
 python -m benchmarks.pipeline.pipeline [EXAMPLES ...]
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -135,7 +136,9 @@ def _curve(samples: list[dict[str, float]], kind: str) -> list[int]:
 
 def main() -> None:
     """Whole runs on one core and on two."""
-    sizes = [int(size) for size in sys.argv[1:]] or [10_000]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("examples", nargs="*", type=int, default=[10_000], metavar="EXAMPLES", help="of a run each")
+    sizes = parser.parse_args().examples
     with tempfile.TemporaryDirectory() as folder:
         material = Path(folder)
         write_model(material / "model")

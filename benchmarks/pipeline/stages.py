@@ -3,9 +3,9 @@
 python -m benchmarks.pipeline.stages [EXAMPLES]
 """
 
+import argparse
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -88,7 +88,9 @@ def evaluation_prompts(recipe: Recipe) -> float:
 
 def main() -> None:
     """Measure and report."""
-    examples = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("examples", nargs="?", type=int, default=500, metavar="EXAMPLES")
+    examples = parser.parse_args().examples
     with tempfile.TemporaryDirectory() as folder:
         material = Path(folder)
         write_model(material / "model")

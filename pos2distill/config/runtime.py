@@ -40,8 +40,9 @@ class TrainersSection(Section):
         16384,
         ge=1,
         description="tokens of the rows of one forward and backward pass on one worker, at most; a longer row goes "
-        "alone. Best as many as memory allows: weights that depend on losses want one more forward pass where there "
-        "are several, and rows of one pass that begin alike compute their common beginning once",
+        "alone. A row is a prompt and its response, so 16384 are five rows of 3,100; halve it where memory runs out. "
+        "Best as many as memory allows: weights that depend on losses want one more forward pass where there are "
+        "several, and rows of one pass that begin alike compute their common beginning once",
     )
     gradient_checkpointing: bool = True
     cpus: float = Field(1.0, ge=0)

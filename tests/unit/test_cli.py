@@ -130,6 +130,7 @@ def test_a_dry_run_tells_what_is_done(recipe: str, capsys: pytest.CaptureFixture
         (["study", "RECIPE", "training.epoch=1"], "training.epoch: unknown field; did you mean 'epochs'?"),
         (["study", "RECIPE", "training"], "training: expected section.field=value"),
         (["study", "RECIPE", "data.path=gone.jsonl", "--dry-run"], "gone.jsonl: no such file"),
+        (["study", "RECIPE", "training.lora.targets=[q_prj]", "--dry-run"], "did you mean 'q_proj'?"),
         (["study", "RECIPE", "data.train_examples=9999"], "train examples, but data.train_examples asks for 9999"),
         (
             ["study", "RECIPE", "evaluation.other_documents=[7]"],
