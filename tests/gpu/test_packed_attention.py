@@ -13,6 +13,7 @@ from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
 from pos2distill.models.responses import ResponseBatch, collate, predicting_hidden
 from pos2distill.records import Tokens
+from tests.unit.test_responses import HEADS, SMALL
 
 needs_flash = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="no flash-attn here")
 KERNELS = [pytest.param("flash_attention_2", marks=needs_flash), "sdpa"]
@@ -24,9 +25,7 @@ def any_model_path(request: pytest.FixtureRequest, tiny_model_path: str, tmp_pat
     if request.param == "llama":
         return tiny_model_path
     torch.manual_seed(0)
-    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25}
-    MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=64)).save_pretrained(tmp_path)
+    MistralForCausalLM(MistralConfig(**SMALL, **HEADS, sliding_window=64)).save_pretrained(tmp_path)
     return str(tmp_path)
 
 

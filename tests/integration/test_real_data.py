@@ -36,6 +36,12 @@ TRAIN, EVALUATION = 4, 2  # examples
 REASONING = ("musique", "hotpotqa")
 
 
+def published_lines() -> list[list[str]]:
+    """Of every compressed file."""
+    files = [BENCHMARK_DATA / task["path"] for task in TASKS.values() if task["path"].endswith(".gz")]
+    return [[line.decode() for line in gzip.decompress(file.read_bytes()).splitlines()] for file in files]
+
+
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random Llama with a context of 16k and a tokenizer trained on the files' own text."""
@@ -46,8 +52,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    files = [BENCHMARK_DATA / task["path"] for task in TASKS.values() if task["path"].endswith(".gz")]
-    text = [line.decode() for file in files for line in gzip.decompress(file.read_bytes()).splitlines()[:60]]
+    text = [line for lines in published_lines() for line in lines[:60]]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(
         text, trainers.BpeTrainer(vocab_size=2000, special_tokens=list(SPECIALS), initial_alphabet=alphabet)
@@ -76,8 +81,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("family", BYTE_LEVEL)
 def test_published_text_is_encoded_as_by_the_tokenizer(family: str) -> None:
-    files = [BENCHMARK_DATA / task["path"] for task in TASKS.values() if task["path"].endswith(".gz")]
-    lines = [line.decode() for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
+    lines = [line for lines in published_lines() for line in lines]
     tokenizer = chat_tokenizer(BYTE_LEVEL[family](texts=lines[::20]))
     encode = text_encoder(tokenizer)
     assert is_fast(encode)
