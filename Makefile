@@ -4,7 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 LOCK := requirements/cpu.txt
-SOURCES := pos2distill pipelines cluster examples benchmarks docs tests run.py
+SOURCES := pos2distill pipelines cluster examples benchmarks scripts tests run.py
 
 # uv does not read pip's settings. Where pip is told of a folder of wheels that holds torch, take torch from there;
 # elsewhere let uv find torch's CPU build itself.
@@ -65,8 +65,8 @@ lock: .uv/.installed
 
 # The tables of docs/recipes.md and docs/cluster.md, and the manifests of the cluster's examples.
 docs: install
-	$(BIN)/python -m docs.reference
-	$(BIN)/python -m cluster.examples.renew
+	$(BIN)/python -m scripts.reference_tables
+	$(BIN)/python -m scripts.render_presets
 
 clean:
 	rm -rf .venv .uv runs

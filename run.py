@@ -15,8 +15,8 @@ from pathlib import Path
 import yaml
 
 from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.errors import GateError, Stopped, Terminated, UserError, did_you_mean
-from pos2distill.recipes import load_recipe, recipe_names
 
 COMMANDS = {
     "study": "the whole chain: measure, sample, distil, measure again, report; finished stages are skipped",
@@ -66,7 +66,7 @@ Ctrl-C stops following, not the job. kubectl's current context says which Kubern
 """
 
 CLUSTER_EXAMPLES = """examples:
-  cp cluster/examples/gke.yaml my_cluster.yaml
+  cp cluster/presets/gke.yaml my_cluster.yaml
   python run.py cluster validate my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl --crds crds/
   python run.py cluster render my_cluster.yaml spec.sampling.max=16 --out manifests
   python run.py cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8
@@ -182,7 +182,7 @@ def _submit(options: argparse.Namespace, words: list[str]) -> int:
     # Read when Ray is imported; who gives a token wants it used.
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-    from pipelines.submit import run_submit
+    from pipelines.jobs.submit import run_submit
 
     flags = [] if gate is None else [f"--fail-if-gap-above={gate:g}"]
     return run_submit(command, words[0], words[1:], options.address, flags)
@@ -218,7 +218,7 @@ def _cluster(options: argparse.Namespace, words: list[str]) -> int:
 
 def _command(name: str) -> Callable[..., None]:
     # Imported here, so that --help and a misspelt field answer at once.
-    from pipelines import study
+    from pipelines import commands as study
 
     return {
         "study": study.run_study,
@@ -244,7 +244,7 @@ def _list_recipes() -> None:
 
 
 def _show(recipe: Recipe, command: str) -> None:
-    from pipelines.study import describe
+    from pipelines.commands import describe
 
     shown = {"name": recipe.name, "description": recipe.description, **recipe.study.model_dump(mode="json")}
     if recipe.sweep:

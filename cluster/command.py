@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster import submit
+from cluster import rayjob as submit
 from cluster.render import Manifest, render, to_yaml
 from cluster.spec import ClusterSpec, load_cluster
 from cluster.validate import check, load_manifests

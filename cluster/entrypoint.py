@@ -6,9 +6,9 @@ from pathlib import Path, PurePosixPath
 
 from cluster.spec import READABLE, STORES, ClusterSpec
 from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.recipes import load_recipe, recipe_names
-from pos2distill.routing import TRAINING
+from pos2distill.placement import TRAINING
 from pos2distill.secrets import looks_secret
 
 _KINDS = ("gpus", "cpus")
@@ -29,13 +29,15 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     if any(looks_secret(override) for override in overrides):
         raise UserError("command line: an override holds what looks like a secret; name it in pods.secrets instead")
     recipe = load_recipe(recipe_name, overrides)
-    if away := next((name for name in recipe.study.evaluation.transfer if name not in recipe_names()), None):
-        raise UserError(f"evaluation.transfer: {away}: not in the image; put it into pipelines/recipes/")
+    if away := next((name for name in recipe.study.evaluation.also_evaluate if name not in recipe_names()), None):
+        raise UserError(f"evaluation.also_evaluate: {away}: not in the image; put it into pipelines/recipes/")
     stored = any(override.startswith("runtime.storage=") for override in overrides)
     paths = {"data.path": recipe.study.data.path, **({"runtime.storage": recipe.storage} if stored else {})}
     if "://" in recipe.study.model.path or recipe.study.model.path.startswith(("/", ".", "~")):  # else a hub's name
         paths["model.path"] = recipe.study.model.path
-    paths |= {f"evaluation.transfer: {name}: data.path": other.data.path for name, other in recipe.transfers.items()}
+    paths |= {
+        f"evaluation.also_evaluate: {name}: data.path": other.data.path for name, other in recipe.transfers.items()
+    }
     _check_paths(spec, recipe, paths, overrides)
     _check_pools(spec, recipe)
     words = ["python", "run.py", "study", recipe_name, *overrides]

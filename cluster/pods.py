@@ -3,7 +3,7 @@
 from typing import Any
 
 from cluster.spec import DRAIN_ENV, ClusterSpec, NodeSection
-from pos2distill.routing import RAY_VARIABLES
+from pos2distill.placement import RAY_VARIABLES
 
 GPU = "nvidia.com/gpu"
 HOME = "/scratch"

@@ -12,7 +12,7 @@ import yaml
 from cluster.entrypoint import make_entrypoint
 from cluster.pods import HOME, container_security, instance_labels, pod_template, submitter_template
 from cluster.spec import ClusterSpec, DataGroup, EgressRule, NodeSection, SamplingGroup, TrainingGroup, quantity_bytes
-from pos2distill.routing import POOLS_LABEL, SAMPLING, TRAINING, Pool
+from pos2distill.placement import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
 Manifest = dict[str, Any]
 

@@ -14,7 +14,7 @@ import yaml
 from cluster.pod_rules import as_dict, as_int, as_list, check_pod, check_rights, gpus_of, is_spot
 from cluster.spec import DRAIN_ENV, NAME_LENGTH
 from pos2distill.errors import did_you_mean
-from pos2distill.routing import POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING
+from pos2distill.placement import POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING
 from pos2distill.secrets import looks_secret
 
 Fault = tuple[str, str]
@@ -303,7 +303,7 @@ def _check_start(place: str, group: dict[str, Any]) -> Iterator[Fault]:
 
 
 def _check_routing(place: str, group: dict[str, Any], *, with_gpus: bool) -> Iterator[Fault]:
-    """Whether work finds the group: pos2distill/routing.py says why the labels are as they are."""
+    """Whether work finds the group: pos2distill/placement.py says why the labels are as they are."""
     labels, resources = as_dict(group.get("labels")), as_dict(group.get("resources"))
     samples = SAMPLING.resource in resources
     trains = TRAINING.resource in resources or labels.get(TRAINING.label) == TRAINING.value

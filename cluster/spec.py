@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pos2distill.config import Section
+from pos2distill.config.load import apply_override, find_yaml, read_sections, to_user_error
 from pos2distill.errors import did_you_mean
-from pos2distill.recipes import apply_override, find_file, read_sections, refuse
 from pos2distill.secrets import holds_secret, looks_secret
 
-EXAMPLES = Path(__file__).parent / "examples"
+PRESETS = Path(__file__).parent / "presets"
 STORES = ("gs", "s3")  # what the image can write to; a test holds that the lock opens all of these
 READABLE = (*STORES, "hf", "http", "https")
 NAME_LENGTH = 47  # KubeRay: a RayJob's name, from which it makes longer ones
@@ -337,13 +337,13 @@ def load_cluster(name_or_path: str, overrides: Sequence[str] = ()) -> ClusterSpe
     Raises:
         UserError: naming the file, the field and the nearest right name.
     """
-    path = find_file(name_or_path, EXAMPLES, "cluster spec")
+    path = find_yaml(name_or_path, PRESETS, "cluster spec")
     raw = read_sections(path, "name, storage, sampling, …")
     overridden = [apply_override(raw, override) for override in overrides]
     try:
         return ClusterSpec.model_validate(raw)
     except ValidationError as error:
-        raise refuse(error, ClusterSpec, path, overridden) from None
+        raise to_user_error(error, ClusterSpec, path, overridden) from None
 
 
 def _check_group(group: G) -> G:

@@ -18,13 +18,14 @@ import ray.data
 from ray.actor import ActorHandle
 from ray.data import Dataset, TaskPoolStrategy
 
-from pipelines.ray_session import device_of, pool_arguments
+from pipelines.executors.ray.session import device_of, pool_arguments
 from pos2distill.config import ModelSection, PoolSection, Recipe, Study
 from pos2distill.errors import UserError
 from pos2distill.randomness import derive_seed
 from pos2distill.records import ANSWER_SCHEMA, PROMPT_SCHEMA, Example, example_from_row
-from pos2distill.sampling.engine import EngineDied, Failure, Reply, SamplingParams, build_engine
-from pos2distill.sampling.judge import Judge
+from pos2distill.sampling.engines import build_engine
+from pos2distill.sampling.engines.protocol import EngineDied, Failure, GenerationResult, SamplingParams
+from pos2distill.sampling.postprocess import ResponseProcessor
 from pos2distill.tasks.permutations import Placement
 from pos2distill.tasks.prompts import PromptBuilder, PromptTooLong
 
@@ -36,25 +37,25 @@ _CARRIED = ("example_id", "documents", "placement", "group", "slots", "prompt_id
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptSpec:
     """A number of documents, and the placements of gold documents by the number of hops, equally many for each."""
 
     documents: int
     placements: Mapping[int, tuple[Placement, ...]]
 
     @property
-    def prompts_each(self) -> int:
+    def prompts_per_example(self) -> int:
         """The prompts that one example gives, whatever its number of hops."""
         return len(next(iter(self.placements.values())))
 
 
 def build_prompts(
-    batch: pa.Table, study: Study, asked: Sequence[Asked], max_new_tokens: int, for_training: bool
+    batch: pa.Table, study: Study, prompt_specs: Sequence[PromptSpec], max_new_tokens: int, for_training: bool
 ) -> pa.Table:
     """Examples to a table of `PROMPT_SCHEMA`: one prompt for each example, number of documents and placement.
 
     Prompts of one length stand together, so that batches need little padding. One that is too long is recorded with
-    its error where samples are made, and refused where a model is measured.
+    its error where samples are made, and fatal_error where a model is measured.
     """
     build = _prompt_builder(study, max_new_tokens)
     examples = [(example_from_row(row), row) for row in batch.to_pylist()]
@@ -79,7 +80,7 @@ def build_prompts(
             "seed": derive_seed(study.seed, "sample", example.example_id, each.documents, *placement.slots),
             "example": row if for_training else None,
         }
-        for each in asked
+        for each in prompt_specs
         for example, row in examples
         for number, placement in enumerate(each.placements[len(example.golds)])
     ]
@@ -103,11 +104,16 @@ def _load_prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
     return PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=max_length, reserve=max_new_tokens)
 
 
-class Answer:
+class Generate:
     """Prompts to judged answers: an actor with one engine, whose batches overlap."""
 
     def __init__(
-        self, recipe: Recipe, model: ModelSection, params: SamplingParams, for_training: bool, board: ActorHandle | None
+        self,
+        recipe: Recipe,
+        model: ModelSection,
+        params: SamplingParams,
+        for_training: bool,
+        tracker_actor: ActorHandle | None,
     ) -> None:
         from pos2distill.models.load import end_of_turn_id, load_tokenizer, stop_token_ids
 
@@ -115,8 +121,8 @@ class Answer:
         tokenizer = load_tokenizer(model)
         self.params = replace(params, stop_ids=tuple(stop_token_ids(model, tokenizer)))
         self.for_training = for_training
-        self.board = board
-        self.judge = Judge(
+        self.tracker_actor = tracker_actor
+        self.judge = ResponseProcessor(
             tokenizer,
             metric=recipe.study.data.metric,
             end_of_turn=end_of_turn_id(tokenizer),
@@ -133,21 +139,21 @@ class Answer:
         Raises:
             UserError: of a failure where the model is measured: counted as wrong, it would spoil the curve.
         """
-        if self.board:
-            self.board.see.remote("samplers", ray.get_runtime_context().get_actor_id())
-        replies = await self._replies(batch)
-        errors = [reply.error if isinstance(reply, Failure) else None for reply in replies]
+        if self.tracker_actor:
+            self.tracker_actor.heartbeat.remote("samplers", ray.get_runtime_context().get_actor_id())
+        results = await self._replies(batch)
+        errors = [reply.error if isinstance(reply, Failure) else None for reply in results]
         if not self.for_training and (failed := [row for row, error in enumerate(errors) if error]):
             example_id = batch["example_id"][failed[0]]
             raise UserError(f"example {example_id}: the engine gave no answer ({errors[failed[0]]})")
-        judged = list(map(self.judge, replies, batch["answers"].to_pylist()))
+        judged = list(map(self.judge, results, batch["answers"].to_pylist()))
         columns = {name: batch[name] for name in _CARRIED} | {
             "error": errors,
-            "sampled_ids": [() if isinstance(reply, Failure) else reply.token_ids for reply in replies],
-            "finish_reason": [None if isinstance(reply, Failure) else reply.finish_reason for reply in replies],
+            "sampled_ids": [() if isinstance(reply, Failure) else reply.token_ids for reply in results],
+            "finish_reason": [None if isinstance(reply, Failure) else reply.finish_reason for reply in results],
             "text": [answer.text for answer in judged],
             "response_ids": [answer.response_ids for answer in judged],
-            "cut_text": [answer.cut_text for answer in judged],
+            "truncated_text": [answer.truncated_text for answer in judged],
             "correct": [answer.correct for answer in judged],
             "f1": [answer.f1 for answer in judged],
             "outcome": [answer.outcome for answer in judged],
@@ -156,15 +162,15 @@ class Answer:
         }
         return pa.table({name: columns[name] for name in ANSWER_SCHEMA.names}, schema=ANSWER_SCHEMA)
 
-    async def _replies(self, batch: pa.Table) -> list[Reply]:
-        """A reply to every row; those without a prompt never see the engine."""
+    async def _replies(self, batch: pa.Table) -> list[GenerationResult]:
+        """A reply to every row; those without a prompt never heartbeat the engine."""
         errors, seeds = batch["error"].to_pylist(), batch["seed"].to_pylist()
-        asked = [row for row, error in enumerate(errors) if error is None]
-        if not asked:
+        prompt_specs = [row for row, error in enumerate(errors) if error is None]
+        if not prompt_specs:
             return [Failure(error) for error in errors]
-        prompts = [batch["prompt_ids"][row].values.to_numpy() for row in asked]
+        prompts = [batch["prompt_ids"][row].values.to_numpy() for row in prompt_specs]
         try:
-            answers = iter(await self.engine.generate(prompts, self.params, [seeds[row] for row in asked]))
+            answers = iter(await self.engine.generate(prompts, self.params, [seeds[row] for row in prompt_specs]))
         except EngineDied as error:
             # An exception would leave this actor in the pool, to fail every batch it is given (ray#59522). As a crash
             # it is restarted with a new engine and the batch tried again, both as often as the pool's settings allow.
@@ -178,35 +184,37 @@ def generate(
     recipe: Recipe,
     model: ModelSection,
     examples: Dataset,
-    asked: Sequence[Asked],
+    prompt_specs: Sequence[PromptSpec],
     *,
     temperature: float,
     top_p: float,
     max_new_tokens: int,
     for_training: bool = False,
-    board: ActorHandle | None = None,
+    tracker_actor: ActorHandle | None = None,
 ) -> Dataset:
     """A lazy dataset of `ANSWER_SCHEMA`: permute, prompt, generate, judge.
 
     Args:
         model: the recipe's own, or the distilled one.
         examples: rows of `EXAMPLE_SCHEMA`.
-        asked: prompt lengths and placements.
+        prompt_specs: prompt lengths and placements.
         for_training: whole examples go with their answers, so that what is trained on needs no other file, and what
             the method's teacher wants of the sampler; what failed is recorded. Otherwise a failure is an error.
-        board: is told which actors are at work.
+        tracker_actor: is told which actors are at work.
     """
     pool = recipe.runtime.samplers
     study = recipe.study.model_copy(update={"model": model})
-    top_tokens = study.method.top_tokens if for_training else 0
-    params = SamplingParams(temperature, top_p, max_new_tokens, stop_ids=(), top_tokens=top_tokens)
+    stored_top_k = study.method.stored_top_k if for_training else 0
+    params = SamplingParams(temperature, top_p, max_new_tokens, stop_ids=(), stored_top_k=stored_top_k)
     return examples.map_batches(
         build_prompts,
-        fn_args=(study, asked, max_new_tokens, for_training),
+        fn_args=(study, prompt_specs, max_new_tokens, for_training),
         batch_format="pyarrow",
         compute=prompt_tasks(pool),
         num_cpus=TASK_CPUS,
-    ).map_batches(Answer, fn_constructor_args=(recipe, model, params, for_training, board), **pool_arguments(pool))
+    ).map_batches(
+        Generate, fn_constructor_args=(recipe, model, params, for_training, tracker_actor), **pool_arguments(pool)
+    )
 
 
 def prompt_tasks(pool: PoolSection) -> TaskPoolStrategy:
@@ -217,13 +225,13 @@ def prompt_tasks(pool: PoolSection) -> TaskPoolStrategy:
     return TaskPoolStrategy(size=pool.max)
 
 
-def blocks_of_examples(examples: pa.Table, asked: Sequence[Asked], pool: PoolSection) -> Dataset:
+def blocks_of_examples(examples: pa.Table, prompt_specs: Sequence[PromptSpec], pool: PoolSection) -> Dataset:
     """Examples in blocks that Ray Data hands to the pool."""
-    size = block_size(len(examples), sum(each.prompts_each for each in asked), pool)
+    size = block_size(len(examples), sum(each.prompts_per_example for each in prompt_specs), pool)
     return ray.data.from_arrow([examples.slice(start, size) for start in range(0, len(examples), size)])
 
 
-def block_size(examples: int, prompts_each: int, pool: PoolSection) -> int:
+def block_size(examples: int, prompts_per_example: int, pool: PoolSection) -> int:
     """Examples of a block: one to four batches of prompts, some blocks for every actor if there are so many."""
-    share = examples * prompts_each // (4 * pool.max)
-    return math.ceil(min(max(share, pool.batch_size), 4 * pool.batch_size) / prompts_each)
+    share = examples * prompts_per_example // (4 * pool.max)
+    return math.ceil(min(max(share, pool.batch_size), 4 * pool.batch_size) / prompts_per_example)

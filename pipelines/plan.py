@@ -22,7 +22,7 @@ MODEL_FOLDER, STEPS_FOLDER, STATE_FOLDER = "model", "steps", "training"
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Another task that both models are asked too (`evaluation.transfer`)."""
+    """Another task that both models are asked too (`evaluation.also_evaluate`)."""
 
     recipe: Recipe
     examples: Artifact
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def artifacts(self) -> dict[str, Artifact]:
-        """Stage by stage, by the names that people see."""
+        """Stage by stage, by the names that people heartbeat."""
         # All data is read and checked before anything expensive starts, and all bases are measured before training.
         stages = {"examples": self.examples}
         stages |= {f"{name}: examples": each.examples for name, each in self.transfers.items()}
@@ -67,9 +67,9 @@ def make_plan(recipe: Recipe) -> Plan:
     model = study.model.model_dump(mode="json", exclude={"path"}) | {"digest": model_digest(study.model)}
     data = _data_identity(study)
     method = study.method
-    # How many examples are evaluated does not change which are trained on.
-    trained = {key: value for key, value in data.items() if key != "evaluation_examples"}
-    if study.data.format in PUBLISHED and study.data.fill == "refuse":
+    # How many examples are eval_specs does not change which are trained on.
+    trained = {key: value for key, value in data.items() if key != "eval_examples"}
+    if study.data.format in PUBLISHED and study.data.distractors == "given":
         trained["longest"] = _longest(study)  # rows with fewer documents are passed over
     where: Any
     slot_scores = None
@@ -100,7 +100,7 @@ def make_plan(recipe: Recipe) -> Plan:
         checkpoint=Artifact(storage, "checkpoint", checkpoint),
         distilled_scores=Artifact(storage, "distilled-scores", distilled_scores),
         transfers=transfers,
-        fingerprint=fingerprint(base_scores, distilled_scores, study.evaluation.resamples, *shown),
+        fingerprint=fingerprint(base_scores, distilled_scores, study.evaluation.bootstrap_samples, *shown),
     )
 
 
@@ -110,7 +110,7 @@ def naming_task(name: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"evaluation.transfer: {name}: {error}") from None
+        raise UserError(f"evaluation.also_evaluate: {name}: {error}") from None
 
 
 def _samples(storage: str, drawn: str, method: MethodSection) -> Artifact:
@@ -118,8 +118,8 @@ def _samples(storage: str, drawn: str, method: MethodSection) -> Artifact:
 
     Responses are the same with and without it, so a method that wants nothing takes finished samples that have states.
     """
-    if method.top_tokens:
-        return Artifact(storage, "samples", fingerprint(drawn, "topk", method.top_tokens))
+    if method.stored_top_k:
+        return Artifact(storage, "samples", fingerprint(drawn, "topk", method.stored_top_k))
     stamps = (fingerprint(drawn, states) for states in (None, method.alignment))
     plain, with_states = (Artifact(storage, "samples", stamp) for stamp in stamps)
     if method.has_cached_teacher:
@@ -157,9 +157,9 @@ def _data_identity(study: Study) -> dict[str, Any]:
 
 
 def _evaluation_identity(study: Study, data: dict[str, Any]) -> str:
-    """What is asked. How many examples are trained on does not change which are evaluated."""
+    """What is asked. How many examples are trained on does not change which are eval_specs."""
     asked = {key: value for key, value in data.items() if key != "train_examples"}
-    shown = study.evaluation.model_dump(mode="json", exclude={"resamples", "transfer"})
+    shown = study.evaluation.model_dump(mode="json", exclude={"bootstrap_samples", "also_evaluate"})
     shown["slots"] = study.evaluated_slots
     shown["other_slots"] = study.other_evaluated_slots if study.evaluation.other_documents else None
     return fingerprint(SCHEMA_VERSION, asked, shown, study.seed)
@@ -171,7 +171,7 @@ def _method_identity(method: MethodSection) -> dict[str, Any]:
     resolved: dict[str, Any] = {
         "weights": method.row_weights,
         "anchor_weight": method.anchor,
-        "teacher_topk": method.top_tokens,
+        "teacher_topk": method.stored_top_k,
     }
     if not method.needs_teacher:
         resolved["teacher"] = "none"

@@ -9,8 +9,8 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 
 
-def write_samples(batch: pa.Table, artifact: Artifact, board: ActorHandle, hand_on: bool) -> pa.Table:
-    """Append a batch to the store, from where the batch is, and tell the board.
+def write_samples(batch: pa.Table, artifact: Artifact, tracker_actor: ActorHandle, hand_on: bool) -> pa.Table:
+    """Append a batch to the store, from where the batch is, and tell the tracker_actor.
 
     Args:
         hand_on: the samples go on to the trainers; else their ids alone, for whoever counts them.
@@ -19,8 +19,10 @@ def write_samples(batch: pa.Table, artifact: Artifact, board: ActorHandle, hand_
     """
     batch = to_samples(batch)
     SampleStore(artifact).append(batch)
-    # Waited for: what the board refuses ends the run.
-    ray.get(board.count_stored.remote(*(batch[name].to_pylist() for name in ("outcome", "error", "example_id"))))
+    # Waited for: what the tracker_actor refuses ends the run.
+    ray.get(
+        tracker_actor.count_stored.remote(*(batch[name].to_pylist() for name in ("outcome", "error", "example_id")))
+    )
     return batch if hand_on else batch.select(["example_id"])
 
 

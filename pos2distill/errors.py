@@ -29,7 +29,7 @@ class Terminated(KeyboardInterrupt):
     exit_code = 143
 
 
-class DamagedPart(Exception):
+class CorruptPart(Exception):
     """A part of the sample store cannot be read and was set aside: what was known of the store is out of date."""
 
 
@@ -55,9 +55,9 @@ def find_user_error(error: BaseException) -> UserError | None:
     return UserError(told[1]) if told else None
 
 
-def find_damage(error: BaseException) -> DamagedPart | None:
-    """The DamagedPart inside an error that crossed process borders, or None."""
-    return next((link for link in _chain(error) if isinstance(link, DamagedPart)), None)
+def find_corrupt_part(error: BaseException) -> CorruptPart | None:
+    """The CorruptPart inside an error that crossed process borders, or None."""
+    return next((link for link in _chain(error) if isinstance(link, CorruptPart)), None)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

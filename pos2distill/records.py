@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.int32())
 _SLOTS = pa.list_(pa.int32())
-_TOGETHER = 1024
+_CHUNK = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class TopTokens:
+class TopKLogprobs:
     """The k likeliest next tokens at each of S places, and the logarithms (nats) of their probabilities.
 
     ids_SK: (S, k) int32, likeliest first. logprobs_SK: (S, k) float32, of the model itself, before temperature and
@@ -71,8 +71,8 @@ class TopTokens:
     ids_SK: Tokens
     logprobs_SK: Floats
 
-    def __getitem__(self, places: slice) -> "TopTokens":
-        return TopTokens(self.ids_SK[places], self.logprobs_SK[places])
+    def __getitem__(self, places: slice) -> "TopKLogprobs":
+        return TopKLogprobs(self.ids_SK[places], self.logprobs_SK[places])
 
 
 EXAMPLE_SCHEMA = pa.schema(
@@ -108,10 +108,10 @@ PROMPT_SCHEMA = pa.schema(
 )
 
 # A generated answer, judged.
-#   sampled_ids, text: as generated; response_ids, cut_text: what of it is kept, closed by the end-of-turn token.
+#   sampled_ids, text: as generated; response_ids, truncated_text: what of it is kept, closed by the end-of-turn token.
 #   correct: by the data set's metric; f1: of the words that are judged.
 #   outcome: "kept", or the reason why not ("wrong", "empty", "failed"). error: what failed, else null.
-#   top_ids, top_logprobs: `TopTokens` row by row, at the first S positions of response_ids: those before which the
+#   top_ids, top_logprobs: `TopKLogprobs` row by row, at the first S positions of response_ids: those before which the
 #   engine had generated the very same tokens. Null where the answer is not kept or the teacher is another.
 ANSWER_SCHEMA = pa.schema(
     [
@@ -127,7 +127,7 @@ ANSWER_SCHEMA = pa.schema(
         ("sampled_ids", _TOKENS),
         ("text", pa.string()),
         ("response_ids", _TOKENS),
-        ("cut_text", pa.string()),
+        ("truncated_text", pa.string()),
         ("correct", pa.bool_()),
         ("f1", pa.float32()),
         ("outcome", pa.string()),
@@ -172,6 +172,6 @@ def example_from_row(row: Mapping[str, Any]) -> Example:
 
 def examples_to_table(examples: Sequence[Example]) -> pa.Table:
     """Examples as a table of `EXAMPLE_SCHEMA`, some at a time: as dictionaries they take several times their memory."""
-    parts = (examples[start : start + _TOGETHER] for start in range(0, len(examples), _TOGETHER))
+    parts = (examples[start : start + _CHUNK] for start in range(0, len(examples), _CHUNK))
     tables = [pa.Table.from_pylist([asdict(each) for each in part], schema=EXAMPLE_SCHEMA) for part in parts]
     return pa.concat_tables([EXAMPLE_SCHEMA.empty_table(), *tables])

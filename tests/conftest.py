@@ -15,7 +15,7 @@ import yaml
 from hypothesis import settings
 
 from pos2distill.config import Recipe
-from pos2distill.recipes import load_recipe
+from pos2distill.config.load import load_recipe
 
 # The same examples on every run, and no deadline on a busy machine.
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
@@ -119,12 +119,12 @@ def make_recipe(tiny_model_path: str, tmp_path: Path) -> Callable[..., Recipe]:
                 "prompt": "plain",
                 "documents": 4,
                 "train_examples": 8,
-                "evaluation_examples": 4,
+                "eval_examples": 4,
             },
             "method": {"k": 3},
             "sampling": {"max_new_tokens": 8, "keep": "all"},
             "training": {"learning_rate": 1e-3, "epochs": 1, "precision": "float32"},
-            "evaluation": {"max_new_tokens": 8, "resamples": 100},
+            "evaluation": {"max_new_tokens": 8, "bootstrap_samples": 100},
             "runtime": {
                 "storage": str(tmp_path / "storage"),
                 "samplers": {"batch_size": 8},

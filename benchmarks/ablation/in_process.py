@@ -17,30 +17,30 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from pipelines.distill import count_rows
-from pipelines.evaluate import PREDICTIONS, count_answers, evaluated
-from pipelines.examples import make_examples, training_ids
-from pipelines.generate import Answer, Asked, build_prompts
+from pipelines.executors.ray.train_worker import make_prompt_builder
+from pipelines.generate import Generate, PromptSpec, build_prompts
 from pipelines.plan import MODEL_FOLDER, STEPS_FOLDER, Plan, make_plan
-from pipelines.sample import AddTeacherStates, missing_places, publish_samples
+from pipelines.stages.distill import count_rows
+from pipelines.stages.evaluate import PREDICTIONS, count_answers, eval_specs
+from pipelines.stages.prepare import make_examples, training_ids
+from pipelines.stages.sample import EncodeTeacher, missing_indices, publish_samples
 from pipelines.tee import to_samples
-from pipelines.train_worker import make_prompt_builder
 from pos2distill.config import ModelSection, Recipe
+from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.errors import UserError
-from pos2distill.models.files import keep_generation_config
+from pos2distill.models.files import copy_generation_config
 from pos2distill.models.load import load_tokenizer
-from pos2distill.recipes import load_recipe, sweep_cells
 from pos2distill.records import PREDICTION_SCHEMA
-from pos2distill.sampling.engine import SamplingParams
+from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.store.artifacts import Artifact, claim_storage, write_bytes
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import Placement
-from pos2distill.training.feed import Arrivals, Feed, Progress
-from pos2distill.training.ranks import Ranks
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import BatchLoader, StreamReader, TrainingProgress
+from pos2distill.training.loop import StepRecord, train
 from pos2distill.training.rows import RowBuilder
-from pos2distill.training.stepper import build_stepper
+from pos2distill.training.strategies import build_strategy
 from pos2distill.training.teachers import build_teacher
-from pos2distill.training.trainer import StepRecord, train
 
 
 def run_cell(recipe: Recipe) -> None:
@@ -70,14 +70,14 @@ def answer(
     recipe: Recipe,
     model: ModelSection,
     examples: pa.Table,
-    asked: list[Asked],
+    prompt_specs: list[PromptSpec],
     params: SamplingParams,
     *,
     for_training: bool = False,
 ) -> pa.Table:
     """A table of `ANSWER_SCHEMA`: every example at every placement, prompts of like length together."""
-    prompts = build_prompts(examples, recipe.study, asked, params.max_new_tokens, for_training)
-    actor, size = Answer(recipe, model, params, for_training, None), recipe.runtime.samplers.batch_size
+    prompts = build_prompts(examples, recipe.study, prompt_specs, params.max_new_tokens, for_training)
+    actor, size = Generate(recipe, model, params, for_training, None), recipe.runtime.samplers.batch_size
     batches = (prompts.slice(start, size) for start in range(0, len(prompts), size))
     return pa.concat_tables([asyncio.run(actor(batch)) for batch in batches])
 
@@ -86,7 +86,7 @@ def _evaluate(recipe: Recipe, examples: Artifact, artifact: Artifact, model: Mod
     start = time.monotonic()
     table = examples.read_table("evaluation.parquet")
     params = SamplingParams(0.0, 1.0, recipe.study.evaluation.max_new_tokens, stop_ids=())
-    answers = answer(recipe, model, table, evaluated(recipe.study), params)
+    answers = answer(recipe, model, table, eval_specs(recipe.study), params)
     order = [(name, "ascending") for name in ("documents", "example_id", "placement")]
     predictions = answers.select(PREDICTION_SCHEMA.names).cast(PREDICTION_SCHEMA).sort_by(order)
     with artifact.writing():
@@ -98,14 +98,16 @@ def _sample(recipe: Recipe, plan: Plan) -> None:
     start = time.monotonic()
     study, sampling = recipe.study, recipe.study.sampling
     SampleStore(plan.samples).open()
-    if len(missing := missing_places(plan)):
-        asked = Asked(study.data.documents, {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops})
+    if len(missing := missing_indices(plan)):
+        prompt_specs = PromptSpec(
+            study.data.documents, {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops}
+        )
         drawn = (sampling.temperature, sampling.top_p, sampling.max_new_tokens)
-        params = SamplingParams(*drawn, stop_ids=(), top_tokens=study.method.top_tokens)
+        params = SamplingParams(*drawn, stop_ids=(), stored_top_k=study.method.stored_top_k)
         examples = plan.examples.read_table("train.parquet").take(missing)
-        answers = answer(recipe, study.model, examples, [asked], params, for_training=True)
+        answers = answer(recipe, study.model, examples, [prompt_specs], params, for_training=True)
         if study.method.has_cached_teacher:
-            answers = AddTeacherStates(recipe)(answers)
+            answers = EncodeTeacher(recipe)(answers)
         SampleStore(plan.samples).append(to_samples(answers))
     publish_samples(plan, time.monotonic() - start)
 
@@ -117,25 +119,25 @@ def _distill(recipe: Recipe, plan: Plan) -> None:
     def log(record: StepRecord) -> None:
         lines.append(json.dumps(record.as_dict()))
 
-    feed = Feed(study, ids, SampleStore(plan.samples), _no_stream, Ranks())
+    loader = BatchLoader(study, ids, SampleStore(plan.samples), _no_stream, DistContext())
     build = RowBuilder(make_prompt_builder(study), study)
     device = torch.device("cpu")
-    stepper = build_stepper(study, recipe.runtime.trainers, device)
-    teacher = build_teacher(study, stepper.frozen_states, device)
-    progress = Progress.at_start(len(ids))
-    train(study, recipe.runtime.trainers, feed, build, stepper, teacher, Ranks(), progress, [log])
+    strategy = build_strategy(study, recipe.runtime.trainers, device)
+    teacher = build_teacher(study, strategy.frozen_states, device)
+    progress = TrainingProgress.at_start(len(ids))
+    train(study, recipe.runtime.trainers, loader, build, strategy, teacher, DistContext(), progress, [log])
     with plan.checkpoint.writing():
         model = Path(plan.checkpoint.path) / MODEL_FOLDER
-        stepper.save(model)
+        strategy.save(model)
         load_tokenizer(study.model).save_pretrained(model)
-        keep_generation_config(study.model, model)
+        copy_generation_config(study.model, model)
         plan.checkpoint.fs.makedirs(f"{plan.checkpoint.path}/{STEPS_FOLDER}")
         steps = f"{plan.checkpoint.path}/{STEPS_FOLDER}/00000000.jsonl"
         write_bytes(plan.checkpoint.fs, steps, ("\n".join(lines) + "\n").encode())
         plan.checkpoint.publish(counts=count_rows(plan), seconds={"distill": time.monotonic() - start})
 
 
-def _no_stream() -> Arrivals:
+def _no_stream() -> StreamReader:
     raise RuntimeError("everything was sampled before")
 
 

@@ -1,6 +1,6 @@
 """What a sweep's students keep: KL(base || student) on held-out prompts where the base model does well.
 
-The gold documents stand at the last slots; the response is the base model's greedy answer. Asked at the number of
+The gold documents stand at the last slots; the response is the base model's greedy answer. PromptSpec at the number of
 documents trained on, and at 8, which the toy's base learned on. Values are nats a token, means over examples.
 
 Example (from the project's top folder, after the study):
@@ -19,16 +19,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.ablation.in_process import answer
-from pipelines.generate import Asked
+from pipelines.generate import PromptSpec
 from pipelines.plan import MODEL_FOLDER, make_plan
 from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl, mean_by_row
 from pos2distill.models.head import LogitTransform
 from pos2distill.models.load import load_model
-from pos2distill.models.responses import ResponseBatch, collate, predicting_hidden
-from pos2distill.recipes import load_recipe, sweep_cells
-from pos2distill.sampling.engine import SamplingParams
+from pos2distill.models.packing import ResponseBatch, collate, response_hidden_states
+from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.permutations import Placement
 
@@ -63,9 +63,9 @@ def make_reference(recipe: Recipe, examples: Artifact, documents: int) -> Refere
     """Ask the base model the held-out examples with the gold documents at the last slots."""
     study = recipe.study
     hops = study.data.hops[0]
-    asked = Asked(documents, {hops: (Placement(tuple(range(documents - hops, documents))),)})
+    prompt_specs = PromptSpec(documents, {hops: (Placement(tuple(range(documents - hops, documents))),)})
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
-    answers = answer(recipe, study.model, examples.read_table("evaluation.parquet"), [asked], params)
+    answers = answer(recipe, study.model, examples.read_table("evaluation.parquet"), [prompt_specs], params)
     prompts, responses = ([ids.values.to_numpy() for ids in answers[name]] for name in ("prompt_ids", "response_ids"))
     batches = tuple(
         collate(prompts[start : start + _BATCH_ROWS], responses[start : start + _BATCH_ROWS])
@@ -103,7 +103,7 @@ def measure(recipe: Recipe) -> Iterator[dict[str, Any]]:
 @torch.no_grad()
 def _logits(lm: PreTrainedModel, batch: ResponseBatch) -> Tensor:
     head: Any = lm.get_output_embeddings()
-    logits_TV: Tensor = LogitTransform(lm.config)(head(predicting_hidden(lm, batch)))
+    logits_TV: Tensor = LogitTransform(lm.config)(head(response_hidden_states(lm, batch)))
     return logits_TV
 
 

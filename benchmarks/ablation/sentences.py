@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pos2distill.config import DataSection
+from pos2distill.config.load import load_recipe
 from pos2distill.randomness import derive_generator
-from pos2distill.recipes import load_recipe
 from pos2distill.tasks.datasets import load_split
 
 RECIPE = "benchmarks/ablation/one_hop.yaml"
@@ -25,7 +25,7 @@ RECIPE = "benchmarks/ablation/one_hop.yaml"
 
 def training_ids(data: DataSection) -> Set[str]:
     """Ids of all the file's questions on the side of training."""
-    few = data.model_copy(update={"train_examples": 1, "evaluation_examples": 1})
+    few = data.model_copy(update={"train_examples": 1, "eval_examples": 1})
     count = load_split(few, documents=data.documents, seed=0).counts["train_unused"] + 1
     every = few.model_copy(update={"train_examples": count})
     return {example.example_id for example in load_split(every, documents=data.documents, seed=0).train}

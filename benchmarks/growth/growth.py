@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 from benchmarks.circumstances import circumstances
 from benchmarks.train_step.measuring import measure_peak, run_apart, wall
 from benchmarks.train_step.problem import OurStep, Questions, Size, make_study, model_folder
-from pos2distill.training.ranks import Ranks
+from pos2distill.training.distributed import DistContext
 
 SIZES = {
     "cpu": Size(256, 704, 4, 4, 2, 8000, 20, 50, 20, 1, 4, 5, "float32"),
@@ -36,11 +36,11 @@ WORKERS = (1, 2)
 STEPS = 5
 
 
-def measure(size: Size, folder: Path, device: torch.device, ranks: Ranks, strategy: str) -> dict[str, float]:
+def measure(size: Size, folder: Path, device: torch.device, dist: DistContext, strategy: str) -> dict[str, float]:
     """Seconds of the fastest of some steps, which other work disturbed least, and the peak beyond what stays."""
     study = make_study(size, folder)
     size = replace(size, micro_batch_rows=size.rows)
-    step = OurStep(size, study, Questions(size, study, device), device, ranks=ranks, strategy=strategy)
+    step = OurStep(size, study, Questions(size, study, device), device, dist=dist, strategy=strategy)
     step()
     seconds = [wall(step, device) for _ in range(STEPS)]
     return {"seconds": min(seconds)} | measure_peak(step, device)
@@ -53,8 +53,8 @@ def rank(index: int, world: int, size: Size, folder: str, rendezvous: str) -> No
     os.environ |= {name: str(value) for name, value in of_world.items()}
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=index, world_size=world)
     # A group of its own, since rows are exchanged while the step before is made.
-    ranks = Ranks(index, world, control=torch.distributed.new_group(backend="gloo"))
-    found = measure(size, Path(folder), torch.device("cpu"), ranks, "zero3")
+    dist = DistContext(index, world, control=torch.distributed.new_group(backend="gloo"))
+    found = measure(size, Path(folder), torch.device("cpu"), dist, "zero3")
     if index == 0:
         print(json.dumps(found), flush=True)
     torch.distributed.barrier()
@@ -67,7 +67,7 @@ def point(options: argparse.Namespace) -> None:
     workers = changes.pop("workers", None)
     size = replace(SIZES[options.device], **changes)
     if workers is None:
-        print(json.dumps(measure(size, Path(options.model), torch.device(options.device), Ranks(), "torch")))
+        print(json.dumps(measure(size, Path(options.model), torch.device(options.device), DistContext(), "torch")))
         return
     with tempfile.TemporaryDirectory() as scratch:
         size = replace(size, examples=workers)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pos2distill.config import Recipe
-from pos2distill.recipes import load_recipe
+from pos2distill.config.load import load_recipe
 
 WORDS_IN_DOCUMENT, DOCUMENTS = 100, 20
 
@@ -58,8 +58,12 @@ def write_data(path: Path, examples: int) -> None:
             drawn = generator.choice(_POOL, DOCUMENTS - 1, replace=False)
             others = (_document(f"Fox {number} {index}", texts[index], False) for index in drawn)
             shown = [gold, *others]
-            asked = {"id": f"owl-{number}", "question": f"Which code has owl {number}?", "answers": [f"{number:06d}"]}
-            file.write(f'{json.dumps(asked)[:-1]}, "documents": [{", ".join(shown)}]}}\n')
+            prompt_specs = {
+                "id": f"owl-{number}",
+                "question": f"Which code has owl {number}?",
+                "answers": [f"{number:06d}"],
+            }
+            file.write(f'{json.dumps(prompt_specs)[:-1]}, "documents": [{", ".join(shown)}]}}\n')
 
 
 def load(material: Path, storage: str, examples: int) -> Recipe:
@@ -68,8 +72,8 @@ def load(material: Path, storage: str, examples: int) -> Recipe:
         "quickstart",
         [
             *(f"runtime.storage={storage}", f"model.path={material}/model", f"data.path={material}/data.jsonl"),
-            *(f"data.documents={DOCUMENTS}", f"data.train_examples={examples}", "data.evaluation_examples=2"),
-            *("data.prompt=qa", "data.evaluation_share=0.01", "evaluation.other_documents=[]", "model.engine=fake"),
+            *(f"data.documents={DOCUMENTS}", f"data.train_examples={examples}", "data.eval_examples=2"),
+            *("data.prompt=qa", "data.eval_fraction=0.01", "evaluation.other_documents=[]", "model.engine=fake"),
             *("runtime.fake.reply_tokens=50", "sampling.max_new_tokens=100", "sampling.keep=all"),
             # As the recipes for GPUs have it.
             "runtime.samplers.concurrent_batches=4",

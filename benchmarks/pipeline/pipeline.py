@@ -19,15 +19,15 @@ import psutil
 
 from benchmarks.circumstances import circumstances
 from benchmarks.pipeline.material import load, write_data, write_model
-from pipelines.examples import make_examples, training_ids
+from pipelines.executors.ray.session import ray_session
+from pipelines.executors.ray.train_worker import make_prompt_builder
 from pipelines.plan import Plan, make_plan
-from pipelines.ray_session import ray_session
-from pipelines.sample import make_samples
-from pipelines.train_worker import make_prompt_builder
+from pipelines.stages.prepare import make_examples, training_ids
+from pipelines.stages.sample import make_samples
 from pos2distill.config import Recipe
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.feed import Feed, Progress
-from pos2distill.training.ranks import Ranks
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import BatchLoader, TrainingProgress
 from pos2distill.training.rows import RowBuilder
 
 REPORT = Path(__file__).with_suffix(".json")
@@ -98,10 +98,10 @@ def fan_out(recipe: Recipe, plan: Plan) -> None:
     study = recipe.study
     build = RowBuilder(make_prompt_builder(study), study)
     ids = training_ids(plan)
-    feed = Feed(study, ids, SampleStore(plan.samples), _no_stream, Ranks())
+    loader = BatchLoader(study, ids, SampleStore(plan.samples), _no_stream, DistContext())
     rows = sum(
         len([build.row(key) for key in build.keys(sample)])
-        for batch in feed.batches(Progress.at_start(len(ids)))
+        for batch in loader.batches(TrainingProgress.at_start(len(ids)))
         for sample in batch.samples
     )
     assert rows == len(ids) * (study.method.k + 1)
@@ -121,7 +121,9 @@ def watch(samples: list[dict[str, float]], finished: threading.Event) -> None:
             try:
                 title = " ".join(process.cmdline())
                 if title.startswith("ray::"):
-                    kind = "sampler" if "Answer" in title else "board" if "_Board" in title else "tasks"
+                    kind = (
+                        "sampler" if "Generate" in title else "tracker_actor" if "ProgressTracker" in title else "tasks"
+                    )
                     memory[kind] += process.memory_full_info().uss / 2**20
             except psutil.Error:
                 continue

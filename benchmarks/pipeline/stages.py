@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from benchmarks.circumstances import circumstances
 from benchmarks.pipeline.material import load, write_data, write_model
-from pipelines.examples import TRAIN, make_examples
-from pipelines.generate import Answer, Asked, build_prompts
+from pipelines.executors.ray.train_worker import make_prompt_builder
+from pipelines.generate import Generate, PromptSpec, build_prompts
 from pipelines.plan import make_plan
-from pipelines.sample import read_examples
+from pipelines.stages.prepare import TRAIN, make_examples
+from pipelines.stages.sample import read_examples
 from pipelines.tee import to_samples
-from pipelines.train_worker import make_prompt_builder
 from pos2distill.config import Recipe
-from pos2distill.sampling.engine import SamplingParams
+from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import Placement, evaluated_placements
 from pos2distill.training.rows import RowBuilder, kept_samples
@@ -47,19 +47,21 @@ def measure(recipe: Recipe) -> Seconds:
     with timed("read, check, split, write"):
         make_examples(recipe, plan.examples)
     params = SamplingParams(study.sampling.temperature, study.sampling.top_p, study.sampling.max_new_tokens, ())
-    answer = Answer(recipe, study.model, params, True, None)
-    asked = [Asked(study.data.documents, {1: (Placement(study.advantageous(1)),)})]
+    answer = Generate(recipe, study.model, params, True, None)
+    prompt_specs = [PromptSpec(study.data.documents, {1: (Placement(study.advantageous(1)),)})]
     store, build = SampleStore(plan.samples), RowBuilder(make_prompt_builder(study), study)
     store.open()
     size = recipe.runtime.samplers.batch_size
     # What is loaded once in a process is no work of a block.
-    build_prompts(read_examples(pa.table({"place": [0]}), plan.examples), study, asked, params.max_new_tokens, True)
+    build_prompts(
+        read_examples(pa.table({"place": [0]}), plan.examples), study, prompt_specs, params.max_new_tokens, True
+    )
     for start in range(0, study.data.train_examples, size):
-        places = pa.table({"place": list(range(start, min(start + size, study.data.train_examples)))})
+        indices = pa.table({"place": list(range(start, min(start + size, study.data.train_examples)))})
         with timed("read examples"):
-            examples = read_examples(places, plan.examples)
+            examples = read_examples(indices, plan.examples)
         with timed("permute, prompt, tokenise"):
-            prompts = build_prompts(examples, study, asked, params.max_new_tokens, True)
+            prompts = build_prompts(examples, study, prompt_specs, params.max_new_tokens, True)
         with timed("judge"):
             answers = asyncio.run(answer(prompts))
         with timed("store"):
@@ -77,12 +79,12 @@ def measure(recipe: Recipe) -> Seconds:
 
 
 def evaluation_prompts(recipe: Recipe) -> float:
-    """CPU seconds of one prompt where examples are asked at every slot."""
+    """CPU seconds of one prompt where examples are prompt_specs at every slot."""
     documents, study = recipe.study.data.documents, recipe.study
-    asked = [Asked(documents, evaluated_placements(documents, (1,), "all"))]
+    prompt_specs = [PromptSpec(documents, evaluated_placements(documents, (1,), "all"))]
     examples = read_examples(pa.table({"place": list(range(_ASKED_EXAMPLES))}), make_plan(recipe).examples)
     start = time.process_time()
-    prompts = build_prompts(examples, study, asked, study.evaluation.max_new_tokens, False)
+    prompts = build_prompts(examples, study, prompt_specs, study.evaluation.max_new_tokens, False)
     return (time.process_time() - start) / len(prompts)
 
 

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.circumstances import circumstances
-from pipelines.generate import Asked, blocks_of_examples, build_prompts, generate
+from pipelines.generate import PromptSpec, blocks_of_examples, build_prompts, generate
 from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
 from pos2distill.models.load import load_tokenizer, stop_token_ids
-from pos2distill.recipes import load_recipe
 from pos2distill.records import examples_to_table
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import evaluated_placements
@@ -37,7 +37,7 @@ BATCHES, FEWER_BATCHES = 4, 2  # twice as many prompts in flight as sequences in
 _BLOCK = 32  # tokens; the CPU build takes multiples of it
 _CACHED_PROMPTS = 48  # what the key-value cache has room for when orders are compared
 
-ASKED = [Asked(DOCUMENTS, evaluated_placements(DOCUMENTS, (1,), SLOTS))]
+ASKED = [PromptSpec(DOCUMENTS, evaluated_placements(DOCUMENTS, (1,), SLOTS))]
 
 
 def load(settings: argparse.Namespace) -> Recipe:
@@ -73,10 +73,10 @@ def pool(recipe: Recipe) -> dict[str, float]:
     """Our pool, prompts made on the way."""
     import ray
 
-    from pipelines.ray_session import ray_session
+    from pipelines.executors.ray.session import ray_session
 
     class Clock:
-        """Stands in for the live board: remembers when the first batch began."""
+        """Stands in for the live tracker_actor: remembers when the first batch began."""
 
         start: float | None = None
 
@@ -91,7 +91,7 @@ def pool(recipe: Recipe) -> dict[str, float]:
         clock = ray.remote(num_cpus=0)(Clock).remote()
         examples = blocks_of_examples(read(recipe), ASKED, recipe.runtime.samplers)
         settings = {"temperature": TEMPERATURE, "top_p": 1.0, "max_new_tokens": NEW_TOKENS}
-        answers = generate(recipe, recipe.study.model, examples, ASKED, **settings, board=clock)
+        answers = generate(recipe, recipe.study.model, examples, ASKED, **settings, tracker_actor=clock)
         tokens = [ids for part in answers.iter_batches(batch_format="pyarrow") for ids in part["sampled_ids"]]
         return _result(time.time() - ray.get(clock.read.remote()), [len(ids) for ids in tokens])
 
@@ -101,7 +101,7 @@ def processor(recipe: Recipe) -> dict[str, float]:
     import ray.data
     from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 
-    from pipelines.ray_session import ray_session
+    from pipelines.executors.ray.session import ray_session
 
     prompts, seeds = _prompts(recipe)
     gpus = int(recipe.runtime.samplers.gpus)
@@ -157,8 +157,11 @@ def orders(recipe: Recipe) -> dict[str, Any]:
         start = time.monotonic()
         outputs = llm.generate([prompts[at] for at in order], [params[at] for at in order], use_tqdm=False)
         seconds = time.monotonic() - start
-        asked = sum(len(output.prompt_token_ids) for output in outputs)
-        found[name] = {"seconds": seconds, "cached_share": sum(each.num_cached_tokens for each in outputs) / asked}
+        prompt_specs = sum(len(output.prompt_token_ids) for output in outputs)
+        found[name] = {
+            "seconds": seconds,
+            "cached_share": sum(each.num_cached_tokens for each in outputs) / prompt_specs,
+        }
     del found["warm-up"]
     return found
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.circumstances import circumstances
-from pipelines.distill import make_checkpoint, read_steps
-from pipelines.examples import make_examples
+from pipelines.executors.ray.session import ray_session
 from pipelines.plan import Plan, make_plan
-from pipelines.ray_session import ray_session
-from pipelines.sample import make_samples
+from pipelines.stages.distill import make_checkpoint, read_steps
+from pipelines.stages.prepare import make_examples
+from pipelines.stages.sample import make_samples
 from pos2distill.config import Recipe
-from pos2distill.recipes import load_recipe
+from pos2distill.config.load import load_recipe
 from pos2distill.store.samples import SampleStore
 
 EXAMPLES = 480
@@ -37,7 +37,7 @@ def load(storage: str, mode: str, delay_s: float) -> Recipe:
                 "model.engine=fake",
                 "sampling.keep=all",
                 f"data.train_examples={EXAMPLES}",
-                "data.evaluation_examples=2",
+                "data.eval_examples=2",
             ),
             *("training.epochs=1", "method.name=seqkd", f"runtime.samplers.batch_size={BATCH}"),
             *("runtime.samplers.concurrent_batches=1", "runtime.trainers.threads=1", "runtime.checkpoints.steps=5"),

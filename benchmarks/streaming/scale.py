@@ -17,12 +17,12 @@ import psutil
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.circumstances import circumstances
-from pipelines.distill import make_checkpoint, read_steps
-from pipelines.examples import make_examples, training_ids
+from pipelines.executors.ray.session import ray_session
 from pipelines.plan import make_plan
-from pipelines.ray_session import ray_session
+from pipelines.stages.distill import make_checkpoint, read_steps
+from pipelines.stages.prepare import make_examples, training_ids
 from pos2distill.config import Recipe
-from pos2distill.recipes import load_recipe
+from pos2distill.config.load import load_recipe
 from pos2distill.store.samples import SampleStore
 
 REPORT = Path(__file__).with_suffix(".json")
@@ -32,8 +32,8 @@ _WATCHED = {
     "train worker": "RayTrainWorker",
     "train controller": "TrainController",
     "split coordinator": "SplitCoordinator",
-    "sampler": "MapWorker(MapBatches(Answer))",
-    "board": "_Board",
+    "sampler": "MapWorker(MapBatches(Generate))",
+    "tracker_actor": "ProgressTracker",
     "object store": "",
 }
 
@@ -67,9 +67,9 @@ def load(storage: str, data: Path, model: Path, examples: int) -> Recipe:
         [
             *(f"runtime.storage={storage}", f"data.path={data}", f"data.train_examples={examples}"),
             f"model.path={model}",
-            *("data.documents=3", "data.evaluation_examples=2", "data.evaluation_share=0.001"),
+            *("data.documents=3", "data.eval_examples=2", "data.eval_fraction=0.001"),
             *("evaluation.slots=all", "evaluation.other_documents=[]", "model.engine=fake", "sampling.keep=all"),
-            *("method.name=seqkd", "method.k=1", "training.epochs=1", "training.batch_rows=512"),
+            *("method.name=seqkd", "method.k=1", "training.epochs=1", "training.global_batch_rows=512"),
             *("runtime.fake.reply_tokens=8", "runtime.samplers.batch_size=256", "runtime.mode=streamed"),
             *("runtime.trainers.micro_batch_tokens=131072", "runtime.checkpoints.minutes=2"),
         ],

@@ -24,18 +24,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.circumstances import circumstances
 from pos2distill.config import Study, TrainersSection
+from pos2distill.config.load import load_recipe
 from pos2distill.models.load import context_length, load_tokenizer, stop_token_ids
-from pos2distill.models.responses import ResponseBatch, collate, hidden_to_bytes
-from pos2distill.recipes import load_recipe
+from pos2distill.models.packing import ResponseBatch, collate, hidden_to_bytes
 from pos2distill.records import Example, Tokens
-from pos2distill.sampling.engine import Completion, SamplingParams
-from pos2distill.sampling.hf_engine import HfEngine
-from pos2distill.sampling.teacher import Teacher as TeacherStage
+from pos2distill.sampling.engines.hf import HfEngine
+from pos2distill.sampling.engines.protocol import Completion, SamplingParams
+from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import draw_trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.rows import Row, Sample
-from pos2distill.training.stepper import TorchStepper
+from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import build_teacher
 
 EXAMPLES, BATCH = 12, 3  # examples, and those of one training step
@@ -96,13 +96,13 @@ def measure(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: s
     vocabulary = int(engine.model.config.vocab_size)
     ks = [k for k in KS if k < vocabulary]
 
-    def sample(top_tokens: int) -> list[Any]:
-        asked = replace(params, top_tokens=top_tokens)
-        return asyncio.run(engine.generate(advantageous, asked, range(len(advantageous))))
+    def sample(stored_top_k: int) -> list[Any]:
+        prompt_specs = replace(params, stored_top_k=stored_top_k)
+        return asyncio.run(engine.generate(advantageous, prompt_specs, range(len(advantageous))))
 
     completions: list[Completion] = sample(max(ks))
     responses = [each.token_ids for each in completions]
-    stage = TeacherStage(study.model, threads=threads, device=device)
+    stage = TeacherEncoder(study.model, threads=threads, device=device)
     seconds = {
         "sampling": timed(lambda: sample(0), device),
         "sampling, telling 64 tokens": timed(lambda: sample(64), device),
@@ -113,17 +113,17 @@ def measure(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: s
         rows_of(number, each, completion, hidden_to_bytes(hidden_TH), study)
         for number, (each, completion, hidden_TH) in enumerate(zip(prompts, completions, states, strict=True))
     ]
-    stepper = TorchStepper(
+    strategy = TorchStrategy(
         with_teacher(study, "resident"), TrainersSection(strategy="torch", threads=threads), torch.device(device)
     )
     batches = [[row for example in rows[at : at + BATCH] for row in example] for at in range(0, EXAMPLES, BATCH)]
-    steps = {name: step_times(with_teacher(study, name), stepper, batches, device) for name in ("cached", "resident")}
+    steps = {name: step_times(with_teacher(study, name), strategy, batches, device) for name in ("cached", "resident")}
     told = {k: [[cut(row, k) for row in batch] for batch in batches] for k in ks}
-    steps["topk"] = step_times(with_teacher(study, "topk", 64), stepper, told[64], device)
+    steps["topk"] = step_times(with_teacher(study, "topk", 64), strategy, told[64], device)
     tokens = sum(map(len, responses))
-    exact = losses(with_teacher(study, "cached"), stepper, batches)
+    exact = losses(with_teacher(study, "cached"), strategy, batches)
     return {
-        "parameters": sum(parameter.numel() for parameter in stepper.student.lm.parameters()),
+        "parameters": sum(parameter.numel() for parameter in strategy.student.lm.parameters()),
         "vocabulary": vocabulary,
         "examples": EXAMPLES,
         "response_tokens": tokens,
@@ -134,7 +134,7 @@ def measure(study: Study, prompts: Prompts, stop_ids: tuple[int, ...], device: s
             **{f"topk {k}": 8.0 * k for k in ks},
         },
         "kl_nats": float(exact["kl"].mean()),
-        "topk": {k: compare(exact, losses(with_teacher(study, "topk", k), stepper, told[k]), told[k]) for k in ks},
+        "topk": {k: compare(exact, losses(with_teacher(study, "topk", k), strategy, told[k]), told[k]) for k in ks},
     }
 
 
@@ -158,19 +158,19 @@ def with_teacher(study: Study, teacher: str, k: int | None = None) -> Study:
     return study.model_copy(update={"method": study.method.model_copy(update={"teacher": teacher, "teacher_topk": k})})
 
 
-def step_times(study: Study, stepper: TorchStepper, batches: Sequence[list[Row]], device: str) -> dict[str, float]:
+def step_times(study: Study, strategy: TorchStrategy, batches: Sequence[list[Row]], device: str) -> dict[str, float]:
     """Seconds of a step, and of what comes before the student's pass in it: the teacher's own."""
-    teacher = build_teacher(study, stepper.frozen_states, stepper.device)
+    teacher = build_teacher(study, strategy.frozen_states, strategy.device)
     assert teacher is not None
     whole, own = [], []
     for rows in batches[:REPEATS]:
         batch = lay(rows)
 
         def step(rows: list[Row] = rows, batch: Any = batch) -> None:
-            stepper.backward(stepper.forward(batch, teacher(rows)).mean(), last=True)
-            stepper.step(0.0)  # the same weights for everyone
+            strategy.backward(strategy.forward(batch, teacher(rows)).mean(), last=True)
+            strategy.step(0.0)  # the same weights for everyone
 
-        own.append(timed(lambda rows=rows: teacher(rows).to(stepper.device), device))
+        own.append(timed(lambda rows=rows: teacher(rows).to(strategy.device), device))
         whole.append(timed(step, device, repeats=1))
     return {"teacher": statistics.median(own), "step": statistics.median(whole)}
 
@@ -178,22 +178,22 @@ def step_times(study: Study, stepper: TorchStepper, batches: Sequence[list[Row]]
 def lay(rows: Sequence[Row]) -> ResponseBatch:
     """As the training loop does."""
     examples = [row.sample.example.example_id for row in rows]
-    return collate([row.prompt_ids for row in rows], [row.response_ids for row in rows], relatives=examples)
+    return collate([row.prompt_ids for row in rows], [row.response_ids for row in rows], group_ids=examples)
 
 
-def losses(study: Study, stepper: TorchStepper, batches: Sequence[list[Row]]) -> dict[str, Tensor]:
+def losses(study: Study, strategy: TorchStrategy, batches: Sequence[list[Row]]) -> dict[str, Tensor]:
     """KL of each row, and the gradient of their mean."""
-    teacher = build_teacher(study, stepper.frozen_states, stepper.device)
+    teacher = build_teacher(study, strategy.frozen_states, strategy.device)
     assert teacher is not None
     kls = []
     for rows in batches:
         batch = lay(rows)
-        kl_B = stepper.forward(batch, teacher(rows))
-        stepper.backward(kl_B.mean() / len(batches), last=False)
+        kl_B = strategy.forward(batch, teacher(rows))
+        strategy.backward(kl_B.mean() / len(batches), last=False)
         kls.append(kl_B.detach().cpu())
-    parameters = stepper.student.lm.parameters()
+    parameters = strategy.student.lm.parameters()
     gradient = torch.cat([each.grad.flatten().cpu() for each in parameters if each.grad is not None]).double()
-    stepper.optimizer.zero_grad()
+    strategy.optimizer.zero_grad()
     return {"kl": torch.cat(kls), "gradient": gradient}
 
 

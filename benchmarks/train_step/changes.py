@@ -21,7 +21,7 @@ from benchmarks.circumstances import circumstances
 from benchmarks.train_step.measuring import Step, free, make_in_turn, measure_peak, run_apart
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study, model_folder
 from pos2distill.config import Study
-from pos2distill.models.responses import ResponseBatch, collate
+from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.rows import Row
 
 LAYERS = {"cpu": 4, "cuda": 8}
@@ -43,7 +43,7 @@ def without_sharing(size: Size, folder: Path, device: torch.device) -> Step:
     step = with_everything(size, folder, device)
 
     def patched() -> float:
-        with patch("pos2distill.training.trainer._lay", lay):
+        with patch("pos2distill.training.loop._lay", lay):
             return step()
 
     return patched
@@ -72,7 +72,7 @@ def with_all_losses_at_once(size: Size, folder: Path, device: torch.device) -> S
 def with_plain_adamw(size: Size, folder: Path, device: torch.device) -> Step:
     """AdamW operation by operation."""
     step = with_everything(size, folder, device)
-    for group in step.stepper.optimizer.param_groups:  # type: ignore[attr-defined]
+    for group in step.strategy.optimizer.param_groups:  # type: ignore[attr-defined]
         group["fused"] = False
     return step
 
@@ -85,7 +85,7 @@ def with_activations_kept(size: Size, folder: Path, device: torch.device) -> Ste
 def with_compiled_parts(size: Size, folder: Path, device: torch.device) -> Step:
     """Norms and feed-forward parts by torch.compile: most of what is neither a product with weights nor attention."""
     step = with_everything(size, folder, device)
-    for name, module in step.stepper.student.lm.named_modules():
+    for name, module in step.strategy.student.lm.named_modules():
         if name.endswith(("norm", "mlp")):
             module.compile(dynamic=True)
     return step

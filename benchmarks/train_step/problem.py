@@ -14,15 +14,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pos2distill.config import DataSection, MethodSection, ModelSection, Study, TrainersSection, TrainingSection
 from pos2distill.losses.objectives import ANCHOR
-from pos2distill.models.responses import hidden_to_bytes
+from pos2distill.models.packing import hidden_to_bytes
 from pos2distill.records import Example, Slots, Tokens
-from pos2distill.sampling.teacher import Teacher
-from pos2distill.training.feed import Batch, Progress, Wish
-from pos2distill.training.ranks import Ranks
+from pos2distill.sampling.teacher_encoder import TeacherEncoder
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import Action, Batch, TrainingProgress
+from pos2distill.training.loop import StepRecord, train
 from pos2distill.training.rows import Row, RowKey, Sample
-from pos2distill.training.stepper import Stepper, build_stepper
+from pos2distill.training.strategies import build_strategy
+from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import build_teacher
-from pos2distill.training.trainer import StepRecord, train
 
 SHARE = 1e-9
 """Of the run that is done: every step is made at the full learning rate."""
@@ -82,7 +83,9 @@ def make_study(size: Size, folder: Path, *, teacher: str = "cached") -> Study:
         model=ModelSection(path=str(folder), dtype=size.precision, engine="hf"),
         data=DataSection(format="jsonl", path="none", prompt="plain", documents=size.documents),
         method=MethodSection(name="r1", k=size.k, teacher=teacher),
-        training=TrainingSection(batch_rows=size.rows, precision=size.precision, learning_rate=1e-5, warmup_share=0),
+        training=TrainingSection(
+            global_batch_rows=size.rows, precision=size.precision, learning_rate=1e-5, warmup_ratio=0
+        ),
     )
 
 
@@ -109,7 +112,7 @@ class Questions:
         prompts = [self.prompt(index, (0,)) for index in range(size.examples)]
         states: Sequence[torch.Tensor | None] = [None] * size.examples
         if study.method.has_cached_teacher:
-            teacher = Teacher(study.model, device=str(device), threads=torch.get_num_threads())
+            teacher = TeacherEncoder(study.model, device=str(device), threads=torch.get_num_threads())
             states = [teacher([prompts[index]], [self.responses[index]])[0] for index in range(size.examples)]
         self.samples = tuple(
             Sample(
@@ -146,9 +149,9 @@ class Questions:
         """Those of one step."""
         return [self.row(key) for sample in self.samples for key in self.keys(sample)]
 
-    def batches(self, _: Progress) -> Iterator[Batch]:
-        """As `Feed.batches`: one batch that holds everything."""
-        yield Batch(0, np.arange(len(self.samples)), self.samples, SHARE, Wish.GO_ON)
+    def batches(self, _: TrainingProgress) -> Iterator[Batch]:
+        """As `BatchLoader.batches`: one batch that holds everything."""
+        yield Batch(0, np.arange(len(self.samples)), self.samples, SHARE, Action.CONTINUE)
 
 
 class OurStep:
@@ -161,10 +164,10 @@ class OurStep:
         questions: Questions,
         device: torch.device,
         *,
-        ranks: Ranks | None = None,
+        dist: DistContext | None = None,
         strategy: str = "torch",
     ) -> None:
-        self.study, self.questions, self.ranks = study, questions, ranks or Ranks()
+        self.study, self.questions, self.dist = study, questions, dist or DistContext()
         tokens = [len(row.prompt_ids) + len(row.response_ids) for row in questions.rows()]
         self.trainers = TrainersSection(
             strategy=strategy,
@@ -172,9 +175,9 @@ class OurStep:
             gradient_checkpointing=size.gradient_checkpointing,
             threads=torch.get_num_threads(),
         )
-        self.stepper: Stepper = build_stepper(study, self.trainers, device)
-        self.teacher = build_teacher(study, self.stepper.frozen_states, device)
-        self.progress = Progress.at_start(size.examples)
+        self.strategy: Strategy = build_strategy(study, self.trainers, device)
+        self.teacher = build_teacher(study, self.strategy.frozen_states, device)
+        self.progress = TrainingProgress.at_start(size.examples)
 
     def __call__(self) -> float:
         """Returns the step's loss."""
@@ -184,9 +187,9 @@ class OurStep:
             self.trainers,
             self.questions,  # type: ignore[arg-type]
             self.questions,  # type: ignore[arg-type]
-            self.stepper,
+            self.strategy,
             self.teacher,
-            self.ranks,
+            self.dist,
             self.progress,
             [records.append],
         )

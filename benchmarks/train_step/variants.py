@@ -148,7 +148,7 @@ class PlainStep:
             (coefficient_B.to(self.device) * loss_B).sum().backward()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(SHARE, self.study.training)
-        torch.nn.utils.clip_grad_norm_(self.student.parameters(), self.study.training.gradient_clip)
+        torch.nn.utils.clip_grad_norm_(self.student.parameters(), self.study.training.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return float((coefficient_N * measured_N).sum())

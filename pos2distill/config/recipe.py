@@ -20,7 +20,7 @@ class Recipe(Section):
         {},
         description="settings by dotted name and the values each takes; the study runs for every combination",
     )
-    transfers: dict[str, Study] = Field({}, exclude=True, description="what evaluation.transfer names")
+    transfers: dict[str, Study] = Field({}, exclude=True, description="what evaluation.also_evaluate names")
 
     @field_validator("sweep", mode="before")
     @classmethod

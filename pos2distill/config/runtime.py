@@ -102,7 +102,7 @@ class Runtime(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     vllm: VllmSection = VllmSection()
     fake: FakeSection = FakeSection()
-    max_failed_share: float = Field(
+    max_failed_fraction: float = Field(
         0.05,
         ge=0,
         le=1,

@@ -49,18 +49,18 @@ class DataSection(Section):
         (1,), description="gold documents of an example; of files that mix numbers of hops, those used"
     )
     documents: int = Field(20, ge=2, description="documents in a prompt")
-    fill: Literal["refuse", "draw"] = Field(
-        "refuse",
-        description="of rows with too few documents. draw: distractors from other examples, easier than retrieved "
-        "ones, so that results are named after it",
+    distractors: Literal["given", "random"] = Field(
+        "given",
+        description="given: those of the record, and a record with too few is refused; random: the missing ones are drawn "
+        "from other examples. Random distractors are easier than retrieved ones, so results are named after them",
     )
     train_examples: int = Field(300, ge=1, description="examples to sample from and train on")
-    evaluation_examples: int = Field(500, ge=1, description="other examples, asked at every slot")
-    evaluation_share: float = Field(
+    eval_examples: int = Field(500, ge=1, description="other examples, asked at every slot")
+    eval_fraction: float = Field(
         0.5, gt=0, lt=1, description="share of all questions set aside for evaluation, by a hash of the question"
     )
     answer_in_gold: bool = Field(
-        True, description="refuse a row of one hop whose gold document holds none of the answers"
+        True, description="to_user_error a row of one hop whose gold document holds none of the answers"
     )
 
     @model_validator(mode="after")
@@ -105,7 +105,7 @@ class MethodSection(Section):
     )
     auto_examples: int = Field(100, ge=1, description="auto: training examples asked")
     k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for one example")
-    distractors: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
+    distractor_order: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
     weights: RowWeights | None = Field(
         None,
         description="of trivial rows. paper: alpha; official: as the authors' code scales it; uniform: all alike; "
@@ -153,7 +153,7 @@ class MethodSection(Section):
         return self.loss == "kl" or self.row_weights == "adaptive"
 
     @property
-    def top_tokens(self) -> int:
+    def stored_top_k(self) -> int:
         """How many of the likeliest tokens are stored with the samples at each position; 0 for another teacher."""
         return (self.teacher_topk or 64) if self.needs_teacher and self.teacher == "topk" else 0
 
@@ -233,10 +233,10 @@ class TrainingSection(Section):
     learning_rate: float = Field(3e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.01, ge=0)
-    warmup_share: float = Field(0.05, ge=0, lt=1)
-    final_rate_share: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this share of the rate")
-    gradient_clip: float = Field(1.0, gt=0)
-    batch_rows: int = Field(
+    warmup_ratio: float = Field(0.05, ge=0, lt=1)
+    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this share of the rate")
+    max_grad_norm: float = Field(1.0, gt=0)
+    global_batch_rows: int = Field(
         32,
         ge=2,
         description="rows of the global batch, at most: all ranks, all micro-batches; as many examples as their k + 1 "
@@ -266,10 +266,10 @@ class EvaluationSection(Section):
         description="slots at each further length. Default: 10, or all where there are fewer; of several hops pairs",
     )
     max_new_tokens: int = Field(100, ge=1, description="of an answer; 512 for data.prompt reasoning or coc")
-    transfer: tuple[str, ...] = Field(
+    also_evaluate: tuple[str, ...] = Field(
         (), description="other recipes, by name or path, whose data and evaluation both models are asked too"
     )
-    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the intervals")
+    bootstrap_samples: int = Field(2000, ge=100, description="bootstrap bootstrap_samples of the intervals")
 
 
 class Study(Section):
@@ -331,9 +331,9 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _batch_holds_an_example(self) -> "Study":
-        if self.training.batch_rows <= self.method.k:
+        if self.training.global_batch_rows <= self.method.k:
             raise ValueError(
-                f"training.batch_rows: {self.training.batch_rows} rows have no room for one example's "
+                f"training.global_batch_rows: {self.training.global_batch_rows} rows have no room for one example's "
                 f"{self.method.k + 1} (method.k + 1)"
             )
         return self

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from pos2distill.evaluation.scores import Curve, show_slots
+from pos2distill.evaluation.scores import Curve, format_slots
 
 BEFORE, AFTER, QUIET = "#c2410c", "#0f766e", "#64748b"
 
@@ -65,7 +65,7 @@ def _plot_placements(before: Curve, after: Curve, width: float) -> bytes:
     for group in dict.fromkeys(filter(None, before.groups)):
         own = [place for place, name in zip(place_S, before.groups, strict=True) if name == group]
         axes.annotate(group, (float(np.mean(own)), 1.04), ha="center", color=QUIET, fontsize=9)
-    axes.set_xticks(place_S, [show_slots(slots) for slots in before.slots], fontsize=8, rotation=45)
+    axes.set_xticks(place_S, [format_slots(slots) for slots in before.slots], fontsize=8, rotation=45)
     axes.set(
         xlabel=f"positions of the gold documents among {before.documents}, in hop order (from 1)", ylabel="accuracy"
     )

@@ -10,7 +10,7 @@ import jinja2
 
 from pos2distill.config import Study
 from pos2distill.evaluation.plots import plot_curves, plot_loss, plot_weights
-from pos2distill.evaluation.scores import Curve, paired_difference, show_slots, to_curve, to_grid, warn_of_cuts
+from pos2distill.evaluation.scores import Curve, format_slots, paired_difference, to_curve, to_grid, truncation_warning
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
 
@@ -21,8 +21,8 @@ TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters["slots"] = show_slots
-TEMPLATES.filters["cuts"] = warn_of_cuts
+TEMPLATES.filters["slots"] = format_slots
+TEMPLATES.filters["cuts"] = truncation_warning
 METRICS = {
     "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
     "em": "EM of what follows 'The answer is:', SQuAD normalisation, greedy",
@@ -70,14 +70,14 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
     Args:
         study: whose data and evaluation these are.
     """
-    resamples, seed = study.evaluation.resamples, study.seed
+    bootstrap_samples, seed = study.evaluation.bootstrap_samples, study.seed
     one, other = to_grid(before, documents), to_grid(after, documents)
     return Comparison(
         dataset=dataset_name(study.data),
         metric=METRICS[study.data.metric],
-        before=to_curve(one, resamples=resamples, seed=seed),
-        after=to_curve(other, resamples=resamples, seed=seed),
-        paired=paired_difference(one, other, resamples=resamples, seed=seed),
+        before=to_curve(one, bootstrap_samples=bootstrap_samples, seed=seed),
+        after=to_curve(other, bootstrap_samples=bootstrap_samples, seed=seed),
+        paired=paired_difference(one, other, bootstrap_samples=bootstrap_samples, seed=seed),
     )
 
 

@@ -1,7 +1,7 @@
 """Accuracy by slot, its mean and GAP with bootstrap intervals, and the paired difference of two models.
 
 A slot here is a placement: of several hops, an ordered tuple of slots.
-Shapes: E examples, S slots, R bootstrap resamples.
+Shapes: E examples, S slots, R bootstrap bootstrap_samples.
 """
 
 from collections.abc import Mapping
@@ -58,19 +58,19 @@ class Curve:
     by_group: dict[str, float]
 
 
-def show_slots(slots: int | Slots) -> str:
+def format_slots(slots: int | Slots) -> str:
     """A placement as people read it, from 1: `7`, or `7>19` for the first hop at 7 and the second at 19."""
     return ">".join(str(slot + 1) for slot in ((slots,) if isinstance(slots, int) else slots))
 
 
-def warn_of_cuts(counts: Mapping[str, int]) -> str | None:
+def truncation_warning(counts: Mapping[str, int]) -> str | None:
     """What to say of a stage's answers if more than a tenth of them had no room to end.
 
     Args:
         counts: of a manifest; of samples, or of a model's answers, or of a stage that generates nothing.
     """
     section, answers = ("sampling", counts["sampled"]) if "sampled" in counts else ("evaluation", counts.get("prompts"))
-    cut = counts.get("cut_at_length", 0)
+    cut = counts.get("hit_max_tokens", 0)
     if not answers or 10 * cut <= answers:
         return None
     return f"{cut} of {answers} answers were cut at {section}.max_new_tokens; raise it if they were not done"
@@ -107,10 +107,10 @@ def to_grid(predictions: pa.Table, documents: int) -> Grid:
     )
 
 
-def to_curve(grid: Grid, *, resamples: int, seed: int) -> Curve:
+def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
     """Accuracy by slot with intervals. Examples are resampled whole, since one example's slots are not independent."""
     accuracy_S = grid.correct_ES.mean(0)
-    resampled_RS = _resample_means(grid.correct_ES, resamples, seed)
+    resampled_RS = _resample_means(grid.correct_ES, bootstrap_samples, seed)
     names = dict.fromkeys(group for group in grid.groups if group)
     return Curve(
         documents=grid.documents,
@@ -128,7 +128,7 @@ def to_curve(grid: Grid, *, resamples: int, seed: int) -> Curve:
     )
 
 
-def paired_difference(before: Grid, after: Grid, *, resamples: int, seed: int) -> dict[str, Any]:
+def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed: int) -> dict[str, Any]:
     """Mean of (after - before) over the same prompts, with its interval.
 
     Raises:
@@ -137,13 +137,15 @@ def paired_difference(before: Grid, after: Grid, *, resamples: int, seed: int) -
     if (before.documents, before.slots, before.example_ids) != (after.documents, after.slots, after.example_ids):
         raise ValueError("a paired comparison wants the same examples at the same slots")
     difference_E1 = (after.correct_ES - before.correct_ES).mean(1, keepdims=True)
-    interval = _interval(_resample_means(difference_E1, resamples, seed)[:, 0])
+    interval = _interval(_resample_means(difference_E1, bootstrap_samples, seed)[:, 0])
     return {"mean_difference": float(difference_E1.mean()), "ci95": interval}
 
 
-def _resample_means(value_ES: Floats, resamples: int, seed: int) -> Floats:
+def _resample_means(value_ES: Floats, bootstrap_samples: int, seed: int) -> Floats:
     examples = len(value_ES)
-    draws = derive_generator(seed, "bootstrap").multinomial(examples, np.full(examples, 1 / examples), resamples)
+    draws = derive_generator(seed, "bootstrap").multinomial(
+        examples, np.full(examples, 1 / examples), bootstrap_samples
+    )
     means_RS: Floats = draws @ value_ES / examples
     return means_RS
 

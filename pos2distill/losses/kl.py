@@ -28,7 +28,7 @@ def forward_kl(teacher_TV: Tensor, student_TV: Tensor) -> Tensor:
     return F.kl_div(student_TV, teacher_TV, reduction="none", log_target=True).sum(-1).clamp_min(0)
 
 
-def top_tokens_kl(top_ids_TK: Tensor, top_logprobs_TK: Tensor, student_TV: Tensor) -> Tensor:
+def topk_kl(top_ids_TK: Tensor, top_logprobs_TK: Tensor, student_TV: Tensor) -> Tensor:
     """KL(teacher || student) in nats at each token, when all but the teacher's K likeliest tokens count as one.
 
         KL_t = sum_k p_t(k) (log p_t(k) - log q_t(k)) + p_t(rest) (log p_t(rest) - log q_t(rest))

@@ -82,20 +82,20 @@ class PackedRows:
 
 
 def pack_rows(
-    prompts: Sequence[Tokens], lengths: Sequence[int], relatives: Sequence[Hashable] | None = None
+    prompts: Sequence[Tokens], lengths: Sequence[int], group_ids: Sequence[Hashable] | None = None
 ) -> PackedRows:
     """Lay rows end to end.
 
     Args:
         prompts: the tokens that rows may share; never the last one, which predicts the row's own response.
         lengths: of the whole rows.
-        relatives: neighbours with the same value share what they both begin with; without it none do.
+        group_ids: neighbours with the same value share what they both begin with; without it none do.
     """
     pieces: list[list[tuple[int, int]]] = []  # of each row, as parts of S
     shared: list[int] = []
     end = 0
     for row, length in enumerate(lengths):
-        common, lender = _longest_common_prefix(prompts, row, relatives) if relatives else (0, 0)
+        common, lender = _longest_common_prefix(prompts, row, group_ids) if group_ids else (0, 0)
         if common * _WORTH < length:
             common = 0
         pieces.append([*(_cut(pieces[lender], common) if common else []), (end, end + length - common)])
@@ -120,11 +120,11 @@ def _starts(sizes: Sequence[int]) -> Tensor:
     return torch.tensor([0, *sizes]).cumsum(0).to(torch.int32)
 
 
-def _longest_common_prefix(prompts: Sequence[Tokens], row: int, relatives: Sequence[Hashable]) -> tuple[int, int]:
+def _longest_common_prefix(prompts: Sequence[Tokens], row: int, group_ids: Sequence[Hashable]) -> tuple[int, int]:
     """How many tokens a row has in common with an earlier relative at most, short of its last, and with which."""
     own = prompts[row][:-1]
     found = (0, 0)
-    for earlier in takewhile(lambda other: relatives[other] == relatives[row], range(row - 1, -1, -1)):
+    for earlier in takewhile(lambda other: group_ids[other] == group_ids[row], range(row - 1, -1, -1)):
         size = min(len(own), len(prompts[earlier]))
         differs = own[:size] != prompts[earlier][:size]
         common = int(differs.argmax()) if differs.any() else size

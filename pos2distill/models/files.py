@@ -61,7 +61,7 @@ def model_digest(model: ModelSection) -> str:
     return digest.hexdigest()[:16]
 
 
-def keep_generation_config(model: ModelSection, folder: Path) -> None:
+def copy_generation_config(model: ModelSection, folder: Path) -> None:
     """Copy the base's generation_config.json as it is: transformers refuses to write some that it reads."""
     own = Path(local_folder(model)) / "generation_config.json"
     if own.exists():

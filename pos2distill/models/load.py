@@ -66,7 +66,7 @@ def load_model(
     Args:
         dtype: of the weights; default: `model.dtype`.
         computing: what autocast will compute in, if it will; default: as the weights.
-        packed: for rows laid end to end alone (`predicting_hidden`), each at the cost of its own tokens.
+        packed: for rows laid end to end alone (`response_hidden_states`), each at the cost of its own tokens.
 
     Raises:
         UserError: if the folder holds no safetensors; if packed rows would leak into each other, or their attention
@@ -76,7 +76,7 @@ def load_model(
     weights = dtype or torch_dtype(model.dtype)
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
-    attention = pick_attention(model.attention, computing or weights, torch.device(device))
+    attention = resolve_attention(model.attention, computing or weights, torch.device(device))
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -144,7 +144,7 @@ def _length_of_fixed_rope(config: Any) -> int | None:
     return None
 
 
-def unsaved_buffers(model: ModelSection, dtype: torch.dtype) -> dict[str, Tensor]:
+def non_persistent_buffers(model: ModelSection, dtype: torch.dtype) -> dict[str, Tensor]:
     """What the model makes for itself and no checkpoint holds, by name: RoPE's frequencies above all.
 
     They stay float32 whatever the weights are: rounded to bfloat16, a frequency of 0.56 turns position 8,000 by two
@@ -169,7 +169,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
 
 
-def pick_attention(wanted: str, dtype: torch.dtype, device: torch.device) -> str:
+def resolve_attention(wanted: str, dtype: torch.dtype, device: torch.device) -> str:
     """`auto` resolved: flash_attention_2 for bfloat16 weights on a GPU where its package is installed, else sdpa."""
     if wanted != "auto":
         return wanted

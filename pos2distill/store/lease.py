@@ -48,7 +48,7 @@ class _Holder:
     beat: int = 0
 
 
-def leave_at_once(line: str) -> None:
+def exit_immediately(line: str) -> None:
     """End this process without tidying up: what lies in the storage may be another driver's by now.
 
     What it started ends with it, as after a crash.
@@ -58,7 +58,9 @@ def leave_at_once(line: str) -> None:
 
 
 @contextlib.contextmanager
-def hold(storage: str, *, period: float = _PERIOD, leave: Callable[[str], None] = leave_at_once) -> Iterator[None]:
+def hold_lease(
+    storage: str, *, period: float = _PERIOD, leave: Callable[[str], None] = exit_immediately
+) -> Iterator[None]:
     """Wait until no other driver works on this storage, and keep others waiting.
 
     Args:

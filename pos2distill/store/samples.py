@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pos2distill.errors import DamagedPart
+from pos2distill.errors import CorruptPart
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact, write_table
 
@@ -30,7 +30,7 @@ _READERS = 16
 # What a damaged part raises; pyarrow's own, and what it says of checksums and of text that is none.
 _DAMAGE = (pa.ArrowException, OSError, ValueError)
 
-Places = npt.NDArray[np.integer[Any]]
+Indices = npt.NDArray[np.integer[Any]]
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _logger = logging.getLogger(__name__)
 class StoreIndex:
     """Which part holds which example of a list of ids.
 
-    parts: names of the parts, sorted. part_of: (N,) int32, for each place of the list the index of its part, or -1.
+    parts: names of the parts, sorted. part_of: (N,) int32, for each index of the list the index of its part, or -1.
     """
 
     parts: tuple[str, ...]
@@ -47,12 +47,12 @@ class StoreIndex:
 
     @property
     def stored(self) -> npt.NDArray[np.bool_]:
-        """(N,) whether the example at each place is stored."""
+        """(N,) whether the example at each index is stored."""
         return self.part_of >= 0
 
     @property
     def missing(self) -> npt.NDArray[np.int64]:
-        """Places of the examples that are not stored, in order."""
+        """Indices of the examples that are not stored, in order."""
         return np.flatnonzero(self.part_of < 0)
 
 
@@ -68,7 +68,7 @@ class Tally:
 class SampleStore:
     """Samples under an artifact of their own.
 
-    `ids` is everywhere the same list of all training ids, none of them twice; a place is an index into it.
+    `ids` is everywhere the same list of all training ids, none of them twice; an index is an index into it.
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -116,30 +116,30 @@ class SampleStore:
             part_of = np.asarray([*(number[name] for name in known.parts), none], np.int32)[known.part_of]
         if held:
             owners = np.repeat([number[name] for name in held], [len(part) for part in held.values()])
-            # Places that `ids` lacks are null, here -1.
-            places = pc.index_in(pa.concat_arrays(list(held.values())), value_set=_array(ids)).fill_null(-1).to_numpy()
-            np.minimum.at(part_of, places[places >= 0], owners[places >= 0].astype(np.int32))
+            # Indices that `ids` lacks are null, here -1.
+            indices = pc.index_in(pa.concat_arrays(list(held.values())), value_set=_array(ids)).fill_null(-1).to_numpy()
+            np.minimum.at(part_of, indices[indices >= 0], owners[indices >= 0].astype(np.int32))
         part_of[part_of == none] = -1
         return StoreIndex(parts, part_of)
 
     def load(
-        self, index: StoreIndex, ids: Sequence[str] | pa.Array, places: Places, columns: Sequence[str] | None = None
+        self, index: StoreIndex, ids: Sequence[str] | pa.Array, indices: Indices, columns: Sequence[str] | None = None
     ) -> pa.Table:
-        """The samples at these places, in their order. Each part concerned is read once, and no other.
+        """The samples at these indices, in their order. Each part concerned is read once, and no other.
 
         Args:
             columns: which to read, by default all.
         Raises:
-            ValueError: if the index has no sample at one of the places.
-            DamagedPart: if a part is damaged or gone; it is set aside, and the index is out of date.
+            ValueError: if the index has no sample at one of the indices.
+            CorruptPart: if a part is damaged or gone; it is set aside, and the index is out of date.
         """
-        places = np.asarray(places)
-        if absent := places[~index.stored[places]].tolist():
-            raise ValueError(f"{self.artifact.url}: no sample at places {absent[:5]}")
+        indices = np.asarray(indices)
+        if absent := indices[~index.stored[indices]].tolist():
+            raise ValueError(f"{self.artifact.url}: no sample at indices {absent[:5]}")
         names = list(columns or SAMPLE_SCHEMA.names)
         schema = pa.schema([SAMPLE_SCHEMA.field(name) for name in names], SAMPLE_SCHEMA.metadata)
-        order = np.argsort(index.part_of[places], kind="stable")
-        pieces = self._map_parts(lambda piece: piece, index, ids, places[order], names)
+        order = np.argsort(index.part_of[indices], kind="stable")
+        pieces = self._map_parts(lambda piece: piece, index, ids, indices[order], names)
         table = pa.concat_tables([schema.empty_table(), *pieces])
         return table.take(np.argsort(order))
 
@@ -147,12 +147,12 @@ class SampleStore:
         """Count what became of the stored examples, each once, part by part.
 
         Raises:
-            DamagedPart: as `load`.
+            CorruptPart: as `load`.
         """
         total = Tally()
-        places = np.argsort(index.part_of, kind="stable")[len(index.missing) :]
+        indices = np.argsort(index.part_of, kind="stable")[len(index.missing) :]
         names = ["outcome", "finish_reason", "teacher_seconds"]
-        for each in self._map_parts(_tally_of, index, ids, places, names):
+        for each in self._map_parts(_tally_of, index, ids, indices, names):
             total.outcomes += each.outcomes
             total.finish_reasons += each.finish_reasons
             total.teacher_seconds += each.teacher_seconds
@@ -163,25 +163,25 @@ class SampleStore:
         function: Callable[[pa.Table], _T],
         index: StoreIndex,
         ids: Sequence[str] | pa.Array,
-        places: Places,
+        indices: Indices,
         names: list[str],
     ) -> Iterator[_T]:
-        """`function` of each part's rows at these places, which are sorted by part."""
-        numbers, starts = np.unique(index.part_of[places], return_index=True)
-        wanted = _array(ids).take(pa.array(places))
+        """`function` of each part's rows at these indices, which are sorted by part."""
+        numbers, starts = np.unique(index.part_of[indices], return_index=True)
+        wanted = _array(ids).take(pa.array(indices))
 
         def of_part(number: int, start: int, stop: int) -> _T:
             table = self._read(index.parts[number], list({*names, "example_id"}))
             rows = pc.index_in(wanted[start:stop], value_set=table["example_id"].combine_chunks())
             return function(table.select(names).take(rows))
 
-        return _map(of_part, numbers, starts, [*starts[1:], len(places)])
+        return _map(of_part, numbers, starts, [*starts[1:], len(indices)])
 
     def _ids_of(self, name: str) -> pa.Array | None:
         """The examples of a part, or None where it is damaged or gone."""
         try:
             return self._read(name, ["example_id"])["example_id"].combine_chunks()
-        except DamagedPart:
+        except CorruptPart:
             return None
 
     def _read(self, name: str, columns: list[str]) -> pa.Table:
@@ -191,7 +191,7 @@ class SampleStore:
         storage that does not answer raises its own error.
 
         Raises:
-            DamagedPart: if the part is damaged, and now set aside, or gone.
+            CorruptPart: if the part is damaged, and now set aside, or gone.
         """
         path = f"{self.folder}/{name}"
         fs = self.artifact.fs
@@ -200,18 +200,18 @@ class SampleStore:
         try:
             data = fs.cat_file(path)
         except FileNotFoundError:
-            raise DamagedPart(f"{path}: is gone; its examples are sampled again") from None
+            raise CorruptPart(f"{path}: is gone; its examples are sampled again") from None
         try:
             return _parse(pa.BufferReader(data), name, SAMPLE_SCHEMA.names).select(columns)
         except _DAMAGE as error:
             raise self._set_aside(name, str(error).partition("\n")[0]) from None
 
-    def _set_aside(self, name: str, reason: str) -> DamagedPart:
+    def _set_aside(self, name: str, reason: str) -> CorruptPart:
         fs = self.artifact.fs
         fs.makedirs(self.damaged, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another process was first
             fs.mv(f"{self.folder}/{name}", f"{self.damaged}/{name}")
-        damage = DamagedPart(
+        damage = CorruptPart(
             f"{self.folder}/{name}: damaged ({reason}); moved to {self.damaged}, its examples are sampled again"
         )
         _logger.warning("%s", damage)

@@ -10,17 +10,17 @@ from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator, derive_seed
 from pos2distill.records import Document, Example
 from pos2distill.tasks.formats import PUBLISHED, REASONS, Reason, holds_answer, parse_row, question_id
-from pos2distill.tasks.judge import normalize, sub_exact_match
+from pos2distill.tasks.metrics import normalize, sub_exact_match
 from pos2distill.tasks.readers import read_rows
 
-_SIDES = ("train", "evaluation")
+_SIDES = ("train", "eval")
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """Training and evaluation examples that share no question, and how the rows of the file were used.
 
-    `counts`: rows = train + evaluation + train_unused + evaluation_unused + duplicate + each of `formats.REASONS`.
+    `counts`: rows = train + evaluation + train_unused + eval_unused + duplicate + each of `formats.REASONS`.
     """
 
     train: list[Example]
@@ -55,7 +55,7 @@ def load_split(data: DataSection, *, documents: int, seed: int) -> Split:
             passed = ", ".join(f"{counts[reason]} {reason}" for reason in REASONS if counts[reason])
             raise UserError(
                 f"{data.path}: {len(sides[side])} {side} examples, but data.{side}_examples asks for {wanted}; "
-                f"lower it or move data.evaluation_share ({data.evaluation_share})"
+                f"lower it or move data.eval_fraction ({data.eval_fraction})"
                 + (f"; rows passed over: {passed}" if passed else "")
             )
         counts[side] = wanted
@@ -67,7 +67,7 @@ def load_split(data: DataSection, *, documents: int, seed: int) -> Split:
                 draw_distractors(example, pool, documents - len(example.documents), seed, data.path)
                 for example in sides[side]
             ]
-    return Split(sides["train"], sides["evaluation"], dict(counts))
+    return Split(sides["train"], sides["eval"], dict(counts))
 
 
 def _choose(
@@ -89,7 +89,7 @@ def _choose(
             counts["duplicate"] += 1
             continue
         asked.add(question)
-        side = "evaluation" if _unit_hash(example.question) < data.evaluation_share else "train"
+        side = "eval" if _unit_hash(example.question) < data.eval_fraction else "train"
         if _draws(data):
             pools[side] += example.golds
         # A heap of the smallest ranks: memory holds what is wanted, not the file. Negated, since heapq keeps minima.
@@ -142,7 +142,7 @@ def draw_distractors(example: Example, pool: list[Document], count: int, seed: i
 
 
 def _draws(data: DataSection) -> bool:
-    return data.fill == "draw" or data.format == "nq_oracle"
+    return data.distractors == "random" or data.format == "nq_oracle"
 
 
 def _fit(example: Example, data: DataSection, documents: int, where: str) -> Example | Reason:
@@ -169,7 +169,7 @@ def _fit(example: Example, data: DataSection, documents: int, where: str) -> Exa
             return "too_few_documents"
         raise UserError(
             f"{where}: {len(example.documents)} documents, but prompts of {documents} slots are asked for "
-            f"(data.documents, evaluation.other_documents); lower them or set data.fill=draw"
+            f"(data.documents, evaluation.other_documents); lower them or set data.distractors=random"
         )
     return example
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
-from pos2distill.tasks.judge import normalize, sub_exact_match
+from pos2distill.tasks.metrics import normalize, sub_exact_match
 
 Reason = Literal[
     "no_answer",
@@ -36,7 +36,7 @@ REASONS: dict[Reason, str] = {
     "missing_title": "a supporting title is not in the context",
     "ambiguous_title": "a supporting title stands in the context twice",
     "other_hops": "so many gold documents are not asked for in data.hops",
-    "too_few_documents": "shorter than the longest prompt; lower data.documents or set data.fill=draw",
+    "too_few_documents": "shorter than the longest prompt; lower data.documents or set data.distractors=random",
 }
 
 # Of these files a user cannot mend a row, so one of no use is passed over and counted.

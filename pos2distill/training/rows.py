@@ -89,7 +89,7 @@ class RowBuilder:
                 example,
                 self.study.data.documents,
                 slots,
-                order=self.study.method.distractors,
+                order=self.study.method.distractor_order,
                 seed=self.study.seed,
             )
         return Row(sample, slots, slot_id, prompt_ids, self._response(sample))
@@ -97,7 +97,7 @@ class RowBuilder:
     def _response(self, sample: Sample) -> Tokens:
         if self.study.method.name == "sft":
             return self._gold_response(sample.example)
-        if k := self.study.method.top_tokens:
+        if k := self.study.method.stored_top_k:
             if sample.top_ids is None:
                 raise UserError("the samples hold no likeliest tokens; sample again with method.teacher=topk")
             return sample.response_ids[: len(sample.top_ids) // k]
@@ -137,18 +137,18 @@ def kept_samples(table: pa.Table) -> list[Sample | None]:
     ]
 
 
-def examples_in_batch(study: Study) -> int:
+def examples_per_batch(study: Study) -> int:
     """Examples of a global batch: as many as their K + 1 rows leave room for, the same for every method.
 
-    The place of the anchor row stays empty where the method has none: equal steps, less work.
+    The index of the anchor row stays empty where the method has none: equal steps, less work.
     """
-    return study.training.batch_rows // (study.method.k + 1)
+    return study.training.global_batch_rows // (study.method.k + 1)
 
 
-def rank_share(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowKey, bool]]:
+def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowKey, bool]]:
     """The part of a global batch that one rank works on, as (key, whether it is filler).
 
-    Contiguous and equally long on all ranks, since ZeRO-3 needs every rank in every pass; the last ranks are filled up
+    Contiguous and equally long on all ranks, since ZeRO-3 needs every rank in every pass; the last dist are filled up
     with copies of the first row. Rows of one example are neighbours, and are parted only where a rank's share ends:
     whole examples would leave ranks idle whose number does not divide that of the examples.
     """
@@ -157,19 +157,19 @@ def rank_share(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowK
     return [(key, False) for key in own] + [(keys[0], True)] * (size - len(own))
 
 
-def parts_needed(lengths: Sequence[int], limit: int) -> int:
+def count_parts(lengths: Sequence[int], limit: int) -> int:
     """How many consecutive parts the rows make if none holds more than `limit` tokens, a longer row alone."""
     return len(_fill(lengths, limit, 1))
 
 
-def cut_rows(lengths: Sequence[int], parts: int) -> list[int]:
+def split_rows(lengths: Sequence[int], parts: int) -> list[int]:
     """The rows of each of so many consecutive parts, so that the one with most tokens has as few as possible.
 
     Args:
         lengths: of the rows, in tokens. parts: at most as many as rows; none is empty.
     """
     limits = range(max(lengths), sum(lengths) + 1)
-    limit = limits[bisect_left(limits, True, key=lambda limit: parts_needed(lengths, limit) <= parts)]
+    limit = limits[bisect_left(limits, True, key=lambda limit: count_parts(lengths, limit) <= parts)]
     return _fill(lengths, limit, parts)
 
 

@@ -1,4 +1,4 @@
-"""Training state in files that any number of workers can read: what a resumed run needs beside its place in the data.
+"""Training state in files that any number of workers can read: what a resumed run needs beside its index in the data.
 
 Of every parameter, by its name and in its full shape, fp32: the master weight and Adam's two moments. Each of W ranks
 writes its share, `state-RANK-of-W-SHARD.safetensors`, with a checksum of each tensor in the file's metadata;
@@ -31,7 +31,7 @@ Shapes = Mapping[str, Sequence[int]]
 """Every parameter's full shape by its name, in the model's order."""
 
 
-def start_moments(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
+def init_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
     """Give parameters that were never stepped the state that AdamW's first step would start from."""
     for parameter in parameters:
         if not optimizer.state[parameter]:

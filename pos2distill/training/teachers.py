@@ -19,10 +19,10 @@ from torch.nn.functional import cross_entropy
 
 from pos2distill.config import Study
 from pos2distill.errors import UserError
-from pos2distill.losses.kl import forward_kl, top_tokens_kl
+from pos2distill.losses.kl import forward_kl, topk_kl
 from pos2distill.models.head import FrozenHead
 from pos2distill.models.load import torch_dtype
-from pos2distill.models.responses import ResponseBatch, collate, hidden_from_bytes
+from pos2distill.models.packing import ResponseBatch, collate, hidden_from_bytes
 from pos2distill.training.rows import Row
 
 
@@ -39,21 +39,21 @@ class TeacherView(Protocol):
         """KL(teacher || student) at each position, (T,) float32, nats. Gradients flow to the student's logits."""
 
 
-Teacher = Callable[[Sequence[Row]], TeacherView]
+TeacherSource = Callable[[Sequence[Row]], TeacherView]
 """Gives the view at the rows' responses, laid end to end."""
 
 
 @dataclass(frozen=True, slots=True)
-class HiddenView:
+class HiddenStatesView:
     """Exact: the states that enter lm_head, and the initial lm_head."""
 
     hidden_TH: Tensor
     head: FrozenHead
 
-    def to(self, device: torch.device) -> "HiddenView":
+    def to(self, device: torch.device) -> "HiddenStatesView":
         return replace(self, hidden_TH=self.hidden_TH.to(device))
 
-    def split(self, size: int) -> list["HiddenView"]:
+    def split(self, size: int) -> list["HiddenStatesView"]:
         return [replace(self, hidden_TH=part_TH) for part_TH in self.hidden_TH.split(size)]
 
     def kl(self, student_TV: Tensor) -> Tensor:
@@ -66,20 +66,20 @@ class HiddenView:
 
 
 @dataclass(frozen=True, slots=True)
-class TopTokensView:
+class TopKView:
     """A lower bound: the K likeliest tokens one by one, all others together."""
 
     ids_TK: Tensor
     logprobs_TK: Tensor
 
-    def to(self, device: torch.device) -> "TopTokensView":
-        return TopTokensView(self.ids_TK.to(device), self.logprobs_TK.to(device))
+    def to(self, device: torch.device) -> "TopKView":
+        return TopKView(self.ids_TK.to(device), self.logprobs_TK.to(device))
 
-    def split(self, size: int) -> list["TopTokensView"]:
-        return list(map(TopTokensView, self.ids_TK.split(size), self.logprobs_TK.split(size)))
+    def split(self, size: int) -> list["TopKView"]:
+        return list(map(TopKView, self.ids_TK.split(size), self.logprobs_TK.split(size)))
 
     def kl(self, student_TV: Tensor) -> Tensor:
-        return top_tokens_kl(self.ids_TK, self.logprobs_TK, student_TV)
+        return topk_kl(self.ids_TK, self.logprobs_TK, student_TV)
 
 
 class CachedTeacher:
@@ -88,9 +88,9 @@ class CachedTeacher:
     def __init__(self, head: FrozenHead) -> None:
         self.head = head
 
-    def __call__(self, rows: Sequence[Row]) -> HiddenView:
+    def __call__(self, rows: Sequence[Row]) -> HiddenStatesView:
         """Raises UserError where the samples hold no states."""
-        return HiddenView(torch.cat([_stored_states(row) for row in rows]), self.head)
+        return HiddenStatesView(torch.cat([_stored_states(row) for row in rows]), self.head)
 
 
 class ResidentTeacher:
@@ -112,31 +112,33 @@ class ResidentTeacher:
         self.frozen = frozen
         self.alignment = alignment
 
-    def __call__(self, rows: Sequence[Row]) -> HiddenView:
+    def __call__(self, rows: Sequence[Row]) -> HiddenStatesView:
         distinct = {row.sample.example.example_id: row for row in rows}
         responses = [row.response_ids for row in distinct.values()]
         prompts = [row.sample.prompt_ids for row in distinct.values()]
         states = self.frozen(collate(prompts, responses, alignment=self.alignment)).split(list(map(len, responses)))
         of = dict(zip(distinct, states, strict=True))
-        return HiddenView(torch.cat([of[row.sample.example.example_id] for row in rows]), self.head)
+        return HiddenStatesView(torch.cat([of[row.sample.example.example_id] for row in rows]), self.head)
 
 
-class TopTokensTeacher:
+class TopKTeacher:
     """What the sampler told of the K likeliest tokens, stored with the samples."""
 
     def __init__(self, k: int) -> None:
         self.k = k
 
-    def __call__(self, rows: Sequence[Row]) -> TopTokensView:
+    def __call__(self, rows: Sequence[Row]) -> TopKView:
         """The rows end where the sampler's knowledge does."""
         ids_T, logprobs_T = (
             torch.from_numpy(np.concatenate([getattr(row.sample, name) for row in rows]))
             for name in ("top_ids", "top_logprobs")
         )
-        return TopTokensView(ids_T.view(-1, self.k), logprobs_T.view(-1, self.k))
+        return TopKView(ids_T.view(-1, self.k), logprobs_T.view(-1, self.k))
 
 
-def build_teacher(study: Study, frozen: Callable[[ResponseBatch], Tensor], device: torch.device) -> Teacher | None:
+def build_teacher(
+    study: Study, frozen: Callable[[ResponseBatch], Tensor], device: torch.device
+) -> TeacherSource | None:
     """The teacher that the method names; None where the method looks at none.
 
     Args:
@@ -147,7 +149,7 @@ def build_teacher(study: Study, frozen: Callable[[ResponseBatch], Tensor], devic
     if not method.needs_teacher:
         return None
     if method.teacher == "topk":
-        return TopTokensTeacher(method.top_tokens)
+        return TopKTeacher(method.stored_top_k)
     head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype)).to(device)
     if method.teacher == "resident":
         return ResidentTeacher(head, frozen, alignment=method.alignment)

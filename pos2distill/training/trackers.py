@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from pos2distill.errors import UserError
 
 if TYPE_CHECKING:
-    from pos2distill.training.trainer import StepRecord
+    from pos2distill.training.loop import StepRecord
 
-_SHOWN = ("loss", "loss_trivial", "loss_anchor", "gradient_norm", "learning_rate")
+_SHOWN = ("loss", "loss_trivial", "loss_anchor", "grad_norm", "learning_rate")
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.unit.test_responses import HEADS, SMALL
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
-from pos2distill.models.responses import ResponseBatch, collate, predicting_hidden
+from pos2distill.models.packing import ResponseBatch, collate, response_hidden_states
 from pos2distill.records import Tokens
-from tests.unit.test_responses import HEADS, SMALL
 
 needs_flash = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="no flash-attn here")
 KERNELS = [pytest.param("flash_attention_2", marks=needs_flash), "sdpa"]
@@ -40,7 +40,7 @@ def states_and_gradient(
     """The states that predict the responses, and the gradient of their weighted sum by the embeddings; both fp32."""
     model = ModelSection(path=path, dtype="float32", attention=attention)
     lm = load_model(model, dtype=dtype, device="cuda", packed=packed)
-    hidden_TH = predicting_hidden(lm, batch.to("cuda")).float()
+    hidden_TH = response_hidden_states(lm, batch.to("cuda")).float()
     weight_TH = torch.randn(hidden_TH.shape, generator=torch.Generator().manual_seed(3)).to("cuda")
     (hidden_TH * weight_TH).sum().backward()
     gradient = lm.get_input_embeddings().weight.grad
@@ -74,7 +74,7 @@ def test_what_rows_share_is_computed_once_and_is_the_same(any_model_path: str, a
     cuts, endings = (0, 120, 290, 200), draw((60, 50, 40, 30), 1)
     prompts = [np.concatenate([documents[:cut], own]) for cut, own in zip(cuts, endings, strict=True)]
     responses = draw((14, 9, 5, 7), 2)
-    together = collate(prompts, responses, relatives=[0] * 4)
+    together = collate(prompts, responses, group_ids=[0] * 4)
     assert together.packed.shared == (0, 0, 120, 200)
     exact = states_and_gradient(any_model_path, "eager", torch.float32, collate(prompts, responses))
     apart = states_and_gradient(any_model_path, attention, torch.bfloat16, collate(prompts, responses))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import Recipe, Study, TrainersSection
-from pos2distill.models.responses import ResponseBatch, collate
-from pos2distill.training.stepper import build_stepper
+from pos2distill.models.packing import ResponseBatch, collate
+from pos2distill.training.strategies import build_strategy
 from tests.integration.ranks import process_group, run_ranks
 
 DEVICE = "cuda"
@@ -22,15 +22,15 @@ def make_batch() -> ResponseBatch:
     documents, *endings = (random.integers(5, 250, size).astype(np.int32) for size in (200, 60, 50, 170))
     responses = [random.integers(5, 250, size).astype(np.int32) for size in (14, 9, 5)]
     prompts = [np.concatenate([documents, endings[0]]), np.concatenate([documents, endings[1]]), endings[2]]
-    return collate(prompts, responses, relatives=[0, 0, 1])
+    return collate(prompts, responses, group_ids=[0, 0, 1])
 
 
 def one_step(study: Study, strategy: str, device: str) -> tuple[Tensor, float]:
     """Row losses, and the gradient's norm."""
-    stepper = build_stepper(study, TrainersSection(strategy=strategy), torch.device(device))  # type: ignore[arg-type]
-    loss_B = stepper.forward(make_batch(), None)
-    stepper.backward(loss_B.mean(), last=True)
-    return loss_B.detach().float().cpu(), stepper.step(1e-3)
+    strategy = build_strategy(study, TrainersSection(strategy=strategy), torch.device(device))  # type: ignore[arg-type]
+    loss_B = strategy.forward(make_batch(), None)
+    strategy.backward(loss_B.mean(), last=True)
+    return loss_B.detach().float().cpu(), strategy.step(1e-3)
 
 
 def zero3_rank(rank: int, study: Study, rendezvous: str, out: str) -> None:

@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 import ray
 
-from pipelines.ray_session import ray_session
-from pipelines.study import run_study
+from pipelines.commands import run_study
+from pipelines.executors.ray.session import ray_session
 from pos2distill.config import Recipe
-from pos2distill.recipes import load_recipe
+from pos2distill.config.load import load_recipe
 
 PROJECT = Path(__file__).parents[2]
 BENCHMARK_DATA = Path(os.environ.get("POS2DISTILL_BENCHMARK_DATA", PROJECT.parent / "shared" / "data"))
 
-# The toy at a size that a test can afford: 12 documents, 3 of their slots evaluated.
+# The toy at a size that a test can afford: 12 documents, 3 of their slots eval_specs.
 SMALL = [
     "data.documents=12",
     "data.train_examples=40",
-    "data.evaluation_examples=8",
+    "data.eval_examples=8",
     "evaluation.slots=4",
     "evaluation.other_documents=[16]",
     "evaluation.other_slots=2",
-    "evaluation.resamples=200",
+    "evaluation.bootstrap_samples=200",
     "runtime.samplers.max=1",
     "runtime.samplers.min=1",
 ]

@@ -1,4 +1,4 @@
-"""Ranks of a process group, each a process of a test."""
+"""DistContext of a process group, each a process of a test."""
 
 import multiprocessing
 import os
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 # Imported once, by the process that ranks are forked from.
-_IMPORTS = ["pipelines.train_worker", "pos2distill.training.zero3"]
+_IMPORTS = ["pipelines.executors.ray.train_worker", "pos2distill.training.strategies.zero3"]
 
 
 def run_ranks(work: Callable[..., None], world: int, *args: Any) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from cluster.render import render
 from cluster.spec import load_cluster
-from pipelines.distill import read_steps
 from pipelines.plan import make_plan
+from pipelines.stages.distill import read_steps
 from pos2distill.config import Recipe
 from pos2distill.store.samples import SampleStore
 from tests.conftest import _write_examples
@@ -24,7 +24,7 @@ SMALL = [
 ]
 
 EXAMPLES = 200
-SAMPLER, TRAINER = "MapWorker(MapBatches(Answer))", "RayTrainWorker"  # as Ray names their classes
+SAMPLER, TRAINER = "MapWorker(MapBatches(Generate))", "RayTrainWorker"  # as Ray names their classes
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +37,9 @@ def test_samplers_come_and_go_while_training_stays(make_recipe: Callable[..., Re
     _write_examples(tmp_path / "data.jsonl", 600, 6)
     recipe = make_recipe(
         model={"engine": "fake"},
-        data={"train_examples": EXAMPLES, "evaluation_examples": 2},
+        data={"train_examples": EXAMPLES, "eval_examples": 2},
         method={"name": "seqkd", "k": 1},
-        training={"batch_rows": 8, "epochs": 1000},  # until it is stopped
+        training={"global_batch_rows": 8, "epochs": 1000},  # until it is stopped
         runtime={
             "fake": {"delay_s": 0.7},
             "samplers": {"min": 1, "max": 2, "batch_size": 4, "concurrent_batches": 1, "gpus": 1},
@@ -62,5 +62,5 @@ def test_samplers_come_and_go_while_training_stays(make_recipe: Callable[..., Re
     assert where[SAMPLER] == {"sampling"}
     assert where[TRAINER] == {"training"}
     elsewhere = {name: groups for name, groups in where.items() if name not in (SAMPLER, TRAINER)}
-    assert {"TrainController", "PreemptionWatcher", "SplitCoordinator", "_Board"} <= elsewhere.keys()
+    assert {"TrainController", "PreemptionWatcher", "SplitCoordinator", "ProgressTracker"} <= elsewhere.keys()
     assert all(groups == {""} for groups in elsewhere.values()), elsewhere  # none keeps a node that has no work

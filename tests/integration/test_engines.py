@@ -17,13 +17,13 @@ import torch
 
 from pipelines.plan import make_plan
 from pos2distill.config import ModelSection, Recipe, VllmSection
+from pos2distill.config.load import load_recipe
 from pos2distill.models.load import load_model, load_tokenizer, stop_token_ids
-from pos2distill.recipes import load_recipe
 from pos2distill.records import Tokens, example_from_row
 from pos2distill.sampling import reaper
-from pos2distill.sampling.engine import Engine, Failure, SamplingParams
-from pos2distill.sampling.hf_engine import HfEngine
-from pos2distill.sampling.vllm_engine import VllmEngine
+from pos2distill.sampling.engines.hf import HfEngine
+from pos2distill.sampling.engines.protocol import Engine, Failure, SamplingParams
+from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
 from tests.integration.conftest import PROJECT
@@ -85,11 +85,11 @@ def test_the_likeliest_tokens_agree_with_the_reference(
     vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]
 ) -> None:
     """At a temperature and a narrow nucleus, which must not show: they are the model's own."""
-    params = replace(params_for(toy, temperature=0.7), top_p=0.5, top_tokens=40)
-    asked = prompts[:4]
-    ours = vllm(asked, params, list(range(4)))
+    params = replace(params_for(toy, temperature=0.7), top_p=0.5, stored_top_k=40)
+    prompt_specs = prompts[:4]
+    ours = vllm(prompt_specs, params, list(range(4)))
     lm = load_model(toy)
-    for prompt, reply in zip(asked, ours, strict=True):
+    for prompt, reply in zip(prompt_specs, ours, strict=True):
         ids = torch.tensor([[*prompt.tolist(), *reply.token_ids.tolist()]])
         with torch.no_grad():
             logits_SV = lm(ids).logits[0, len(prompt) - 1 : -1]
@@ -146,11 +146,11 @@ def test_batches_overlap(vllm: OnOneLoop, toy: ModelSection, prompts: list[Token
 def test_one_bad_prompt_fails_alone(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
     """Longer than the context; the others get what they would have got without it."""
     params = params_for(toy)
-    replies = vllm([prompts[0], np.full(5000, 7, np.int32), prompts[1]], params, [0] * 3)
-    assert isinstance(replies[1], Failure)
-    assert re.match(r"VLLMValidationError: .*\b(5000|5001)\b", replies[1].error)
+    results = vllm([prompts[0], np.full(5000, 7, np.int32), prompts[1]], params, [0] * 3)
+    assert isinstance(results[1], Failure)
+    assert re.match(r"VLLMValidationError: .*\b(5000|5001)\b", results[1].error)
     good = vllm(prompts[:2], params, [0] * 2)
-    assert [replies[row].token_ids.tolist() for row in (0, 2)] == [each.token_ids.tolist() for each in good]
+    assert [results[row].token_ids.tolist() for row in (0, 2)] == [each.token_ids.tolist() for each in good]
 
 
 # An engine in a process of its own, which tells the pids of the engine's processes and waits for a line. Then it kills
@@ -159,10 +159,10 @@ ACTOR = """
 import asyncio, os, signal, sys
 import numpy as np
 from pos2distill.config import VllmSection
-from pos2distill.recipes import load_recipe
+from pos2distill.config.load import load_recipe
 from pos2distill.sampling import reaper
-from pos2distill.sampling.engine import EngineDied, SamplingParams
-from pos2distill.sampling.vllm_engine import VllmEngine
+from pos2distill.sampling.engines.protocol import EngineDied, SamplingParams
+from pos2distill.sampling.engines.vllm import VllmEngine
 
 def ask():
     return engine.generate([np.arange(5, 25, dtype=np.int32)], SamplingParams(0.0, 1.0, 4, (2,)), [0])
@@ -240,10 +240,10 @@ def test_a_checkpoint_answers_in_vllm_as_in_evaluation(finished: Recipe) -> None
     }
     predictions = plan.distilled_scores.read_table("predictions.parquet").to_pylist()
     build = PromptBuilder(load_tokenizer(model), "plain", max_length=1024, reserve=16)
-    asked = [build(examples[row["example_id"]], row["documents"], tuple(row["slots"])) for row in predictions]
+    prompt_specs = [build(examples[row["example_id"]], row["documents"], tuple(row["slots"])) for row in predictions]
     engine = VllmEngine(model, VllmSection(enforce_eager=True), threads=2)
     try:
-        answers = OnOneLoop(engine)(asked, params_for(model), [0] * len(asked))
+        answers = OnOneLoop(engine)(prompt_specs, params_for(model), [0] * len(prompt_specs))
     finally:
         engine.shutdown()
     same = [done.token_ids.tolist() == row["sampled_ids"] for done, row in zip(answers, predictions, strict=True)]

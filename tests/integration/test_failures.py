@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import ray.exceptions
 
-from pipelines.examples import training_ids
+from pipelines.commands import run_sample
 from pipelines.plan import Plan, make_plan
-from pipelines.study import run_sample
+from pipelines.stages.prepare import training_ids
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.store.samples import SampleStore
@@ -43,7 +43,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def test_failed_rows_are_kept_with_their_error_and_counted(fake: Callable[..., Recipe]) -> None:
-    recipe = fake("runtime.fake.fail_every=4", "runtime.max_failed_share=0.9")
+    recipe = fake("runtime.fake.fail_every=4", "runtime.max_failed_fraction=0.9")
     plan = make_plan(recipe)
     counts = sample(recipe)
     outcomes = Counter(row["outcome"] for row in rows(plan))
@@ -58,7 +58,7 @@ def test_too_many_failures_stop_the_run_in_one_line(fake: Callable[..., Recipe])
     with pytest.raises(UserError) as caught:
         run_sample(recipe)
     line = str(caught.value)
-    assert "samples failed (more than runtime.max_failed_share=0.05): example " in line
+    assert "samples failed (more than runtime.max_failed_fraction=0.05): example " in line
     assert 2 <= line.count(FAILURE) <= 3
     assert "\n" not in line
     assert make_plan(recipe).samples.manifest() is None

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from tests.unit.test_encoding import BYTE_LEVEL, chat_tokenizer, is_fast, plain
 
-from pipelines.study import run_study
-from pos2distill.recipes import load_recipe
+from pipelines.commands import run_study
+from pos2distill.config.load import load_recipe
 from pos2distill.tasks.encoding import text_encoder
 from tests.conftest import CHAT_TEMPLATE, SPECIALS
 from tests.integration.conftest import BENCHMARK_DATA
-from tests.unit.test_encoding import BYTE_LEVEL, chat_tokenizer, is_fast, plain
 
 pytestmark = pytest.mark.skipif(
     not BENCHMARK_DATA.is_dir(),
@@ -104,11 +104,11 @@ def test_study_runs_through_on_published_files(task: str, engine: str, reader: s
         "name": task,
         "description": "A random model on published text.",
         "model": {"path": reader, "engine": engine, "dtype": "float32"},
-        "data": data | {"train_examples": TRAIN, "evaluation_examples": EVALUATION},
+        "data": data | {"train_examples": TRAIN, "eval_examples": EVALUATION},
         "method": method,
         "sampling": {"keep": "all", "max_new_tokens": 12},
-        "training": {"epochs": 1, "batch_rows": 8, "precision": "float32"},
-        "evaluation": {"slots": slots, "other_slots": slots, "max_new_tokens": 12, "resamples": 100},
+        "training": {"epochs": 1, "global_batch_rows": 8, "precision": "float32"},
+        "evaluation": {"slots": slots, "other_slots": slots, "max_new_tokens": 12, "bootstrap_samples": 100},
         "runtime": {
             "storage": str(tmp_path / "run"),
             "samplers": {"batch_size": 4, "threads": 2},

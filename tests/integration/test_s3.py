@@ -19,11 +19,11 @@ import pyarrow as pa
 import pytest
 from s3fs import S3FileSystem
 
-from pipelines.distill import read_steps
-from pipelines.examples import training_ids
 from pipelines.plan import make_plan
+from pipelines.stages.distill import read_steps
+from pipelines.stages.prepare import training_ids
 from pos2distill.config import Recipe
-from pos2distill.errors import DamagedPart
+from pos2distill.errors import CorruptPart
 from pos2distill.store.artifacts import Artifact, claim_storage, other_fingerprints
 from pos2distill.store.lease import hold
 from pos2distill.store.samples import SampleStore
@@ -105,7 +105,7 @@ def test_a_damaged_part_is_set_aside(storage: str) -> None:
     fs.pipe_file(f"{store.folder}/{loaded}", bytes(data))
     index = store.index(IDS[:24])
     assert index.missing.tolist() == list(range(8, 16))
-    with pytest.raises(DamagedPart):
+    with pytest.raises(CorruptPart):
         store.load(index, IDS[:24], np.arange(16, 24))
     assert store.index(IDS[:24], index).parts == (good,)
     assert {path.rsplit("/", 1)[-1] for path in fs.ls(store.damaged, detail=False)} == {scanned, loaded}
@@ -167,7 +167,7 @@ def test_a_streamed_run_loses_and_repeats_nothing(
         model={"engine": "fake"},
         data={"train_examples": 12},
         method={"k": 1},
-        training={"epochs": 2, "batch_rows": 8},
+        training={"epochs": 2, "global_batch_rows": 8},
         runtime={"storage": f"{bucket}/run", "checkpoints": {"steps": 2}, "samplers": {"batch_size": 4}},
     )
     requests = faulty.requests.total()

@@ -7,21 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+from tests.integration.dist import process_group, run_ranks
 
-from pipelines.distill import make_checkpoint, read_steps
-from pipelines.examples import training_ids
+from pipelines.executors.ray.train_worker import make_prompt_builder
 from pipelines.plan import make_plan
-from pipelines.train_worker import make_prompt_builder
+from pipelines.stages.distill import make_checkpoint, read_steps
+from pipelines.stages.prepare import training_ids
 from pos2distill.config import Recipe
-from pos2distill.models.load import unsaved_buffers
+from pos2distill.models.load import non_persistent_buffers
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.feed import Batch, Feed, Progress
-from pos2distill.training.ranks import Ranks
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import Batch, BatchLoader, TrainingProgress
+from pos2distill.training.loop import train
 from pos2distill.training.rows import RowBuilder
-from pos2distill.training.stepper import Stepper, build_stepper, trainable
+from pos2distill.training.strategies import build_strategy
+from pos2distill.training.strategies.protocol import Strategy
+from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
-from pos2distill.training.trainer import train
-from tests.integration.ranks import process_group, run_ranks
 from tests.unit.conftest import no_stream
 
 # 20 documents, where the KL is far from zero, and a rate at which fp32 rounding does not grow from step to step.
@@ -29,7 +31,7 @@ STEPS = [
     *(
         "training.epochs=4",
         "training.learning_rate=1e-4",
-        "training.batch_rows=32",
+        "training.global_batch_rows=32",
         "runtime.trainers.micro_batch_tokens=100000",
     ),
     *("model.dtype=float32", "data.documents=20"),
@@ -44,7 +46,7 @@ def steps_of(recipe: Recipe) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def sampled(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A storage with fp32 samples and no checkpoint."""
-    from pipelines.study import run_sample
+    from pipelines.commands import run_sample
 
     storage = tmp_path_factory.mktemp("sampled")
     run_sample(small_toy(storage, *STEPS))
@@ -54,7 +56,11 @@ def sampled(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathF
 def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
     small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
 ) -> None:
-    short = (*STEPS, "training.epochs=2", "training.batch_rows=15")  # 8 rows on one worker, 7 and a filler on the other
+    short = (
+        *STEPS,
+        "training.epochs=2",
+        "training.global_batch_rows=15",
+    )  # 8 rows on one worker, 7 and a filler on the other
     two_workers = ("strategy=zero3", "workers=2", "micro_batch_tokens=1000", "threads=1", "gradient_checkpointing=true")
     curves = {}
     for name, settings in {"torch": ("strategy=torch",), "zero3": two_workers}.items():
@@ -63,7 +69,7 @@ def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
         curves[name] = steps_of(small_toy(storage, *short, *(f"runtime.trainers.{item}" for item in settings)))
     assert len(curves["torch"]) == len(curves["zero3"]) >= 20
     for reference, step in zip(curves["torch"], curves["zero3"], strict=True):
-        for field in ("loss", "loss_trivial", "gradient_norm"):
+        for field in ("loss", "loss_trivial", "grad_norm"):
             assert step[field] == pytest.approx(reference[field], rel=1e-4), (field, step["step"])
 
 
@@ -104,9 +110,11 @@ def test_loss_and_gradient_of_two_zero3_ranks_equal_one_torch_process(
     small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path, method: dict[str, str], lora: str
 ) -> None:
     recipe = small_toy(sampled, *STEPS, f"training.lora={lora}")
-    reference = first_gradient(recipe, method | {"teacher": "cached"}, Ranks(), "torch", micro_batch_tokens=100000)
+    reference = first_gradient(
+        recipe, method | {"teacher": "cached"}, DistContext(), "torch", micro_batch_tokens=100000
+    )
     out = tmp_path / "gradient.pt"
-    # 2 ranks x 15 rows, in micro-batches that cut examples
+    # 2 dist x 15 rows, in micro-batches that cut examples
     run_ranks(zero3_rank, 2, recipe, method, str(tmp_path / "rendezvous"), str(out))
     cut = torch.load(out)
     assert cut["loss"] == pytest.approx(reference["loss"], rel=1e-5)
@@ -120,11 +128,11 @@ def test_bf16_zero3_errs_at_most_twice_as_much_as_plain_bf16(
     small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
 ) -> None:
     """The reference: the same weights cast to bf16 in plain torch. 20 examples: fewer are a draw of their roundings."""
-    recipe = small_toy(sampled, *STEPS, "training.batch_rows=120")
-    exact = first_gradient(recipe, {}, Ranks(), "torch", micro_batch_tokens=100000)["gradients"]
+    recipe = small_toy(sampled, *STEPS, "training.global_batch_rows=120")
+    exact = first_gradient(recipe, {}, DistContext(), "torch", micro_batch_tokens=100000)["gradients"]
     training = recipe.study.training.model_copy(update={"precision": "bfloat16"})
     recipe = recipe.model_copy(update={"study": recipe.study.model_copy(update={"training": training})})
-    plain_bf16 = first_gradient(recipe, {}, Ranks(), "torch", micro_batch_tokens=100000, cast=True)["gradients"]
+    plain_bf16 = first_gradient(recipe, {}, DistContext(), "torch", micro_batch_tokens=100000, cast=True)["gradients"]
     out = tmp_path / "gradient.pt"
     run_ranks(zero3_rank, 2, recipe, {}, str(tmp_path / "rendezvous"), str(out))
     zero3_bf16 = torch.load(out)["gradients"]
@@ -139,7 +147,7 @@ def test_zero3_in_bf16_keeps_the_frequencies_of_rope_exact(small_toy: Callable[.
     recipe = small_toy(tmp_path, "training.precision=bfloat16", "method.teacher=resident", "model.dtype=bfloat16")
     out = tmp_path / "buffers.pt"
     run_ranks(buffers_rank, 1, recipe, str(tmp_path / "rendezvous"), str(out))
-    exact = unsaved_buffers(recipe.study.model, torch.float32)
+    exact = non_persistent_buffers(recipe.study.model, torch.float32)
     assert {"model.rotary_emb.inv_freq"} <= exact.keys()
     for buffers in torch.load(out):
         for name, buffer in exact.items():
@@ -147,9 +155,9 @@ def test_zero3_in_bf16_keeps_the_frequencies_of_rope_exact(small_toy: Callable[.
 
 
 class Inspected:
-    """A stepper that keeps its gradients instead of using them."""
+    """A strategy that keeps its gradients instead of using them."""
 
-    def __init__(self, inner: Stepper) -> None:
+    def __init__(self, inner: Strategy) -> None:
         self.inner = inner
         self.gradients: dict[str, torch.Tensor] = {}
 
@@ -164,46 +172,54 @@ class Inspected:
         return 0.0
 
 
-class FirstBatch(Feed):
+class FirstBatch(BatchLoader):
     """The first global batch alone."""
 
-    def batches(self, progress: Progress) -> Iterator[Batch]:
+    def batches(self, progress: TrainingProgress) -> Iterator[Batch]:
         yield next(super().batches(progress))
 
 
 def first_gradient(
-    recipe: Recipe, changes: dict[str, str], ranks: Ranks, strategy: str, micro_batch_tokens: int, *, cast: bool = False
+    recipe: Recipe,
+    changes: dict[str, str],
+    dist: DistContext,
+    strategy: str,
+    micro_batch_tokens: int,
+    *,
+    cast: bool = False,
 ) -> dict[str, Any]:
     """Of the recipe's samples, with a method that may need less of them than they hold."""
     method = recipe.study.method.model_copy(update=changes)
     training = recipe.study.training.model_copy(update={"epochs": 1})
     study = recipe.study.model_copy(update={"method": method, "training": training})
-    update = {"strategy": strategy, "workers": ranks.world, "micro_batch_tokens": micro_batch_tokens, "threads": 1}
+    update = {"strategy": strategy, "workers": dist.world, "micro_batch_tokens": micro_batch_tokens, "threads": 1}
     trainers = recipe.runtime.trainers.model_copy(update=update)
-    stepper = Inspected(build_stepper(study, trainers, torch.device("cpu")))
+    strategy = Inspected(build_strategy(study, trainers, torch.device("cpu")))
     if cast:
-        for parameter in stepper.student.lm.parameters():
+        for parameter in strategy.student.lm.parameters():
             parameter.data = parameter.data.bfloat16()
     plan = make_plan(recipe)
     ids = training_ids(plan)
-    feed = FirstBatch(study, ids, SampleStore(plan.samples), no_stream, ranks)
+    loader = FirstBatch(study, ids, SampleStore(plan.samples), no_stream, dist)
     build = RowBuilder(make_prompt_builder(study), study)
-    teacher = build_teacher(study, stepper.frozen_states, torch.device("cpu"))
+    teacher = build_teacher(study, strategy.frozen_states, torch.device("cpu"))
     records = []
-    train(study, trainers, feed, build, stepper, teacher, ranks, Progress.at_start(len(ids)), [records.append])
-    return {"loss": records[0].loss, "gradients": stepper.gradients}
+    train(
+        study, trainers, loader, build, strategy, teacher, dist, TrainingProgress.at_start(len(ids)), [records.append]
+    )
+    return {"loss": records[0].loss, "gradients": strategy.gradients}
 
 
 def buffers_rank(rank: int, recipe: Recipe, rendezvous: str, out: str) -> None:
     """Of the student and of the resident teacher."""
     with process_group(rank, 1, rendezvous):
         trainers = recipe.runtime.trainers.model_copy(update={"strategy": "zero3"})
-        stepper: Any = build_stepper(recipe.study, trainers, torch.device("cpu"))
-        torch.save([dict(lm.named_buffers()) for lm in (stepper.student.lm, stepper.frozen.module.lm)], out)
+        strategy: Any = build_strategy(recipe.study, trainers, torch.device("cpu"))
+        torch.save([dict(lm.named_buffers()) for lm in (strategy.student.lm, strategy.frozen.module.lm)], out)
 
 
 def zero3_rank(rank: int, recipe: Recipe, changes: dict[str, str], rendezvous: str, out: str) -> None:
     with process_group(rank, 2, rendezvous):
-        result = first_gradient(recipe, changes, Ranks(rank, 2), "zero3", micro_batch_tokens=1500)
+        result = first_gradient(recipe, changes, DistContext(rank, 2), "zero3", micro_batch_tokens=1500)
         if rank == 0:
             torch.save(result, out)

@@ -12,9 +12,9 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.distill import make_checkpoint, read_steps
-from pipelines.examples import make_examples, training_ids
 from pipelines.plan import Plan, make_plan
+from pipelines.stages.distill import make_checkpoint, read_steps
+from pipelines.stages.prepare import make_examples, training_ids
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.store.samples import SampleStore
@@ -34,9 +34,9 @@ def streamed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
         return make_recipe(
             **{
                 "model": {"engine": "fake"},
-                "data": {"train_examples": EXAMPLES, "evaluation_examples": 2},
+                "data": {"train_examples": EXAMPLES, "eval_examples": 2},
                 "method": {"k": 1},
-                "training": {"batch_rows": 8, "epochs": 2, "order": "fixed"},
+                "training": {"global_batch_rows": 8, "epochs": 2, "order": "fixed"},
                 "runtime": {
                     "fake": {"delay_s": 1.0},
                     "samplers": {"batch_size": 4, "concurrent_batches": 1},
@@ -169,7 +169,7 @@ def started_here(title: str) -> list[psutil.Process]:
 
 def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
     """A sampler twice in the middle of a batch, a teacher, a training worker: all in one run."""
-    recipe = streamed(training={"batch_rows": 8, "epochs": 2, "order": "arrival"})
+    recipe = streamed(training={"global_batch_rows": 8, "epochs": 2, "order": "arrival"})
     plan = make_plan(recipe)
     make_examples(recipe, plan.examples)
     killed: list[str] = []
@@ -186,10 +186,10 @@ def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
                 return
 
     def storm() -> None:
-        kill_when_seen("MapWorker(MapBatches(Answer))", 1)
-        kill_when_seen("MapWorker(MapBatches(AddTeacherStates))", 4)
+        kill_when_seen("MapWorker(MapBatches(Generate))", 1)
+        kill_when_seen("MapWorker(MapBatches(EncodeTeacher))", 4)
         kill_when_seen("RayTrainWorker", 7)
-        kill_when_seen("MapWorker(MapBatches(Answer))", 10)
+        kill_when_seen("MapWorker(MapBatches(Generate))", 10)
 
     thread = threading.Thread(target=storm, daemon=True)
     thread.start()
@@ -203,7 +203,7 @@ def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
 def test_a_node_gives_notice_and_is_gone(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
     """Two workers write a checkpoint at the notice; the node dies with all that was on it; one worker goes on."""
     recipe = streamed(
-        training={"batch_rows": 8, "epochs": 2, "order": "arrival"},
+        training={"global_batch_rows": 8, "epochs": 2, "order": "arrival"},
         runtime={
             "fake": {"delay_s": 2.0},
             "samplers": {"batch_size": 4, "concurrent_batches": 1},
@@ -248,6 +248,6 @@ def test_too_many_failures_end_a_run_of_several_workers(streamed: Callable[..., 
     )
     plan = make_plan(recipe)
     make_examples(recipe, plan.examples)
-    with pytest.raises(UserError, match=r"\d+ of \d+ samples failed \(more than runtime.max_failed_share"):
+    with pytest.raises(UserError, match=r"\d+ of \d+ samples failed \(more than runtime.max_failed_fraction"):
         make_checkpoint(recipe, plan)
     assert plan.checkpoint.manifest() is None

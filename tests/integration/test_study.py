@@ -11,10 +11,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run
+from pipelines.commands import describe, run_study
 from pipelines.plan import make_plan
-from pipelines.study import describe, run_study
 from pos2distill.config import Recipe
-from pos2distill.recipes import load_recipe
+from pos2distill.config.load import load_recipe
 from tests.integration.conftest import SMALL
 
 
@@ -137,8 +137,8 @@ def test_nothing_kept_is_one_line_and_no_checkpoint(
     *_, last = refused(
         "study",
         *(f"model.path={tiny_model_path}", f"data.path={data}", f"runtime.storage={storage}"),
-        *("data.documents=2", "data.train_examples=4", "data.evaluation_examples=2", "data.evaluation_share=0.5"),
-        *("method.k=1", "evaluation.slots=all", "evaluation.other_documents=[]", "runtime.max_failed_share=1"),
+        *("data.documents=2", "data.train_examples=4", "data.eval_examples=2", "data.eval_fraction=0.5"),
+        *("method.k=1", "evaluation.slots=all", "evaluation.other_documents=[]", "runtime.max_failed_fraction=1"),
         capsys=capsys,
     )
     assert last.startswith("error: ")

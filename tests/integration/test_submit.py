@@ -17,8 +17,8 @@ from tests.integration.heads import Head, clean_environment, ray_head
 
 # The toy as small as it goes, and what generates a fake one, since only the way there and back is looked at.
 TINY = [
-    *("data.documents=8", "data.train_examples=8", "data.evaluation_examples=4"),
-    *("evaluation.slots=2", "evaluation.other_documents=[]", "evaluation.resamples=100", "training.epochs=1"),
+    *("data.documents=8", "data.train_examples=8", "data.eval_examples=4"),
+    *("evaluation.slots=2", "evaluation.other_documents=[]", "evaluation.bootstrap_samples=100", "training.epochs=1"),
     *("model.engine=fake", "method.name=sft", "sampling.keep=all"),
 ]
 # Three parts of samples, one batch every few seconds.

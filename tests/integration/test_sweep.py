@@ -8,22 +8,22 @@ import pytest
 import yaml
 
 import run
-from pipelines.choose import with_choice
+from pipelines.commands import run_study
 from pipelines.plan import make_plan
-from pipelines.study import run_study
+from pipelines.stages.choose_slot import with_choice
 from pos2distill.config import Recipe
-from pos2distill.recipes import load_recipe, sweep_cells
+from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.records import Slots
 
 SMALL_TWO_HOPS = [
     "data.documents=10",
     "data.train_examples=16",
-    "data.evaluation_examples=4",
+    "data.eval_examples=4",
     "method.advantageous_slot=auto",
     "method.auto_slots=3",
     "method.auto_examples=6",
     "training.epochs=1",
-    "evaluation.resamples=200",
+    "evaluation.bootstrap_samples=200",
 ]
 
 
@@ -39,12 +39,12 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
                 "description": "One hop.",
                 "model": {"path": toy.model.path},
                 "data": {"format": "jsonl", "path": toy.data.path, "prompt": "plain"}
-                | {"documents": 10, "evaluation_examples": 4, "evaluation_share": 0.25},
+                | {"documents": 10, "eval_examples": 4, "eval_fraction": 0.25},
                 "evaluation": {"slots": 2, "max_new_tokens": 16},
             }
         )
     )
-    overrides = [*SMALL_TWO_HOPS, f"evaluation.transfer=[{probe}]", "sweep={method.name: [seqkd, r2]}"]
+    overrides = [*SMALL_TWO_HOPS, f"evaluation.also_evaluate=[{probe}]", "sweep={method.name: [seqkd, r2]}"]
     recipe = load_recipe("quickstart_r2", [*overrides, f"runtime.storage={folder / 'run'}"])
     run_study(recipe)
     return recipe
@@ -82,10 +82,10 @@ def test_the_slot_is_the_best_that_was_measured(swept: Recipe) -> None:
 def test_the_choice_is_made_on_training_examples(swept: Recipe) -> None:
     plan = make_plan(one_method(swept, "r2"))
     assert plan.slot_scores is not None
-    asked = set(plan.slot_scores.read_table("predictions.parquet")["example_id"].to_pylist())
-    evaluated = set(plan.examples.read_table("evaluation.parquet")["example_id"].to_pylist())
-    assert len(asked) == 6
-    assert not asked & evaluated
+    prompt_specs = set(plan.slot_scores.read_table("predictions.parquet")["example_id"].to_pylist())
+    eval_specs = set(plan.examples.read_table("evaluation.parquet")["example_id"].to_pylist())
+    assert len(prompt_specs) == 6
+    assert not prompt_specs & eval_specs
 
 
 def test_the_report_is_one_page_over_all_cells(swept: Recipe) -> None:
@@ -101,7 +101,7 @@ def test_the_report_is_one_page_over_all_cells(swept: Recipe) -> None:
 
 
 def test_the_command_of_one_cell_finds_what_the_sweep_made(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = [*SMALL_TWO_HOPS, f"evaluation.transfer={list(swept.study.evaluation.transfer)}"]
+    overrides = [*SMALL_TWO_HOPS, f"evaluation.also_evaluate={list(swept.study.evaluation.also_evaluate)}"]
     storage = f"runtime.storage={swept.storage}"
     assert run.main(["evaluate", "quickstart_r2", *overrides, storage, "--fail-if-gap-above", "100"]) == 0
     assert capsys.readouterr().out.count("done before") == 3

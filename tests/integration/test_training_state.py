@@ -1,4 +1,4 @@
-"""Training state of ZeRO-3 ranks, loaded at other numbers of ranks and by the other strategy."""
+"""Training state of ZeRO-3 dist, loaded at other numbers of ranks and by the other strategy."""
 
 import functools
 import json
@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.integration.dist import process_group, run_ranks
 
 from pos2distill.config import Recipe, TrainersSection
 from pos2distill.models.load import end_of_turn_id, load_tokenizer, torch_dtype
-from pos2distill.models.responses import collate
+from pos2distill.models.packing import collate
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
-from pos2distill.training.stepper import Stepper, build_stepper
-from tests.integration.ranks import process_group, run_ranks
+from pos2distill.training.strategies import build_strategy
+from pos2distill.training.strategies.protocol import Strategy
 
 BATCH = 12  # rows
 BEFORE, AFTER, AGAIN = 5, 20, 6  # steps before the state is saved, after it, and after going back to it
@@ -38,17 +39,17 @@ def make_batches(recipe: Recipe) -> list[tuple[Any, Any]]:
     return [(prompts[at : at + BATCH], responses[at : at + BATCH]) for at in range(0, len(chosen), BATCH)]
 
 
-def steps(stepper: Stepper, batches: Sequence[tuple[Any, Any]], rank: int = 0, world: int = 1) -> list[float]:
+def steps(strategy: Strategy, batches: Sequence[tuple[Any, Any]], rank: int = 0, world: int = 1) -> list[float]:
     """The global batch's mean loss before each step; every rank works on its share."""
     losses = []
     own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     for prompts, responses in batches:
-        loss = stepper.forward(collate(prompts[own], responses[own]), None).sum() / BATCH
-        stepper.backward(loss, last=True)
+        loss = strategy.forward(collate(prompts[own], responses[own]), None).sum() / BATCH
+        strategy.backward(loss, last=True)
         total = loss.detach()
         if world > 1:
             torch.distributed.all_reduce(total)
-        stepper.step(3e-4)
+        strategy.step(3e-4)
         losses.append(float(total))
     return losses
 
@@ -56,34 +57,34 @@ def steps(stepper: Stepper, batches: Sequence[tuple[Any, Any]], rank: int = 0, w
 def rank_of(rank: int, world: int, work: Callable[..., Any], recipe: Recipe, folder: str) -> None:
     with process_group(rank, world, f"{folder}/{work.__name__}-{world}"):
         trainers = TrainersSection(strategy="zero3", workers=world, gradient_checkpointing=False)
-        result = work(build_stepper(recipe.study, trainers, CPU), make_batches(recipe), Path(folder), rank, world)
+        result = work(build_strategy(recipe.study, trainers, CPU), make_batches(recipe), Path(folder), rank, world)
         if rank == 0:
             torch.save(result, f"{folder}/{work.__name__}-{world}.pt")
 
 
 def on_ranks(world: int, work: Callable[..., Any], recipe: Recipe, folder: Path) -> Any:
-    """`work(stepper, batches, folder, rank, world)` on so many ZeRO-3 ranks, each a process: rank 0's result."""
+    """`work(strategy, batches, folder, rank, world)` on so many ZeRO-3 dist, each a process: rank 0's result."""
     run_ranks(rank_of, world, world, work, recipe, str(folder))
     return torch.load(f"{folder}/{work.__name__}-{world}.pt")
 
 
-def begin(stepper: Any, batches: Any, folder: Path, rank: int, world: int) -> dict[str, Any]:
+def begin(strategy: Any, batches: Any, folder: Path, rank: int, world: int) -> dict[str, Any]:
     """Save after some steps and go on; then go back to what was saved and do it again."""
-    steps(stepper, batches[:BEFORE], rank, world)
-    stepper.save_state(folder / "state")
+    steps(strategy, batches[:BEFORE], rank, world)
+    strategy.save_state(folder / "state")
     torch.distributed.barrier()
-    uninterrupted = steps(stepper, batches[BEFORE:], rank, world)
-    stepper.load_state(folder / "state")
-    stepper.save(folder / "model")
-    return {"uninterrupted": uninterrupted, "again": steps(stepper, batches[BEFORE : BEFORE + AGAIN], rank, world)}
+    uninterrupted = steps(strategy, batches[BEFORE:], rank, world)
+    strategy.load_state(folder / "state")
+    strategy.save(folder / "model")
+    return {"uninterrupted": uninterrupted, "again": steps(strategy, batches[BEFORE : BEFORE + AGAIN], rank, world)}
 
 
-def resume(stepper: Any, batches: Any, folder: Path, rank: int, world: int) -> list[float]:
-    """A fresh stepper goes on from the state; what it has read is saved beforehand."""
-    stepper.load_state(folder / "state")
-    stepper.save_state(folder / f"copy-{world}")
-    stepper.save(folder / f"model-{world}")
-    return steps(stepper, batches[BEFORE:], rank, world)
+def resume(strategy: Any, batches: Any, folder: Path, rank: int, world: int) -> list[float]:
+    """A fresh strategy goes on from the state; what it has read is saved beforehand."""
+    strategy.load_state(folder / "state")
+    strategy.save_state(folder / f"copy-{world}")
+    strategy.save(folder / f"model-{world}")
+    return steps(strategy, batches[BEFORE:], rank, world)
 
 
 Saved = tuple[Recipe, Path, dict[str, list[float]]]
@@ -91,7 +92,7 @@ Saved = tuple[Recipe, Path, dict[str, list[float]]]
 
 @pytest.fixture(scope="module")
 def saved(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Saved]:
-    """`saved(precision, lora)`: the state of two ranks after `BEFORE` steps, and the uninterrupted run's losses."""
+    """`saved(precision, lora)`: the state of two dist after `BEFORE` steps, and the uninterrupted run's losses."""
 
     @functools.cache
     def save(precision: str, lora: str = "null") -> Saved:
@@ -130,7 +131,7 @@ def test_adapters_go_on_at_another_number_of_ranks_and_in_one_process(
     resumed = on_ranks(3, resume, recipe, folder)
     assert_same_state(folder / "state", folder / "copy-3")
     assert resumed == pytest.approx(losses["uninterrupted"], rel=1e-3)
-    alone = build_stepper(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
+    alone = build_strategy(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
     alone.load_state(folder / "state")
     alone.save(tmp_path)
     exports = [load_file(each / "model.safetensors") for each in (tmp_path, folder / "model-3")]
@@ -149,11 +150,11 @@ def test_the_other_strategy_goes_on(
 ) -> None:
     """In bf16 one strategy rounds weights and the other, under autocast, products: the same state, near losses."""
     recipe, folder, losses = saved(precision)
-    stepper = build_stepper(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
-    stepper.load_state(folder / "state")
-    stepper.save_state(tmp_path)
+    strategy = build_strategy(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
+    strategy.load_state(folder / "state")
+    strategy.save_state(tmp_path)
     assert_same_state(folder / "state", tmp_path)
-    resumed = steps(stepper, make_batches(recipe)[BEFORE:])
+    resumed = steps(strategy, make_batches(recipe)[BEFORE:])
     assert resumed == pytest.approx(losses["uninterrupted"], rel=tolerance)
 
 

@@ -13,20 +13,20 @@ import pytest
 from pos2distill.config import Study
 from pos2distill.models.head import FrozenHead
 from pos2distill.models.load import end_of_turn_id, load_tokenizer, torch_dtype
-from pos2distill.models.responses import hidden_to_bytes
+from pos2distill.models.packing import hidden_to_bytes
 from pos2distill.records import SAMPLE_SCHEMA, Example, Slots
-from pos2distill.sampling.teacher import Teacher
+from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
-from pos2distill.training.feed import Feed
-from pos2distill.training.ranks import Ranks
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import BatchLoader
 from pos2distill.training.rows import Row, RowBuilder, RowKey, Sample, kept_samples
 
 
 def no_stream() -> Any:
-    """For a feed whose store holds everything."""
+    """For a loader whose store holds everything."""
     raise AssertionError("the store holds everything, so nobody opens the stream")
 
 
@@ -58,8 +58,8 @@ class Source:
     def row_keys(self) -> list[RowKey]:
         return [key for index in range(len(self.examples)) for key in self.build.keys(self.sample(index))]
 
-    def feed(self, ranks: Ranks | None = None, **settings: Any) -> Feed:
-        return Feed(self.study, self.ids, self.store, no_stream, ranks or Ranks(), **settings)
+    def loader(self, dist: DistContext | None = None, **settings: Any) -> BatchLoader:
+        return BatchLoader(self.study, self.ids, self.store, no_stream, dist or DistContext(), **settings)
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -99,7 +99,7 @@ def make_source() -> Callable[[Study], Source]:
         texts = [example.answers[0] + "!" * (index % 3) for index, example in enumerate(examples)]
         end = end_of_turn_id(tokenizer)
         responses = [np.asarray([*tokenizer(text)["input_ids"], end], np.int32) for text in texts]
-        states = Teacher(study.model, alignment=study.method.alignment)(prompts, responses)
+        states = TeacherEncoder(study.model, alignment=study.method.alignment)(prompts, responses)
         rows = [
             dict.fromkeys(SAMPLE_SCHEMA.names)
             | {
@@ -113,7 +113,7 @@ def make_source() -> Callable[[Study], Source]:
             }
             for example, prompt, response, hidden_TH in zip(examples, prompts, responses, states, strict=True)
         ]
-        if k := study.method.top_tokens:
+        if k := study.method.stored_top_k:
             head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
             for index, (row, hidden_TH) in enumerate(zip(rows, states, strict=True)):
                 told_SH = hidden_TH[: len(hidden_TH) - (index % 3 == 0)]

@@ -1,4 +1,4 @@
-from docs.reference import CLUSTER_PAGE, PAGE, render, render_cluster
+from scripts.reference_tables import CLUSTER_PAGE, PAGE, render, render_cluster
 
 
 def test_the_pages_of_settings_are_those_that_the_code_makes() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from pos2distill.errors import DamagedPart, UserError, did_you_mean, find_damage, find_user_error
+from pos2distill.errors import CorruptPart, UserError, did_you_mean, find_corrupt_part, find_user_error
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def test_a_user_error_is_found_through_every_kind_of_link() -> None:
 
 def test_damage_is_found_and_is_no_user_error() -> None:
     """Workers that start again mend it; only the last one too many is told."""
-    damage = DamagedPart("part-1: damaged")
+    damage = CorruptPart("part-1: damaged")
     workers = RuntimeError("a")
     workers.worker_failures = {1: damage}  # type: ignore[attr-defined]
-    assert find_damage(workers) is damage
+    assert find_corrupt_part(workers) is damage
     assert find_user_error(workers) is None
-    assert find_damage(RuntimeError("b")) is None
+    assert find_corrupt_part(RuntimeError("b")) is None
 
 
 def test_a_bug_is_no_user_error_and_loops_end() -> None:

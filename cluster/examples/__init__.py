@@ -1,1 +1,0 @@
-"""Specs to start from, and what becomes of them."""

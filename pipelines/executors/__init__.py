@@ -1,0 +1,1 @@
+"""Executors run the operators and the training loop of a stage."""

@@ -1,0 +1,1 @@
+"""The `ray` executor: Ray Data actor pools and Ray Train workers."""

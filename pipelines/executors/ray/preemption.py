@@ -1,0 +1,38 @@
+"""Ray Train's notice of nodes that are about to be taken away, watched from the controller's node."""
+
+import os
+
+import ray
+from ray.train.v2._internal.callbacks.preemption_callback import PreemptionCallback
+from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
+from ray.train.v2._internal.execution.preemption import PreemptionWatcher
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
+
+from pipelines.executors.ray.session import driver_node
+
+
+class PreemptionNotice(PreemptionCallback):
+    """Ray Train's own callback, but for where its watcher runs.
+
+    Ray starts the watcher on any node. On a sampler's it would keep that from ever being idle, and so from being given
+    back while training goes on (as Ray's issue 64703 tells of another of Train's actors). To be made on the driver:
+    Train then leaves its own out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.environ[ENABLE_PREEMPTION_WATCHER_ENV_VAR] = "0"  # Train hands it on to the controller
+
+    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
+        """Watch the nodes of this group's workers, and tell all workers."""
+        self._stop_watcher()
+        workers = {worker.distributed_context.world_rank: worker for worker in worker_group.get_workers()}
+        node_to_ranks: dict[str, list[int]] = {}
+        for rank, worker in workers.items():
+            node_to_ranks.setdefault(worker.metadata.node_id, []).append(rank)
+        watcher = ray.remote(num_cpus=0, max_restarts=-1)(PreemptionWatcher)
+        self._watcher = watcher.options(scheduling_strategy=driver_node()).remote(
+            node_to_ranks=node_to_ranks,
+            poll_interval_s=self._poll_interval_s,
+            worker_actors_by_rank={rank: worker.actor for rank, worker in workers.items()},
+        )

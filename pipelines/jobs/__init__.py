@@ -1,0 +1,1 @@
+"""Run a command as a job on a running Ray cluster."""

@@ -1,0 +1,213 @@
+"""`run.py submit`: a command as a job on a running Ray cluster, through its job API, followed to its end.
+
+A job runs the same command as this machine would, on the head, with this project's files beside it. What it has done
+lies in its storage, so that submitting again goes on there.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import shlex
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+
+from pipelines.jobs.bundle import PROJECT, TAKEN, is_packed, pack, packed_files
+from pos2distill.config.load import RECIPES, apply_override, find_yaml, load_recipe, read_sections, recipe_names
+from pos2distill.errors import UserError
+from pos2distill.placement import RAY_VARIABLES
+from pos2distill.secrets import looks_secret
+
+STOPPED = 3  # exit code: somebody stopped the job
+
+_STORAGE = "pos2distill.storage"  # in a job's metadata
+_QUIET_S = 60.0  # a log that says nothing for so long is asked for anew: the connection may be dead
+_OUTAGE_S = 120.0  # a cluster that does not answer for so long is given up
+_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str, flags: Sequence[str] = ()) -> int:
+    """Submit `run.py COMMAND RECIPE overrides flags` and show its log until it ends.
+
+    A job of the same storage that is still running is followed if it is the same command, and else fatal_error.
+
+    Args:
+        address: of the cluster's dashboard, for example http://127.0.0.1:8265.
+    Returns: the exit code: the job's own, or STOPPED.
+    Raises:
+        UserError: for settings that cannot work on a cluster, or a cluster that cannot be reached.
+    """
+    files = packed_files()
+    storage = _check(recipe, overrides, files)
+    own = find_yaml(recipe, RECIPES, "recipe")
+    own_recipe = None if own.parent == RECIPES else own
+    name = own_recipe.name if own_recipe else recipe
+    entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])
+    client = _connect(address)
+    job = _running(client, storage, entrypoint)
+    if job:
+        print(f"{job} runs this already; following it", flush=True)
+    else:
+        job = f"{own.stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+        with tempfile.TemporaryDirectory() as folder:
+            pack(Path(folder), files, own_recipe)
+            client.submit_job(
+                entrypoint=entrypoint,
+                submission_id=job,
+                runtime_env={"working_dir": folder, "env_vars": RAY_VARIABLES},
+                metadata={_STORAGE: storage},
+            )
+        print(f"{job} submitted: {len(files)} files of the project, results to {storage}", flush=True)
+    try:
+        return _report(_follow(client, job))
+    except KeyboardInterrupt:
+        print(
+            f"\n{job} goes on without being followed. The same command follows it again; to stop it: "
+            f"ray job stop {job} --address {address}",
+            flush=True,
+        )
+        return 130
+
+
+def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
+    """Refuse what would fail, or be lost, on the cluster. Returns the storage."""
+    if any(looks_secret(override) for override in overrides):
+        raise UserError("command line: a setting holds what looks like a secret; give it to the cluster's nodes")
+    loaded = load_recipe(recipe, overrides)  # all that is wrong with settings alone is told here and now
+    path = find_yaml(recipe, RECIPES, "recipe")
+    raw = read_sections(path, "model, data, …")
+    for override in overrides:
+        apply_override(raw, override)
+    storage = (raw.get("runtime") or {}).get("storage")
+    if storage is None or not ("://" in storage or Path(storage).is_absolute()):
+        came = "nothing" if storage is None else storage
+        raise UserError(
+            f"runtime.storage: a job's own folder is lost with it; set a URL, or the absolute path of a folder that "
+            f"all nodes share, got {came}"
+        )
+    here = {"data.path": raw["data"]["path"]}
+    if (PROJECT / raw["model"]["path"]).exists():  # else a hub's name
+        here["model.path"] = raw["model"]["path"]
+    for name, other in loaded.transfers.items():  # whose paths are absolute by now
+        path = Path(other.data.path)
+        here[f"evaluation.also_evaluate: {name}: data.path"] = (
+            str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
+        )
+    for field, place in here.items():
+        if not ("://" in place or Path(place).is_absolute() or is_packed(place, files)):
+            raise UserError(
+                f"{field}: {place} does not go with the job, which takes {', '.join(TAKEN[2:])} of the project; "
+                f"give a URL, or an absolute path that all nodes share"
+            )
+    for name in (raw.get("evaluation") or {}).get("also_evaluate") or ():
+        if name not in recipe_names() and not is_packed(name, files):
+            raise UserError(
+                f"evaluation.also_evaluate: {name} does not go with the job; put it into pipelines/recipes/"
+            )
+    return str(storage).rstrip("/")
+
+
+def _connect(address: str) -> JobSubmissionClient:
+    if not address.startswith(("http://", "https://")):
+        raise UserError(f"--address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}")
+    token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
+    if token.name and not os.environ.get("RAY_AUTH_TOKEN") and not token.is_file():
+        raise UserError(f"{token}: no such file (RAY_AUTH_TOKEN_PATH)")
+    # Ray would take these instead of the address that was asked for.
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        os.environ.pop(name, None)
+    for module in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private.runtime_env.packaging"):
+        logging.getLogger(f"ray.{module}").setLevel(logging.WARNING)
+    try:
+        return JobSubmissionClient(address)
+    except AuthenticationError as error:
+        if "401" in str(error) or "Missing" in str(error):
+            raise UserError(f"{address}: asks for a token; set {_TOKENS[0]} or {_TOKENS[1]}") from None
+        raise UserError(f"{address}: refuses the token that {_TOKENS[0]} or {_TOKENS[1]} gives") from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"{address}: no Ray cluster answers there ({' '.join(str(error).split())[:200]})") from None
+
+
+def _running(client: JobSubmissionClient, storage: str, entrypoint: str) -> str | None:
+    """The job that runs this command on this storage, if there is one.
+
+    Raises:
+        UserError: if another one works on this storage.
+    """
+    for job in client.list_jobs():
+        if not job.status.is_terminal() and (job.metadata or {}).get(_STORAGE) == storage:
+            if job.entrypoint != entrypoint:
+                raise UserError(
+                    f"{storage}: {job.submission_id} is at work there ({job.entrypoint}); wait for its end, stop it "
+                    f"(ray job stop {job.submission_id}), or choose another runtime.storage"
+                )
+            return str(job.submission_id)
+    return None
+
+
+def _follow(client: JobSubmissionClient, job: str) -> JobDetails:
+    """Print a job's log until the job ends, over any number of connections."""
+    shown = 0
+    silent: float | None = None  # since when nothing comes
+    while True:
+        before = shown
+        shown, whole = asyncio.run(_show(client, job, shown))
+        now = time.monotonic()
+        if silent is None or shown > before:
+            silent = now
+        try:
+            details = client.get_job_info(job)
+        except (OSError, RuntimeError) as error:
+            if now - silent > _OUTAGE_S:
+                raise UserError(
+                    f"{job}: no answer from the cluster for {_OUTAGE_S:.0f} s ({' '.join(str(error).split())[:200]}); "
+                    f"the job may go on, and the same command follows it again"
+                ) from None
+        else:
+            # What it said last is waited for, but not for ever.
+            if details.status.is_terminal() and (whole or now - silent > _OUTAGE_S):
+                return details
+            if not details.status.is_terminal():
+                silent = None
+        time.sleep(1)
+
+
+async def _show(client: JobSubmissionClient, job: str, shown: int) -> tuple[int, bool]:
+    """Print what follows the first `shown` characters of a log, as it comes.
+
+    Returns: how many are shown now, and whether the log came to its end, not the connection.
+    """
+    passed = 0
+    chunks: Any = client.tail_job_logs(job)
+    while True:
+        try:
+            chunk = await asyncio.wait_for(anext(chunks), _QUIET_S)
+        except StopAsyncIteration:
+            return shown, True
+        except (TimeoutError, OSError, RuntimeError, aiohttp.ClientError):
+            return shown, False
+        print(chunk[max(shown - passed, 0) :], end="", flush=True)
+        passed += len(chunk)
+        shown = max(shown, passed)
+
+
+def _report(details: JobDetails) -> int:
+    """Say how a job ended. Returns the exit code."""
+    job, code = details.submission_id, details.driver_exit_code
+    if details.status == JobStatus.SUCCEEDED:
+        print(f"{job} succeeded")
+        return 0
+    if details.status == JobStatus.STOPPED:
+        print(f"{job} was stopped; the same command goes on where it stopped")
+        return STOPPED
+    why = (details.message or "").partition(", last available logs")[0]  # which have been shown
+    print(f"{job} failed: {' '.join(why.split())[:300]}")
+    # A signal, or a driver that never started, is no fault of the user's.
+    return code if code in (1, 2) else 1

@@ -1,0 +1,19 @@
+"""Engines generate responses: vllm, hf (transformers) and fake (tests), behind one protocol."""
+
+from pos2distill.config import ModelSection, Runtime
+from pos2distill.sampling.engines.protocol import Engine
+
+
+def build_engine(model: ModelSection, runtime: Runtime, *, threads: int, device: str) -> Engine:
+    """The engine that `model.engine` names; its package is imported only here."""
+    if model.engine == "vllm":
+        from pos2distill.sampling.engines.vllm import VllmEngine
+
+        return VllmEngine(model, runtime.vllm, threads=threads, device=device)
+    if model.engine == "hf":
+        from pos2distill.sampling.engines.hf import HfEngine
+
+        return HfEngine(model, threads=threads, device=device)
+    from pos2distill.sampling.engines.fake import FakeEngine
+
+    return FakeEngine(runtime.fake)

@@ -1,0 +1,87 @@
+"""The images as far as they can be read: no container engine is needed, and none has built them yet."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cluster.spec import PodsSection
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "cluster" / "docker").glob("*.Dockerfile"))
+PODS = PodsSection()
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    text = "\n".join(lines).replace("\\\n", " ")
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in text.splitlines())]
+
+
+def last_stage(path: Path) -> list[tuple[str, str]]:
+    every = instructions(path)
+    start = max(index for index, (word, _) in enumerate(every) if word == "FROM")
+    return every[start:]
+
+
+def locked(name: str) -> str:
+    lock = (ROOT / "requirements" / "gpu.txt").read_text()
+    found = re.search(rf"^{name}==(\S+)", lock, re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def test_there_are_two_images() -> None:
+    assert [path.name for path in FILES] == ["cpu.Dockerfile", "gpu.Dockerfile"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_what_is_copied_is_there_and_let_through(path: Path) -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    sources = [
+        source
+        for word, rest in instructions(path)
+        if word == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    ]
+    assert {"pos2distill", "pipelines", "cluster", "examples", "requirements", "run.py", "Makefile"} <= set(sources)
+    for source in sources:
+        assert (ROOT / source).exists()
+        assert source in allowed
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_image_is_where_and_whose_the_pods_expect(path: Path) -> None:
+    stage = last_stage(path)
+    words = dict(instructions(path))
+    assert words["WORKDIR"] == PODS.project
+    assert stage[-1] == ("USER", str(PODS.user))
+    assert f"--uid {PODS.user} " in words["RUN"]
+    assert ("ENV", f"PATH={PODS.project}/.venv/bin:$PATH") in stage
+    installed = next(rest for word, rest in instructions(path) if word == "RUN" and "apt-get install" in rest)
+    assert {"bash", "g++", "make", "wget"} <= set(installed.split())
+
+
+def test_the_locks_are_installed_by_the_makefile() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for path, target in zip(FILES, ("install", "install-gpu"), strict=True):
+        assert ("RUN", f"make {target}") in instructions(path)
+        assert target in targets
+
+
+def test_versions_are_those_of_the_lock() -> None:
+    python = re.search(r"^LOCK_OPTIONS := .*--python-version (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert python
+    for path in FILES:
+        bases = [rest for word, rest in instructions(path) if word == "FROM" and rest.startswith("python:")]
+        assert bases
+        assert all(base.startswith(f"python:{python[1]}-") for base in bases)
+    (cuda,) = [rest for word, rest in instructions(FILES[1]) if rest.startswith("CUDA=")]
+    # The compiler of flash-attn and the CUDA that torch was built with.
+    assert cuda.removeprefix("CUDA=").split(".")[:2] == locked("nvidia-cuda-runtime").split(".")[:2]
+
+
+def test_nothing_is_let_into_an_image_by_default() -> None:
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "*"
+    assert {"**/.*", "**/*.pem", "**/*secret*", "**/*credential*", "**/*.json", "**/*key.*"} <= set(lines)

@@ -1,0 +1,410 @@
+"""Jobs on Kubernetes, against a scripted kubectl that notes how it is called and plays the cluster and its faults."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import run
+from cluster import rayjob as submit
+from scripts.render_presets import PRESETS, RENDERED
+
+WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz"]
+ENTRYPOINT = (
+    "env --chdir=/opt/pos2distill python run.py study nq_mistral_7b data.path=gs://bucket/nq.jsonl.gz "
+    "runtime.storage=gs://my-bucket/runs/nq_mistral_7b"
+)
+
+# Answers each `VERB KIND` with the next entry of its list, and goes on with the last. A log is followed while the state
+# is asked for, so one process at a time holds the script.
+FAKE = f"""#!{sys.executable} -S
+import fcntl, json, pathlib, sys
+here = pathlib.Path(__file__).parent
+words = sys.argv[1:]
+text = sys.stdin.read() if words[0] == "apply" else ""
+turn = open(here / "turn", "w")
+fcntl.flock(turn, fcntl.LOCK_EX)
+with open(here / "calls.jsonl", "a") as calls:
+    calls.write(json.dumps([words, text]) + "\\n")
+script = json.loads((here / "script.json").read_text())
+name = " ".join(words[:2]) if words[0] == "get" else words[0]
+answers = script.get(name, [{{}}])
+answer = answers.pop(0) if len(answers) > 1 else answers[0]
+(here / "script.json").write_text(json.dumps(script))
+turn.close()
+print(answer.get("out", ""), end="")
+print(answer.get("err", ""), end="", file=sys.stderr)
+sys.exit(answer.get("rc", 0))
+"""
+
+Generate = dict[str, Any]
+
+
+def job(stage: str = "", entrypoint: str = ENTRYPOINT, **status: Any) -> Generate:
+    state = {"jobDeploymentStatus": stage, **status}
+    return {"out": json.dumps({"spec": {"entrypoint": entrypoint}, "status": state})}
+
+
+NONE: Generate = {}
+RUNNING = job("Running", jobStatus="RUNNING", rayClusterName="nq-mistral-x")
+DONE = job("Complete", jobStatus="SUCCEEDED")
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], list[Any]]]:
+    """`kubectl({"get rayjob": [answer, ...]})` puts it on the PATH; what that returns tells the calls."""
+
+    def script(answers: dict[str, list[Generate]]) -> Callable[[], list[Any]]:
+        (tmp_path / "kubectl").write_text(FAKE)
+        (tmp_path / "kubectl").chmod(0o755)
+        (tmp_path / "script.json").write_text(json.dumps(answers))
+        return lambda: [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(submit, "POLL_S", 0.05)
+    return script
+
+
+def verbs(calls: list[Any]) -> list[str]:
+    return [words[0] for words, _ in calls if words[0] in ("apply", "delete", "logs")]
+
+
+def test_a_new_job_is_applied_and_followed_to_its_end(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    states = [NONE, job(), job("Initializing"), *[RUNNING] * 5, DONE]
+    calls = kubectl({"get rayjob": states, "apply": [{"out": "rayjob created\n"}], "logs": [{"out": "examples 1 s\n"}]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    told = capfd.readouterr().out
+    for line in (
+        "rayjob created",
+        "nq-mistral: New",
+        "nq-mistral: Initializing",
+        "Running, job RUNNING",
+        "examples 1 s",
+    ):
+        assert line in told
+    assert told.splitlines()[-1] == "nq-mistral succeeded"
+    assert told.count("Running, job RUNNING") == 1
+    applied = next(text for words, text in calls() if words[0] == "apply")
+    assert [each["kind"] for each in yaml.safe_load_all(applied)][-1] == "RayJob"
+    first_get, first_log = calls()[0][0], next(words for words, _ in calls() if words[0] == "logs")
+    assert first_get[1:5] == ["rayjob", "nq-mistral", "--namespace", "pos2distill"]
+    assert first_log == ["logs", "job/nq-mistral", "--namespace", "pos2distill", "--follow"]
+
+
+def test_a_job_that_runs_is_only_followed(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = kubectl({"get rayjob": [RUNNING, RUNNING, DONE]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert capfd.readouterr().out.startswith("nq-mistral runs already; following it\n")
+    assert {"apply", "delete"}.isdisjoint(verbs(calls()))
+
+
+def test_a_job_that_runs_with_other_settings_is_told(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    calls = kubectl({"get rayjob": [NONE, DONE]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    applied = next(text for words, text in calls() if words[0] == "apply")
+    metadata = list(yaml.safe_load_all(applied))[-1]["metadata"]
+    running = {"out": json.dumps({**json.loads(RUNNING["out"]), "metadata": metadata})}
+    capfd.readouterr()
+    for settings, said in (
+        ([], "runs already; following it"),
+        (["spec.image=repo/p:0.2.0"], "runs already, with an image or a spec that has changed since; following it"),
+    ):
+        kubectl({"get rayjob": [running, DONE]})
+        assert run.main(["cluster", "submit", *WORDS, *settings]) == 0
+        assert capfd.readouterr().out.startswith(f"nq-mistral {said}\n")
+
+
+@pytest.mark.parametrize(
+    "ended", [DONE, job("Failed", jobStatus="FAILED"), job("Complete", jobStatus="STOPPED"), job("ValidationFailed")]
+)
+def test_a_job_that_ended_is_taken_away_and_applied_again(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str], ended: Generate
+) -> None:
+    calls = kubectl({"get rayjob": [ended, job(), DONE]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert "submitting it again, to go on from its storage" in capfd.readouterr().out
+    assert verbs(calls()) == ["delete", "apply"]
+    deleted = next(words for words, _ in calls() if words[0] == "delete")
+    assert deleted[:3] == ["delete", "rayjob", "nq-mistral"]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "message"),
+    [
+        (
+            job("Failed", jobStatus="FAILED", reason="AppFailed", message="Job entrypoint command failed\nwith exit 1"),
+            1,
+            "nq-mistral failed: AppFailed: Job entrypoint command failed with exit 1",
+        ),
+        (job("Failed", reason="DeadlineExceeded", failed=3), 1, "nq-mistral failed: DeadlineExceeded"),
+        (job("Complete", jobStatus="STOPPED"), 3, "nq-mistral was stopped; the same command submits it again"),
+        (NONE, 3, "nq-mistral was deleted; the same command submits it again"),
+    ],
+)
+def test_every_end_has_its_exit_code(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    end: Generate,
+    code: int,
+    message: str,
+) -> None:
+    kubectl({"get rayjob": [NONE, RUNNING, end]})
+    assert run.main(["cluster", "submit", *WORDS]) == code
+    assert message in capfd.readouterr().out.splitlines()[-1]
+
+
+def test_a_retry_is_told_and_its_log_is_shown_too(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    again = job("Running", jobStatus="RUNNING", failed=1)
+    calls = kubectl(
+        {
+            "get rayjob": [NONE, *[RUNNING] * 8, job("Retrying"), *[again] * 8, DONE],
+            "logs": [{"out": "first try\n", "rc": 1}, {"out": "first goes on\n"}, {"out": "second try\n"}],
+        }
+    )
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    told = capfd.readouterr().out
+    for line in ("Retrying", "1 attempts failed", "first try", "first goes on", "second try"):
+        assert told.count(line) == 1
+    followed = [words for words, _ in calls() if words[0] == "logs"]
+    # From the beginning; what came since the connection was lost; the next attempt's from its beginning.
+    assert ["--since=" in words[-1] for words in followed] == [False, True, False]
+
+
+SILENT = {"rc": 1, "err": "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout\n"}
+
+
+def test_a_log_that_ends_while_the_job_runs_is_asked_for_again(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submit, "_LOG_END_S", 0.2)
+    calls = kubectl({"get rayjob": [NONE, *[RUNNING] * 20, DONE], "logs": [{"out": "so far\n"}, {"out": "and on\n"}]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert "and on" in capfd.readouterr().out
+    followed = [words for words, _ in calls() if words[0] == "logs"]
+    assert ["--since=" in words[-1] for words in followed[:2]] == [False, True]
+
+
+EXPIRED = {"rc": 1, "err": "error: You must be logged in to the server (Unauthorized)\n"}
+
+
+def test_an_outage_is_waited_out(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
+    kubectl({"get rayjob": [NONE, RUNNING, SILENT, EXPIRED, RUNNING, DONE]})
+    assert run.main(["cluster", "submit", *WORDS]) == 0
+
+
+def test_an_outage_without_end_is_given_up(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(submit, "OUTAGE_S", 0.2)
+    kubectl({"get rayjob": [NONE, RUNNING, SILENT]})
+    assert run.main(["cluster", "submit", *WORDS]) == 2
+    assert "i/o timeout; the job may go on, and the same command follows it again" in capfd.readouterr().err
+
+
+def test_a_cluster_that_refuses_is_given_up_at_once(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused = 'Error from server (Forbidden): rayjobs.ray.io "nq-mistral" is forbidden\n'
+    kubectl({"get rayjob": [NONE, RUNNING, {"rc": 1, "err": refused}]})
+    assert run.main(["cluster", "submit", *WORDS]) == 2
+    assert "is forbidden; the job may go on, and the same command follows it again" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("action", "answers", "message"),
+    [
+        (
+            "submit",
+            {
+                "get rayjob": [
+                    {"rc": 1, "err": "The connection to the server localhost:8080 was refused - did you ...\n"}
+                ]
+            },
+            "kubectl: knows no cluster; choose one with `kubectl config use-context NAME`, or set KUBECONFIG",
+        ),
+        (
+            "submit",
+            {"apply": [{"rc": 1, "err": 'Error from server (NotFound): namespaces "pos2distill" not found\n'}]},
+            'kubectl apply: Error from server (NotFound): namespaces "pos2distill" not found',
+        ),
+        (
+            "submit",
+            {"get rayjob": [{"rc": 1, "err": 'error: the server doesn\'t have a resource type "rayjob"\n'}]},
+            'kubectl get: the server doesn\'t have a resource type "rayjob"',
+        ),
+        ("submit", {"get rayjob": [SILENT]}, "kubectl get: Unable to connect to the server: dial tcp"),
+        (
+            "submit",
+            {"get rayjob": [job("Running", entrypoint="python run.py study other")]},
+            "nq-mistral: runs another command (python run.py study other); wait for its end, delete it, or choose",
+        ),
+        (
+            "submit",
+            {"get rayjob": [NONE, job("ValidationFailed", message="name too\nlong")]},
+            "nq-mistral: KubeRay refuses it: name too long",
+        ),
+        ("status", {}, "nq-mistral: no RayJob or RayCluster of this name in namespace pos2distill"),
+        ("logs", {}, "nq-mistral: no RayJob of this name in namespace pos2distill"),
+        ("delete", {"delete": [{"rc": 1, "err": "\n"}]}, "kubectl delete: exit code 1"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    action: str,
+    answers: dict[str, list[Generate]],
+    message: str,
+) -> None:
+    kubectl(answers)
+    assert run.main(["cluster", action, *WORDS]) == 2
+    told = capfd.readouterr().err
+    assert told.startswith(f"error: {message}")
+    assert told.count("\n") == 1
+
+
+def test_without_kubectl_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run.main(["cluster", "status", "gke"]) == 2
+    assert capsys.readouterr().err.startswith("error: kubectl: not found; install it (https://kubernetes.io/")
+
+
+def test_a_job_wants_a_recipe_and_a_sound_manifest(
+    kubectl: Callable[..., Callable[[], list[Any]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kubectl({})
+    assert run.main(["cluster", "submit", "gke"]) == 2
+    assert "submit: a job of which recipe?" in capsys.readouterr().err
+    assert run.main(["cluster", "submit", *WORDS, "spec.training.node.gpus=16"]) == 2
+    assert "16 GPUs, but a2-highgpu-8g has 8" in capsys.readouterr().err
+    assert not (tmp_path / "calls.jsonl").exists()
+
+
+def test_status_logs_and_delete(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    pods = [
+        {"metadata": {"labels": {"ray.io/group": group}}, "status": {"phase": phase}}
+        for group, phase in (("sampling", "Running"), ("sampling", "Running"), ("training", "Pending"))
+    ]
+    calls = kubectl(
+        {
+            "get rayjob": [RUNNING],
+            "get pods": [{"out": json.dumps({"items": pods})}],
+            "logs": [{"out": "so far\n"}],
+            "delete": [{"out": "rayjob deleted\n"}, {}],
+        }
+    )
+    assert run.main(["cluster", "status", "gke"]) == 0
+    told = capfd.readouterr().out
+    assert told.splitlines() == [
+        "nq-mistral: Running, job RUNNING",
+        "  rayClusterName: nq-mistral-x",
+        "  pods of sampling: 2 Running",
+        "  pods of training: 1 Pending",
+    ]
+    assert run.main(["cluster", "logs", "gke"]) == 0
+    assert run.main(["cluster", "delete", "gke"]) == 0
+    assert run.main(["cluster", "delete", "gke"]) == 0
+    assert capfd.readouterr().out == "so far\nrayjob deleted\nnq-mistral: nothing was there\n"
+    deleted = next(words for words, _ in calls() if words[0] == "delete")
+    kinds = [word.split("/")[0] for word in deleted if "/" in word]
+    assert kinds == [
+        *("rayjob", "serviceaccount", "networkpolicy", "networkpolicy"),
+        *("poddisruptionbudget", "poddisruptionbudget", "raycluster"),
+    ]
+    assert "--ignore-not-found" in deleted
+
+
+def test_status_tells_what_pods_wait_for(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    refused = {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}}}
+    coming = {"state": {"waiting": {"reason": "PodInitializing"}}}
+    lost = {"type": "PodScheduled", "reason": "Unschedulable", "message": 'persistentvolumeclaim "runs"\nnot found'}
+    states = [
+        ("head", {"phase": "Pending", "containerStatuses": [refused, refused]}),
+        ("sampling", {"phase": "Pending", "initContainerStatuses": [refused], "containerStatuses": [coming]}),
+        ("sampling", {"phase": "Pending", "containerStatuses": [refused]}),
+        ("training", {"phase": "Pending", "conditions": [lost]}),
+        ("training", {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}),
+    ]
+    pods = [{"metadata": {"labels": {"ray.io/group": group}}, "status": state} for group, state in states]
+    kubectl({"get rayjob": [RUNNING], "get pods": [{"out": json.dumps({"items": pods})}]})
+    assert run.main(["cluster", "status", "gke"]) == 0
+    assert capfd.readouterr().out.splitlines()[-3:] == [
+        '  1 of head: CreateContainerConfigError: secret "wandb" not found',
+        '  2 of sampling: CreateContainerConfigError: secret "wandb" not found',
+        '  1 of training: Unschedulable: persistentvolumeclaim "runs" not found',
+    ]
+
+
+def test_status_of_a_cluster_that_stands_alone(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    ready = {"out": json.dumps({"status": {"state": "ready"}})}
+    kubectl({"get raycluster": [ready], "get pods": [{"out": json.dumps({"items": []})}]})
+    assert run.main(["cluster", "status", "gke"]) == 0
+    assert capfd.readouterr().out == "nq-mistral: cluster without a job, ready\n"
+
+
+def test_ctrl_c_leaves_the_job(kubectl: Callable[..., Callable[[], list[Any]]], tmp_path: Path) -> None:
+    calls = kubectl({"get rayjob": [NONE, RUNNING]})
+    root = Path(run.__file__).parent
+    process = subprocess.Popen(
+        [sys.executable, "run.py", "cluster", "submit", *WORDS], cwd=root, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    while "Running" not in process.stdout.readline():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "nq-mistral goes on without being followed. The same command follows it again" in said
+    assert "delete" not in verbs(calls())
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl here")
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_real_kubectl_reads_the_manifests(name: str, tmp_path: Path) -> None:
+    """As far as it goes without a server, which alone knows the kinds and can say whether it takes them."""
+    path = RENDERED / f"{name}.yaml"
+    done = subprocess.run(
+        ["kubectl", "annotate", "--local", "--filename", str(path), "a=b", "--output", "json"],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    decoder, text, read = json.JSONDecoder(), done.stdout.strip(), []
+    while text:
+        document, end = decoder.raw_decode(text)
+        read.append(document)
+        text = text[end:].strip()
+    for document in read:
+        del document["metadata"]["annotations"]["a"]
+        if not document["metadata"]["annotations"]:
+            del document["metadata"]["annotations"]
+    assert read == list(yaml.safe_load_all(path.read_text()))

@@ -1,0 +1,285 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import yaml
+
+import run
+from cluster.entrypoint import make_entrypoint
+from cluster.spec import READABLE, ClusterSpec, load_cluster
+from pos2distill.errors import UserError
+from pos2distill.secrets import holds_secret, looks_secret
+
+CHECKOUT = Path(run.__file__).parent
+MINIMAL: dict[str, Any] = {
+    "name": "small",
+    "image": "registry.example.org/pos2distill:0.1.0",
+    "platform": "gke",
+    "storage": {"url": "gs://bucket/runs"},
+    "head": {"cpus": 2, "memory": "16Gi"},
+    "sampling": {"max": 2, "node": {"cpus": 8, "memory": "32Gi", "gpus": 1}},
+    "training": {"max": 1, "node": {"cpus": 8, "memory": "64Gi", "gpus": 4}},
+}
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., ClusterSpec]:
+    def load(*overrides: str) -> ClusterSpec:
+        path = tmp_path / "small.yaml"
+        path.write_text(yaml.safe_dump(MINIMAL))
+        return load_cluster(str(path), overrides)
+
+    return load
+
+
+def test_a_short_spec_is_filled_with_sensible_values(load: Callable[..., ClusterSpec]) -> None:
+    spec = load("sampling.max=5")
+    assert (spec.sampling.min, spec.sampling.max, spec.sampling.spot, spec.training.min) == (0, 5, True, 0)
+    assert (spec.ray_version, spec.pods.user, spec.job.backoff_limit, spec.data) == ("2.60.0", 1000, 2, None)
+
+
+@pytest.mark.parametrize("name", ["gke", "eks", "onprem", "kind"])
+def test_examples_are_known_by_name(name: str) -> None:
+    assert load_cluster(name).storage.url
+
+
+# --- one fault each, told with its place and its mend
+
+WRONG = [
+    ("smapling.max=2", "smapling: unknown field; did you mean 'sampling'?"),
+    ("sampling.node.gpu=1", "sampling.node.gpu: unknown field; did you mean 'gpus'?"),
+    ("training.spot=true", "training.spot: unknown field; did you mean"),
+    ("data={max: 1, node: {cpu: 1}}", "data.node.cpu: unknown field; did you mean 'cpus'?"),
+    ("pods.secrets=[{env: A, sceret: b, key: c}]", "pods.secrets[0].sceret: unknown field; did you mean 'secret'?"),
+    ("pods.secrets=[{env: A, secret: b, key: c, value: d}]", "pods.secrets[0].value: unknown field; expected one of"),
+    ("name=Small", "name: string should match pattern"),
+    (f"name={'a' * 48}", "name: string should have at most 47 characters"),
+    ("image=pos2distill", "image: 'pos2distill' may change between pods; name a version: pos2distill:0.1.0"),
+    ("image=reg:5000/p:latest", "image: 'reg:5000/p:latest' may change between pods; name a version: reg:5000/p:0.1.0"),
+    ("ray_version=2.51.0", "ray_version: the project needs Ray 2.60 or newer, got 2.51.0"),
+    ("ray_version=newest", "ray_version: expected a full version, for example 2.60.0, got newest"),
+    ("sampling.min=3", "sampling.min: 3 is more than max, 2"),
+    ("training.max=0", "training.max: input should be greater than or equal to 1, got 0"),
+    ("training.node.gpus=0", "training.node.gpus: the group has no GPU, the other one has; set both, or 0 for both"),
+    ("sampling.node.gpus=0", "sampling.node.gpus: the group has no GPU, the other one has; set both, or 0 for both"),
+    ("head.gpus=1", "head.gpus: the head does no work and wants no GPU; set 0"),
+    ("data={max: 1, node: {cpus: 1, memory: 16Gi, gpus: 1}}", "data.node.gpus: data tasks want no GPU; set 0"),
+    ("head.memory=64GB", "head.memory: string should match pattern"),
+    ("head.shm=16Gi", "head.shm: 16Gi leaves nothing of memory, 16Gi; lower it"),
+    ("head.shm=64Mi", "head.shm: 64Mi is too small for Ray's object store; set 128Mi or more"),
+    ("job.queue=research", "sampling.min: Kueue takes only clusters of a fixed size; set it to max, 2"),
+    ("platform=other", "sampling.spot: on platform 'other' it is not known how to ask for it; set false"),
+    ("storage.url=/tmp/runs", "storage.url: pods share no folder, got /tmp/runs; give a bucket's URL, or set claim"),
+    ("storage.url=gcs://bucket/runs", "storage.url: the image cannot write to gcs://; did you mean 'gs'?"),
+    ("storage.url=abfs://c@me/runs", "storage.url: the image cannot write to abfs://; expected one of: gs, s3"),
+    ("storage={url: /other, claim: c}", "storage.url: /other is not below mount, /mnt/storage"),
+    ("storage={url: s3://b, claim: c, mount: /tmp/x}", "storage.mount: /tmp/x is taken; choose another folder"),
+    ("storage.url=s3://me:hunter2hunter2@bucket", "storage.url: holds what looks like a secret; give access by"),
+    ("pods.env={HF_TOKEN: hunter2}", "pods.env: 'HF_TOKEN' looks like a secret in clear text; put it into a Kuber"),
+    ("pods.env={NOTE: hf_abcdefghijklmnopqrst}", "pods.env: 'NOTE' looks like a secret in clear text"),
+    ("pods.env={2X: a}", "pods.env: '2X' is no name of an environment variable"),
+    ("pods.secrets=[{env: HF-TOKEN, secret: a, key: b}]", "pods.secrets[0].env: expected the name of an environment"),
+    ("pods.secrets=[{env: T, secret: a, key: hf_abcdefghijklmnopqrst}]", "pods.secrets[0].key: looks like the secret"),
+    ("pods={env: {A: b}, secrets: [{env: A, secret: b, key: c}]}", "pods.secrets: the environment variable A is set"),
+    ("pods.env={HOME: /root}", "pods.env: HOME is set by the manifests themselves; remove it"),
+    (
+        "pods.secrets=[{env: RAY_ADDRESS, secret: a, key: b}]",
+        "pods.env: RAY_ADDRESS is set by the manifests themselves",
+    ),
+    ("training.grace_s=5", "training.grace_s: input should be greater than or equal to 20, got 5"),
+    ("pods.user=0", "pods.user: input should be greater than or equal to 1, got 0"),
+    (
+        "pods={service_account: mine, service_account_annotations: {a: b}}",
+        "pods.service_account_annotations: are for the account that is made; drop service_account",
+    ),
+    ("network.egress=[{cidr: everywhere}]", "network.egress[0].cidr: expected a network, for example 10.0.0.0/16"),
+    ("network.api_server={cidr: 10.0.0.1/32, ports: [0]}", "network.api_server.ports: 0 is no port; expected 1 to"),
+    ("job.start_deadline_s=999999", "job.start_deadline_s: 999999 is not before deadline_s, 604800"),
+    (
+        "sampling.node.tolerations=[{key: a, operator: Equal}]",
+        "sampling.node.tolerations[0].value: operator 'Equal' wants a value",
+    ),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), WRONG)
+def test_a_wrong_spec_is_refused_with_field_and_mend(
+    load: Callable[..., ClusterSpec], override: str, message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load(override)
+    told = str(caught.value)
+    assert message in told
+    assert told.startswith(("command line: ", "/"))
+    assert "\n" not in told
+    assert "hunter2" not in told
+    assert "hf_abc" not in told
+
+
+def test_a_missing_spec_comes_with_the_nearest_name() -> None:
+    with pytest.raises(UserError, match=r"^gek: no such cluster spec; did you mean 'gke'\?$"):
+        load_cluster("gek")
+
+
+def test_a_missing_section_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in MINIMAL.items() if key != "storage"}))
+    with pytest.raises(UserError, match=r"small.yaml: storage: missing$"):
+        load_cluster(str(path))
+
+
+# --- the recipe on this cluster
+
+
+def test_the_entrypoint_survives_a_shell(load: Callable[..., ClusterSpec]) -> None:
+    made = make_entrypoint(load(), "quickstart", ["evaluation.slots=[0, 9]", "runtime.trainers.workers=1"])
+    assert made == (
+        "env --chdir=/opt/pos2distill python run.py study quickstart 'evaluation.slots=[0, 9]' "
+        "runtime.trainers.workers=1 runtime.storage=gs://bucket/runs/quickstart"
+    )
+
+
+def test_ones_own_storage_stays(load: Callable[..., ClusterSpec]) -> None:
+    made = make_entrypoint(load(), "quickstart", ["runtime.storage=s3://other/run"])
+    assert made.endswith(" quickstart runtime.storage=s3://other/run")
+
+
+@pytest.mark.parametrize("scheme", READABLE)
+def test_what_pods_may_read_opens_with_every_install(scheme: str) -> None:
+    assert fsspec.get_filesystem_class(scheme)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "message"),
+    [
+        ("quickstrat", [], "quickstrat: no such recipe; did you mean 'quickstart'?"),
+        ("RECIPE", [], "not in the image; put it into pipelines/recipes/ and build the image anew"),
+        ("quickstart", ["training.epoch=1"], "training.epoch: unknown field; did you mean 'epochs'?"),
+        ("nq_mistral_7b", [], "nq-open-20_total_documents_gold_at_0.jsonl.gz is not there in the pods; give a URL"),
+        ("quickstart", ["model.path=/models/x"], "model.path: /models/x is not there in the pods; give a URL"),
+        ("quickstart", ["model.path=./mymodel"], "model.path: ./mymodel is not there in the pods; give a URL"),
+        ("quickstart", ["model.path=../x"], "model.path: ../x is not there in the pods; give a URL"),
+        ("quickstart", ["model.path=~/m"], "model.path: ~/m is not there in the pods; give a URL"),
+        ("quickstart", ["model.path=gcs://b/m"], "model.path: the image cannot open gcs://; did you mean 'gs'?"),
+        ("quickstart", ["data.path=htps://h/x"], "data.path: the image cannot open htps://; did you mean 'https'?"),
+        (
+            "quickstart",
+            ["runtime.storage=https://h/x"],
+            "runtime.storage: the image cannot open https://; expected one of: gs, s3",
+        ),
+        ("quickstart", ["runtime.storage=/tmp/x"], "runtime.storage: /tmp/x is not there in the pods; give a URL"),
+        ("quickstart", ["runtime.samplers.gpus=2"], "runtime.samplers.gpus: 2, but a node of sampling has 1; lower it"),
+        (
+            "quickstart",
+            ["runtime.trainers={workers: 8, gpus: 1}"],
+            "runtime.trainers.workers: 8, but the nodes of training have room for 4; raise spec.training.max",
+        ),
+        (
+            # Two nodes of 4 GPUs have 8, but room for one worker of 3 each.
+            "quickstart",
+            ["runtime.trainers={workers: 3, gpus: 3}", "spec.training.max=2"],
+            "runtime.trainers.workers: 3, but the nodes of training have room for 2; raise spec.training.max or lower",
+        ),
+        (
+            "quickstart",
+            ["runtime.samplers={max: 3, cpus: 5}"],
+            "runtime.samplers.max: 3, but the nodes of sampling have room for 2; raise spec.sampling.max or lower",
+        ),
+        ("quickstart", ["runtime.teachers.cpus=9"], "runtime.teachers.cpus: 9, but a node of sampling has 8; lower it"),
+        (
+            "quickstart",
+            ["runtime.samplers={max: 2, gpus: 1}", "runtime.teachers={max: 1, gpus: 1}"],
+            "runtime.samplers.max: with the teachers they want 3 GPUs, but sampling has at most 2; raise spec.sampling",
+        ),
+        (
+            "quickstart",
+            [f"data.path={CHECKOUT}/examples/toy/data.jsonl.gz"],
+            "is not there in the pods; give a URL, or the path from the",
+        ),
+        (
+            "quickstart",
+            ["evaluation.also_evaluate=[TRANSFER]"],
+            "mine.yaml: not in the image; put it into pipelines/recipes/",
+        ),
+        (
+            "nq_mistral_7b",
+            ["data.path=s3://b/x", "evaluation.also_evaluate=[webq_mistral_7b]"],
+            "nq_mistral_7b: evaluation.also_evaluate: webq_mistral_7b: data.path: ",
+        ),
+        ("quickstart", ["data.path=s3://k:hunter2hunter2@b/x"], "an override holds what looks like a secret; name it"),
+    ],
+)
+def test_a_recipe_that_cannot_run_there_is_refused(
+    load: Callable[..., ClusterSpec], tmp_path: Path, recipe: str, overrides: list[str], message: str
+) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((CHECKOUT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
+    of_spec = [override.removeprefix("spec.") for override in overrides if override.startswith("spec.")]
+    overrides = [each.replace("TRANSFER", str(mine)) for each in overrides if not each.startswith("spec.")]
+    with pytest.raises(UserError) as caught:
+        make_entrypoint(load(*of_spec), str(mine) if recipe == "RECIPE" else recipe, overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+# --- what a secret looks like
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "anything", True),
+        ("AWS_SECRET_ACCESS_KEY", "x", True),
+        ("DB_PASSWORD", "x", True),
+        ("WANDB_API_KEY", "x", True),
+        ("NOTE", "0123456789abcdef0123456789abcdef01234567", True),
+        ("NOTE", "AKIAABCDEFGHIJKLMNOP", True),
+        ("REDIS", "redis://user:word@host:6379", True),
+        ("PEM", "-----BEGIN RSA PRIVATE KEY-----", True),
+        ("TOKENIZERS_PARALLELISM", "false", False),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/var/run/key.json", False),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token", False),
+        ("HF_TOKEN", "", False),
+        ("ENDPOINT", "http://minio:9000", False),
+        ("ROLE", "arn:aws:iam::123456789012:role/pos2distill", False),
+    ],
+)
+def test_secrets_are_known_by_name_or_form(name: str, value: str, secret: bool) -> None:
+    assert holds_secret(name, value) is secret
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"registry.example.org/pos2distill@sha256:{'0123456789abcdef' * 4}",
+        f"registry.example.org:5000/pos2distill:{COMMIT}",
+        f"model.revision={COMMIT}",
+        f"python run.py study nq model.revision={COMMIT} data.path=s3://b/x",
+        f"  revision: {COMMIT} # of the hub",
+        f"/mnt/models--org--m/snapshots/{COMMIT}/config.json",
+    ],
+)
+def test_digests_and_commits_are_no_secrets(text: str) -> None:
+    assert not looks_secret(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"key={COMMIT}",
+        f"model.revision=main {COMMIT}",
+        "https://me.blob.core.windows.net/c/x.jsonl?sv=2024-11-04&sig=aBcD1234%2BxYz%3D",
+        "https://b.s3.amazonaws.com/x?X-Amz-Expires=60&X-Amz-Signature=abcdef0123",
+        "https://storage.googleapis.com/b/x?X-Goog-Signature=abcdef0123",
+        "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=aBcD1234aBcD1234==",
+        '{"type": "service_account", "private_key": "x"}',
+    ],
+)
+def test_what_opens_a_door_is_a_secret(text: str) -> None:
+    assert looks_secret(text)

@@ -1,0 +1,520 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from pos2distill.config import LoraSection, MethodSection, ModelSection, Recipe, Runtime, TrainingSection, fingerprint
+from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
+from pos2distill.errors import UserError
+
+MINIMAL: dict[str, Any] = {
+    "name": "small",
+    "description": "the least a recipe can say",
+    "model": {"path": "some/model"},
+    "data": {"format": "nq", "path": "data.jsonl"},
+}
+
+
+# Messages about settings that do not fit together.
+INTERPLAY = ("method.k: 4 trivial", "data.metric: 'sub_em', but prompt 'coc'")
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Recipe]:
+    def load(*overrides: str, **changes: Any) -> Recipe:
+        path = tmp_path / "small.yaml"
+        path.write_text(yaml.safe_dump({**MINIMAL, **changes}))
+        return load_recipe(str(path), overrides)
+
+    return load
+
+
+def test_defaults_are_the_papers(load: Callable[..., Recipe]) -> None:
+    study = load().study
+    training = study.training
+    assert (training.learning_rate, training.betas, training.weight_decay) == (3e-6, (0.9, 0.95), 0.01)
+    assert (training.warmup_ratio, training.min_lr_ratio, training.max_grad_norm) == (0.05, 0.1, 1.0)
+    assert (training.global_batch_rows, training.epochs, training.precision) == (32, 2, "bfloat16")
+    assert (study.method.k, study.method.anchor, study.method.row_weights) == (4, 1.0, "paper")
+    assert (study.method.distractor_order, study.advantageous(1), study.sampling.temperature) == ("fixed", (0,), 0.0)
+    assert (study.data.documents, study.data.train_examples) == (20, 300)
+
+
+def test_every_recipe_of_the_project_is_valid() -> None:
+    names = recipe_names()
+    assert "quickstart" in names
+    assert [load_recipe(name).name for name in names] == names
+
+
+def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) -> None:
+    assert load("method.advantageous_slot=last", "data.documents=7").study.advantageous(1) == (6,)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.learning_rte=1", "training.learning_rte: unknown field; did you mean 'learning_rate'?"),
+        ("modle.path=x", "modle: unknown field; did you mean 'model'?"),
+        ("nmae=x", "nmae: unknown field; did you mean 'name'?"),
+        ("runtime.smaplers.min=2", "runtime.smaplers: unknown field; did you mean 'samplers'?"),
+        ("runtime.trainers.worker=2", "runtime.trainers.worker: unknown field; did you mean 'workers'?"),
+        (
+            "sampling.zzz=1",
+            "sampling.zzz: unknown field; expected one of: keep, max_new_tokens, temperature, top_p",
+        ),
+        ("learning_rate=1", "learning_rate: unknown field; did you mean 'training.learning_rate'?"),
+        ("training.betas=1", "training.betas: input should be a list, for example [0, 9], got 1"),
+        ("data={format: jsonl, path: x, hops: 2}", "data.hops: input should be a list, for example [2], got 2"),
+        ("evaluation.also_evaluate=kv", "evaluation.also_evaluate: input should be a list, for example [kv], got 'kv'"),
+        ("training.lora.targets=up", "training.lora.targets: input should be 'all' or input should be a list, for exa"),
+        ("model=x", "model: expected a section with fields, got 'x'"),
+        ("training.epochs=many", "training.epochs: input should be a valid integer"),
+        ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),
+        ("training.lora.rnk=8", "training.lora.rnk: unknown field; did you mean 'rank'?"),
+        ("training.lora.rank=0", "training.lora.rank: input should be greater than or equal to 1, got 0"),
+        ("training.lora.targets=[]", "training.lora.targets: expected at least one linear layer, or all"),
+        ("training.lora=16", "training.lora: expected a section with fields, got 16"),
+        ("model.dtype=float16", "model.dtype: input should be 'bfloat16' or 'float32', got 'float16'"),
+        ("model.path=", "model.path: input should be a valid string, got nothing"),
+        ("name=Not Good", "name: string should match pattern"),
+        ("data.documents=4", "method.k: 4 trivial slots asked for, but 4 documents have 3; lower method.k"),
+        ("method.advantageous_slot=20", "method.advantageous_slot: 20 is not one of the slots 0 to 19"),
+        ("method.advantageous_slot=-1", "method.advantageous_slot: -1 is not one of the slots 0 to 19"),
+        ("method.advantageous_slot=[3, 4]", "method.advantageous_slot: [3, 4] should be 1 different slots"),
+        ("method.weights=adaptive", "method.weights: 'adaptive' does not go with method 'r1'"),
+        ("method={name: sft, weights: adaptive}", "method.weights: 'adaptive' does not go with method 'sft'"),
+        ("method.teacher_topk=8", "method.teacher_topk: only teacher 'topk' keeps some tokens, not 'cached'"),
+        ("method={teacher: topk, teacher_topk: 0}", "method.teacher_topk: input should be greater than or equal to 1"),
+        (
+            "method={teacher: topk, alignment: official}",
+            "method.alignment: 'official' distils one token after the response's end, of which the sampler tells",
+        ),
+        (
+            "method={name: r2, weights: adaptive, teacher: topk}",
+            "method.weights: 'adaptive' wants the frozen model's loss on the whole response, and the sampler tells",
+        ),
+        ("method={name: r2, weights: paper}", "method.weights: 'paper' does not go with method 'r2'"),
+        ("method={name: r2, alignment: official}", "method.alignment: 'official' is about distributions; method 'r2'"),
+        ("method={name: kl, k: 0}", "method.k: 0 trivial slots and no weight on the advantageous one leave nothing"),
+        ("data.hops=[2]", "data.hops: rows of format 'nq' have one gold document; set [1]"),
+        ("data={format: musique, path: x}", "data.hops: rows of format 'musique' have several gold documents; set [2]"),
+        ("data={format: jsonl, path: x, hops: [5]}", "data.hops: expected numbers of gold documents from 1 to 4"),
+        ("data={format: jsonl, path: x, hops: [3], documents: 3}", "data.hops: 3 gold documents leave no distractor"),
+        ("data={format: jsonl, path: x, hops: [1, 2]}", "data.hops: one hop and several cannot be mixed"),
+        ("evaluation.slots=0", "evaluation.slots: input should be"),
+        ("evaluation.slots=21", "evaluation.slots: 21 slots asked for, but there are 20; lower it, or say all"),
+        (
+            "evaluation={other_documents: [30, 8], other_slots: 9}",
+            "evaluation.other_slots: 9 slots asked for, but there are 8; lower it, or say all",
+        ),
+        ("method.auto_slots=0", "method.auto_slots: input should be"),
+        (
+            "method={advantageous_slot: auto, auto_slots: 21}",
+            "method.auto_slots: 21 slots asked for, but there are 20; lower it, or say all",
+        ),
+        (
+            "evaluation={other_documents: [30], other_slots: pairs}",
+            "evaluation.other_slots: 'pairs' are for several hops",
+        ),
+        ("evaluation.other_documents=[30, 30]", "evaluation.other_documents: expected each number once"),
+        ("transfers={}", "transfers: unknown field; expected one of"),
+        (
+            "data.metric=em",
+            "data.metric: 'em', but prompt 'qa' does not ask for 'The answer is:'; set data.metric=sub_em or another",
+        ),
+        (
+            "data.prompt=coc",
+            "data.metric: 'sub_em', but prompt 'coc' asks for 'The answer is:'; set data.metric=em or another data.",
+        ),
+        ("evaluation.slots=pairs", "evaluation.slots: 'pairs' are for several hops (data.hops)"),
+        ("evaluation.slots=[0, 20]", "evaluation.slots: 20 is not one of the slots 0 to 19"),
+        ("evaluation.slots=[0, 0]", "evaluation.slots: expected at least one slot, each of them once"),
+        ("evaluation.slots=[]", "evaluation.slots: expected at least one slot, each of them once"),
+        ("evaluation.other_documents=[30, 1]", "evaluation.other_documents: 1 leaves no distractor (data.hops) or"),
+        (
+            "evaluation.other_documents=[20]",
+            "evaluation.other_documents: 20 leaves no distractor (data.hops) or equals data.documents",
+        ),
+        ("runtime.samplers={min: 3, max: 2}", "runtime.samplers.min: 3 is more than max, 2"),
+        (
+            "runtime.trainers={strategy: torch, workers: 2}",
+            "runtime.trainers.workers: strategy 'torch' is one process, 2 asked for; use zero3",
+        ),
+    ],
+)
+def test_a_bad_value_is_told_with_field_and_remedy(
+    load: Callable[..., Recipe], tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        load(override)
+    # Where two settings do not fit together, the file is named: which of them is wrong cannot be known.
+    place = tmp_path / "small.yaml" if message.startswith(INTERPLAY) else "command line"
+    assert str(caught.value).startswith(f"{place}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_value_of_the_file_names_the_file(load: Callable[..., Recipe], tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        load("seed=3", training={"epochs": 0})
+    assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}: training.epochs: input should be")
+
+
+@pytest.mark.parametrize("field", ["method.advantageous_slot", "evaluation.slots"])
+def test_a_field_of_several_types_is_named_as_it_is_written(load: Callable[..., Recipe], field: str) -> None:
+    with pytest.raises(UserError, match=rf": {field}: .*got 'middle'$"):
+        load(f"{field}=middle")
+
+
+def test_a_misspelt_field_is_told_before_the_one_it_leaves_missing(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"data\.pth: unknown field; did you mean 'path'\?"):
+        load(data={"format": "nq", "pth": "data.jsonl"})
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [("model", "small.yaml: model: missing"), ("data", "small.yaml: data: missing")],
+)
+def test_a_missing_section_is_named(tmp_path: Path, section: str, message: str) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in MINIMAL.items() if key != section}))
+    with pytest.raises(UserError, match=message):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"model: [1, 2", "not valid YAML: while parsing"),
+        (b"- model\n- data\n", "expected sections .*, got a list"),
+        (b"", "expected sections .*, got nothing"),
+        (b"name: \xff\xfe", "not valid YAML"),
+        (b"name: 2024-13-45", "not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"broken.yaml: {message}") as caught:
+        load_recipe(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_recipe_comes_with_the_nearest_name() -> None:
+    with pytest.raises(UserError, match=r"^quickstrat: no such recipe; did you mean 'quickstart'\?$"):
+        load_recipe("quickstrat")
+
+
+def test_a_missing_file_comes_with_the_one_beside_it(load: Callable[..., Recipe], tmp_path: Path) -> None:
+    load()
+    with pytest.raises(UserError, match=rf"no such recipe; did you mean '{tmp_path}/small.yaml'\?$"):
+        load_recipe(f"{tmp_path}/small.yam")
+
+
+def test_a_path_is_told_as_a_file_and_without_the_names_of_recipes(load: Callable[..., Recipe], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^{tmp_path}/my_hotpot.yaml: no such file$"):
+        load_recipe(f"{tmp_path}/my_hotpot.yaml")
+    load()
+    with pytest.raises(UserError, match=rf"smal.yaml: no such file; did you mean '{tmp_path}/small.yaml'\?$"):
+        load_recipe(f"{tmp_path}/smal.yaml")
+
+
+def test_a_hidden_file_is_no_suggestion(tmp_path: Path) -> None:
+    (tmp_path / ".pre-commit-config.yaml").write_text("repos: []\n")
+    with pytest.raises(UserError) as caught:
+        load_recipe(f"{tmp_path}/pre-commit-config.yaml")
+    assert ".pre-commit" not in str(caught.value)
+
+
+def test_data_is_no_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("{}")
+    with pytest.raises(
+        UserError, match=r"rows.jsonl: expected a recipe, a file named \*.yaml; data goes to data.path$"
+    ):
+        load_recipe(str(path))
+
+
+def test_overrides_are_yaml_values_at_dotted_names(load: Callable[..., Recipe]) -> None:
+    recipe = load(
+        "training.learning_rate=1e-5", "runtime.samplers.max=3", "evaluation.slots=[0, 9]", "description=a=b", "seed=7"
+    )
+    assert recipe.study.training.learning_rate == 1e-5
+    assert recipe.runtime.samplers.max == 3
+    assert recipe.study.evaluation.slots == (0, 9)
+    assert recipe.description == "a=b"
+    assert recipe.study.seed == 7
+
+
+def test_the_last_override_counts(load: Callable[..., Recipe]) -> None:
+    assert load("seed=1", "seed=2").study.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.epochs", "training.epochs: expected section.field=value"),
+        ("=3", "=3: expected section.field=value"),
+        ("name.first=x", "name.first: 'name' is a single value and has no fields"),
+        ("seed=[1", "seed: cannot read the value '[1'"),
+        ("seed=2024-13-45", "seed: cannot read the value '2024-13-45'"),
+    ],
+)
+def test_a_bad_override_is_told(load: Callable[..., Recipe], override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(override)
+    assert str(caught.value) == message
+
+
+def test_local_paths_become_absolute_and_urls_stay(
+    load: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base").mkdir()
+    recipe = load("model.path=base")
+    assert recipe.study.model.path == str(tmp_path / "base")
+    assert recipe.study.data.path == str(tmp_path / "data.jsonl")
+    assert recipe.storage == str(tmp_path / "runs" / "small")
+    remote = load("data.path=s3://bucket/data.jsonl", "runtime.storage=gs://bucket/run")
+    assert (remote.study.model.path, remote.study.data.path) == ("some/model", "s3://bucket/data.jsonl")
+    assert remote.storage == "gs://bucket/run"
+
+
+def test_sections_are_immutable() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        MethodSection().k = 5  # type: ignore[misc]
+
+
+def test_fingerprint_is_pinned() -> None:
+    """Changing this value orphans every artifact that users have."""
+    # SHA-256 of: ["data", {"a": [2.5, null], "b": 1}, "ä"]
+    assert fingerprint("data", {"b": 1, "a": [2.5, None]}, "ä") == "d6059818621a6f6c"
+
+
+def test_equal_parts_have_equal_fingerprints() -> None:
+    assert fingerprint(TrainingSection(), 1) == fingerprint(TrainingSection(learning_rate=3e-6), 1)
+    assert fingerprint(TrainingSection()) == fingerprint(TrainingSection().model_dump(mode="json"))
+    assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
+    assert fingerprint("ab", "c") != fingerprint("a", "bc")
+
+
+@pytest.mark.parametrize("field", list(TrainingSection.model_fields))
+def test_every_training_setting_enters_the_fingerprint(field: str) -> None:
+    changed: dict[str, Any] = {
+        "betas": (0.8, 0.95),
+        "precision": "float32",
+        "order": "fixed",
+        "lora": LoraSection(),
+    }
+    value = getattr(TrainingSection(), field)
+    other = changed.get(field) or (value + 1 if isinstance(value, int) else math.nextafter(value, 2))
+    assert fingerprint(TrainingSection()) != fingerprint(TrainingSection(**{field: other}))
+
+
+def test_pools_and_trainers_default_to_one_worker() -> None:
+    runtime = Runtime()
+    assert (runtime.samplers.max, runtime.teachers.max, runtime.trainers.workers) == (1, 1, 1)
+    assert ModelSection(path="m").trust_remote_code is False
+
+
+# --- several hops, methods, sweeps, other tasks
+
+
+@pytest.mark.parametrize(
+    ("slot", "hops", "slots"),
+    [
+        ("first", 1, (0,)),
+        ("last", 1, (19,)),
+        ("first", 3, (0, 1, 2)),
+        ("last", 2, (18, 19)),
+        ("[7, 3]", 2, (7, 3)),
+    ],
+)
+def test_advantageous_slots_follow_the_hops(
+    load: Callable[..., Recipe], slot: str, hops: int, slots: tuple[int, ...]
+) -> None:
+    recipe = load("data.format=jsonl", f"data.hops=[{hops}]", f"method.advantageous_slot={slot}")
+    assert recipe.study.advantageous(hops) == slots
+
+
+def test_auto_has_to_be_measured(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(ValueError, match="measured first"):
+        load("method.advantageous_slot=auto").study.advantageous(1)
+
+
+def test_several_numbers_of_hops_want_the_published_pairs(load: Callable[..., Recipe]) -> None:
+    mixed = ("data.format=musique", "data.hops=[2, 3]")
+    assert load(*mixed).study.data.hops == (2, 3)
+    with pytest.raises(UserError, match=r"evaluation.slots: of several numbers of hops .* only 'pairs' can be asked"):
+        load(*mixed, "evaluation.slots=3")
+    with pytest.raises(UserError, match=r"method.advantageous_slot: 'auto' wants one number of hops"):
+        load(*mixed, "method.advantageous_slot=auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "weights", "anchor", "teacher"),
+    [
+        ("r1", "kl", "paper", 1.0, True),
+        ("kl+align", "kl", "paper", 0.0, True),
+        ("kl", "kl", "uniform", 0.0, True),
+        ("r2", "ce", "uniform", 0.0, False),
+        ("seqkd", "ce", "uniform", 0.0, False),
+        ("sft", "ce", "uniform", 0.0, False),
+    ],
+)
+def test_what_a_methods_name_stands_for(name: str, loss: str, weights: str, anchor: float, teacher: bool) -> None:
+    method = MethodSection(name=name)  # type: ignore[arg-type]
+    assert (method.loss, method.row_weights, method.anchor, method.needs_teacher) == (loss, weights, anchor, teacher)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({"teacher": "topk"}, 64),
+        ({"teacher": "topk", "teacher_topk": 8}, 8),
+        ({"name": "seqkd", "teacher": "topk"}, 0),
+        ({}, 0),
+    ],
+)
+def test_likeliest_tokens_are_kept_where_they_are_the_teacher(settings: dict[str, Any], tokens: int) -> None:
+    method = MethodSection(**settings)
+    assert method.stored_top_k == tokens
+    assert not method.has_resident_teacher
+    assert method.has_cached_teacher == (not settings)
+
+
+def test_a_sweep_is_every_combination(load: Callable[..., Recipe]) -> None:
+    recipe = load("sweep={method.name: [r1, sft], seed: [0, 1]}", "method.k=2")
+    cells = sweep_cells(recipe)
+    assert [(cell.study.method.name, cell.study.seed) for _, cell in cells] == [
+        ("r1", 0),
+        ("r1", 1),
+        ("sft", 0),
+        ("sft", 1),
+    ]
+    assert cells[2][0] == {"method.name": "sft", "seed": 0}
+    assert all(cell.study.method.k == 2 and cell.storage == recipe.storage and not cell.sweep for _, cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("{method.nme: [r1]}", "sweep: method.nme: not a setting of a study; did you mean 'method.name'?"),
+        ("{runtime.storage: [a, b]}", "sweep: runtime.storage: not a setting of a study"),
+        ("{evaluation.also_evaluate: [[x]]}", "sweep: evaluation.also_evaluate: not a setting of a study"),
+        ("{seed: []}", "sweep: seed: expected at least one value"),
+        ("{seed: [0, 1, 0]}", "sweep: {'seed': 0} is the same study as an earlier one; list each value once"),
+        ("{method.k: [2, 30]}", "sweep: method.k: 30 trivial slots asked for"),
+        ("{method.k: 4}", "sweep: method.k: input should be a list, for example [4]"),
+        ("{method: {name: [r2, sft]}}", "sweep: method: write method.name: [...]"),
+        ("{training: {lora: {rank: [4, 8]}}}", "sweep: training: write training.lora.rank: [...]"),
+        ("[seed]", "sweep: input should be a valid dictionary, got ['seed']"),
+    ],
+)
+def test_a_bad_sweep_is_told(load: Callable[..., Recipe], sweep: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        sweep_cells(load(f"sweep={sweep}"))
+    assert message in str(caught.value)
+
+
+def test_other_tasks_are_read_from_their_recipes(load: Callable[..., Recipe]) -> None:
+    recipe = load("evaluation.also_evaluate=[quickstart]", "data.eval_fraction=0.25")
+    assert recipe.transfers == {"quickstart": load_recipe("quickstart").study}
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("[quickstrt]", "evaluation.also_evaluate: quickstrt: no such recipe; did you mean 'quickstart'?"),
+        (
+            "[quickstart]",
+            "evaluation.also_evaluate: quickstart: its data.eval_fraction is 0.25, here it is 0.5; they must",
+        ),
+        ("[nq_llama3_8b, nq_llama3_8b]", "evaluation.also_evaluate: two recipes are called nq_llama3_8b"),
+    ],
+)
+def test_another_task_that_cannot_be_asked_is_told(load: Callable[..., Recipe], names: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load(f"evaluation.also_evaluate={names}")
+    assert str(caught.value).startswith(message)
+
+
+def test_a_sweep_is_set_like_every_other_setting(load: Callable[..., Recipe]) -> None:
+    assert load("sweep.method.k=[1, 2]", "sweep.seed=[0, 1]").sweep == {"method.k": (1, 2), "seed": (0, 1)}
+
+
+def test_paths_of_a_sweep_become_absolute(
+    load: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = sweep_cells(load("sweep.data.path=[a.jsonl, b.jsonl]"))
+    assert [cell.study.data.path for _, cell in cells] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+
+
+def test_what_is_evaluated_by_default_follows_the_hops(load: Callable[..., Recipe]) -> None:
+    one, two = load().study, load("data.format=musique", "data.hops=[2]").study
+    assert (one.evaluated_slots, one.other_evaluated_slots) == ("all", 10)
+    assert (two.evaluated_slots, two.other_evaluated_slots) == ("pairs", "pairs")
+
+
+def test_too_few_slots_for_the_hops_are_told(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"evaluation.slots: 1 slots have no place for 2 gold documents"):
+        load("data.format=musique", "data.hops=[2]", "evaluation.slots=1")
+    with pytest.raises(UserError, match=r"evaluation.other_documents: 4 leaves no distractor"):
+        load("data.format=musique", "data.hops=[4]", "evaluation.other_documents=[4]")
+
+
+def test_two_hops_have_one_slot_less_to_start_from(load: Callable[..., Recipe]) -> None:
+    auto = ("data.format=musique", "data.hops=[2]", "method.advantageous_slot=auto")
+    assert load(*auto, "method.auto_slots=19").study.method.tried_slots == 19
+    with pytest.raises(UserError, match=r"method.auto_slots: 20 slots asked for, but there are 19"):
+        load(*auto, "method.auto_slots=20")
+
+
+def test_by_default_no_more_slots_are_asked_than_there_are(load: Callable[..., Recipe]) -> None:
+    study = load("data.documents=8", "method.advantageous_slot=auto", "evaluation.other_documents=[6]").study
+    assert (study.method.tried_slots, study.other_evaluated_slots) == (10, 10)  # of 8 and 6, all
+
+
+def test_elastic_workers_and_micro_weights_do_not_go_together(make_recipe: Callable[..., Recipe]) -> None:
+    trainers = {"strategy": "zero3", "workers": 1, "max_workers": 2}
+    assert make_recipe(runtime={"trainers": trainers}).runtime.trainers.max_workers == 2
+    with pytest.raises(UserError, match=r"weights_scope=micro depend on the number of workers; set workers alone"):
+        make_recipe(runtime={"trainers": trainers}, method={"weights_scope": "micro"})
+
+
+def test_zero3_rounds_no_float32_model(make_recipe: Callable[..., Recipe]) -> None:
+    settings: dict[str, Any] = {"training": {"precision": "bfloat16"}, "model": {"dtype": "float32"}}
+    assert make_recipe(**settings).study.training.precision == "bfloat16"  # torch keeps float32 weights
+    with pytest.raises(UserError, match=r"training.precision: zero3 would round the float32 weights of model.dtype"):
+        make_recipe(**settings, runtime={"trainers": {"strategy": "zero3"}})
+
+
+def test_a_batch_holds_at_least_one_example(make_recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"training.global_batch_rows: 3 rows have no room for one example's 4"):
+        make_recipe(training={"global_batch_rows": 3})
+
+
+def test_at_most_as_many_workers_as_at_least(make_recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"max_workers: 1 is less than workers, 2"):
+        make_recipe(runtime={"trainers": {"strategy": "zero3", "workers": 2, "max_workers": 1}})
+
+
+def test_a_tensor_parallel_engine_has_a_gpu_for_each_part(make_recipe: Callable[..., Recipe]) -> None:
+    def load(gpus: float, parts: int) -> Recipe:
+        return make_recipe(
+            model={"engine": "vllm"},
+            runtime={"samplers": {"gpus": gpus}, "vllm": {"tensor_parallel_size": parts}},
+        )
+
+    assert load(2, 2).runtime.vllm.tensor_parallel_size == 2
+    assert load(0.5, 1).runtime.samplers.gpus == 0.5
+    for gpus, parts in ((1, 2), (4, 1), (0.5, 2)):
+        message = (
+            rf"tensor_parallel_size: {parts}, but one sampler has {gpus:g} GPUs \(runtime.samplers.gpus\); set both"
+        )
+        with pytest.raises(UserError, match=message):
+            load(gpus, parts)

@@ -1,0 +1,265 @@
+"""Adapters: what they leave alone, what is trained, what is exported."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+
+from pos2distill.config import LoraSection, Recipe, Study, TrainersSection
+from pos2distill.errors import UserError
+from pos2distill.models.attention import pack_rows
+from pos2distill.models.load import load_model
+from pos2distill.models.lora import add_adapters, merge
+from pos2distill.models.packing import ResponseBatch, collate, response_hidden_states
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import TrainingProgress
+from pos2distill.training.loop import StepRecord, train
+from pos2distill.training.strategies.torch import TorchStrategy
+from pos2distill.training.student import trainable
+from pos2distill.training.teachers import build_teacher
+from tests.unit.conftest import Source
+
+CPU = torch.device("cpu")
+TRAINERS = TrainersSection(strategy="torch", gradient_checkpointing=False, micro_batch_tokens=100000)
+PRECISIONS = [("float32", "float32"), ("bfloat16", "bfloat16")]
+
+
+@pytest.fixture
+def make_study(make_recipe: Callable[..., Recipe]) -> Callable[..., Study]:
+    """`make_study(dtype, precision, method={…}, …)`: with adapters."""
+
+    def make(dtype: str = "float32", precision: str = "float32", **overrides: Any) -> Study:
+        lora = {"rank": 4, "alpha": 8}
+        training = {"lora": lora, "precision": precision, **overrides.pop("training", {})}
+        return make_recipe(model={"dtype": dtype}, training=training, **overrides).study
+
+    return make
+
+
+def moved_stepper(study: Study) -> TorchStrategy:
+    """After a few steps, so that the adapters do something."""
+    strategy = TorchStrategy(study, TRAINERS, CPU)
+    for number in range(4):
+        strategy.backward(strategy.forward(make_batch(number), None).sum(), last=True)
+        strategy.step(1e-2)
+    return strategy
+
+
+def make_batch(number: int) -> ResponseBatch:
+    random = np.random.default_rng(number)
+    prompts, responses = ([random.integers(5, 250, size).astype(np.int32) for size in s] for s in ((9, 4), (3, 5)))
+    return collate(prompts, responses)
+
+
+def all_logits(lm: Any, batch: ResponseBatch) -> Tensor:
+    """(S, V): each row on its own."""
+    rows = batch.input_ids_S.tensor_split(batch.packed.start_B1[1:-1].long())
+    with torch.no_grad():
+        return torch.cat(
+            [lm.eval()(input_ids=row[None], packed_rows=pack_rows([row.numpy()], [len(row)])).logits[0] for row in rows]
+        )
+
+
+def run(source: Source) -> tuple[list[StepRecord], TorchStrategy]:
+    records: list[StepRecord] = []
+    strategy = TorchStrategy(source.study, TRAINERS, CPU)
+    teacher = build_teacher(source.study, strategy.frozen_states, CPU)
+    progress = TrainingProgress.at_start(len(source.ids))
+    train(
+        source.study,
+        TRAINERS,
+        source.loader(),
+        source.build,
+        strategy,
+        teacher,
+        DistContext(),
+        progress,
+        [records.append],
+    )
+    return records, strategy
+
+
+# --- the initial model
+
+
+@pytest.mark.parametrize(("dtype", "precision"), PRECISIONS)
+def test_without_its_adapters_the_student_is_the_initial_model_bit_for_bit(
+    make_study: Callable[..., Study], dtype: str, precision: str
+) -> None:
+    study = make_study(dtype, precision, method={"name": "seqkd"})
+    strategy, batch = moved_stepper(study), make_batch(9)
+    initial = load_model(study.model, packed=True)
+    with torch.no_grad():
+        want_TH = response_hidden_states(initial, batch)
+        assert not torch.equal(response_hidden_states(strategy.student.lm, batch), want_TH)
+    before = trainable(strategy.student.lm)
+    assert torch.equal(strategy.frozen_states(batch), want_TH)
+    assert trainable(strategy.student.lm).keys() == before.keys()  # on again, and in training
+    assert strategy.student.lm.training
+
+
+def test_a_student_begins_as_the_initial_model(make_study: Callable[..., Study]) -> None:
+    study = make_study()
+    strategy, batch = TorchStrategy(study, TRAINERS, CPU), make_batch(0)
+    torch.testing.assert_close(
+        all_logits(strategy.student.lm, batch), all_logits(load_model(study.model, packed=True), batch), rtol=0, atol=0
+    )
+
+
+def test_a_resident_teacher_is_no_second_model(
+    make_study: Callable[..., Study], make_source: Callable[[Study], Source]
+) -> None:
+    settings = {"data": {"train_examples": 4}, "training": {"epochs": 4, "learning_rate": 1e-2}}
+    cached, resident = (
+        run(make_source(make_study(method={"teacher": teacher}, **settings))) for teacher in ("cached", "resident")
+    )
+    assert resident[1].frozen is None
+    losses = [record.loss for record in cached[0]]
+    assert [record.loss for record in resident[0]] == pytest.approx(losses, rel=1e-3)
+    assert max(losses) > 1.5 * min(losses)  # the student did move
+
+
+# --- training
+
+
+def test_the_loss_falls_by_half(make_study: Callable[..., Study], make_source: Callable[[Study], Source]) -> None:
+    settings = {"data": {"train_examples": 4}, "training": {"epochs": 20, "learning_rate": 1e-2}}
+    losses = [record.loss for record in run(make_source(make_study(**settings)))[0]]
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+@pytest.mark.parametrize(("dtype", "precision"), PRECISIONS)
+def test_adapters_alone_are_trained_in_fp32(make_study: Callable[..., Study], dtype: str, precision: str) -> None:
+    study = make_study(dtype, precision, method={"name": "seqkd"})
+    strategy = moved_stepper(study)
+    initial = load_model(study.model).state_dict()
+    trained = trainable(strategy.student.lm)
+    assert len(trained) == 2 * 2 * 7  # A and B, two layers, seven linear ones in each
+    assert {parameter.dtype for parameter in trained.values()} == {torch.float32}
+    for name, value in strategy.student.lm.state_dict().items():
+        if name not in trained:
+            assert torch.equal(value, initial[name.replace(".base_layer", "")])
+
+
+def test_activation_checkpoints_do_not_change_the_gradient(make_study: Callable[..., Study]) -> None:
+    study, gradients = make_study(method={"name": "seqkd"}), []
+    for checkpointing in (False, True):
+        trainers = TRAINERS.model_copy(update={"gradient_checkpointing": checkpointing})
+        strategy = TorchStrategy(study, trainers, CPU)
+        strategy.backward(strategy.forward(make_batch(0), None).sum(), last=True)
+        parameters = trainable(strategy.student.lm).values()
+        gradients.append(torch.cat([each.grad.flatten() for each in parameters if each.grad is not None]))
+    assert gradients[0].norm() > 0
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_adapters_begin_by_the_seed(make_study: Callable[..., Study]) -> None:
+    one, same, other = (
+        torch.cat([value.flatten() for value in trainable(TorchStrategy(study, TRAINERS, CPU).student.lm).values()])
+        for study in (make_study(), make_study(), make_study(seed=1))
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_the_state_holds_the_adapters_alone(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    strategy = moved_stepper(make_study(method={"name": "seqkd"}))
+    strategy.save_state(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    assert len(load_file(file)) == 3 * 2 * 2 * 7
+    assert all(".lora_" in key for key in load_file(file))
+
+
+def test_targets_by_name(make_study: Callable[..., Study]) -> None:
+    study = make_study(training={"lora": {"targets": ["q_proj", "up_proj"]}})
+    names = trainable(TorchStrategy(study, TRAINERS, CPU).student.lm)
+    assert {name.split(".")[4] for name in names} == {"q_proj", "up_proj"}
+
+
+@pytest.mark.parametrize(
+    ("target", "hint"),
+    [
+        ("q_prj", "did you mean 'q_proj'"),
+        ("self_attn", "expected one of: down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"),
+        ("lm_head", "expected one of: down_proj"),
+    ],
+)
+def test_a_target_that_is_no_linear_layer_is_refused(make_study: Callable[..., Study], target: str, hint: str) -> None:
+    study = make_study(training={"lora": {"targets": ["v_proj", target]}})
+    with pytest.raises(UserError, match=rf"^training.lora.targets: {target}: not a linear layer of .+; {hint}"):
+        TorchStrategy(study, TRAINERS, CPU)
+
+
+def test_a_model_without_linear_layers_is_refused() -> None:
+    lm = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=8))
+    with pytest.raises(UserError, match=r"^training.lora: .* has no linear layers for adapters$"):
+        add_adapters(lm, LoraSection(), seed=0)
+
+
+def test_all_layers_are_not_those_of_experts() -> None:
+    """Most weights of such a model are theirs, so nobody shall believe that they are trained."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    lm = MixtralForCausalLM(MixtralConfig(vocab_size=16, num_key_value_heads=1, num_local_experts=2, **sizes))
+    with pytest.raises(UserError, match=r"^training.lora.targets: all: .* has experts, .* of k_proj, o_proj, q_proj"):
+        add_adapters(lm, LoraSection(), seed=0)
+    add_adapters(lm, LoraSection(targets=("q_proj",)), seed=0)
+
+
+# --- the export
+
+
+def test_merged_weights_by_hand() -> None:
+    weights = {
+        "up.base_layer.weight": torch.eye(2),
+        "up.base_layer.bias": torch.ones(2),
+        "up.lora_A.default.weight": torch.tensor([[1.0, 2.0]]),
+        "up.lora_B.default.weight": torch.tensor([[3.0], [4.0]]),
+        "norm.weight": torch.full((2,), 5.0),
+    }
+    merged = merge(weights, LoraSection(rank=1, alpha=2))  # W + 2 B A
+    assert {name: value.tolist() for name, value in merged.items()} == {
+        "up.weight": [[7.0, 12.0], [8.0, 17.0]],
+        "up.bias": [1.0, 1.0],
+        "norm.weight": [5.0, 5.0],
+    }
+
+
+def test_the_export_is_a_plain_model_that_computes_the_same(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    study = make_study(method={"name": "seqkd"})
+    strategy, batch = moved_stepper(study), make_batch(9)
+    want_BLV = all_logits(strategy.student.lm, batch)
+    strategy.save(tmp_path)
+    saved = load_model(study.model.model_copy(update={"path": str(tmp_path)}))
+    initial = load_model(study.model, packed=True)
+    assert saved.state_dict().keys() == initial.state_dict().keys()
+    assert (all_logits(saved, batch) - want_BLV).abs().max() < 1e-5 * want_BLV.abs().max()
+    assert (all_logits(initial, batch) - want_BLV).abs().max() > 0.1
+
+
+def test_the_export_has_the_models_dtype(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    strategy = moved_stepper(make_study("bfloat16", "bfloat16", method={"name": "seqkd"}))
+    strategy.save(tmp_path)
+    (file,) = tmp_path.glob("*.safetensors")
+    assert {value.dtype for value in load_file(file).values()} == {torch.bfloat16}
+
+
+def test_peft_merges_to_the_same_weights(make_study: Callable[..., Study]) -> None:
+    """Against peft's own sum, layer by layer."""
+    study = make_study()
+    lm = load_model(study.model, dtype=torch.float32)
+    lora = LoraSection(rank=3, alpha=7)
+    add_adapters(lm, lora, seed=1)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in trainable(lm).values():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    merged = merge(lm.state_dict(), lora)
+    for name, module in lm.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            want = module.get_base_layer().weight + module.get_delta_weight("default")
+            torch.testing.assert_close(merged[f"{name}.weight"], want, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,99 @@
+"""`evaluate --fail-if-gap-above`, on predictions made by hand: accuracies 1, 0.85 and 0.8 at three slots."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import run
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
+from pos2distill.records import PREDICTION_SCHEMA
+from pos2distill.store.artifacts import Artifact, claim_storage
+
+
+def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
+    """Of 20 examples at each slot, the first so many are right."""
+    rows = [
+        {
+            "example_id": f"e{example}",
+            "documents": 4,
+            "placement": slot,
+            "group": "",
+            "slots": [slot],
+            "sampled_ids": [],
+            "text": "",
+            "correct": example < count,
+            "f1": 0.0,
+            "finish_reason": "stop",
+        }
+        for slot, count in enumerate(right)
+        for example in range(20)
+    ]
+    with artifact.writing():
+        artifact.write_table("predictions.parquet", pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA))
+        artifact.publish(counts=counts, seconds={})
+
+
+@pytest.fixture
+def evaluate(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., int]:
+    recipe = make_recipe()
+    plan = make_plan(recipe)
+    claim_storage(recipe.storage, recipe.name)
+    publish(plan.examples, ())
+    publish(plan.base_scores, (20, 17, 16))
+
+    def evaluate(points: str) -> int:
+        return run.main(["evaluate", str(tmp_path / "recipe.yaml"), "--fail-if-gap-above", points])
+
+    return evaluate
+
+
+def test_a_larger_gap_is_one_line_and_exit_code_1(
+    evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate("19.5") == 1
+    assert capsys.readouterr().err == "gate: GAP 20 is above 19.5 (mean 88.3)\n"
+
+
+def test_a_model_that_answers_nothing_right_does_not_pass(
+    evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(make_recipe())
+    publish(plan.checkpoint, ())
+    publish(plan.distilled_scores, (0, 0, 0))
+    assert evaluate("100") == 1
+    assert capsys.readouterr().err == "gate: no answer is right (mean 0.0), so that GAP 0 says nothing\n"
+
+
+def test_many_answers_that_were_cut_are_one_line_of_warning(
+    evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(make_recipe())
+    publish(plan.checkpoint, ())
+    publish(plan.distilled_scores, (20, 20, 20), prompts=60, hit_max_tokens=7)
+    assert evaluate("5") == 0
+    assert capsys.readouterr().err == (
+        "warning: evaluate distilled: 7 of 60 answers were cut at evaluation.max_new_tokens; "
+        "raise it if they were not done\n"
+    )
+
+
+@pytest.mark.parametrize("points", ["20", "100"])
+def test_a_gap_that_is_not_above_passes(
+    evaluate: Callable[..., int], points: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1 - 0.8 is a little less or more than 0.2 in floating point; equal is not above."""
+    assert evaluate(points) == 0
+    assert "GAP 0.200" in capsys.readouterr().out
+
+
+def test_the_checkpoint_is_what_is_judged_once_there_is_one(
+    evaluate: Callable[..., int], make_recipe: Callable[..., Recipe]
+) -> None:
+    plan = make_plan(make_recipe())
+    publish(plan.checkpoint, ())
+    publish(plan.distilled_scores, (20, 19, 20))
+    assert evaluate("6") == 0
+    assert evaluate("4") == 1

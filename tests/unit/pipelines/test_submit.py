@@ -1,0 +1,274 @@
+"""What a job takes with it and what stays, and what is refused before a cluster is asked."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ray.job_submission import JobStatus
+
+import run
+from pipelines.jobs import submit
+from pipelines.jobs.bundle import MAX_BYTES, PROJECT, is_packed, pack, packed_files
+from pos2distill.errors import UserError
+
+SECRETS = [
+    *(".env", "prod.env", ".netrc", "server.pem", "server.key", "id_rsa", "id_ed25519", "id_rsa.txt", "kubeconfig"),
+    *("kubeconfig.yaml", "credentials.json", "application_default_credentials.json", "secrets.yaml", "my-secret.txt"),
+    *("token", "token.txt", "hf_token.txt", "auth_token", "api-key.txt", "private_key.json", "service-account.json"),
+    *("passwords.txt", ".git/config", ".venv/lib/a.py", "runs/x/model.safetensors", "__pycache__/a.py", ".cache/a.py"),
+    *("key.json", "gcp-key.json", "my-service-account.json", "kaggle.json", "aws_keys.txt", "rootkey.txt", "netrc.txt"),
+    *("passwd.txt", "data.csv", "weights.bin", "store.parquet", "wandb/run.json", "venv/pyvenv.py"),
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with secrets, data and results in every folder, above and below what is packed."""
+    project = tmp_path / "project"
+    for name in (
+        "run.py",
+        "pos2distill/config/study.py",
+        "pipelines/recipes/quickstart.yaml",
+        "examples/toy/tokenizer.json",
+    ):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("kept")
+    for folder in (".", "pos2distill", "pipelines/recipes", "examples/toy", "data", "benchmarks"):
+        for name in SECRETS:
+            path = project / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("SECRET")
+    (tmp_path / "outside.yaml").write_text("SECRET")
+    (project / "pipelines" / "link.yaml").symlink_to(tmp_path / "outside.yaml")
+    (project / "examples" / "linked").symlink_to(tmp_path)
+    return project
+
+
+def test_no_secret_no_data_and_no_result_goes_with_a_job(project: Path, tmp_path: Path) -> None:
+    pack(tmp_path / "packed", packed_files(project), None, project)
+    packed = [path for path in (tmp_path / "packed").rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(tmp_path / "packed")) for path in packed) == [
+        "examples/toy/tokenizer.json",
+        "pipelines/recipes/quickstart.yaml",
+        "pos2distill/config/study.py",
+        "run.py",
+    ]
+    assert all(path.read_text() == "kept" for path in packed)
+
+
+def test_of_this_project_all_goes_that_a_study_reads(tmp_path: Path) -> None:
+    files = {str(path) for path in packed_files()}
+    assert {
+        *("run.py", "pos2distill/secrets.py", "pipelines/recipes/quickstart.yaml", "examples/toy/data.jsonl.gz"),
+        *(f"examples/toy/base/{name}" for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja")),
+    } <= files
+    code = {str(path.relative_to(PROJECT)) for path in (PROJECT / "pos2distill").rglob("*.*") if path.suffix != ".pyc"}
+    assert code <= files
+    pack(tmp_path / "packed", packed_files(), None)
+    assert not [name for name in files if name.startswith(("tests", "docs", "benchmarks", ".", "cluster"))]
+
+
+def test_a_recipe_of_ones_own_goes_too(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine")
+    pack(tmp_path / "packed", packed_files(project), tmp_path / "mine.yaml", project)
+    assert (tmp_path / "packed" / "mine.yaml").read_text() == "name: mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("examples/my-project-1a2b3c.json", '{"type": "service_account", "private_key": "-----BEGIN"}'),
+        ("examples/adc.json", '{"refresh_token": "1//x"}'),
+        ("examples/notes.txt", "a\n-----BEGIN OPENSSH PRIVATE KEY-----\n"),
+        ("pos2distill/mine.py", 'TOKEN = "hf_abcdefghijklmnopqrst"'),
+    ],
+)
+def test_a_file_that_holds_a_key_is_refused(project: Path, tmp_path: Path, name: str, text: str) -> None:
+    (project / name).write_text(text)
+    with pytest.raises(UserError, match=f"^{name}: holds what looks like a secret; take it out") as caught:
+        pack(tmp_path / "packed", packed_files(project), None, project)
+    assert "hf_" not in str(caught.value)
+
+
+def test_a_recipe_that_holds_a_key_is_refused(project: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"name: mine\nmodel:\n  revision: {'0123456789' * 4}\n# key {'0123456789' * 4}\n")
+    with pytest.raises(UserError, match=r"mine.yaml: line 4 holds what looks like a secret; give it to the cluster's"):
+        pack(tmp_path / "packed", packed_files(project), recipe, project)
+
+
+def test_what_is_too_large_is_named(project: Path, tmp_path: Path) -> None:
+    with open(project / "examples" / "big.safetensors", "wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(UserError, match=r"^examples/big.safetensors: 100 MiB; a job takes 100 MiB at most"):
+        pack(tmp_path / "packed", packed_files(project), None, project)
+
+
+def test_a_path_goes_if_it_is_a_packed_file_or_folder() -> None:
+    files = [Path("examples/toy/base/config.json")]
+    assert is_packed("examples/toy/base", files)
+    assert is_packed("./examples/toy/base/config.json", files)
+    assert not is_packed("examples/toy/two_hop", files)
+    assert not is_packed("../examples", files)
+    assert not is_packed(".", files)
+
+
+STORAGE = "runtime.storage=/mnt/shared/runs"
+RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path of a folder that all nodes share, got"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["quickstart"], f"runtime.storage: {RELATIVE} nothing"),
+        (["study", "quickstart", "runtime.storage=runs/x"], f"runtime.storage: {RELATIVE} runs/x"),
+        (["quickstrat", STORAGE], "quickstrat: no such recipe; did you mean 'quickstart'?"),
+        (
+            ["quickstart", STORAGE, "training.epoch=1"],
+            "command line: training.epoch: unknown field; did you mean 'epochs'?",
+        ),
+        (["study", STORAGE], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
+        (["study"], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
+        (["stdy", "nq_mistral_7b", STORAGE], "submit: stdy: no such command; did you mean 'study'?"),
+        (["quickstart", STORAGE, "data.path=data/x.jsonl"], "data.path: data/x.jsonl does not go with the job, which"),
+        (
+            ["nq_mistral_7b", STORAGE, "data.path=s3://b/x", "evaluation.also_evaluate=[webq_mistral_7b]"],
+            "evaluation.also_evaluate: webq_mistral_7b: data.path: ",
+        ),
+        (["quickstart", STORAGE, "model.path=tests"], "model.path: tests does not go with the job, which takes pos2d"),
+        (
+            ["quickstart", STORAGE, "model.path=https://me:hunter2@host/m"],
+            "command line: a setting holds what looks like a secret; give it to the cluster's nodes",
+        ),
+        (["quickstart", STORAGE, "--fail-if-gap-above", "5"], "--fail-if-gap-above: belongs to evaluate, not to study"),
+        (["quickstart", STORAGE], "http://127.0.0.1:1: no Ray cluster answers there (Failed to connect to Ray at"),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_exit_code_2(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {message}")
+    assert told.count("\n") == 1
+    assert "hunter2" not in told
+
+
+def test_a_gate_goes_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[str] = []
+    client = SimpleNamespace(list_jobs=list, submit_job=lambda **job: submitted.append(job["entrypoint"]))
+    monkeypatch.setattr(submit, "_connect", lambda address: client)
+    monkeypatch.setattr(submit, "_follow", lambda client, job: None)
+    monkeypatch.setattr(submit, "_report", lambda details: 0)
+    words = ["evaluate", "quickstart", "--fail-if-gap-above", "2.5", STORAGE, "--address", "http://127.0.0.1:1"]
+    assert run.main(["submit", *words]) == 0
+    assert submitted == [f"python run.py evaluate quickstart {STORAGE} --fail-if-gap-above=2.5"]
+
+
+def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text((PROJECT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
+    words = ["quickstart", STORAGE, f"evaluation.also_evaluate=[{other}]"]
+    assert run.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
+    assert f"evaluation.also_evaluate: {other} does not go with the job; put it into" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8265", "ray://127.0.0.1:10001", "auto"])
+def test_an_address_of_another_kind_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
+    told = capsys.readouterr().err
+    assert told == f"error: --address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}\n"
+
+
+def test_an_address_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["submit", "quickstart", STORAGE])
+    assert "--address" in capsys.readouterr().err
+
+
+class FaultyClient:
+    """A job API whose connections break off: each tail ends where it is told, the last one at the end of the log."""
+
+    log = "one\ntwo\nthree\n"
+
+    def __init__(self, *breaks: int, silent: bool = False) -> None:
+        self.breaks = list(breaks)
+        self.silent = silent
+
+    async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
+        cut = self.breaks.pop(0) if self.breaks else len(self.log)
+        for place in range(0, cut, 3):
+            yield self.log[place : min(place + 3, cut)]
+        if cut < len(self.log):
+            raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
+
+    def get_job_info(self, job: str) -> SimpleNamespace:
+        if self.silent:
+            raise ConnectionError("nobody there")
+        return SimpleNamespace(status=JobStatus.SUCCEEDED, submission_id=job)
+
+
+def test_a_log_is_shown_once_over_any_number_of_connections(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    assert submit._follow(FaultyClient(0, 5, 4), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
+    assert capsys.readouterr().out == FaultyClient.log
+
+
+def test_a_cluster_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(submit, "_OUTAGE_S", 0.05)
+    with pytest.raises(UserError, match=r"^job: no answer from the cluster for 0 s \(nobody there\); the job may"):
+        submit._follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]
+
+
+def test_the_time_of_a_log_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock starts with the first call that fails, however long the log was followed before."""
+    now = [0.0]
+    shows = iter([(5, False), (5, False), (9, False), (14, True)])
+
+    async def show(client: object, job: str, shown: int) -> tuple[int, bool]:
+        now[0] += submit._OUTAGE_S + 1
+        return next(shows)
+
+    class Client(FaultyClient):
+        calls = 0
+
+        def get_job_info(self, job: str) -> SimpleNamespace:
+            self.calls += 1
+            if self.calls in (1, 3):
+                raise ConnectionError("nobody there")
+            status = JobStatus.SUCCEEDED if self.calls == 4 else JobStatus.RUNNING
+            return SimpleNamespace(status=status, submission_id=job)
+
+    monkeypatch.setattr(submit, "_show", show)
+    monkeypatch.setattr(submit, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: now[0]))
+    assert submit._follow(Client(), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code", "message", "code", "told"),
+    [
+        (JobStatus.SUCCEEDED, 0, "Job finished successfully.", 0, "job succeeded"),
+        (JobStatus.FAILED, 2, "failed with exit code 2, last available logs (truncated):\nx", 2, "with exit code 2"),
+        (JobStatus.FAILED, 1, "failed with exit code 1", 1, "job failed: failed with exit code 1"),
+        (JobStatus.FAILED, 137, "failed with exit code 137", 1, "job failed: failed with exit code 137"),
+        (JobStatus.FAILED, None, "runtime_env setup\nfailed", 1, "job failed: runtime_env setup failed"),
+        (JobStatus.STOPPED, -15, None, 3, "job was stopped; the same command goes on where it stopped"),
+    ],
+)
+def test_every_end_has_its_exit_code(
+    status: JobStatus,
+    exit_code: int | None,
+    message: str | None,
+    code: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    details = SimpleNamespace(status=status, submission_id="job", driver_exit_code=exit_code, message=message)
+    assert submit._report(details) == code  # type: ignore[arg-type]
+    said = capsys.readouterr().out
+    assert said.endswith(f"{told}\n")
+    assert said.count("\n") == 1

@@ -1,0 +1,297 @@
+from typing import Literal
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from pos2distill.config import ModelSection
+from pos2distill.models.load import end_of_turn_id, load_tokenizer
+from pos2distill.records import Tokens, TopKLogprobs
+from pos2distill.sampling.engines.protocol import Completion, Failure
+from pos2distill.sampling.postprocess import ResponseProcessor
+from pos2distill.tasks.metrics import exact_match, f1, first_line, normalize, parse_answer, score, sub_exact_match
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("The  Quick, brown\tFOX!", "quick brown fox"),
+        ("a theatre an antenna", "theatre antenna"),  # articles go, words that hold them stay
+        ("U.S.A.", "usa"),
+        ("Élan à la Carte", "élan à la carte"),
+        ("ΣΊΣΥΦΟΣ, Straße", "σίσυφος straße"),
+        ("the -- a", ""),
+    ],
+)
+def test_normalize(text: str, normal: str) -> None:
+    assert normalize(text) == normal
+
+
+def test_first_line() -> None:
+    assert first_line("  Paris \nLondon\nRome") == "Paris"
+    assert first_line("\nParis") == ""
+    assert first_line("Paris") == "Paris"
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "right"),
+    [
+        ("It was the Beatles, I think.", ["Beatles"], True),
+        ("it was beatles", ["The Beatles!"], True),
+        ("Marie Curie", ["Pierre Curie", "Curie"], True),
+        ("Marie", ["Marie Curie"], False),
+        ("", ["x"], False),
+        ("1,914", ["1914"], True),
+        ("anything", ["*"], False),
+        ("anything", ["*", "thing"], True),
+    ],
+)
+def test_sub_exact_match(text: str, answers: list[str], right: bool) -> None:
+    assert sub_exact_match(text, answers) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("The answer is: Paris", "Paris"),
+        ("the ANSWER is Paris.", "Paris."),
+        ("The answer is：巴黎", "巴黎"),  # a full-width colon
+        ("List: a, b.\nSo the answer is: G. Stanley Hall. \nI am sure.", "G. Stanley Hall."),
+        ("It follows that the answer is:\n\n  Paris  \nRome", "Paris"),  # said on the next line with text
+        ("The answer is: Paris. No, the answer is: Rome.", "Paris. No, the answer is: Rome."),
+        ("The answer is: Paris\nThe answer is: Rome", "Paris"),  # the first counts
+        ("The answer is: Paris\r\nDone", "Paris"),
+        ("The answer is:", ""),
+        ("The answer is \n ", ""),
+        ("The answer: Paris", None),
+        ("The answers are: Paris", None),
+        ("", None),
+    ],
+)
+def test_parse_answer(text: str, answer: str | None) -> None:
+    assert parse_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "right"),
+    [
+        ("The Beatles.", ["beatles"], True),
+        ("Beatles, the", ["The Beatles"], True),
+        ("the Beatles of Liverpool", ["The Beatles"], False),
+        ("G. Stanley Hall", ["Granville Hall", "Stanley Hall", "G Stanley Hall"], True),  # an alias
+        ("ÉLAN", ["élan"], True),
+        ("elan", ["élan"], False),
+        ("1,914", ["1914"], True),
+        ("", ["x"], False),
+        ("", [""], False),
+        ("The", ["*"], False),  # nothing equals nothing, which is no answer
+        ("Paris", [], False),
+    ],
+)
+def test_exact_match(text: str, answers: list[str], right: bool) -> None:
+    assert exact_match(text, answers) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "value"),
+    [
+        ("The Beatles!", ["beatles"], 1.0),
+        ("stanley hall", ["G. Stanley Hall"], 2 * 2 / (2 + 3)),
+        ("it is in Paris, France", ["Paris"], 2 * 1 / (5 + 1)),
+        ("it is in Paris, France", ["Paris", "Paris in France", "Rome"], 2 * 3 / (5 + 3)),  # the best of them
+        ("new new york", ["New York"], 2 * 2 / (3 + 2)),  # a word counts as often as both have it
+        ("new york", ["new new york"], 2 * 2 / (2 + 3)),
+        ("größe der stadt", ["Größe"], 2 * 1 / (3 + 1)),
+        ("Rome", ["Paris"], 0.0),
+        ("", ["Paris"], 0.0),
+        ("the", ["a"], 0.0),
+        ("Paris", [""], 0.0),
+        ("Paris", [], 0.0),
+    ],
+)
+def test_f1(text: str, answers: list[str], value: float) -> None:
+    assert f1(text, answers) == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "scored"),
+    [
+        ("sub_em", "It is Paris.\nNo idea.", (True, 0.5)),  # it is paris: 2 * 1 / (3 + 1)
+        ("sub_em", "No idea.\nIt is Paris.", (False, 0.0)),
+        ("sub_em", "", (False, 0.0)),
+        ("em", "Paris is a city.\nThe answer is: Paris.", (True, 1.0)),
+        ("em", "The answer is: Paris, France", (False, 2 / 3)),
+        ("em", "Paris", (False, 0.0)),  # never says that it is the answer
+        ("em", "The answer is:", (False, 0.0)),
+        ("em", "", (False, 0.0)),
+    ],
+)
+def test_score(metric: Literal["sub_em", "em"], text: str, scored: tuple[bool, float]) -> None:
+    correct, value = score(metric, text, ["London town", "Paris"])
+    assert (correct, value) == (scored[0], pytest.approx(scored[1], abs=1e-12))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_path: str) -> PreTrainedTokenizerBase:
+    return load_tokenizer(ModelSection(path=tiny_model_path))
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def make_judge(tokenizer: PreTrainedTokenizerBase, keep: str = "correct", metric: str = "sub_em") -> ResponseProcessor:
+    end = end_of_turn_id(tokenizer)
+    eos = tokenizer.convert_tokens_to_ids("<s>")
+    return ResponseProcessor(tokenizer, metric=metric, end_of_turn=end, stop_ids=[end, eos], keep=keep)  # type: ignore[arg-type]
+
+
+def complete(ids: list[int]) -> Completion:
+    return Completion(np.asarray(ids, np.int32), "stop")
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "correct", "outcome"),
+    [
+        ("It is 42.", "It is 42.", True, "kept"),
+        ("It is 42.\nOr 43.", "It is 42.", True, "kept"),
+        ("No idea.\n42", "No idea.", False, "wrong"),
+        ("43", "43", False, "wrong"),
+        ("", "", False, "empty"),
+        ("\n42", "", False, "empty"),
+        ("  \t\n42", "", False, "empty"),
+    ],
+)
+def test_a_response_is_cut_then_judged(
+    tokenizer: PreTrainedTokenizerBase, text: str, cut: str, correct: bool, outcome: str
+) -> None:
+    ids = encode(tokenizer, text)
+    judged = make_judge(tokenizer)(complete([*ids, end_of_turn_id(tokenizer)]), ["42", "forty"])
+    assert (judged.text, judged.truncated_text, judged.correct, judged.outcome) == (text, cut, correct, outcome)
+
+
+@pytest.mark.parametrize(
+    ("text", "correct", "f1", "outcome"),
+    [
+        ("It is 42 or 43.\nThe answer is: 42.", True, 1.0, "kept"),
+        ("42\nThe answer is: 42 apples", False, 2 / 3, "wrong"),
+        ("It is 42.", False, 0.0, "wrong"),
+        (" \n", False, 0.0, "empty"),
+    ],
+)
+def test_a_chain_of_thought_stays_whole_and_its_answer_is_judged(
+    tokenizer: PreTrainedTokenizerBase, text: str, correct: bool, f1: float, outcome: str
+) -> None:
+    ids = encode(tokenizer, text)
+    judged = make_judge(tokenizer, metric="em")(complete(ids), ["42", "forty"])
+    assert (judged.truncated_text, judged.correct, judged.outcome) == (text.strip(), correct, outcome)
+    assert judged.f1 == pytest.approx(f1)
+    assert judged.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
+
+
+@pytest.mark.parametrize("keep", ["correct", "all"])
+def test_a_failure_has_no_response(tokenizer: PreTrainedTokenizerBase, keep: str) -> None:
+    judged = make_judge(tokenizer, keep=keep)(Failure("out of memory"), ["42", ""])
+    assert (judged.text, judged.truncated_text, judged.correct, judged.f1, judged.outcome) == (
+        "",
+        "",
+        False,
+        0.0,
+        "failed",
+    )
+    assert judged.response_ids.tolist() == []
+
+
+def test_keep_all_keeps_wrong_answers_but_no_empty_ones(tokenizer: PreTrainedTokenizerBase) -> None:
+    judge = make_judge(tokenizer, keep="all")
+    wrong, empty = (judge(complete(encode(tokenizer, text)), ["42"]) for text in ("43", "\n42"))
+    assert (wrong.correct, wrong.outcome, empty.outcome) == (False, "kept", "empty")
+
+
+@pytest.mark.parametrize("stop", ["<|end|>", "<s>", None])
+def test_end_of_turn_closes_the_response_once(tokenizer: PreTrainedTokenizerBase, stop: str | None) -> None:
+    ids = encode(tokenizer, "It is 42.")
+    sampled = ids if stop is None else [*ids, tokenizer.convert_tokens_to_ids(stop)]
+    judged = make_judge(tokenizer)(complete(sampled), ["42"])
+    assert judged.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
+    assert judged.response_ids.dtype == np.int32
+
+
+def test_the_cut_falls_on_the_sampled_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    judged = make_judge(tokenizer)(complete(encode(tokenizer, "  Zürich 42 \nno")), ["42"])
+    assert judged.response_ids.tolist() == [*encode(tokenizer, "  Zürich 42 "), end_of_turn_id(tokenizer)]
+
+
+@pytest.fixture(scope="module")
+def merging() -> PreTrainedTokenizerBase:
+    """Bytes, and one token of the digit 2 and a line break."""
+    words = ["<|end|>", "<s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "2Ċ", "42"]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[("2", "Ċ"), ("4", "2")])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", bos_token="<s>")
+
+
+def complete_with_top(sampled: list[int]) -> Completion:
+    """With the number of its position as the likeliest token at each."""
+    places = np.arange(len(sampled), dtype=np.int32)[:, None]
+    return Completion(np.asarray(sampled, np.int32), "stop", TopKLogprobs(places, -places.astype(np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ("It is 42.<|end|>", 9 + 1),
+        ("It is 42.<s>", 9 + 1),  # another end of the same response: the distribution there is the model's own
+        ("It is 42.\nOr 43.<|end|>", 9 + 1),  # it did not draw the closing token, but its distribution there is known
+        ("It is 42.", 9),  # cut at its greatest length: of the closing token it was not asked
+    ],
+)
+def test_the_likeliest_tokens_are_known_where_the_model_was_asked(
+    tokenizer: PreTrainedTokenizerBase, said: str, known: int
+) -> None:
+    judged = make_judge(tokenizer)(complete_with_top(encode(tokenizer, said)), ["42"])
+    assert len(judged.response_ids) == 9 + 1
+    assert judged.top is not None
+    assert judged.top.ids_SK.tolist() == [[place] for place in range(known)]
+    assert judged.top.logprobs_SK.tolist() == [[-place] for place in range(known)]
+
+
+def test_what_is_not_kept_keeps_no_likeliest_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    judged = make_judge(tokenizer)(complete_with_top(encode(tokenizer, "It is 43.")), ["42"])
+    assert (judged.outcome, judged.top) == ("wrong", None)
+
+
+def test_behind_a_token_made_anew_no_likeliest_tokens_are_known(merging: PreTrainedTokenizerBase) -> None:
+    """`is 4`, `2\\n`, `no` becomes `is 42`: up to the first token that differs, the model was asked."""
+    sampled = [*encode(merging, "is 4"), merging.convert_tokens_to_ids("2Ċ"), *encode(merging, "no")]
+    judged = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
+        complete_with_top(sampled), ["42"]
+    )
+    same = len(encode(merging, "is "))
+    assert judged.response_ids.tolist() == [*sampled[:same], merging.convert_tokens_to_ids("42"), 0]
+    assert judged.top is not None
+    assert len(judged.top.ids_SK) == same + 1
+
+
+def test_a_token_that_straddles_the_line_break_is_tokenised_anew(merging: PreTrainedTokenizerBase) -> None:
+    straddling = merging.convert_tokens_to_ids("2Ċ")
+    sampled = [*encode(merging, "is 4"), straddling, *encode(merging, "no")]
+    judge = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")
+    judged = judge(complete(sampled), ["42"])
+    assert judged.truncated_text == "is 42"
+    assert judged.response_ids.tolist() == [*encode(merging, "is 42"), 0]
+    assert straddling not in judged.response_ids
+
+
+def test_tokens_before_the_break_stay_as_sampled(merging: PreTrainedTokenizerBase) -> None:
+    """The text 42 is one token when tokenised, but the model said it in two, and those are distilled."""
+    two = [merging.convert_tokens_to_ids("4"), merging.convert_tokens_to_ids("2")]
+    sampled: Tokens = np.asarray([*two, *encode(merging, "\nno")], np.int32)
+    judged = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
+        Completion(sampled, "length"), ["42"]
+    )
+    assert judged.response_ids.tolist() == [*two, 0]

@@ -1,0 +1,334 @@
+import logging
+import os
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.tee import write_samples
+from pos2distill.errors import CorruptPart
+from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.store.samples import SampleStore
+from tests.unit.conftest import make_samples, open_store
+
+IDS = [f"fox-{number}" for number in range(12)]
+
+
+def indices(*values: int) -> np.ndarray:
+    return np.asarray(values, np.int64)
+
+
+def texts(store: SampleStore, ids: list[str]) -> dict[str, str]:
+    """What the store gives for each stored id."""
+    index = store.index(ids)
+    table = store.load(index, ids, np.flatnonzero(index.stored), ["example_id", "text"])
+    return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+# --- index and load
+
+
+def test_samples_are_found_and_loaded_in_the_order_asked_for(storage: str) -> None:
+    store = open_store(storage)
+    names = sorted([store.append(make_samples("c", "a")), store.append(make_samples("b"))])
+    ids = ["a", "b", "x", "c"]
+    index = store.index(ids)
+    assert index.parts == tuple(names)
+    assert [names[part] if part >= 0 else None for part in index.part_of] == [
+        next((name for name in names if ids[index] in read_ids(store, name)), None) for index in range(4)
+    ]
+    assert index.part_of.dtype == np.int32
+    assert (index.stored.tolist(), index.missing.tolist()) == ([True, True, False, True], [2])
+    assert store.load(index, ids, indices(3, 0, 1, 0)).equals(make_samples("c", "a", "b", "a"))
+    assert store.load(index, pa.array(ids), indices(1), ["outcome", "example_id"]).to_pylist() == [
+        {"outcome": "kept", "example_id": "b"}
+    ]
+    assert store.load(index, ids, indices()).equals(make_samples())
+
+
+def read_ids(store: SampleStore, name: str) -> list[str]:
+    return pq.read_table(f"{store.folder}/{name}", filesystem=store.artifact.fs)["example_id"].to_pylist()
+
+
+def test_an_empty_store_lacks_everything(storage: str) -> None:
+    index = open_store(storage).index(["a", "b"])
+    assert (index.parts, index.missing.tolist()) == ((), [0, 1])
+    assert SampleStore(open_store(f"{storage}/other").artifact).index([]).missing.tolist() == []
+
+
+def test_a_place_without_a_sample_is_refused(storage: str) -> None:
+    store = open_store(storage)
+    store.append(make_samples("a"))
+    index = store.index(["a", "b", "c"])
+    with pytest.raises(ValueError, match=rf"^{store.artifact.url}: no sample at indices \[2, 1\]$"):
+        store.load(index, ["a", "b", "c"], indices(2, 0, 1))
+
+
+def test_only_the_parts_concerned_are_read_each_once(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(storage)
+    for start in range(0, 12, 3):
+        store.append(make_samples(*IDS[start : start + 3]))
+    index = store.index(IDS)
+    read: list[str] = []
+    whole = SampleStore._read
+
+    def spy(self: SampleStore, name: str, columns: list[str]) -> pa.Table:
+        read.append(name)
+        return whole(self, name, columns)
+
+    monkeypatch.setattr(SampleStore, "_read", spy)
+    store.load(index, IDS, indices(4, 0, 5, 1, 4))
+    assert sorted(read) == sorted({index.parts[index.part_of[index]] for index in (0, 4)})
+    read.clear()
+    new = store.append(make_samples("fox-0", "other"))
+    store.index(IDS, index)
+    assert read == [new]
+
+
+def test_a_batch_written_twice_is_one_part(storage: str) -> None:
+    store = open_store(storage)
+    names = {store.append(make_samples("a", "b")), store.append(make_samples("b", "a"))}
+    assert store.part_names() == list(names)
+    assert store.append(make_samples("a", "c")) not in names
+
+
+def test_an_example_in_two_parts_counts_once(storage: str) -> None:
+    """Two writers raced with overlapping batches; every reader takes the same one of the two rows."""
+    store = open_store(storage)
+    named = {store.append(make_samples("a", "b", text=text)): text for text in ["one"]}
+    named[store.append(make_samples("b", "c", text="two"))] = "two"
+    assert texts(store, ["a", "b", "c"]) == {"a": "one", "b": named[min(named)], "c": "two"}
+    assert store.tally(store.index(["a", "b", "c"]), ["a", "b", "c"]).outcomes == {"kept": 3}
+
+
+batches = st.lists(st.lists(st.sampled_from(IDS), min_size=1, max_size=5), max_size=8)
+
+
+@given(batches, batches, st.sets(st.integers(0, 15)), st.permutations(IDS))
+def test_whatever_writers_and_damage_leave_each_example_is_read_once(
+    before: list[list[str]], after: list[list[str]], broken: set[int], wanted: list[str]
+) -> None:
+    """Racing writers leave overlapping parts, and the same part twice; some are damaged; one scan sees half of them."""
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    ids = wanted[:10]  # parts also hold examples that nobody asks for
+    held: dict[str, dict[str, str]] = {}
+
+    def append(groups: list[list[str]]) -> None:
+        for group in groups:
+            name = store.append(make_samples(*group, text="|".join(sorted(group))))
+            held[name] = dict.fromkeys(group, "|".join(sorted(group)))
+
+    append(before)
+    known = store.index(ids)
+    append(after)
+    for number in sorted(broken & set(range(len(held)))):
+        name = sorted(held)[number]
+        store.artifact.fs.pipe_file(f"{store.folder}/{name}", b"PAR1")
+    damaged = {sorted(held)[number] for number in broken if number < len(held)}
+    fresh = store.index(ids)
+    assert set(fresh.parts) == set(held) - damaged
+
+    expected: dict[str, str] = {}
+    for name in sorted(set(held) - damaged, reverse=True):
+        expected |= held[name]
+    expected = {example_id: text for example_id, text in expected.items() if example_id in ids}
+    assert texts(store, ids) == expected
+    again = store.index(ids, known)
+    assert again.parts == fresh.parts
+    assert again.part_of.tolist() == fresh.part_of.tolist()
+    assert store.tally(fresh, ids).outcomes.total() == len(expected)
+
+
+def test_the_tally_counts_what_became_of_each_example(storage: str) -> None:
+    store = open_store(storage)
+    store.append(make_samples("a", "b", finish_reason="length", teacher_seconds=0.5))
+    store.append(make_samples("c", "x", outcome="wrong", finish_reason="stop"))
+    ids = ["a", "b", "c", "d"]
+    tally = store.tally(store.index(ids), ids)
+    assert tally.outcomes == Counter(kept=2, wrong=1)
+    assert tally.finish_reasons == Counter(length=2, stop=1)
+    assert tally.teacher_seconds == 1.0
+    empty = open_store(f"{storage}/empty")
+    assert empty.tally(empty.index(ids), ids).outcomes == {}
+
+
+def test_parts_of_an_interrupted_run_stay(storage: str) -> None:
+    open_store(storage).append(make_samples("a"))
+    assert open_store(storage).index(["a"]).stored.all()
+
+
+@pytest.mark.parametrize("hand_on", [True, False])
+def test_the_tee_tells_the_board_and_fills_teacher_columns_with_nulls(
+    storage: str, monkeypatch: pytest.MonkeyPatch, hand_on: bool
+) -> None:
+    store = open_store(storage)
+    batch = make_samples("a", "b").drop_columns(["hidden", "hidden_dtype", "teacher_seconds"])
+    tracker_actor = MagicMock()
+    monkeypatch.setattr("ray.get", lambda told: told)
+    handed = write_samples(batch, store.artifact, tracker_actor, hand_on)
+    tracker_actor.count_stored.remote.assert_called_once_with(["kept", "kept"], [None, None], ["a", "b"])
+    assert handed.equals(make_samples("a", "b") if hand_on else make_samples("a", "b").select(["example_id"]))
+    assert store.load(store.index(["a", "b"]), ["a", "b"], indices(0, 1)).equals(make_samples("a", "b"))
+
+
+# --- damage
+
+
+def written(samples: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(samples, sink, compression="zstd", write_page_checksum=True)
+    return sink.getvalue().to_pybytes()
+
+
+def flipped(data: bytes, byte: int) -> bytes:
+    return data[:byte] + bytes([data[byte] ^ 4]) + data[byte + 1 :]
+
+
+def page_of(data: bytes, column: str) -> int:
+    """Where the last bytes of a column's data stand."""
+    group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+    chunk = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == column)
+    return (
+        chunk.data_page_offset
+        + chunk.total_compressed_size
+        - 3
+        - (chunk.data_page_offset - (chunk.dictionary_page_offset or chunk.data_page_offset))
+    )
+
+
+def other_version(data: bytes) -> bytes:
+    return written(pq.read_table(pa.BufferReader(data)).replace_schema_metadata({"schema_version": "2"}))
+
+
+def without_column(data: bytes) -> bytes:
+    return written(pq.read_table(pa.BufferReader(data)).drop_columns(["hidden"]))
+
+
+# Each way to damage a part that the scan of the ids sees, and what is said of it.
+SEEN = {
+    "empty": (lambda data: b"", "Parquet file size is 0 bytes"),
+    "truncated": (lambda data: data[: len(data) // 2], "Parquet magic bytes not found in footer"),
+    "not Parquet": (lambda data: b"<html>" * 999, "Parquet magic bytes not found in footer"),
+    "flipped footer": (lambda data: flipped(data, len(data) - 6), "footer"),
+    "flipped ids": (lambda data: flipped(data, page_of(data, "example_id")), "CRC checksum verification failed"),
+    "other version": (other_version, "schema version 2, not 4"),
+    "no version": (lambda data: written(make_samples("a").replace_schema_metadata()), "schema version none, not 4"),
+    "missing column": (without_column, "its columns are not those of a sample"),
+    "another part": (
+        lambda data: written(make_samples("x")),
+        "it does not hold the examples that it is named after",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SEEN)
+def test_a_damaged_part_is_named_set_aside_and_sampled_again(
+    storage: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage, reason = SEEN[kind]
+    store = open_store(storage)
+    good, bad = store.append(make_samples("a")), store.append(make_samples("b", "c"))
+    fs, path = store.artifact.fs, f"{store.folder}/{bad}"
+    data = damage(fs.cat_file(path))
+    fs.pipe_file(path, data)
+    index = store.index(["a", "b", "c"])
+    assert (index.parts, index.missing.tolist()) == ((good,), [1, 2])
+    assert store.part_names() == [good]
+    assert fs.cat_file(f"{store.damaged}/{bad}") == data
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "\n" not in record.message
+    assert record.message.startswith(f"{path}: damaged (")
+    assert record.message.endswith(f"); moved to {store.damaged}, its examples are sampled again")
+    assert reason in record.message
+
+    store.append(make_samples("b", "c"))
+    assert store.index(["a", "b", "c"], index).stored.all()
+
+
+def test_damage_that_only_the_data_shows_is_told_when_it_is_read(
+    storage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(storage)
+    store.append(make_samples("a"))
+    bad = store.append(make_samples("b", hidden=os.urandom(99)))
+    fs, path = store.artifact.fs, f"{store.folder}/{bad}"
+    data = fs.cat_file(path)
+    fs.pipe_file(path, flipped(data, page_of(data, "hidden")))
+    index = store.index(["a", "b"])
+    assert index.stored.all()  # the ids are whole
+    assert store.load(index, ["a", "b"], indices(0)).num_rows == 1
+    with pytest.raises(CorruptPart, match=rf"^{path}: damaged \(.*CRC checksum verification failed.*\); moved to "):
+        store.load(index, ["a", "b"], indices(0, 1))
+    assert [str(record.message).startswith(f"{path}: damaged") for record in caplog.records] == [True]
+    # Who comes later, with the same index, is told as well; whoever scans again is not.
+    with pytest.raises(CorruptPart, match=rf"^{path}: is gone; its examples are sampled again$"):
+        store.tally(index, ["a", "b"])
+    assert store.index(["a", "b"], index).missing.tolist() == [1]
+
+
+def test_no_single_flipped_bit_changes_a_sample(tmp_path: Path) -> None:
+    """Damage is found, or it is where nothing is read from (statistics, padding)."""
+    values = {"prompt_ids": [5, 6, 7], "f1": 0.5, "seed": 7, "hidden": os.urandom(64), "answers": ["x", "y"]}
+    samples = make_samples("a", "b", **values)
+    store = open_store(str(tmp_path))
+    name = store.append(samples)
+    path = Path(store.folder) / name
+    data = path.read_bytes()
+    generator = np.random.default_rng(0)
+    found = 0
+    logging.disable()
+    try:
+        for bit in generator.choice(8 * len(data), 400, replace=False):
+            path.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+            try:
+                assert store._read(name, SAMPLE_SCHEMA.names).equals(samples)
+            except CorruptPart:
+                found += 1
+    finally:
+        logging.disable(logging.NOTSET)
+    assert found > 100
+
+
+def test_a_fault_on_the_way_is_no_damage(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(storage)
+    store.append(make_samples("a"))
+
+    read = store.artifact.fs.open
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        raise ConnectionError("the network is down")
+
+    def fail_at_parts(*arguments: Any, **options: Any) -> Any:
+        return (fail if "cache_type" in options else read)(*arguments, **options)
+
+    monkeypatch.setattr(store.artifact.fs, "open", fail_at_parts)
+    assert store.index(["a"]).stored.all()  # at the second look
+    monkeypatch.setattr(store.artifact.fs, "cat_file", fail)
+    with pytest.raises(ConnectionError, match="network is down"):
+        store.index(["a"])
+    assert len(store.part_names()) == 1
+
+
+def test_a_set_aside_part_that_another_process_took_is_no_error(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(storage)
+    name = store.append(make_samples("a"))
+    path = f"{store.folder}/{name}"
+    store.artifact.fs.pipe_file(path, b"")
+    parse = pa.BufferReader
+
+    def other_first(data: bytes) -> pa.BufferReader:
+        if store.artifact.fs.exists(path):
+            store.artifact.fs.rm(path)
+        return parse(data)
+
+    monkeypatch.setattr(pa, "BufferReader", other_first)
+    assert store.index(["a"]).missing.tolist() == [0]

@@ -1,0 +1,311 @@
+import json
+import random
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pos2distill.config import DataSection
+from pos2distill.errors import UserError
+from pos2distill.records import Document, Example
+from pos2distill.tasks.datasets import Split, dataset_name, draw_distractors, load_split, read_examples
+from pos2distill.tasks.formats import REASONS
+from pos2distill.tasks.metrics import normalize, sub_exact_match
+
+Rows = list[dict[str, Any]]
+Write = Callable[[Rows], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(rows: Rows) -> str:
+        path = tmp_path / f"{uuid.uuid4().hex}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(path)
+
+    return write
+
+
+def section(path: str, **fields: Any) -> DataSection:
+    given = {"format": "jsonl", "documents": 2, "train_examples": 1, "eval_examples": 1, **fields}
+    return DataSection(path=path, **given)
+
+
+def question_row(index: int, question: str | None = None) -> dict[str, Any]:
+    return {
+        "id": f"row-{index}",
+        "question": question or f"Which code has animal {index}?",
+        "answers": [f"code{index}"],
+        "documents": [
+            {"title": f"t{index}", "text": f"It is code{index}.", "gold": True},
+            {"title": "other", "text": "Nothing here.", "gold": False},
+        ],
+    }
+
+
+def oracle_row(index: int) -> dict[str, Any]:
+    gold = {"title": f"t{index}", "text": f"It is code{index:03d}.", "isgold": True}
+    return {"question": f"Which code has animal {index}?", "answers": [f"code{index:03d}"], "ctxs": [gold]}
+
+
+def hotpot_row(index: int, question: str | None = None, hops: int = 2) -> dict[str, Any]:
+    """A paragraph a hop and one distractor; every third answer is a yes."""
+    titles = [f"t{index}-{hop}" for hop in range(hops)]
+    return {
+        "_id": f"hotpot-{index}",
+        "question": question or f"Which code has animal {index}?",
+        "answer": "yes" if index % 3 == 0 else f"code{index:03d}",
+        "supporting_facts": [[title, 0] for title in titles],
+        "context": [["eye", ["Nothing, yes."]]] + [[title, [f"It is code{index:03d}.", title]] for title in titles],
+    }
+
+
+def test_an_empty_file(write: Write) -> None:
+    data = section(write([]))
+    with pytest.raises(UserError, match=r"holds no examples$"):
+        list(read_examples(data, 2))
+
+
+def test_one_id_for_two_questions(write: Write) -> None:
+    path = write([{**question_row(1), "id": "same"}, {**question_row(2), "id": "same"}])
+    with pytest.raises(UserError, match=r"id 'same' stands for two questions; ids must be unique$"):
+        load_split(section(path), documents=2, seed=0)
+
+
+def test_too_few_examples(write: Write) -> None:
+    path = write([question_row(index) for index in range(20)])
+    with pytest.raises(UserError) as caught:
+        load_split(section(path, train_examples=50), documents=2, seed=0)
+    assert str(caught.value).endswith(
+        "train examples, but data.train_examples asks for 50; lower it or move data.eval_fraction (0.5)"
+    )
+
+
+# --- rows that are passed over
+
+
+def hotpot(path: str, **fields: Any) -> DataSection:
+    return section(path, **{"format": "hotpotqa", "hops": (2,), "documents": 3, **fields})
+
+
+def test_rows_passed_over_are_counted_by_reason(write: Write) -> None:
+    rows = [hotpot_row(index) for index in range(40)]
+    rows += [hotpot_row(100 + index, hops=3) for index in range(7)]
+    rows += [{**hotpot_row(200 + index), "answer": "The The"} for index in range(3)]
+    short = hotpot_row(300)
+    rows += [{**short, "context": short["context"][1:]}]
+    rows += [{**hotpot_row(400 + index), "question": "Which code has animal 7"} for index in range(2)]
+    split = load_split(hotpot(write(rows), train_examples=4, eval_examples=4), documents=3, seed=0)
+    assert split.counts["rows"] == 53 == sum(count for name, count in split.counts.items() if name != "rows")
+    assert {name: split.counts[name] for name in (*REASONS, "duplicate") if name in split.counts} == {
+        "no_answer": 3,
+        "other_hops": 7,
+        "too_few_documents": 1,
+        "duplicate": 2,
+    }
+    assert all(len(example.golds) == 2 for example in split.train + split.evaluation)
+
+
+def test_a_file_in_which_nothing_is_left_is_refused_with_its_reasons(write: Write) -> None:
+    path = write([hotpot_row(index, hops=3) for index in range(2)] + [hotpot_row(9)])
+    with pytest.raises(UserError) as caught:
+        load_split(hotpot(path, documents=20), documents=20, seed=0)
+    assert str(caught.value) == (
+        f"{path}: none of 3 rows can be used: 2 other_hops (so many gold documents are not asked for in data.hops); "
+        "1 too_few_documents (shorter than the longest prompt; lower data.documents or set data.distractors=random)"
+    )
+
+
+def test_too_few_examples_of_a_file_with_rows_passed_over(write: Write) -> None:
+    path = write([hotpot_row(index) for index in range(20)] + [hotpot_row(50 + index, hops=3) for index in range(5)])
+    with pytest.raises(UserError, match=r"eval_fraction \(0\.5\); rows passed over: 5 other_hops$"):
+        load_split(hotpot(path, train_examples=50), documents=3, seed=0)
+
+
+# --- drawn distractors
+
+
+def test_results_name_random_distractors() -> None:
+    assert dataset_name(section("x", format="nq_oracle")) == "nq-oracle-random-distractors"
+    assert dataset_name(section("x", format="nq_oracle", distractors="random")) == "nq-oracle-random-distractors"
+    assert dataset_name(section("x", format="nq")) == "nq"
+    assert dataset_name(hotpot("x")) == "hotpotqa"
+    assert dataset_name(hotpot("x", distractors="random")) == "hotpotqa-random-distractors"
+
+
+def everything(data: DataSection) -> DataSection:
+    """The settings that use every example of the file."""
+    counts = load_split(data, documents=data.documents, seed=0).counts
+    wanted = {f"{side}_examples": counts[side] + counts.get(f"{side}_unused", 0) for side in ("train", "evaluation")}
+    return data.model_copy(update=wanted)
+
+
+def test_oracle_rows_get_distractors_from_their_own_side(write: Write) -> None:
+    data = everything(section(write([oracle_row(index) for index in range(40)]), format="nq_oracle"))
+    split = load_split(data, documents=5, seed=0)
+    for side in (split.train, split.evaluation):
+        own = {document.text for example in side for document in example.golds}
+        for example in side:
+            texts = {document.text for document in example.documents}
+            assert len(texts) == 5
+            assert texts <= own
+            assert sum(sub_exact_match(text, example.answers) for text in texts) == 1
+
+
+def test_rows_of_several_hops_are_filled_from_their_own_side(write: Write) -> None:
+    data = everything(hotpot(write([hotpot_row(index) for index in range(40)]), distractors="random"))
+    plain = load_split(data, documents=3, seed=0)
+    filled = load_split(data, documents=9, seed=0)
+    for before, after in ((plain.train, filled.train), (plain.evaluation, filled.evaluation)):
+        own = {(document.title, document.text) for example in before for document in example.golds}
+        for short, example in zip(before, after, strict=True):
+            assert example.documents[:3] == short.documents  # its own come first
+            assert example.golds == short.golds
+            drawn = [(document.title, document.text) for document in example.documents[3:]]
+            assert len(drawn) == 6
+            assert set(drawn) <= own
+            assert len({(document.title, document.text) for document in example.documents}) == 9
+            if example.answers != ("yes",):
+                assert not any(sub_exact_match(text, example.answers) for _, text in drawn)
+
+
+def test_a_longer_prompt_adds_to_the_same_draw(write: Write) -> None:
+    data = hotpot(write([hotpot_row(index) for index in range(30)]), distractors="random")
+    short, long = (load_split(data, documents=n, seed=4).train[0] for n in (6, 9))
+    assert short.documents == long.documents[:6]
+
+
+def test_a_draw_depends_on_seed_and_example_alone(write: Write) -> None:
+    rows = [hotpot_row(index) for index in range(30)]
+    few, many, other = (
+        {example.example_id: example for example in load_split(data, documents=8, seed=seed).train}
+        for data, seed in (
+            (hotpot(write(rows), distractors="random", train_examples=3), 0),
+            (hotpot(write(rows[::-1]), distractors="random", train_examples=9), 0),
+            (hotpot(write(rows), distractors="random", train_examples=9), 1),
+        )
+    )
+    assert few == {name: many[name] for name in few}
+    assert any(many[name] != other[name] for name in many.keys() & other.keys())
+
+
+def gold_and(*others: Document) -> Example:
+    return Example("e", "Which?", ("code001",), (Document("gold", "It is code001.", 0), *others))
+
+
+def test_distractors_that_hold_an_answer_or_are_there_already_are_passed_over() -> None:
+    own = Document("own", "mine")
+    pool = [
+        Document("a", "It is CODE001!"),
+        Document("Code001", "the title says it"),
+        Document("b", "fine", 1),
+        Document("gold", "It is code001."),
+        Document("own", "mine"),
+        Document("c", "good", 0),
+        Document("c", "good", 1),
+    ]
+    drawn = draw_distractors(gold_and(own), pool, 2, 0, "file")
+    assert drawn.documents[:2] == gold_and(own).documents
+    assert set(drawn.documents[2:]) == {Document("b", "fine"), Document("c", "good")}
+    with pytest.raises(UserError, match=r"^file: only 2 of 3 distractors can be drawn for 'Which\?'$"):
+        draw_distractors(gold_and(own), pool, 3, 0, "file")
+
+
+def test_nothing_is_drawn_where_nothing_is_wanted() -> None:
+    assert draw_distractors(gold_and(), [Document("b", "fine")], 0, 0, "file") == gold_and()
+    assert draw_distractors(gold_and(), [], -3, 0, "file") == gold_and()
+
+
+def test_yes_and_no_exclude_no_distractor_of_several_hops() -> None:
+    golds = (Document("a", "x", 0), Document("b", "y", 1))
+    pool = [Document("c", "Nothing is known of it, yes.")]
+    assert len(draw_distractors(Example("e", "Both?", ("No",), golds), pool, 1, 0, "file").documents) == 3
+    with pytest.raises(UserError, match="only 0 of 1"):
+        draw_distractors(Example("e", "Both?", ("no", "nothing"), golds), pool, 1, 0, "file")
+    with pytest.raises(UserError, match="only 0 of 1"):
+        draw_distractors(Example("e", "Is it?", ("no",), golds[:1]), pool, 1, 0, "file")
+
+
+# --- the split
+
+
+def ids(split: Split) -> tuple[list[str], list[str]]:
+    return [example.example_id for example in split.train], [example.example_id for example in split.evaluation]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.randoms(use_true_random=False), seed=st.integers(0, 5), repeats=st.integers(0, 6))
+def test_counts_add_up_and_the_sides_share_no_question(
+    write: Write, order: random.Random, seed: int, repeats: int
+) -> None:
+    rows = [question_row(index) for index in range(30)]
+    # The same questions again under other ids, in other dress; and the same rows again.
+    rows += [question_row(100 + index, f"the WHICH code, has: animal {index}") for index in range(repeats)]
+    rows += rows[:repeats]
+    order.shuffle(rows)
+    split = load_split(section(write(rows), train_examples=5, eval_examples=5), documents=2, seed=seed)
+    parts = ("duplicate", "train_unused", "eval_unused", "train", "evaluation")
+    assert split.counts["rows"] == len(rows) == sum(split.counts.get(part, 0) for part in parts)
+    assert split.counts["duplicate"] == 2 * repeats
+    train, evaluation = ({normalize(each.question) for each in side} for side in (split.train, split.evaluation))
+    assert not train & evaluation
+
+
+def test_the_sides_share_no_question_across_files_and_seeds(write: Write) -> None:
+    one = write([question_row(index) for index in range(40)])
+    two = write([question_row(500 + index, f"WHICH code has the animal {index}??") for index in range(60)])
+    sides = [
+        load_split(section(path, train_examples=12, eval_examples=12), documents=2, seed=seed)
+        for path, seed in ((one, 0), (two, 1), (two, 2))
+    ]
+    trained = {normalize(example.question) for split in sides for example in split.train}
+    asked = {normalize(example.question) for split in sides for example in split.evaluation}
+    assert not trained & asked
+
+
+def test_the_sides_share_no_question_across_formats(write: Write) -> None:
+    """The same questions in two formats, in other dress, under other ids, with other seeds and sizes."""
+    one = write([question_row(index) for index in range(60)])
+    two = write([hotpot_row(index, f"the WHICH code, has animal: {index}") for index in range(60)][::-1])
+    three = write([oracle_row(index) for index in range(60)])
+    every = [
+        load_split(everything(data), documents=2, seed=seed)
+        for data, seed in (
+            (section(one), 0),
+            (hotpot(two, distractors="random"), 1),
+            (section(three, format="nq_oracle"), 2),
+        )
+    ]
+    for split in every:
+        assert len(split.train) + len(split.evaluation) == 60
+    trained = {normalize(example.question) for split in every for example in split.train}
+    asked = {normalize(example.question) for split in every for example in split.evaluation}
+    assert not trained & asked
+    assert len(trained) + len(asked) == 60
+
+
+@pytest.mark.parametrize("form", ["jsonl", "nq_oracle"])
+def test_the_choice_does_not_depend_on_file_order(write: Write, form: str) -> None:
+    make = question_row if form == "jsonl" else oracle_row
+    rows = [make(index) for index in range(40)]
+    data = {"format": form, "train_examples": 6, "eval_examples": 6}
+    forward, backward = (load_split(section(write(r), **data), documents=2, seed=3) for r in (rows, rows[::-1]))
+    assert ids(forward) == ids(backward)
+    assert (forward.train, forward.evaluation) == (backward.train, backward.evaluation)
+
+
+def test_the_seed_chooses_within_a_side(write: Write) -> None:
+    path = write([question_row(index) for index in range(60)])
+    first, second = (load_split(section(path, train_examples=8), documents=2, seed=seed) for seed in (0, 1))
+    assert set(ids(first)[0]) != set(ids(second)[0])
+
+
+def test_more_training_examples_leave_the_evaluation_as_it_was(write: Write) -> None:
+    path = write([question_row(index) for index in range(60)])
+    few, many = (load_split(section(path, train_examples=n, eval_examples=9), documents=2, seed=0) for n in (3, 12))
+    assert few.evaluation == many.evaluation
+    assert few.train == many.train[:3]

@@ -1,0 +1,251 @@
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pos2distill.records import Document, Example, Slots
+from pos2distill.tasks.permutations import (
+    arrange,
+    candidate_placements,
+    draw_trivial_slots,
+    evaluated_placements,
+    index_to_slots,
+    slots_to_index,
+)
+
+
+def make_example(documents: int, golds: Slots = (0,)) -> Example:
+    """An example whose documents at `golds` are its hops, in this order."""
+    shown = tuple(
+        Document(f"d{index}", f"text {index}", golds.index(index) if index in golds else None)
+        for index in range(documents)
+    )
+    return Example(f"example-{documents}", "question", ("answer",), shown)
+
+
+def tuples(documents: int, hops: int) -> st.SearchStrategy[Slots]:
+    return st.permutations(range(documents)).map(lambda places: tuple(places[:hops]))
+
+
+# Documents and hops; and with them where golds come from, where they go, and a seed.
+sizes = st.integers(2, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, min(4, n - 1))))
+places = sizes.flatmap(lambda size: st.tuples(st.just(size[0]), tuples(*size), tuples(*size), st.integers(0, 3)))
+
+
+@given(places)
+def test_golds_stand_at_their_slots_and_distractors_keep_their_order(place: tuple[int, Slots, Slots, int]) -> None:
+    documents, slots, golds, _ = place
+    example = make_example(documents, golds)
+    shown = arrange(example, documents, slots)
+    assert tuple(shown[slot] for slot in slots) == example.golds
+    assert tuple(shown[slot] for slot in range(documents) if slot not in slots) == example.distractors
+
+
+@given(places)
+def test_reshuffling_permutes_distractors_as_a_pure_function(place: tuple[int, Slots, Slots, int]) -> None:
+    documents, slots, golds, seed = place
+    example = make_example(documents, golds)
+    shown = arrange(example, documents, slots, order="reshuffled", seed=seed)
+    assert tuple(shown[slot] for slot in slots) == example.golds
+    assert Counter(shown) == Counter(example.documents)
+    assert shown == arrange(example, documents, slots, order="reshuffled", seed=seed)
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+def test_reshuffling_differs_by_seed_and_slots(hops: int) -> None:
+    example = make_example(12, tuple(range(hops)))
+    orders = [
+        tuple(d.title for d in arrange(example, 12, slots, order="reshuffled", seed=seed) if not d.gold)
+        for seed in range(3)
+        for slots in itertools.permutations(range(3), hops)
+    ]
+    assert len(set(orders)) == 3 * math.perm(3, hops)
+
+
+def test_a_shorter_prompt_takes_the_first_distractors() -> None:
+    assert [document.title for document in arrange(make_example(6), 3, (1,))] == ["d1", "d0", "d2"]
+    assert [document.title for document in arrange(make_example(6, (4, 0)), 3, (2, 0))] == ["d0", "d1", "d4"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "slots", "golds"),
+    [
+        (4, (0,), (0,)),  # too few documents
+        (3, (3,), (0,)),
+        (3, (-1,), (0,)),
+        (3, (0, 1), (0,)),  # a slot too many
+        (3, (0,), (0, 1)),  # one too few
+        (3, (1, 1), (0, 1)),
+        (3, (), (0,)),
+    ],
+)
+def test_what_cannot_be_arranged_is_refused(documents: int, slots: Slots, golds: Slots) -> None:
+    with pytest.raises(ValueError, match=r"^example-3: \d gold documents and \d others cannot make \d documents") as e:
+        arrange(make_example(3, golds), documents, slots)
+    assert str(e.value).endswith(f"{documents} documents with the gold ones at slots {list(slots)}")
+
+
+# --- slots as numbers
+
+
+@given(st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, min(4, n)))), st.data())
+def test_index_and_slots_are_inverse(size: tuple[int, int], data: st.DataObject) -> None:
+    index = data.draw(st.integers(0, math.perm(*size) - 1))
+    slots = index_to_slots(index, *size)
+    assert len(slots) == len(set(slots)) == size[1]
+    assert set(slots) <= set(range(size[0]))
+    assert slots_to_index(slots, size[0]) == index
+
+
+@pytest.mark.parametrize(("documents", "hops"), [(4, 1), (5, 2), (5, 3), (4, 4), (3, 3)])
+def test_indices_are_lexicographic(documents: int, hops: int) -> None:
+    every = [index_to_slots(index, documents, hops) for index in range(math.perm(documents, hops))]
+    assert every == list(itertools.permutations(range(documents), hops))
+
+
+@given(st.integers(0, 19))
+def test_the_index_of_a_single_slot_is_the_slot(slot: int) -> None:
+    assert slots_to_index((slot,), 20) == slot
+    assert index_to_slots(slot, 20, 1) == (slot,)
+
+
+# --- trivial slots
+
+
+@given(sizes, st.data())
+def test_trivial_slots_are_distinct_and_never_the_advantageous(size: tuple[int, int], data: st.DataObject) -> None:
+    documents, hops = size
+    advantageous = data.draw(tuples(documents, hops))
+    k = data.draw(st.integers(0, min(12, math.perm(documents, hops) - 1)))
+    drawn = draw_trivial_slots("e", documents=documents, advantageous=advantageous, k=k, seed=1)
+    assert len(drawn) == len(set(drawn)) == k
+    assert advantageous not in drawn
+    for slots in drawn:
+        assert len(slots) == len(set(slots)) == hops
+        assert set(slots) <= set(range(documents))
+    assert drawn == draw_trivial_slots("e", documents=documents, advantageous=advantageous, k=k, seed=1)
+
+
+@pytest.mark.parametrize(("documents", "advantageous"), [(3, (1,)), (3, (2, 0)), (4, (1, 2, 3))])
+def test_all_trivial_slots_can_be_drawn(documents: int, advantageous: Slots) -> None:
+    every = set(itertools.permutations(range(documents), len(advantageous))) - {advantageous}
+    drawn = draw_trivial_slots("e", documents=documents, advantageous=advantageous, k=len(every), seed=0)
+    assert set(drawn) == every
+
+
+@pytest.mark.parametrize(("documents", "advantageous"), [(9, (4,)), (4, (2, 3))])
+def test_every_trivial_slot_is_drawn_equally_often(documents: int, advantageous: Slots) -> None:
+    every = set(itertools.permutations(range(documents), len(advantageous))) - {advantageous}
+    k = len(every) // 2
+    drawn = Counter(
+        slots
+        for index in range(2000)
+        for slots in draw_trivial_slots(f"e{index}", documents=documents, advantageous=advantageous, k=k, seed=0)
+    )
+    # 2000 draws with probability p: 4 sigma are 4 * sqrt(2000 p (1 - p)) <= 4 * sqrt(500) = 89.
+    assert set(drawn) == every
+    assert all(abs(count - 2000 * k / len(every)) < 90 for count in drawn.values())
+
+
+def test_one_draw_is_pinned() -> None:
+    """Changing this value changes which rows every study trains on."""
+    example = make_example(8)
+    drawn = draw_trivial_slots("fox-0001", documents=20, advantageous=(0,), k=4, seed=0)
+    assert drawn == ((1,), (11,), (6,), (13,))
+    shown = arrange(example, 8, (3,), order="reshuffled", seed=0)
+    assert [document.title for document in shown] == ["d2", "d5", "d6", "d0", "d4", "d3", "d7", "d1"]
+
+
+def test_one_draw_of_pairs_is_pinned() -> None:
+    drawn = draw_trivial_slots("fox-0001", documents=20, advantageous=(18, 19), k=4, seed=0)
+    assert drawn == ((0, 7), (12, 2), (6, 8), (15, 14))
+
+
+# --- eval_specs placements
+
+
+def slots_of(documents: int, hops: int, wanted: Any) -> list[Slots]:
+    return [placement.slots for placement in evaluated_placements(documents, [hops], wanted)[hops]]
+
+
+@pytest.mark.parametrize(
+    ("documents", "wanted", "expected"),
+    [
+        (4, "all", [0, 1, 2, 3]),
+        (20, (7, 3), [7, 3]),
+        (20, 5, [0, 5, 10, 14, 19]),
+        (20, 1, [0]),
+        (20, 2, [0, 19]),
+        (3, 10, [0, 1, 2]),
+    ],
+)
+def test_slots_of_one_hop(documents: int, wanted: Any, expected: list[int]) -> None:
+    assert slots_of(documents, 1, wanted) == [(slot,) for slot in expected]
+
+
+def test_slots_of_several_hops_are_every_ordered_tuple() -> None:
+    assert slots_of(20, 2, 3) == [(0, 10), (0, 19), (10, 0), (10, 19), (19, 0), (19, 10)]
+    assert slots_of(4, 3, "all") == list(itertools.permutations(range(4), 3))
+    assert slots_of(9, 2, ((8, 0), (3, 4))) == [(8, 0), (3, 4)]
+
+
+def test_only_published_pairs_have_groups() -> None:
+    assert {placement.group for placement in evaluated_placements(9, [2], 3)[2]} == {""}
+
+
+def test_pairs_at_twenty_documents_are_the_published_ones() -> None:
+    found: dict[str, list[Slots]] = {}
+    for placement in evaluated_placements(20, [2], "pairs")[2]:
+        found.setdefault(placement.group, []).append(placement.slots)
+    assert found == {
+        "connected": [(0, 1), (5, 6), (12, 13), (17, 18)],
+        "disconnected": [(0, 8), (5, 13), (6, 14), (8, 16)],
+        "reversed": [(8, 0), (13, 5), (14, 6), (16, 8)],
+    }
+
+
+@given(st.integers(2, 4).flatmap(lambda hops: st.tuples(st.integers(hops + 1, 60), st.just(hops))))
+def test_pairs_are_valid_for_other_numbers_of_documents_and_hops(size: tuple[int, int]) -> None:
+    documents, hops = size
+    placements = evaluated_placements(documents, [hops], "pairs")[hops]
+    assert len({placement.slots for placement in placements}) == len(placements) <= 12
+    assert placements[0].group == "connected"
+    if documents >= 20:
+        assert len(placements) == 12
+    for placement in placements:
+        slots = placement.slots
+        assert len(slots) == len(set(slots)) == hops
+        assert set(slots) <= set(range(documents))
+        steps = {later - earlier for earlier, later in itertools.pairwise(slots)}
+        if placement.group == "connected":
+            assert steps == {1}
+        elif placement.group == "disconnected":
+            assert min(steps) > 1
+        else:
+            assert max(steps) < -1
+
+
+@given(st.integers(5, 40))
+def test_every_number_of_hops_has_the_same_placements(documents: int) -> None:
+    placed = evaluated_placements(documents, [2, 3, 4], "pairs")
+    groups = [[placement.group for placement in placements] for placements in placed.values()]
+    assert groups[0] == groups[1] == groups[2]
+
+
+@pytest.mark.parametrize(
+    ("documents", "hops", "slots", "expected"),
+    [
+        (20, 1, 3, [(0,), (10,), (19,)]),
+        (20, 2, 3, [(0, 1), (9, 10), (18, 19)]),
+        (6, 4, "all", [(0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5)]),
+        (4, 3, 9, [(0, 1, 2), (1, 2, 3)]),
+    ],
+)
+def test_candidates_stand_side_by_side_from_first_to_last(
+    documents: int, hops: int, slots: Any, expected: list[Slots]
+) -> None:
+    assert [placement.slots for placement in candidate_placements(documents, hops, slots)] == expected

@@ -1,0 +1,280 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+import run
+from pipelines import commands as study
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
+from pos2distill.store.artifacts import Artifact, Manifest, claim_storage
+
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture
+def recipe(make_recipe: Make, tmp_path: Path) -> str:
+    make_recipe()
+    return str(tmp_path / "recipe.yaml")
+
+
+def test_recipes_are_parsed_without_heavy_packages() -> None:
+    """Help, misspelt fields and `recipes` answer at once."""
+    code = (
+        "import sys, run\n"
+        "from pos2distill.config.load import load_recipe, recipe_names\n"
+        "loaded = [load_recipe(name).name for name in recipe_names()]\n"
+        "print(loaded, sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & sys.modules.keys()))\n"
+    )
+    root = Path(run.__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == f"{recipe_names()} []"
+
+
+def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["study", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            run.main(arguments)
+        shown = capsys.readouterr().out
+        assert "python run.py study quickstart" in shown
+        assert "Exit codes" in shown
+
+
+def test_the_help_of_clusters_shows_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run.main(["cluster", "status", "--help"])
+    shown = capsys.readouterr().out
+    assert "python run.py cluster status my_cluster.yaml" in shown
+    assert "Exit codes" in shown
+    assert "quickstart" not in shown
+
+
+def test_a_dry_run_of_a_cluster_is_called_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["cluster", "submit", "kind", "quickstart", "--dry-run"])
+    assert capsys.readouterr().err.endswith("arguments: --dry-run; cluster render and validate send nothing\n")
+
+
+def test_every_command_is_in_the_help_and_has_a_function(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        run.main(["--help"])
+    shown = capsys.readouterr().out
+    for name in run.COMMANDS:
+        assert f"\n    {name} " in shown
+        assert callable(run._command(name))
+
+
+def test_recipes_are_listed_with_their_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == recipe_names()
+    assert all(load_recipe(line.split()[0]).description in line for line in lines)
+
+
+def test_a_dry_run_shows_the_settings_and_touches_nothing(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(["study", recipe, "training.epochs=5", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    again = tmp_path / "again.yaml"
+    again.write_text(shown)
+    resolved = load_recipe(recipe, ["training.epochs=5"])
+    assert load_recipe(str(again)) == resolved
+    assert yaml.safe_load(shown)["training"]["epochs"] == 5
+    plan = make_plan(resolved)
+    assert f"# study {plan.fingerprint}, storage {resolved.storage}" in shown
+    for stage, artifact in plan.artifacts.items():
+        assert f"{stage:<18}  {artifact.fingerprint}  to run" in shown
+    assert not Path(resolved.storage).exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "stages"),
+    [
+        ("evaluate", ["examples", "evaluate base"]),
+        ("sample", ["examples", "sample"]),
+        ("distill", ["examples", "sample", "distill"]),
+        ("report", ["examples", "evaluate base", "sample", "distill", "evaluate distilled"]),
+    ],
+)
+def test_a_dry_run_shows_the_stages_of_its_command(
+    recipe: str, command: str, stages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main([command, recipe, "--dry-run"]) == 0
+    lines = [line.removeprefix("#   ") for line in capsys.readouterr().out.splitlines() if line.startswith("#   ")]
+    assert [line.split("  ")[0] for line in lines] == stages
+    assert all(line.endswith("missing" if command == "report" else "to run") for line in lines)
+
+
+def test_a_dry_run_tells_what_is_done(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = make_plan(load_recipe(recipe)).samples
+    with artifact.writing():
+        artifact.publish(counts={}, seconds={})
+    assert run.main(["study", recipe, "--dry-run"]) == 0
+    assert f"{artifact.fingerprint}  done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["study", "quickstrat"], "quickstrat: no such recipe; did you mean 'quickstart'?"),
+        (["study", "RECIPE", "training.epoch=1"], "training.epoch: unknown field; did you mean 'epochs'?"),
+        (["study", "RECIPE", "training"], "training: expected section.field=value"),
+        (["study", "RECIPE", "data.path=gone.jsonl", "--dry-run"], "gone.jsonl: no such file"),
+        (["study", "RECIPE", "training.lora.targets=[q_prj]", "--dry-run"], "did you mean 'q_proj'?"),
+        (["study", "RECIPE", "data.train_examples=9999"], "train examples, but data.train_examples asks for 9999"),
+        (
+            ["study", "RECIPE", "evaluation.other_documents=[7]"],
+            "line 1: 6 documents, but prompts of 7 slots are asked",
+        ),
+        (["distill", "RECIPE", "runtime.mode=staged"], "run `study` first (or `sample`)"),
+    ],
+)
+def test_a_user_error_is_one_line_and_exit_code_2(
+    recipe: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert run.main([recipe if argument == "RECIPE" else argument for argument in arguments]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("error: ")
+    assert message in told.err
+    assert told.err.count("\n") == 1
+    assert told.err.endswith("\n")
+
+
+def test_samples_of_other_settings_are_named(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    resolved = load_recipe(recipe)
+    claim_storage(resolved.storage, resolved.name)
+    with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
+        Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
+    assert run.main(["distill", recipe, "runtime.mode=staged"]) == 2
+    wanted = make_plan(resolved).samples.fingerprint
+    assert (
+        f"no finished samples of fingerprint {wanted}; it holds feedfeedfeedfeed, made with other settings; "
+        "run `study` first (or `sample`)"
+    ) in capsys.readouterr().err
+
+
+def test_an_unfinished_sweep_names_the_studies_that_are_missing(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_recipe(sweep={"seed": [0, 1], "method.k": [1, 2]})
+    claim_storage(sweep.storage, sweep.name)
+    for settings, cell in sweep_cells(sweep):
+        for artifact in make_plan(cell).artifacts.values():
+            if settings["seed"] == 0 and not artifact.manifest():
+                with artifact.writing():
+                    artifact.publish(counts={}, seconds={})
+    assert run.main(["report", str(tmp_path / "recipe.yaml")]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {sweep.storage}: 2 of 4 studies are not finished: seed=1, method.k=1; seed=1, method.k=2; "
+        "run `study` again\n"
+    )
+
+
+def test_a_stage_tells_what_it_chose_or_counted() -> None:
+    choice = {"slots": [3, 4], "accuracy": 0.75, "ci95": [0.7, 0.8], "curve": {"documents": 20}}
+    assert study._told(Manifest("f", {"prompts": 9}, {}, choice)) == "position 4>5 of 20 documents, 0.75 [0.70, 0.80]"
+    assert study._told(Manifest("f", {"rows": 9, "train_unused": 2}, {}, {})) == "rows 9, train unused 2"
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = Path(load_recipe(recipe).storage)
+    storage.mkdir()
+    (storage / "notes.txt").write_text("mine")
+    assert run.main(["study", recipe]) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    assert [path.name for path in storage.iterdir()] == ["notes.txt"]
+
+
+def test_bad_data_leaves_nothing_half_written(make_recipe: Make, tmp_path: Path) -> None:
+    """So that another recipe may have the folder."""
+    recipe = make_recipe()
+    with open(recipe.study.data.path, "a") as file:
+        file.write(json.dumps({"question": "?"}) + "\n")
+    assert run.main(["study", str(tmp_path / "recipe.yaml")]) == 2
+    assert not list(Path(recipe.storage).iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "other.jsonl: no such file (data.path)"),
+        ("{}", "other.jsonl, line 1: fields question, answers, documents are missing"),
+    ],
+)
+def test_bad_data_of_another_task_names_the_task(
+    make_recipe: Make, tmp_path: Path, content: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_recipe(name="other", data={"path": str(tmp_path / "other.jsonl")})
+    (tmp_path / "recipe.yaml").rename(tmp_path / "other.yaml")
+    if content:
+        (tmp_path / "other.jsonl").write_text(content)
+    make_recipe(evaluation={"also_evaluate": [str(tmp_path / "other.yaml")]})
+    assert run.main(["study", str(tmp_path / "recipe.yaml"), f"runtime.storage={tmp_path}/run"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: evaluation.also_evaluate: other: {tmp_path}/{message}")
+
+
+def test_a_report_of_nothing_makes_no_folder(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["report", recipe, f"runtime.storage={tmp_path}/typo"]) == 2
+    assert "typo: no finished examples of fingerprint" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([], ["nonsense"], ["study"], ["study", "quickstart", "--nonsense"]),
+        *(["evaluate", "quickstart", "--fail-if-gap-above", points] for points in ("nan", "-1", "101", "five")),
+        ["study", "quickstart", "--fail-if-gap-above", "5"],
+    ],
+)
+def test_a_command_line_that_cannot_be_parsed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(arguments)
+    assert "usage: run.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("points", ["five", "101", "nan"])
+def test_points_that_are_none_are_told(points: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.main(["evaluate", "quickstart", "--fail-if-gap-above", points])
+    assert f"--fail-if-gap-above: expected a number from 0 to 100, got {points}\n" in capsys.readouterr().err
+
+
+def test_a_termination_ends_like_an_interrupt(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(run, "_command", lambda name: lambda recipe: os.kill(os.getpid(), signal.SIGTERM))
+    assert run.main(["study", recipe]) == 143
+    assert capsys.readouterr().err == "interrupted; run the same command again to go on\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupt_tells_how_to_go_on(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(recipe: Recipe) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "_command", lambda name: interrupt)
+    assert run.main(["study", recipe]) == 130
+    assert capsys.readouterr().err == "interrupted; run the same command again to go on\n"
+
+
+def test_a_bug_keeps_its_traceback(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(recipe: Recipe) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(run, "_command", lambda name: stumble)
+    with pytest.raises(ZeroDivisionError):
+        run.main(["study", recipe])

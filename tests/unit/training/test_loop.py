@@ -1,0 +1,451 @@
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pos2distill.config import Recipe, Study, TrainersSection
+from pos2distill.errors import UserError
+from pos2distill.models.load import load_model, load_tokenizer
+from pos2distill.models.packing import ResponseBatch, collate
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import TrainingProgress
+from pos2distill.training.loop import StepRecord, train
+from pos2distill.training.strategies import build_strategy
+from pos2distill.training.strategies.torch import TorchStrategy
+from pos2distill.training.teachers import TeacherView, build_teacher
+from tests.unit.conftest import Source
+
+CPU = torch.device("cpu")
+
+
+class Watched:
+    """A strategy that keeps the gradient of each step before it is clipped, and counts the passes."""
+
+    def __init__(self, strategy: TorchStrategy) -> None:
+        self.strategy = strategy
+        self.student = strategy.student
+        self.gradients: list[Tensor] = []
+        self.forwards = 0
+        self.tokens = 0  # computed, those of several rows once
+        self.last: list[bool] = []
+
+    def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
+        self.forwards += 1
+        self.tokens += len(batch.input_ids_S)
+        return self.strategy.forward(batch, teacher)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        self.last.append(last)
+        self.strategy.backward(loss, last=last)
+
+    def step(self, learning_rate: float) -> float:
+        parameters = self.student.lm.parameters()
+        self.gradients.append(torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]))
+        return self.strategy.step(learning_rate)
+
+    def frozen_states(self, batch: ResponseBatch) -> Tensor:
+        return self.strategy.frozen_states(batch)
+
+    def save(self, folder: Path) -> None:
+        self.strategy.save(folder)
+
+
+@dataclass
+class Result:
+    records: list[StepRecord] = field(default_factory=list)
+    strategy: Any = None
+
+    @property
+    def gradient(self) -> Tensor:
+        """Of the first step."""
+        return self.strategy.gradients[0]
+
+
+def prepare(source: Source, trainers: TrainersSection) -> Result:
+    return Result(strategy=Watched(TorchStrategy(source.study, trainers, CPU)))
+
+
+def work(result: Result, source: Source, trainers: TrainersSection, dist: DistContext) -> None:
+    study = source.study
+    teacher = build_teacher(study, result.strategy.frozen_states, CPU)
+    progress = TrainingProgress.at_start(len(source.ids))
+    loader = source.loader(dist)
+    assert train(
+        study, trainers, loader, source.build, result.strategy, teacher, dist, progress, [result.records.append]
+    )
+    assert progress.step == len(result.records)
+
+
+def run(source: Source, trainers: TrainersSection) -> Result:
+    result = prepare(source, trainers)
+    work(result, source, trainers, DistContext())
+    return result
+
+
+class Meeting:
+    """Where the ranks of one process, each in a thread, all_gather_object their values."""
+
+    def __init__(self, world: int) -> None:
+        self.values: list[Any] = [None] * world
+        self.barrier = threading.Barrier(world, timeout=60)  # so that one rank's failure ends the others
+
+    def all_gather_object(self, rank: int, value: Any) -> list[Any]:
+        self.values[rank] = value
+        self.barrier.wait()
+        gathered = list(self.values)
+        self.barrier.wait()
+        return gathered
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadRanks(DistContext):
+    meeting: Any = None
+
+    def gather(self, value_C: Tensor) -> Tensor:
+        return torch.cat(self.meeting.all_gather_object(self.rank, value_C))
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        return self.control.all_gather_object(self.rank, value)
+
+
+def run_ranks(source: Source, trainers: TrainersSection, world: int) -> list[Result]:
+    """The loop on every rank at once; each holds the whole model and its own part of the gradient."""
+    meeting, control = Meeting(world), Meeting(world)  # as the process groups: samples travel while gradients do
+    results = [prepare(source, trainers) for _ in range(world)]  # one by one: loading is not made for threads
+    with ThreadPoolExecutor(world) as pool:
+        works = [
+            pool.submit(work, result, source, trainers, ThreadRanks(rank, world, control=control, meeting=meeting))
+            for rank, result in enumerate(results)
+        ]
+        for each in works:
+            each.result()
+    return results
+
+
+@pytest.fixture
+def make(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]) -> Callable[..., Source]:
+    return lambda **overrides: make_source(make_recipe(**overrides).study)
+
+
+ROW_TOKENS = 220
+"""Of the source's rows, at most; they differ by two."""
+
+
+def trainers(micro_batch_rows: int, **settings: Any) -> TrainersSection:
+    """Micro-batches of so many rows."""
+    tokens = micro_batch_rows * ROW_TOKENS
+    return TrainersSection(
+        **{"strategy": "torch", "gradient_checkpointing": False, "micro_batch_tokens": tokens, **settings}
+    )
+
+
+def assert_same_step(one: StepRecord, other: StepRecord) -> None:
+    assert other.rows == one.rows
+    for name in ("loss", "loss_trivial", "loss_anchor"):
+        want = getattr(one, name)
+        assert getattr(other, name) == (want if want is None else pytest.approx(want, rel=1e-5, abs=1e-7))
+    assert other.weight_by_slot == pytest.approx(one.weight_by_slot, rel=1e-4)
+
+
+def assert_same_gradient(one: Tensor, other: Tensor) -> None:
+    assert (one - other).norm() < 1e-5 * one.norm()
+
+
+def test_rows_are_as_long_as_the_cuts_below_take_them_to_be(make: Callable[..., Source]) -> None:
+    source = make()
+    rows = [source.build.row(key) for key in source.row_keys()]
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    assert max(lengths) == ROW_TOKENS
+    assert 9 * min(lengths) > 8 * ROW_TOKENS
+
+
+# --- any cut of the global batch
+
+
+@pytest.mark.parametrize("global_batch_rows", [32, 20])
+def test_micro_batches_do_not_change_loss_or_gradient(make: Callable[..., Source], global_batch_rows: int) -> None:
+    source = make(training={"global_batch_rows": global_batch_rows})
+    whole = run(source, trainers(32))
+    assert whole.records[0].rows == global_batch_rows
+    for size in (1, 4):
+        cut = run(source, trainers(size))
+        assert_same_step(whole.records[0], cut.records[0])
+        assert_same_gradient(whole.gradient, cut.gradient)
+
+
+def test_what_rows_of_an_example_begin_with_alike_is_computed_once(make: Callable[..., Source]) -> None:
+    """A micro-batch of one row has nothing to share with, so the test above holds one against the other."""
+    source = make()
+    rows = [source.build.row(key) for key in source.row_keys()]
+    lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
+    shared = 0
+    for at in range(0, len(rows), 4):  # of an example: the anchor row, and its gold document at each further slot
+        prompts = [row.prompt_ids.tolist() for row in rows[at : at + 4]]
+        branches = [
+            max(_common(prompt, other) for other in prompts[:index]) for index, prompt in enumerate(prompts) if index
+        ]
+        shared += sum(
+            common for common, length in zip(branches, lengths[at + 1 : at + 4], strict=True) if 8 * common >= length
+        )
+    assert shared > sum(lengths) / 10
+    assert run(source, trainers(32)).strategy.tokens == sum(lengths) - shared
+    assert run(source, trainers(1)).strategy.tokens == 2 * sum(lengths)  # measured beforehand
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def test_activation_checkpoints_do_not_change_the_gradient(make: Callable[..., Source]) -> None:
+    source = make()
+    assert_same_gradient(
+        run(source, trainers(32)).gradient, run(source, trainers(8, gradient_checkpointing=True)).gradient
+    )
+
+
+def test_a_models_own_dropout_is_off(make: Callable[..., Source], tmp_path: Path) -> None:
+    """Else a row's weight and its gradient would be of two models."""
+    study = make(method={"name": "seqkd"}).study
+    folder = shutil.copytree(study.model.path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    dropping = study.model_copy(update={"model": study.model.model_copy(update={"path": str(folder)})})
+    steppers = [TorchStrategy(each, trainers(32), CPU) for each in (study, dropping)]
+    batch = collate([np.arange(20, 50)], [np.arange(60, 70)])
+    plain, own, again = (strategy.forward(batch, None) for strategy in (*steppers, steppers[1]))
+    assert torch.equal(own, plain)
+    assert torch.equal(own, again)
+    assert steppers[1].student.training
+    steppers[1].save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["attention_dropout"] == 0.5
+
+
+@pytest.mark.parametrize(("global_batch_rows", "world"), [(32, 2), (16, 3), (20, 3)])
+def test_ranks_do_not_change_loss_or_gradient(make: Callable[..., Source], global_batch_rows: int, world: int) -> None:
+    """16 and 20 rows leave the last of 3 dist with filler, which counts for nothing."""
+    source = make(training={"global_batch_rows": global_batch_rows})
+    whole = run(source, trainers(32))
+    parts = run_ranks(source, trainers(4), world)
+    for part in parts:
+        assert_same_step(whole.records[0], part.records[0])
+    assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
+
+
+def test_ranks_with_micro_weights_make_the_mean_over_all_micro_batches(make: Callable[..., Source]) -> None:
+    source = make(method={"weights_scope": "micro"})
+    whole = run(source, trainers(8))
+    parts = run_ranks(source, trainers(8), 2)
+    assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
+    assert parts[0].records[0].loss == pytest.approx(whole.records[0].loss, rel=1e-5)
+
+
+def test_micro_weights_lose_the_method(make: Callable[..., Source]) -> None:
+    """On micro-batches of one row every alpha is 1, so the loss is the mean of all KLs."""
+    micro = run(make(method={"weights_scope": "micro"}), trainers(1)).records[0]
+    whole = run(make(), trainers(1)).records[0]
+    assert micro.loss_trivial is not None
+    assert micro.loss == pytest.approx(micro.loss_trivial * 24 / 32, rel=1e-4)
+    assert abs(micro.loss - whole.loss) > 0.01 * whole.loss
+
+
+def test_one_micro_batch_needs_one_pass_and_several_need_two(make: Callable[..., Source]) -> None:
+    source = make()
+    one, four = run(source, trainers(32)).strategy, run(source, trainers(8)).strategy
+    assert (one.forwards, one.last) == (1, [True])
+    assert (four.forwards, four.last) == (8, [False, False, False, True])
+
+
+METHODS: list[dict[str, Any]] = [
+    {"name": "kl"},
+    {"name": "seqkd"},
+    {"name": "sft"},
+    {"name": "r2"},
+    {"name": "r2", "weights": "adaptive"},
+    {"name": "r2", "weights": "adaptive", "teacher": "resident"},
+    {"name": "r1", "teacher": "topk"},
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: "-".join(method.values()))
+def test_no_method_sees_the_cut(make: Callable[..., Source], method: dict[str, Any]) -> None:
+    """DistContext and micro-batches at once, with filler: of 12 indices 3 are anchor rows, which are not built."""
+    source = make(training={"global_batch_rows": 12}, method=method)
+    whole = run(source, trainers(32))
+    parts = run_ranks(source, trainers(3), 2)
+    for part in parts:
+        assert_same_step(whole.records[0], part.records[0])
+    assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
+
+
+def test_uniform_weights_need_no_pass_beforehand(make: Callable[..., Source]) -> None:
+    strategy = run(make(method={"name": "seqkd"}, training={"global_batch_rows": 32}), trainers(8)).strategy
+    assert (strategy.forwards, strategy.last) == (3, [False, False, True])  # 24 trivial rows
+
+
+# --- teachers
+
+
+def test_cached_and_resident_teachers_agree(make: Callable[..., Source]) -> None:
+    cached, resident = (run(make(method={"teacher": teacher}), trainers(8)) for teacher in ("cached", "resident"))
+    for one, other in zip(cached.records, resident.records, strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=1e-6, abs=1e-6)
+    assert_same_gradient(cached.gradient, resident.gradient)
+
+
+def test_more_of_the_likeliest_tokens_come_nearer_to_the_exact_teacher(make: Callable[..., Source]) -> None:
+    """The tiny model is unsure, so that a few tokens are a loose bound."""
+    bounds = [run(make(method={"teacher": "topk", "teacher_topk": k}), trainers(32)).records[0] for k in (2, 50, 300)]
+    few, many, every = (record.loss_trivial or 0.0 for record in bounds)
+    assert 0 < few < 0.9 * many < 0.9 * 0.9 * every
+    assert all(record.loss_anchor == pytest.approx(0, abs=1e-6) for record in bounds)
+
+
+def test_the_loss_falls_with_the_likeliest_tokens_alone(make: Callable[..., Source]) -> None:
+    method = {"teacher": "topk", "teacher_topk": 30}
+    source = make(method=method, data={"train_examples": 4}, training={"epochs": 20, "learning_rate": 3e-3})
+    losses = [record.loss for record in run(source, trainers(32)).records]
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+def test_the_resident_teacher_stays_while_the_student_moves(make: Callable[..., Source]) -> None:
+    overrides = {"data": {"train_examples": 4}, "training": {"epochs": 4, "learning_rate": 1e-2}}
+    cached, resident = (
+        run(make(method={"teacher": teacher}, **overrides), trainers(32)) for teacher in ("cached", "resident")
+    )
+    losses = [record.loss for record in cached.records]
+    assert [record.loss for record in resident.records] == pytest.approx(losses, rel=1e-3)
+
+
+@pytest.mark.parametrize("alignment", ["shifted", "official"])
+def test_at_first_the_student_equals_the_teacher_on_anchor_rows(make: Callable[..., Source], alignment: str) -> None:
+    first = run(make(method={"alignment": alignment}), trainers(8)).records[0]
+    assert first.loss_anchor is not None
+    assert first.loss_anchor < 1e-6
+    assert first.loss_trivial is not None
+    assert first.loss_trivial > 1e-3
+
+
+@pytest.mark.parametrize("method", [{"name": "r1"}, {"name": "seqkd"}, {"name": "r1", "weights_scope": "micro"}])
+def test_training_that_diverged_stops(make: Callable[..., Source], method: dict[str, Any]) -> None:
+    source = make(method=method)
+    result = prepare(source, trainers(8))
+    with torch.no_grad():
+        result.strategy.student.lm.get_input_embeddings().weight.fill_(torch.nan)
+    with pytest.raises(UserError, match=r"training diverged .* lower training.learning_rate"):
+        work(result, source, trainers(8), DistContext())
+    assert result.records == []
+
+
+def test_a_gradient_that_is_not_finite_stops_training(make: Callable[..., Source]) -> None:
+    source = make(method={"name": "seqkd"})
+    result = prepare(source, trainers(8))
+    hidden = result.strategy.student.lm.get_input_embeddings().weight
+    hidden.register_hook(lambda gradient: gradient * torch.inf)  # under a loss that is finite
+    with pytest.raises(UserError, match=r"training diverged \(its gradient is not finite\); lower"):
+        work(result, source, trainers(8), DistContext())
+    assert result.records == []
+
+
+# --- the loop
+
+
+def test_the_loss_falls_by_half(make: Callable[..., Source]) -> None:
+    source = make(data={"train_examples": 4}, training={"epochs": 20, "learning_rate": 3e-3})
+    records = run(source, trainers(32)).records
+    losses = [record.loss for record in records]
+    assert len(losses) == 20
+    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+
+
+def test_records_say_what_was_done(make: Callable[..., Source]) -> None:
+    source = make(training={"epochs": 2, "global_batch_rows": 20}, method={"anchor_weight": 0.0})
+    records = run(source, trainers(8)).records
+    assert [(record.step, record.epoch, record.rows) for record in records] == [
+        (0, 0, 15),  # of 20 indices 5 are anchor rows, which are not built
+        (1, 0, 9),
+        (2, 1, 15),
+        (3, 1, 9),
+    ]
+    assert records[-1].learning_rate == pytest.approx(1e-4)
+    assert [record.share for record in records] == pytest.approx([5 / 16, 8 / 16, 13 / 16, 1])
+    for record in records:
+        assert record.loss_anchor is None
+        assert set(record.weight_by_slot) == {1, 2, 3}
+        assert sum(record.weight_by_slot.values()) > 0
+        assert record.as_dict()["loss"] == record.loss
+
+
+def test_one_worker_gathers_its_own_values() -> None:
+    value = torch.tensor([1.0, 2.0])
+    assert DistContext().gather(value).tolist() == [1.0, 2.0]
+
+
+def test_a_run_repeats_itself(make: Callable[..., Source]) -> None:
+    source = make(data={"train_examples": 4}, training={"epochs": 2})
+    first, second = run(source, trainers(8)), run(source, trainers(8))
+    assert [record.as_dict() for record in first.records] == [record.as_dict() for record in second.records]
+
+
+# --- the strategy
+
+
+def test_a_step_is_clipped_adamw_at_the_given_rate(make: Callable[..., Source]) -> None:
+    """Against torch's own AdamW on a gradient clipped by hand."""
+    source = make(training={"max_grad_norm": 0.01, "weight_decay": 0.1})
+    settings = source.study.training
+    strategy = TorchStrategy(source.study, trainers(4), CPU)
+    strategy.optimizer.param_groups[0]["lr"] = 123.0  # what was set before does not count
+    twin = load_model(source.study.model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=0.5, betas=settings.betas, weight_decay=0.1, eps=1e-8)
+    generator = torch.Generator().manual_seed(0)
+    for own, other in zip(strategy.student.lm.parameters(), twin.parameters(), strict=True):
+        own.grad = torch.randn(own.shape, generator=generator)
+        other.grad = own.grad.clone()
+    norm = torch.cat([parameter.grad.flatten() for parameter in twin.parameters()]).norm()  # type: ignore[union-attr]
+    for parameter in twin.parameters():
+        parameter.grad *= 0.01 / norm
+    optimizer.step()
+    assert strategy.step(0.5) == pytest.approx(float(norm), rel=1e-5)
+    for own, other in zip(strategy.student.lm.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+        assert own.grad is None
+
+
+def test_bfloat16_is_within_twice_its_own_rounding(make: Callable[..., Source]) -> None:
+    """Autocast over fp32 weights: losses near the fp32 ones, weights still fp32."""
+    exact = run(make(), trainers(32))
+    rounded = run(make(training={"precision": "bfloat16"}), trainers(32))
+    assert rounded.records[0].loss == pytest.approx(exact.records[0].loss, rel=0.1)
+    assert rounded.strategy.student.lm.dtype == torch.float32
+    cosine = torch.cosine_similarity(exact.gradient, rounded.gradient, dim=0)
+    assert cosine > 0.98
+
+
+def test_the_saved_folder_loads_in_the_models_dtype(make: Callable[..., Source], tmp_path: Path) -> None:
+    source = make(model={"dtype": "bfloat16"})
+    result = run(source, trainers(32))
+    weights = {name: value.bfloat16() for name, value in result.strategy.student.lm.state_dict().items()}
+    result.strategy.save(tmp_path / "model")
+    load_tokenizer(source.study.model).save_pretrained(tmp_path / "model")
+    model = source.study.model.model_copy(update={"path": str(tmp_path / "model")})
+    saved = load_model(model)
+    assert saved.dtype == torch.bfloat16
+    assert all(torch.equal(value, weights[name]) for name, value in saved.state_dict().items())
+    assert load_tokenizer(model).chat_template
+    before = load_model(source.study.model).state_dict()
+    assert any(not torch.equal(value, before[name]) for name, value in weights.items())
+
+
+def test_the_strategy_is_the_one_named(make: Callable[..., Source]) -> None:
+    study = make().study
+    assert isinstance(build_strategy(study, trainers(4), CPU), TorchStrategy)

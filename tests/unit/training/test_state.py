@@ -1,0 +1,243 @@
+import itertools
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pos2distill.config import Recipe, TrainersSection
+from pos2distill.errors import UserError
+from pos2distill.models.packing import ResponseBatch, collate
+from pos2distill.training import state
+from pos2distill.training.state import KINDS, STATE_FILE, StoredState, write_state
+from pos2distill.training.strategies.torch import TorchStrategy
+from pos2distill.training.student import trainable
+
+TRAINERS = TrainersSection(strategy="torch", gradient_checkpointing=False)
+
+# Odd sizes, so that parts of ranks end inside a row; more ranks than elements; no dimension at all.
+SHAPES = {"embedding": (7, 5), "norm": (3,), "cube": (2, 3, 5), "scale": (), "bias": (1,)}
+
+
+@pytest.fixture
+def make_stepper(make_recipe: Callable[..., Recipe]) -> Callable[[str], TorchStrategy]:
+    def make(precision: str = "float32", lora: dict[str, int] | None = None) -> TorchStrategy:
+        training = {"precision": precision, "weight_decay": 0.1, "lora": lora}
+        study = make_recipe(method={"name": "seqkd"}, training=training).study
+        return TorchStrategy(study, TRAINERS, torch.device("cpu"))
+
+    return make
+
+
+def batch(number: int) -> ResponseBatch:
+    random = np.random.default_rng(number)
+    draw = lambda size: random.integers(5, 250, size).astype(np.int32)  # noqa: E731
+    return collate([draw(size) for size in (9, 4, 12)], [draw(size) for size in (3, 5, 2)])
+
+
+def steps(strategy: TorchStrategy, numbers: Sequence[int]) -> list[tuple[float, float]]:
+    """(loss, norm) of one step a batch."""
+    done = []
+    for number in numbers:
+        loss = strategy.forward(batch(number), None).mean()
+        strategy.backward(loss, last=True)
+        done.append((float(loss.detach()), strategy.step(3e-3 / (1 + number))))
+    return done
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return {key: tensor for path in folder.glob("*.safetensors") for key, tensor in load_file(path).items()}
+
+
+def make_state(folder: Path, world: int = 2) -> dict[str, Tensor]:
+    """A state as so many ranks write it. Returns its tensors."""
+    random = torch.Generator().manual_seed(0)
+    full = {f"{kind}/{name}": torch.randn(shape, generator=random) for name, shape in SHAPES.items() for kind in KINDS}
+    for rank in range(world):
+        write_state(folder, SHAPES, lambda kind, name: full[f"{kind}/{name}"], step=17, rank=rank, world=world)
+    return full
+
+
+# --- the torch strategy goes on as if nothing had happened
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["all", "lora"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(
+    make_stepper: Callable[..., TorchStrategy], tmp_path: Path, precision: str, lora: dict[str, int] | None
+) -> None:
+    strategy = make_stepper(precision, lora)
+    steps(strategy, range(4))
+    strategy.save_state(tmp_path / "at-4")
+    uninterrupted = steps(strategy, range(4, 10))
+    strategy.save_state(tmp_path / "at-10")
+
+    resumed = make_stepper(precision, lora)
+    steps(resumed, [99])  # whatever it did before is forgotten
+    resumed.load_state(tmp_path / "at-4")
+    assert steps(resumed, range(4, 10)) == uninterrupted
+    resumed.save_state(tmp_path / "again")
+    want, got = tensors(tmp_path / "at-10"), tensors(tmp_path / "again")
+    assert all(torch.equal(want[key], got[key]) for key in {**want, **got})
+    assert StoredState(tmp_path / "again", resumed_shapes(resumed)).step == 10
+
+
+def test_a_state_from_before_the_first_step_can_be_resumed(
+    make_stepper: Callable[..., TorchStrategy], tmp_path: Path
+) -> None:
+    strategy = make_stepper()
+    strategy.save_state(tmp_path)
+    first = steps(strategy, range(3))
+    strategy.load_state(tmp_path)
+    assert steps(strategy, range(3)) == first == steps(make_stepper(), range(3))
+
+
+def test_moments_matter(make_stepper: Callable[..., TorchStrategy], tmp_path: Path) -> None:
+    """Weights alone give another run: the test above would see a state without them."""
+    strategy = make_stepper()
+    steps(strategy, range(4))
+    strategy.save_state(tmp_path)
+    without = make_stepper()
+    without.student.load_state_dict(strategy.student.state_dict())
+    assert steps(without, range(4, 6)) != steps(strategy, range(4, 6))
+
+
+def resumed_shapes(strategy: TorchStrategy) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in trainable(strategy.student.lm).items()}
+
+
+# --- the files
+
+
+@pytest.mark.parametrize("writers", [1, 2, 3, 8])
+@pytest.mark.parametrize("readers", [1, 2, 3, 5])
+def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path: Path, writers: int, readers: int) -> None:
+    full = make_state(tmp_path, writers)
+    stored = StoredState(tmp_path, SHAPES)
+    assert stored.step == 17
+    for name, shape in SHAPES.items():
+        count = math.prod(shape)
+        size = -(-count // readers)
+        edges = [min(rank * size, count) for rank in range(readers + 1)]
+        for kind in KINDS:
+            want = full[f"{kind}/{name}"]
+            parts = [stored.read_flat(kind, name, *edge) for edge in itertools.pairwise(edges)]
+            assert torch.equal(torch.cat(parts), want.flatten())
+            assert torch.equal(stored.read(kind, name), want)
+    for rank in range(readers):
+        stored.verify(rank=rank, world=readers)
+
+
+def test_ranks_share_the_writing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each tensor in one file; shares about alike; shards no larger than asked, unless one tensor is."""
+    monkeypatch.setattr(state, "_SHARD_BYTES", 4 * 200)
+    shapes = {f"layer.{number}": (4, 10 + number % 7) for number in range(60)} | {"large": (300,)}
+    shares = state._deal(shapes, 4)
+    keys = [key for share in shares for keys in share.values() for key in keys]
+    assert sorted(keys) == sorted(f"{kind}/{name}" for name in shapes for kind in KINDS)
+    sizes = [[sum(math.prod(shapes[key.split("/")[1]]) for key in keys) for keys in share.values()] for share in shares]
+    totals = [sum(each) for each in sizes]
+    assert max(totals) - min(totals) <= 3 * 300
+    assert all(size in (300,) or size <= 200 for each in sizes for size in each)
+    assert [next(iter(share)) for share in shares][2] == "state-00002-of-00004-000.safetensors"
+    assert len({file for share in shares for file in share}) == sum(len(share) for share in shares)
+    monkeypatch.setattr(state, "_SHARD_BYTES", 64)
+    assert all(torch.equal(value, tensors(tmp_path)[key]) for key, value in make_state(tmp_path).items())
+    assert len(list(tmp_path.glob("*.safetensors"))) > 6
+
+
+def test_no_rank_holds_more_than_a_shard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A shard is written as soon as it is whole."""
+    monkeypatch.setattr(state, "_SHARD_BYTES", 4 * 100)
+    seen = []
+
+    def gather(kind: str, name: str) -> Tensor:
+        seen.append(len(list(tmp_path.glob("*.safetensors"))))
+        return torch.zeros(10, 10)
+
+    write_state(tmp_path, {f"layer.{n}": (10, 10) for n in range(4)}, gather, step=1, rank=0, world=1)
+    assert seen == list(range(12))
+
+
+# --- what cannot be used is named
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    content = json.loads((folder / STATE_FILE).read_text())
+    change(content)
+    (folder / STATE_FILE).write_text(json.dumps(content))
+
+
+def test_a_folder_without_a_state(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"{STATE_FILE}: missing"):
+        StoredState(tmp_path, SHAPES)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}'])
+def test_a_damaged_table_of_contents(tmp_path: Path, text: str) -> None:
+    (tmp_path / STATE_FILE).write_text(text)
+    with pytest.raises(UserError, match=rf"^{tmp_path}/{STATE_FILE}: damaged \(.+\)$"):
+        StoredState(tmp_path, SHAPES)
+
+
+def test_another_format(tmp_path: Path) -> None:
+    make_state(tmp_path)
+    edit(tmp_path, lambda content: content.update(format=2))
+    with pytest.raises(UserError, match="training state of format 2, expected 1: another version of this program"):
+        StoredState(tmp_path, SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm": (4,)}, r"\(norm: \[3\]; this model: \[4\]\)"),
+        ({"extra": (2,)}, r"\(extra: no such parameter; this model: \[2\]\)"),
+    ],
+)
+def test_another_model(tmp_path: Path, change: dict[str, tuple[int, ...]], message: str) -> None:
+    make_state(tmp_path)
+    with pytest.raises(UserError, match=rf"{STATE_FILE}: the state of another model {message}"):
+        StoredState(tmp_path, SHAPES | change)
+    fewer = {name: shape for name, shape in SHAPES.items() if name != "bias"}
+    with pytest.raises(UserError, match=r"\(bias: \[1\]; this model: no such parameter\)"):
+        StoredState(tmp_path, fewer)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 4
+    path.write_bytes(bytes(data))
+
+
+def strip(path: Path) -> None:
+    state.save_file({"weight/other": torch.zeros(1)}, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (Path.unlink, "missing"),
+        (cut, r"damaged \(.+\)"),
+        (flip, r"damaged \(\w+/\w+ does not match its checksum\)"),
+        (strip, r"damaged \(.+\)"),
+        (lambda path: path.write_bytes(b""), r"damaged \(.+\)"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], Any], message: str) -> None:
+    make_state(tmp_path)
+    path = tmp_path / "state-00001-of-00002-000.safetensors"
+    damage(path)
+    stored = StoredState(tmp_path, SHAPES)
+    stored.verify(rank=0, world=2)  # the other's share
+    with pytest.raises(UserError, match=rf"^{path}: {message}$"):
+        stored.verify(rank=1, world=2)

@@ -1,0 +1,141 @@
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pos2distill.config import Recipe, Study
+from pos2distill.losses.kl import mean_by_row
+from pos2distill.models.head import FrozenHead
+from pos2distill.models.load import load_model
+from pos2distill.models.packing import ResponseBatch, collate
+from pos2distill.training.rows import Row
+from pos2distill.training.student import Student
+from pos2distill.training.teachers import CachedTeacher, HiddenStatesView
+from tests.unit.conftest import Source
+
+
+@pytest.fixture
+def parts(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
+) -> tuple[Student, ResponseBatch, HiddenStatesView]:
+    """A student that has moved away from its teacher, a batch of 8 rows, and the teacher's states."""
+    study = make_recipe().study
+    source = make_source(study)
+    rows = [source.build.row(key) for key in source.row_keys()[:8]]
+    student = Student(load_model(study.model), study)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in student.lm.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
+    return student, batch, view_of(study, rows)
+
+
+def view_of(study: Study, rows: Sequence[Row]) -> HiddenStatesView:
+    return CachedTeacher(FrozenHead.from_checkpoint(study.model, torch.float32))(rows)
+
+
+def naive_kl(student: Student, batch: ResponseBatch, teacher: HiddenStatesView) -> Tensor:
+    """The plain way: a loop over rows, all logits of each, the definition of KL."""
+    teacher_TV = teacher.hidden_TH @ teacher.head.weight_VH.T
+    kls, start = [], 0
+    for row, ids_L in enumerate(batch.input_ids_S.tensor_split(batch.packed.start_B1[1:-1].long())):
+        positions = batch.position_S[batch.logit_index_T[batch.row_T == row]]
+        p = teacher_TV[start : start + len(positions)].softmax(-1)
+        q = student.lm(input_ids=ids_L[None]).logits[0, positions].softmax(-1)
+        kls.append((p * (p.log() - q.log())).sum(-1).mean())
+        start += len(positions)
+    return torch.stack(kls)
+
+
+def gradient(student: Student, loss: Tensor) -> Tensor:
+    student.zero_grad()
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in student.lm.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize("together", [1, 7, 1000])
+def test_value_and_gradient_equal_the_plain_way(
+    parts: tuple[Student, ResponseBatch, HiddenStatesView], monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """However many of the tokens' logits are looked at together."""
+    student, batch, teacher = parts
+    monkeypatch.setattr("pos2distill.training.student._LOGITS", together * 300)
+    weight_B = torch.linspace(0.1, 1, 8)  # so that a row taken for another shows
+    ours, plain = student(batch, teacher), naive_kl(student, batch, teacher)
+    assert plain.min() > 1e-3
+    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-6)
+    one, other = (gradient(student, (weight_B * kl_B).sum()) for kl_B in (ours, plain))
+    assert (one - other).norm() < 1e-5 * other.norm()
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-6 * float(other.norm()))
+
+
+class LargestTensors(TorchDispatchMode):
+    """Watches every tensor that any operation makes, in backward too."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[-1] == self.width:
+                self.elements = max(self.elements, leaf.numel())
+        return result
+
+
+def test_logits_of_the_whole_batch_are_never_made(parts: tuple[Student, ResponseBatch, HiddenStatesView]) -> None:
+    student, batch, teacher = parts
+    vocabulary, tokens = 300, len(batch.row_T)
+    assert tokens < batch.packed.longest  # else the test could not tell them apart
+    with LargestTensors(vocabulary) as watched:
+        student(batch, teacher).sum().backward()
+    assert watched.elements == tokens * vocabulary
+    with LargestTensors(vocabulary) as plain:
+        naive_kl(student, batch, teacher).sum().backward()
+    assert plain.elements == batch.packed.longest * vocabulary  # the watch does see them
+
+
+def test_a_student_that_has_not_moved_is_at_zero_on_anchor_rows(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
+) -> None:
+    study = make_recipe().study
+    source = make_source(study)
+    rows = [source.row(index, study.advantageous(1)) for index in range(len(source.examples))]
+    student = Student(load_model(study.model), study)
+    batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
+    with torch.no_grad():
+        assert student(batch, view_of(study, rows)).max() < 1e-6
+
+
+def test_cross_entropy_is_what_transformers_computes(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
+) -> None:
+    study = make_recipe(method={"name": "seqkd"}).study
+    source = make_source(study)
+    student = Student(load_model(study.model), study)
+    for row in (source.row(0, (1,)), source.row(1, (3,))):
+        own = student(collate([row.prompt_ids], [row.response_ids]), None)
+        ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
+        labels = ids.clone()
+        labels[0, : len(row.prompt_ids)] = -100
+        torch.testing.assert_close(own[0], student.lm(input_ids=ids, labels=labels).loss)
+
+
+def test_the_teachers_own_loss_is_the_frozen_models(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
+) -> None:
+    """At the advantageous slot the frozen model and a student that has not moved lose the same."""
+    study = make_recipe(method={"name": "r2", "weights": "adaptive"}).study
+    source = make_source(study)
+    student = Student(load_model(study.model), study)
+    rows = [source.row(index, (0,)) for index in range(3)]
+    batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
+    with torch.no_grad():
+        loss_T = view_of(study, rows).cross_entropy(batch.target_T)
+        torch.testing.assert_close(mean_by_row(loss_T, batch.row_T, 3), student(batch, None))

@@ -1,0 +1,129 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pos2distill.config import Recipe, Study
+from pos2distill.errors import UserError
+from pos2distill.losses.kl import forward_kl
+from pos2distill.models.load import load_model
+from pos2distill.models.packing import ResponseBatch, hidden_from_bytes, response_hidden_states
+from pos2distill.training.rows import Row
+from pos2distill.training.teachers import (
+    CachedTeacher,
+    HiddenStatesView,
+    ResidentTeacher,
+    TeacherSource,
+    TopKTeacher,
+    TopKView,
+    build_teacher,
+)
+from tests.unit.conftest import Source
+
+CPU = torch.device("cpu")
+VOCABULARY = 300
+
+
+@pytest.fixture
+def make(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]) -> Callable[..., Source]:
+    return lambda **overrides: make_source(make_recipe(**overrides).study)
+
+
+def mixed_rows(source: Source) -> list[Row]:
+    """Rows of three examples, mixed."""
+    return [source.row(*key) for key in ((2, (1,)), (0, (0,)), (2, (3,)), (1, (2,)), (0, (1,)))]
+
+
+def teacher_of(source: Source) -> TeacherSource:
+    teacher = build_teacher(source.study, not_called, CPU)
+    assert teacher is not None
+    return teacher
+
+
+def not_called(batch: ResponseBatch) -> torch.Tensor:
+    raise AssertionError("only a resident teacher computes")
+
+
+def hidden_view(source: Source) -> HiddenStatesView:
+    view = teacher_of(source)(mixed_rows(source))
+    assert isinstance(view, HiddenStatesView)
+    return view
+
+
+def logits(source: Source, row: Row) -> torch.Tensor:
+    """The frozen model's, by the plain way."""
+    ids, start = [*row.sample.prompt_ids, *row.sample.response_ids], len(row.sample.prompt_ids) - 1
+    with torch.no_grad():
+        logits_LV = load_model(source.study.model)(torch.tensor([ids])).logits[0]
+    return logits_LV[start : start + len(row.response_ids)]
+
+
+def student_logits(like: torch.Tensor) -> torch.Tensor:
+    return torch.randn(len(like), VOCABULARY, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ({}, CachedTeacher),
+        ({"teacher": "resident"}, ResidentTeacher),
+        ({"teacher": "topk"}, TopKTeacher),
+        ({"name": "r2", "weights": "adaptive"}, CachedTeacher),
+        ({"name": "seqkd", "teacher": "resident"}, type(None)),
+        ({"name": "sft", "teacher": "topk"}, type(None)),
+    ],
+)
+def test_the_teacher_is_the_one_named_where_the_method_has_one(
+    make_recipe: Callable[..., Recipe], method: dict[str, str], kind: type
+) -> None:
+    assert type(build_teacher(make_recipe(method=method).study, not_called, CPU)) is kind
+
+
+def test_a_resident_teacher_equals_the_cached_one(make: Callable[..., Source]) -> None:
+    source = make()
+    lm = load_model(source.study.model)
+    seen: list[int] = []
+
+    @torch.no_grad()
+    def frozen(batch: ResponseBatch) -> torch.Tensor:
+        seen.append(batch.rows)
+        return response_hidden_states(lm, batch)
+
+    cached = hidden_view(source)
+    resident = ResidentTeacher(cached.head, frozen)(mixed_rows(source))
+    torch.testing.assert_close(resident.hidden_TH, cached.hidden_TH, rtol=0, atol=1e-5)
+    assert seen == [3]  # once for each example, not for each row
+    student_TV = student_logits(cached.hidden_TH)
+    torch.testing.assert_close(resident.kl(student_TV), cached.kl(student_TV), rtol=1e-5, atol=1e-5)
+
+
+def test_cached_states_stand_in_the_rows_order(make: Callable[..., Source]) -> None:
+    source = make()
+    rows = mixed_rows(source)
+    parts = hidden_view(source).hidden_TH.split([len(row.response_ids) for row in rows])
+    for part, row in zip(parts, rows, strict=True):
+        assert row.sample.hidden is not None
+        assert torch.equal(part, hidden_from_bytes(row.sample.hidden, "float32", len(row.response_ids)))
+
+
+def test_missing_states_are_told(make: Callable[..., Source]) -> None:
+    source = make()
+    rows = mixed_rows(source)
+    rows[1] = replace(rows[1], sample=replace(rows[1].sample, hidden=None))
+    with pytest.raises(UserError, match=r"hold no teacher states; sample again with method.teacher=cached"):
+        teacher_of(source)(rows)
+
+
+@pytest.mark.parametrize("k", [1, 20, VOCABULARY])
+def test_the_likeliest_tokens_bound_the_exact_kl_from_below(make: Callable[..., Source], k: int) -> None:
+    source = make(method={"teacher": "topk", "teacher_topk": k})
+    rows = mixed_rows(source)
+    top = teacher_of(source)(rows)
+    assert isinstance(top, TopKView)
+    teacher_TV = torch.cat([logits(source, row) for row in rows])
+    assert len(top.ids_TK) == len(teacher_TV)
+    student_TV = student_logits(teacher_TV)
+    bound_T, exact_T = top.kl(student_TV), forward_kl(teacher_TV, student_TV)
+    assert (bound_T <= exact_T + 1e-5).all()
+    assert torch.allclose(bound_T, exact_T, rtol=1e-4, atol=1e-5) == (k == VOCABULARY)
