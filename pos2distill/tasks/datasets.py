@@ -20,7 +20,7 @@ _SIDES = ("train", "eval")
 class Split:
     """Training and evaluation examples that share no question, and how the rows of the file were used.
 
-    `counts`: rows = train + evaluation + train_unused + eval_unused + duplicate + each of `formats.REASONS`.
+    `counts`: rows = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`.
     """
 
     train: list[Example]

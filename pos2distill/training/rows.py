@@ -168,7 +168,7 @@ def split_rows(lengths: Sequence[int], parts: int) -> list[int]:
     Args:
         lengths: of the rows, in tokens. parts: at most as many as rows; none is empty.
     """
-    limits = range(max(lengths), sum(lengths) + 1)
+    limits = range(1, sum(lengths) + 1)
     limit = limits[bisect_left(limits, True, key=lambda limit: count_parts(lengths, limit) <= parts)]
     return _fill(lengths, limit, parts)
 

@@ -86,7 +86,7 @@ def test_only_the_parts_concerned_are_read_each_once(storage: str, monkeypatch: 
 
     monkeypatch.setattr(SampleStore, "_read", spy)
     store.load(index, IDS, indices(4, 0, 5, 1, 4))
-    assert sorted(read) == sorted({index.parts[index.part_of[index]] for index in (0, 4)})
+    assert sorted(read) == sorted({index.parts[index.part_of[wanted]] for wanted in (0, 4)})
     read.clear()
     new = store.append(make_samples("fox-0", "other"))
     store.index(IDS, index)

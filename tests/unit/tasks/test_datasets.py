@@ -140,7 +140,7 @@ def test_results_name_random_distractors() -> None:
 def everything(data: DataSection) -> DataSection:
     """The settings that use every example of the file."""
     counts = load_split(data, documents=data.documents, seed=0).counts
-    wanted = {f"{side}_examples": counts[side] + counts.get(f"{side}_unused", 0) for side in ("train", "evaluation")}
+    wanted = {f"{side}_examples": counts[side] + counts.get(f"{side}_unused", 0) for side in ("train", "eval")}
     return data.model_copy(update=wanted)
 
 
@@ -248,7 +248,7 @@ def test_counts_add_up_and_the_sides_share_no_question(
     rows += rows[:repeats]
     order.shuffle(rows)
     split = load_split(section(write(rows), train_examples=5, eval_examples=5), documents=2, seed=seed)
-    parts = ("duplicate", "train_unused", "eval_unused", "train", "evaluation")
+    parts = ("duplicate", "train_unused", "eval_unused", "train", "eval")
     assert split.counts["rows"] == len(rows) == sum(split.counts.get(part, 0) for part in parts)
     assert split.counts["duplicate"] == 2 * repeats
     train, evaluation = ({normalize(each.question) for each in side} for side in (split.train, split.evaluation))
