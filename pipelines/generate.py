@@ -115,7 +115,8 @@ class Generate:
         for_training: bool,
         tracker_actor: ActorHandle | None,
     ) -> None:
-        from pos2distill.models.load import end_of_turn_id, load_tokenizer, stop_token_ids
+        from pos2distill.models.chat import end_of_turn_id, stop_token_ids
+        from pos2distill.models.load import load_tokenizer
 
         pool = recipe.runtime.samplers
         tokenizer = load_tokenizer(model)

@@ -26,8 +26,9 @@ from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl, mean_by_row
 from pos2distill.models.head import LogitTransform
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
-from pos2distill.models.packing import ResponseBatch, collate, response_hidden_states
+from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.permutations import Placement

@@ -26,7 +26,8 @@ from benchmarks.circumstances import circumstances
 from pipelines.generate import PromptSpec, blocks_of_examples, build_prompts, generate
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
-from pos2distill.models.load import load_tokenizer, stop_token_ids
+from pos2distill.models.chat import stop_token_ids
+from pos2distill.models.load import load_tokenizer
 from pos2distill.records import examples_to_table
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import evaluated_placements

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from pos2distill.config import DataSection, MethodSection, ModelSection, Study, TrainersSection, TrainingSection
 from pos2distill.losses.objectives import ANCHOR
-from pos2distill.models.packing import hidden_to_bytes
+from pos2distill.models.hidden_states import hidden_to_bytes
 from pos2distill.records import Example, Slots, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.training.distributed import DistContext

@@ -27,7 +27,7 @@ from benchmarks.circumstances import circumstances
 from benchmarks.train_step.measuring import Step, free, make_in_turn, measure_peak, run_apart, wall
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study, model_folder
 from benchmarks.train_step.variants import PlainStep, straightforward, trl_chunked, trl_gkd
-from pos2distill.models.attention import pack_rows
+from pos2distill.models.packing import pack_rows
 from pos2distill.training.rows import Row
 
 GROUPS = (
@@ -87,7 +87,8 @@ def tokens_of(rows: Sequence[Row]) -> dict[str, int]:
     """Tokens of the rows one by one, and with what rows of an example share counted once."""
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
     examples = [row.sample.example.example_id for row in rows]
-    return {"in_all": sum(lengths), "once": sum(pack_rows([row.prompt_ids for row in rows], lengths, examples).own)}
+    packed = pack_rows([row.prompt_ids for row in rows], lengths, examples)
+    return {"in_all": sum(lengths), "once": sum(packed.query_lengths)}
 
 
 def measure_memory(name: str, size: Size, folder: Path, device: torch.device) -> dict[str, float]:

@@ -55,7 +55,7 @@ class EncodeTeacher:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Add the columns `hidden`, `hidden_dtype` and `teacher_seconds` (each row's share of the batch's time)."""
-        from pos2distill.models.packing import hidden_to_bytes
+        from pos2distill.models.hidden_states import hidden_to_bytes
 
         if self.tracker_actor:
             self.tracker_actor.heartbeat.remote("teachers", ray.get_runtime_context().get_actor_id())

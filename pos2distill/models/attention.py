@@ -1,17 +1,15 @@
-"""Attention over rows laid end to end, in which a prefix that several rows begin with stands once.
+"""Attention kernels for packed rows, registered with transformers.
 
-Each row attends to itself: queries are its own tokens, keys are all of its tokens, those it shares with an earlier row
-included. A causal model without dropout makes the same of a shared token in every row: only the repetition is left out.
-Shapes: S tokens, B rows, D size of a head; Q own tokens of one row, K tokens of it in all.
+Each row attends to itself only: its queries are the tokens it added itself, its keys are all of its tokens, including
+the prefix that it shares with an earlier row. See `pos2distill.models.packing` for how rows are packed.
+
+Shapes: S tokens of the packed sequence, B rows, D size of an attention head.
 """
 
-import sys
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import takewhile
+import importlib
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -21,161 +19,71 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from pos2distill.errors import UserError
-from pos2distill.records import Tokens
+from pos2distill.models.packing import PackedRows
 
 PACKED = {"sdpa": "packed_sdpa", "eager": "packed_eager", "flash_attention_2": "packed_varlen"}
-"""What transformers knows each kernel by when it works on such rows."""
-
-_WORTH = 8
-"""A prefix is shared if it is at least this part of its row: the few tokens that open every prompt are not."""
+"""For each attention implementation of transformers, the name under which its packed version is registered."""
 
 _Kernel = Callable[..., tuple[Tensor, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """Which of S tokens each of B rows is made of.
+def register_kernels() -> None:
+    """Register the packed kernels with transformers, under the names in `PACKED`. Calling it again changes nothing."""
+    kernels = {"sdpa": packed_sdpa, "eager": packed_eager, "flash_attention_2": packed_varlen}
+    for implementation, kernel in kernels.items():
+        AttentionInterface.register(PACKED[implementation], kernel)
+        AttentionMaskInterface.register(PACKED[implementation], _window_as_mask)
 
-    shared, own: tokens of each row that are an earlier row's, and its other ones, which follow them. spans: sizes of
-    the spans that S is cut into, such that rows are made of whole ones; of_row: each row's spans in order.
-    start_B1: (B + 1,) int32, where rows' own tokens begin, and S. key_start_B1: the same, had each row been laid whole.
+
+def packed_sdpa(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_rows: PackedRows | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each row by torch's kernels: (1, heads, S, D) each -> (1, S, heads, D).
+
+    Raises:
+        UserError: if the model does not pass `packed_rows` on to its attention layers.
     """
-
-    shared: tuple[int, ...]
-    own: tuple[int, ...]
-    spans: tuple[int, ...]
-    of_row: tuple[tuple[int, ...], ...]
-    start_B1: Tensor
-    key_start_B1: Tensor
-    _masks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict, compare=False, repr=False)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row, shared ones included."""
-        return max(own + shared for own, shared in zip(self.own, self.shared, strict=True))
-
-    def to(self, device: torch.device | str) -> "PackedRows":
-        """The same rows, known on a device. It has masks of its own, which go with it once a pass is done."""
-        return replace(self, start_B1=self.start_B1.to(device), key_start_B1=self.key_start_B1.to(device), _masks={})
-
-    def keys(self, states: Tensor) -> list[Tensor]:
-        """Each row's keys or values, (1, heads, K, D), from those of all tokens, (1, heads, S, D).
-
-        Split, not sliced: a slice's gradient is as large as all rows.
-        """
-        spans = states.split(self.spans, 2)
-        return [spans[row[0]] if len(row) == 1 else torch.cat([spans[at] for at in row], 2) for row in self.of_row]
-
-    def all_keys(self, states: Tensor) -> Tensor:
-        """As `keys`, all rows end to end."""
-        if not any(self.shared):
-            return states
-        spans = states.split(self.spans, 2)
-        return torch.cat([spans[at] for row in self.of_row for at in row], 2)
-
-    def mask(self, row: int, window: int | None, like: Tensor) -> Tensor:
-        """What a row's own tokens may see, to be added to scores: (1, 1, Q, K). All layers use the same tensor."""
-        key = (row, window, like.dtype, like.device)
-        if key not in self._masks:
-            self._masks[key] = _causal(self.own[row], self.own[row] + self.shared[row], window, like)
-        return self._masks[key]
-
-
-def pack_rows(
-    prompts: Sequence[Tokens], lengths: Sequence[int], group_ids: Sequence[Hashable] | None = None
-) -> PackedRows:
-    """Lay rows end to end.
-
-    Args:
-        prompts: the tokens that rows may share; never the last one, which predicts the row's own response.
-        lengths: of the whole rows.
-        group_ids: neighbours with the same value share what they both begin with; without it none do.
-    """
-    pieces: list[list[tuple[int, int]]] = []  # of each row, as parts of S
-    shared: list[int] = []
-    end = 0
-    for row, length in enumerate(lengths):
-        common, lender = _longest_common_prefix(prompts, row, group_ids) if group_ids else (0, 0)
-        if common * _WORTH < length:
-            common = 0
-        pieces.append([*(_cut(pieces[lender], common) if common else []), (end, end + length - common)])
-        shared.append(common)
-        end += length - common
-    bounds = sorted({bound for row_pieces in pieces for piece in row_pieces for bound in piece})
-    place = {bound: index for index, bound in enumerate(bounds)}
-    own = tuple(length - common for length, common in zip(lengths, shared, strict=True))
-    return PackedRows(
-        shared=tuple(shared),
-        own=own,
-        spans=tuple(int(size) for size in np.diff(bounds)),
-        of_row=tuple(
-            tuple(at for first, last in row_pieces for at in range(place[first], place[last])) for row_pieces in pieces
-        ),
-        start_B1=_starts(own),
-        key_start_B1=_starts(lengths),
+    packed_rows = _require_packed(packed_rows, module)
+    return _attend_row_by_row(
+        sdpa_attention_forward,
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        packed_rows,
+        causal_without_mask=True,
+        **settings,
     )
 
 
-def _starts(sizes: Sequence[int]) -> Tensor:
-    return torch.tensor([0, *sizes]).cumsum(0).to(torch.int32)
+def packed_eager(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_rows: PackedRows | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """As `packed_sdpa`, by the model's own plain attention, which knows its soft caps and sinks."""
+    packed_rows = _require_packed(packed_rows, module)
+    # transformers 5.19 has no shared eager kernel: every modeling file defines its own `eager_attention_forward`.
+    kernel: _Kernel = importlib.import_module(type(module).__module__).eager_attention_forward
+    return _attend_row_by_row(
+        kernel, module, query, key, value, attention_mask, packed_rows, causal_without_mask=False, **settings
+    )
 
 
-def _longest_common_prefix(prompts: Sequence[Tokens], row: int, group_ids: Sequence[Hashable]) -> tuple[int, int]:
-    """How many tokens a row has in common with an earlier relative at most, short of its last, and with which."""
-    own = prompts[row][:-1]
-    found = (0, 0)
-    for earlier in takewhile(lambda other: group_ids[other] == group_ids[row], range(row - 1, -1, -1)):
-        size = min(len(own), len(prompts[earlier]))
-        differs = own[:size] != prompts[earlier][:size]
-        common = int(differs.argmax()) if differs.any() else size
-        found = max(found, (common, earlier))
-    return found
-
-
-def _cut(pieces: list[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
-    """The first tokens of a row."""
-    taken = []
-    for start, end in pieces:
-        if tokens > 0:
-            taken.append((start, min(end, start + tokens)))
-        tokens -= end - start
-    return taken
-
-
-def _row_by_row(kernel_of: Callable[[torch.nn.Module], _Kernel]) -> _Kernel:
-    """Attention by a kernel that knows one row at a time."""
-
-    def attend(
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        packed_rows: PackedRows | None = None,
-        **settings: Any,
-    ) -> tuple[Tensor, None]:
-        """Causal attention in each row: (1, heads, S, D) each -> (1, S, heads, D).
-
-        Raises:
-            UserError: as `_handed_down`.
-        """
-        packed_rows = _handed_down(packed_rows, module)
-        kernel = kernel_of(module)
-        window = _window(attention_mask)
-        knows_causal = kernel is sdpa_attention_forward
-        rows = zip(query.split(packed_rows.own, 2), packed_rows.keys(key), packed_rows.keys(value), strict=True)
-        parts = []
-        for row, (query_own, key_own, value_own) in enumerate(rows):
-            whole = not packed_rows.shared[row] and (window is None or key_own.shape[2] <= window)
-            mask = None if whole and knows_causal else packed_rows.mask(row, window, query)
-            parts.append(kernel(module, query_own, key_own, value_own, mask, **settings)[0])
-        return torch.cat(parts, 1), None
-
-    return attend
-
-
-def _varlen(
+def packed_varlen(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -190,23 +98,29 @@ def _varlen(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """As above by flash-attn, all rows in one call; a row's last query is at its last key.
+    """As `packed_sdpa`, by flash-attn's variable-length kernel: all rows in one call.
+
+    The kernel aligns a row's last query with its last key (flash-attn 2.1 and later), which is where they are here.
 
     Raises:
-        UserError: as `_handed_down`; where attention has sinks, which flash-attn 2 does not know.
+        UserError: as `packed_sdpa`; if attention has sinks, which flash-attn 2 does not support.
     """
-    packed_rows = _handed_down(packed_rows, module)
+    packed_rows = _require_packed(packed_rows, module)
     if s_aux is not None:
         raise UserError(
-            f"{type(module).__name__} has attention sinks, unknown to flash-attn 2; set model.attention to eager"
+            f"{type(module).__name__} has attention sinks, which flash-attn 2 does not support; "
+            f"set model.attention to eager"
         )
-    if dtype := get_target_dtype(query, module):
-        query, key, value = (states.to(dtype) for states in (query, key, value))
-    key, value = (packed_rows.all_keys(states) for states in (key, value))
-    size = value.shape[-1]
-    if size != key.shape[-1]:  # it wants values as long as keys
-        value = pad(value, [0, key.shape[-1] - size])
-    starts: Any = (packed_rows.start_B1, packed_rows.key_start_B1)
+    target_dtype = get_target_dtype(query, module)
+    if target_dtype is not None:
+        query, key, value = query.to(target_dtype), key.to(target_dtype), value.to(target_dtype)
+    key, value = packed_rows.all_keys(key), packed_rows.all_keys(value)
+    value_size = value.shape[-1]
+    if value_size != key.shape[-1]:
+        # flash-attn 2 requires values of the keys' head size; some models have smaller values.
+        value = pad(value, [0, key.shape[-1] - value_size])
+    query_starts: Any = packed_rows.start_B1
+    key_starts: Any = packed_rows.key_start_B1
     output: Tensor = _flash_attention_forward(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -216,59 +130,75 @@ def _varlen(
         is_causal=True,
         dropout=dropout,
         softmax_scale=scaling,
-        sliding_window=sliding_window or _window(attention_mask),
+        sliding_window=sliding_window or _window_of(attention_mask),
         softcap=softcap,
         attn_implementation="flash_attention_2",
-        cu_seq_lens_q=starts[0],
-        cu_seq_lens_k=starts[1],
-        max_length_q=max(packed_rows.own),
+        cu_seq_lens_q=query_starts,
+        cu_seq_lens_k=key_starts,
+        max_length_q=max(packed_rows.query_lengths),
         max_length_k=packed_rows.longest,
     )
-    return output[..., :size], None
+    return output[..., :value_size], None
 
 
-def _handed_down(packed_rows: PackedRows | None, module: torch.nn.Module) -> PackedRows:
+def _attend_row_by_row(
+    kernel: _Kernel,
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    packed_rows: PackedRows,
+    *,
+    causal_without_mask: bool,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """Attention by a kernel that computes one row at a time.
+
+    Args:
+        causal_without_mask: whether the kernel is causal, and faster, where it gets no mask.
+    """
+    window = _window_of(attention_mask)
+    queries = query.split(packed_rows.query_lengths, 2)
+    keys = packed_rows.keys(key)
+    values = packed_rows.keys(value)
+    outputs = []
+    for row, shared in enumerate(packed_rows.shared_lengths):
+        window_covers_row = window is None or packed_rows.row_length(row) <= window
+        mask = None
+        if shared or not window_covers_row or not causal_without_mask:
+            mask = packed_rows.mask(row, window, query)
+        output, _ = kernel(module, queries[row], keys[row], values[row], mask, **settings)
+        outputs.append(output)
+    return torch.cat(outputs, 1), None
+
+
+def _require_packed(packed_rows: PackedRows | None, module: torch.nn.Module) -> PackedRows:
     """
     Raises:
-        UserError: if the model does not hand down where rows begin; tokens would see other rows.
+        UserError: if the model did not pass `packed_rows` on; tokens would see other rows.
     """
     if packed_rows is None:
         raise UserError(
-            f"{type(module).__name__} is not told by its model where rows begin; a model of this kind cannot be trained"
+            f"{type(module).__name__} received no packed_rows from its model, which drops unknown arguments; "
+            f"a model of this kind cannot be trained"
         )
     return packed_rows
 
 
-def _causal(wanted: int, known: int, window: int | None, like: Tensor) -> Tensor:
-    """For the last of a row's tokens: 0 where they see, the lowest number where they do not."""
-    query_Q1 = torch.arange(known - wanted, known, device=like.device)[:, None]
-    key_K = torch.arange(known, device=like.device)
-    hidden_QK = key_K > query_Q1
-    if window is not None:
-        hidden_QK |= key_K <= query_Q1 - window
-    scores_QK = torch.zeros(wanted, known, dtype=like.dtype, device=like.device)
-    return scores_QK.masked_fill(hidden_QK, torch.finfo(like.dtype).min)[None, None]
+def _window_as_mask(*, local_size: int | None = None, **_: Any) -> Tensor | None:
+    """The "mask" that transformers hands to a layer: the size of its sliding window, None where it has none.
+
+    Registered as the mask function of the packed kernels, so that no (S, S) mask is ever built. transformers 5.19
+    passes a layer's window as `local_size`; a mask must be a 4-dimensional tensor.
+    """
+    if local_size is None:
+        return None
+    return torch.full((1, 1, 1, 1), local_size)
 
 
-def _mask(*, local_size: int | None = None, **_: Any) -> Tensor | None:
-    """What layers get in place of a mask over all pairs of S tokens: how far back they look, where that ends."""
-    return None if local_size is None else torch.full((1, 1, 1, 1), local_size)
-
-
-def _window(attention_mask: Tensor | None) -> int | None:
-    return None if attention_mask is None else int(attention_mask)
-
-
-def _eager(module: torch.nn.Module) -> _Kernel:
-    """Every model brings its own."""
-    kernel: _Kernel = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
-    return kernel
-
-
-for _name, _attend in {
-    "sdpa": _row_by_row(lambda _: sdpa_attention_forward),
-    "eager": _row_by_row(_eager),
-    "flash_attention_2": _varlen,
-}.items():
-    AttentionInterface.register(PACKED[_name], _attend)
-    AttentionMaskInterface.register(PACKED[_name], _mask)
+def _window_of(attention_mask: Tensor | None) -> int | None:
+    """The window that `_window_as_mask` encoded."""
+    if attention_mask is None:
+        return None
+    return int(attention_mask)

@@ -1,4 +1,4 @@
-"""A model's files: where they are on this machine, and what they are. Without torch, so that a plan is made at once."""
+"""A model's files: their folder on this machine and their fingerprint. Imports no torch, so that planning is fast."""
 
 import hashlib
 import os
@@ -13,21 +13,19 @@ from pos2distill.errors import UserError
 from pos2distill.urls import open_url
 
 _SAMPLE_BYTES = 1 << 16
-# What a model's folder holds beside its weights. `.py` counts with trust_remote_code only, but counting it is harmless.
+_SAMPLES = 256
+# The files of a model folder other than its weights. `.py` matters with trust_remote_code only; hashing it is harmless.
 _MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
 
 
 def local_folder(model: ModelSection) -> str:
-    """The model's folder on this machine: the path as it is, or a cached copy of an fsspec URL or hub snapshot."""
+    """The model's folder on this machine: the path itself, or a cached copy of an fsspec URL or hub snapshot.
+
+    Raises:
+        UserError: if there is no such folder, URL or hub model.
+    """
     if "://" in model.path:
-        copy = Path(tempfile.gettempdir()) / "pos2distill-models" / model_digest(model)
-        if not copy.exists():
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            fs, path = open_url(model.path, "model.path")
-            with tempfile.TemporaryDirectory(dir=copy.parent) as partial:
-                fs.get(path.rstrip("/") + "/", f"{partial}/model/", recursive=True)
-                _rename_unless_there(Path(partial) / "model", copy)
-        return str(copy)
+        return str(_copy_of_url(model))
     if os.path.isdir(model.path):
         return model.path
     if not _is_hub_name(model.path):
@@ -38,9 +36,12 @@ def local_folder(model: ModelSection) -> str:
 def model_digest(model: ModelSection) -> str:
     """A fingerprint of what the model computes.
 
-    A hub name stands for itself and the commit its revision is at. A folder or URL is read: everything but weights
-    whole; weights by size and 256 samples of 64 KiB spread over each file, so that 16 GB need no minute of hashing.
-    That tells any two trained models apart, but not two files that differ in a few bytes.
+    Of a hub model: its name and the commit of its revision. Of a folder or URL: a hash of its files, where weights are
+    sampled: their size and 256 samples of 64 KiB spread over each file, so that 16 GB do not take a minute. That
+    distinguishes any two trained models, but not two files that differ in a few bytes.
+
+    Raises:
+        UserError: if there is no such folder, URL or hub model.
     """
     if _is_hub_name(model.path):
         return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"
@@ -52,9 +53,11 @@ def model_digest(model: ModelSection) -> str:
     for path in files:
         name = path[len(root) :].lstrip("/")
         if name.endswith(".safetensors"):
-            digest.update(f"{name}\0{fs.size(path)}\0".encode())
-            for offset in np.unique(np.linspace(0, max(0, fs.size(path) - _SAMPLE_BYTES), 256).astype(int)):
-                digest.update(fs.cat_file(path, start=int(offset), end=int(offset) + _SAMPLE_BYTES))
+            size = fs.size(path)
+            digest.update(f"{name}\0{size}\0".encode())
+            offsets = np.linspace(0, max(0, size - _SAMPLE_BYTES), _SAMPLES).astype(int)
+            for offset in np.unique(offsets).tolist():
+                digest.update(fs.cat_file(path, start=offset, end=offset + _SAMPLE_BYTES))
         elif name.endswith(_MODEL_FILES):
             digest.update(f"{name}\0".encode())
             digest.update(fs.cat_file(path))
@@ -62,15 +65,30 @@ def model_digest(model: ModelSection) -> str:
 
 
 def copy_generation_config(model: ModelSection, folder: Path) -> None:
-    """Copy the base's generation_config.json as it is: transformers refuses to write some that it reads."""
-    own = Path(local_folder(model)) / "generation_config.json"
-    if own.exists():
-        shutil.copyfile(own, folder / own.name)
+    """Copy the initial model's generation_config.json unchanged: transformers 5.19 refuses to write some it reads."""
+    source = Path(local_folder(model)) / "generation_config.json"
+    if source.exists():
+        shutil.copyfile(source, folder / source.name)
+
+
+def _copy_of_url(model: ModelSection) -> Path:
+    """The local copy, named by its digest, so that a changed model is copied again."""
+    copy = Path(tempfile.gettempdir()) / "pos2distill-models" / model_digest(model)
+    if copy.exists():
+        return copy
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    fs, path = open_url(model.path, "model.path")
+    # Renamed only when complete, so that no other process loads half a copy.
+    with tempfile.TemporaryDirectory(dir=copy.parent) as partial:
+        fs.get(path.rstrip("/") + "/", f"{partial}/model/", recursive=True)
+        _rename_unless_exists(Path(partial) / "model", copy)
+    return copy
 
 
 def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
     """The local folder, named after the commit, that holds these files of a hub model."""
-    from huggingface_hub import snapshot_download  # only a hub name needs it
+    # Imported here: only hub names need it.
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
@@ -82,17 +100,22 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
         )
     except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{model.path}: neither a folder nor a model the hub gives us (model.path): {reason}") from None
+        raise UserError(
+            f"{model.path}: neither a folder nor a model that the hub provides (model.path): {reason}"
+        ) from None
 
 
 def _is_hub_name(path: str) -> bool:
-    """Whether a path that is no folder here can be OWNER/NAME on the hub."""
-    return not os.path.isdir(path) and not path.startswith((".", "/")) and "://" not in path and path.count("/") == 1
+    """Whether a path can be OWNER/NAME on the hub. A folder of that name on this machine takes precedence."""
+    if os.path.isdir(path) or path.startswith((".", "/")) or "://" in path:
+        return False
+    return path.count("/") == 1
 
 
-def _rename_unless_there(partial: Path, final: Path) -> None:
+def _rename_unless_exists(partial: Path, final: Path) -> None:
     try:
         partial.rename(final)
-    except OSError:  # another process finished the same copy first; both hold the same files
+    except OSError:
+        # Another process may have finished the same copy first; both hold the same files.
         if not final.exists():
             raise

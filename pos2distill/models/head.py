@@ -1,4 +1,4 @@
-"""The output head: hidden states to logits, with whatever scale or soft cap the architecture applies.
+"""The output head: hidden states to logits, with the scale or soft cap that the architecture applies.
 
 Shapes: T tokens, H hidden size, V vocabulary.
 """
@@ -17,23 +17,29 @@ from pos2distill.errors import UserError
 from pos2distill.models.files import local_folder
 from pos2distill.models.load import load_config
 
+# In this order: where lm_head is tied to the embedding, a checkpoint holds only the embedding.
 _HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight")
 
 
 class LogitTransform:
-    """What a model does to lm_head's product: `cap * tanh(x * scale / cap)` (Cohere, Granite, Gemma), or nothing.
+    """What a model applies to lm_head's product: `cap * tanh(x * scale / cap)` (Cohere, Granite, Gemma), or nothing.
 
-    What a config calls `logits_scaling` divides, but of HyperCLOVA X, which multiplies by it.
+    Config fields, read in transformers 5.19: `logit_scale` multiplies (Cohere); `logits_scaling` divides (Granite,
+    MiniCPM 3), except in HyperCLOVA X, which multiplies by it; `final_logit_softcapping` is the cap (Gemma).
+
+    Args:
+        config: a model's configuration.
     """
 
     def __init__(self, config: Any) -> None:
-        text = config.get_text_config()
-        self.scale = float(getattr(text, "logit_scale", None) or 1.0)
-        # MiniCPM 3 has it too, and divides the states before lm_head, which comes to the same.
-        if scaling := getattr(text, "logits_scaling", None):
-            multiplies = str(getattr(text, "model_type", "")).startswith("hyperclovax")
+        text_config = config.get_text_config()
+        self.scale = float(getattr(text_config, "logit_scale", None) or 1.0)
+        # MiniCPM 3 divides the states before lm_head, which gives the same product.
+        scaling = getattr(text_config, "logits_scaling", None)
+        if scaling:
+            multiplies = str(getattr(text_config, "model_type", "")).startswith("hyperclovax")
             self.scale *= float(scaling) if multiplies else 1 / float(scaling)
-        self.soft_cap = getattr(text, "final_logit_softcapping", None)
+        self.soft_cap = getattr(text_config, "final_logit_softcapping", None)
 
     def __call__(self, product_TV: Tensor) -> Tensor:
         """The model's logits, float32."""
@@ -46,9 +52,9 @@ class LogitTransform:
 
 
 class FrozenHead(nn.Module):
-    """The initial model's lm_head, which the student's own (tied or not) moves away from.
+    """The initial model's lm_head, which stays fixed while the student's own (tied or not) is trained.
 
-    Read from the checkpoint's safetensors as a buffer: no optimizer sees it and ZeRO does not partition it.
+    Read from the checkpoint's safetensors and held as a buffer: no optimizer sees it and ZeRO does not partition it.
     """
 
     weight_VH: Tensor
@@ -62,14 +68,19 @@ class FrozenHead(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, model: ModelSection, dtype: torch.dtype) -> "FrozenHead":
-        """Read the head, or the embedding where the two are tied, without loading the model."""
+        """Read the head, or the embedding if the two are tied, without loading the model.
+
+        Raises:
+            UserError: if the checkpoint has neither.
+        """
         folder = Path(local_folder(model))
-        weight_VH = next((tensor for name in _HEAD_NAMES if (tensor := _read_tensor(folder, name)) is not None), None)
+        weight_VH = _read_head(folder)
         if weight_VH is None:
             raise UserError(f"{model.path}: its safetensors hold none of {', '.join(_HEAD_NAMES)}")
         bias_V = _read_tensor(folder, "lm_head.bias")
-        config = load_config(model)
-        return cls(weight_VH.to(dtype), None if bias_V is None else bias_V.to(dtype), LogitTransform(config))
+        if bias_V is not None:
+            bias_V = bias_V.to(dtype)
+        return cls(weight_VH.to(dtype), bias_V, LogitTransform(load_config(model)))
 
     @torch.no_grad()
     def forward(self, hidden_TH: Tensor) -> Tensor:
@@ -77,10 +88,24 @@ class FrozenHead(nn.Module):
         return self.transform(F.linear(hidden_TH.to(self.weight_VH), self.weight_VH, self.bias_V))
 
 
+def _read_head(folder: Path) -> Tensor | None:
+    for name in _HEAD_NAMES:
+        weight_VH = _read_tensor(folder, name)
+        if weight_VH is not None:
+            return weight_VH
+    return None
+
+
 def _read_tensor(folder: Path, name: str) -> Tensor | None:
+    """A tensor of the checkpoint in `folder`, of one file or of several; None if it has none of that name."""
+    file = "model.safetensors"
     index = folder / "model.safetensors.index.json"
-    file = json.loads(index.read_text())["weight_map"].get(name) if index.exists() else "model.safetensors"
-    if file is None or not (folder / file).exists():
+    if index.exists():
+        file = json.loads(index.read_text())["weight_map"].get(name, "")
+    if not file or not (folder / file).exists():
         return None
     with safe_open(folder / file, framework="pt") as tensors:
-        return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118 (not a dict)
+        if name not in tensors.keys():  # noqa: SIM118 (safe_open is not a dict)
+            return None
+        tensor: Tensor = tensors.get_tensor(name)
+    return tensor

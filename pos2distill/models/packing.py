@@ -1,29 +1,114 @@
-"""Prompts and responses of several rows laid end to end, and the hidden states that predict the responses.
+"""Sequence packing: several rows of prompt + response concatenated into one sequence without padding.
 
-Nothing is padded: a batch costs what its tokens cost, and a prefix that rows share costs once.
-Shapes: B rows, S tokens of all rows laid end to end, T response tokens of all rows, H hidden size.
+A batch costs as much as its tokens. Rows of one example begin with the same documents, so a prefix that they have in
+common is stored and computed only once. A causal model without dropout computes the same states for that prefix in
+every row, so the result does not change.
+
+Shapes: B rows, S tokens of the packed sequence, T response tokens of all rows; D size of an attention head; Q tokens of
+one row that are not shared, K tokens of that row in all.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pos2distill.models.attention import PACKED, PackedRows, pack_rows
-from pos2distill.models.load import torch_dtype
 from pos2distill.records import Tokens
+
+MIN_SHARED_FRACTION = 1 / 8
+"""A prefix is shared only if it is at least this fraction of its row. The few tokens that open every chat prompt are
+less, and sharing them would cost more (masks, concatenations) than it saves."""
+
+Interval = tuple[int, int]
+"""Start (included) and end (excluded) in the packed sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Which of the S packed tokens belong to each of the B rows.
+
+    The packed sequence is cut into consecutive spans such that every row is a concatenation of whole spans: first the
+    spans of its shared prefix, which an earlier row added, then its own tokens.
+
+    Attributes:
+        shared_lengths: for each row, the length of the prefix that an earlier row added.
+        query_lengths: for each row, the number of tokens that it added itself. Only these are queries in attention.
+        span_lengths: the length of each span; they sum to S.
+        row_spans: for each row, the indices of its spans, in order.
+        start_B1: (B + 1,) int32, where each row's own tokens begin in the packed sequence, and S.
+        key_start_B1: (B + 1,) int32, the same for a sequence in which every row is stored whole.
+    """
+
+    shared_lengths: tuple[int, ...]
+    query_lengths: tuple[int, ...]
+    span_lengths: tuple[int, ...]
+    row_spans: tuple[tuple[int, ...], ...]
+    start_B1: Tensor
+    key_start_B1: Tensor
+    _masks: dict[tuple[Any, ...], Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def row_length(self, row: int) -> int:
+        """Tokens of a row, its shared prefix included."""
+        return self.shared_lengths[row] + self.query_lengths[row]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row, its shared prefix included."""
+        return max(self.row_length(row) for row in range(len(self.query_lengths)))
+
+    def to(self, device: torch.device | str) -> "PackedRows":
+        """A copy on `device` with an empty mask cache, so that masks are freed with the copy after the pass."""
+        return replace(self, start_B1=self.start_B1.to(device), key_start_B1=self.key_start_B1.to(device), _masks={})
+
+    def keys(self, states: Tensor) -> list[Tensor]:
+        """Each row's keys or values, (1, heads, K, D), from those of the packed sequence, (1, heads, S, D)."""
+        # `split` and not slices: the gradient of each slice would be a tensor of the size of the whole sequence.
+        spans = states.split(self.span_lengths, 2)
+        keys = []
+        for span_indices in self.row_spans:
+            if len(span_indices) == 1:
+                keys.append(spans[span_indices[0]])
+            else:
+                keys.append(torch.cat([spans[index] for index in span_indices], 2))
+        return keys
+
+    def all_keys(self, states: Tensor) -> Tensor:
+        """The concatenation of `keys` over all rows, (1, heads, sum of K, D)."""
+        if not any(self.shared_lengths):
+            return states
+        spans = states.split(self.span_lengths, 2)
+        pieces: list[Tensor] = []
+        for span_indices in self.row_spans:
+            pieces += [spans[index] for index in span_indices]
+        return torch.cat(pieces, 2)
+
+    def mask(self, row: int, window: int | None, like: Tensor) -> Tensor:
+        """A row's attention mask, (1, 1, Q, K), added to the scores. It is cached, since all layers use the same one.
+
+        Args:
+            row: its index. window: how many tokens back a query sees, its own included; None: to the beginning.
+            like: a tensor of the mask's dtype and device.
+        """
+        key = (row, window, like.dtype, like.device)
+        if key not in self._masks:
+            self._masks[key] = causal_mask(self.query_lengths[row], self.row_length(row), window, like)
+        return self._masks[key]
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseBatch:
-    """B rows of prompt + response, and where each response is predicted.
+    """B packed rows of prompt + response, and the positions that predict each response.
 
-    input_ids_S: int64. position_S: each token's place in its own row. packed: which of these tokens a row is made of.
-    row_T: the row of each response token. logit_index_T: the place among all S tokens whose logits predict it. target_T: the
-    response tokens themselves, int64.
+    Attributes:
+        input_ids_S: (S,) int64.
+        position_S: (S,) int64, each token's position in its own row.
+        packed: which tokens belong to which row.
+        row_T: (T,) int64, the row of each response token.
+        logit_index_T: (T,) int64, the index in the packed sequence whose logits predict each response token.
+        target_T: (T,) int64, the response tokens.
     """
 
     input_ids_S: Tensor
@@ -36,12 +121,18 @@ class ResponseBatch:
     @property
     def rows(self) -> int:
         """B."""
-        return len(self.packed.shared)
+        return len(self.packed.query_lengths)
 
     def to(self, device: torch.device | str) -> "ResponseBatch":
         """The same batch on a device."""
-        names = ("input_ids_S", "position_S", "packed", "row_T", "logit_index_T", "target_T")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        return ResponseBatch(
+            input_ids_S=self.input_ids_S.to(device),
+            position_S=self.position_S.to(device),
+            packed=self.packed.to(device),
+            row_T=self.row_T.to(device),
+            logit_index_T=self.logit_index_T.to(device),
+            target_T=self.target_T.to(device),
+        )
 
 
 def collate(
@@ -51,65 +142,151 @@ def collate(
     alignment: Literal["shifted", "official"] = "shifted",
     group_ids: Sequence[Hashable] | None = None,
 ) -> ResponseBatch:
-    """Join prompts and responses by their ids; they are never tokenised again together.
+    """Pack prompts and responses. Their ids are concatenated; nothing is tokenised again.
 
-    Response token t (from 0) of a prompt of P tokens stands at P + t and is predicted at P + t - 1 (`shifted`).
-    `official` reads one position later, as the authors' code does: it never distils the first token and distils one
-    after the end.
+    Response token t (from 0) after a prompt of P tokens is at position P + t and is predicted at position P + t - 1
+    (`shifted`). `official` reads one position later, as the authors' code does: it never distils the first token and
+    distils one after the end.
 
     Args:
-        group_ids: neighbours with the same value have what both prompts begin with laid down once. For models that
-            `load_model` loaded packed.
+        prompts: of each row. responses: of each row.
+        alignment: which position's logits belong to a response token.
+        group_ids: of each row. Neighbouring rows with the same id share their common prompt prefix, which only models
+            that were loaded with `packed=True` can compute. None: no row shares tokens.
+    Raises:
+        ValueError: if the numbers of prompts and responses differ.
     """
     lengths = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
     packed = pack_rows(prompts, lengths, group_ids)
-    starts, shared = packed.start_B1.tolist(), packed.shared
+    starts = packed.start_B1.tolist()
     lag = 1 if alignment == "shifted" else 0
-    first = [start + len(prompt) - skip - lag for start, prompt, skip in zip(starts, prompts, shared, strict=False)]
-    pieces = [
-        piece
-        for prompt, skip, response in zip(prompts, shared, responses, strict=True)
-        for piece in (prompt[skip:], response)
-    ]
+    pieces: list[Tokens] = []
+    positions: list[Tensor] = []
+    logit_indices: list[Tensor] = []
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        shared = packed.shared_lengths[row]
+        pieces += [prompt[shared:], response]
+        positions.append(torch.arange(shared, lengths[row]))
+        first = starts[row] + len(prompt) - shared - lag
+        logit_indices.append(torch.arange(first, first + len(response)))
+    response_lengths = torch.tensor([len(response) for response in responses])
     return ResponseBatch(
         input_ids_S=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
-        position_S=torch.cat([torch.arange(skip, length) for skip, length in zip(shared, lengths, strict=True)]),
+        position_S=torch.cat(positions),
         packed=packed,
-        row_T=torch.repeat_interleave(torch.tensor([len(response) for response in responses])),
-        logit_index_T=torch.cat(
-            [torch.arange(at, at + len(response)) for at, response in zip(first, responses, strict=True)]
-        ),
+        row_T=torch.repeat_interleave(response_lengths),
+        logit_index_T=torch.cat(logit_indices),
         target_T=torch.from_numpy(np.concatenate(responses).astype(np.int64)),
     )
 
 
-def response_hidden_states(lm: nn.Module, batch: ResponseBatch) -> Tensor:
-    """The states (T, H) that enter lm_head at the positions that predict the response, after the final norm.
+def pack_rows(
+    prompts: Sequence[Tokens], lengths: Sequence[int], group_ids: Sequence[Hashable] | None = None
+) -> PackedRows:
+    """Decide which prefixes are shared and where each row's tokens are in the packed sequence.
 
-    Logits are made from these alone, so that those of all tokens never exist. No token sees another row: attention that
-    knows packed rows is told of them; to any other, positions that begin anew tell where rows end.
-
-    Raises:
-        ValueError: if rows share tokens and the model was not loaded for that.
+    Args:
+        prompts: of each row. All tokens but the last can be shared; the last one predicts the row's own response.
+        lengths: of each row, prompt and response.
+        group_ids: as in `collate`.
     """
-    decoder: Any = lm.get_decoder()  # type: ignore[operator]
-    if any(batch.packed.shared) and decoder.config._attn_implementation not in PACKED.values():
-        raise ValueError("rows that share a prefix want a model that was loaded packed")
-    output = decoder(
-        input_ids=batch.input_ids_S[None],
-        position_ids=batch.position_S[None],
-        use_cache=False,
-        packed_rows=batch.packed,
+    intervals: list[list[Interval]] = []  # of each row: its shared prefix, then its own tokens
+    shared_lengths: list[int] = []
+    query_lengths: list[int] = []
+    end = 0
+    for row, length in enumerate(lengths):
+        shared, source = _longest_shared_prefix(prompts, row, group_ids)
+        if shared < MIN_SHARED_FRACTION * length:
+            shared = 0
+        prefix = _first_tokens(intervals[source], shared) if shared else []
+        own = length - shared
+        intervals.append([*prefix, (end, end + own)])
+        shared_lengths.append(shared)
+        query_lengths.append(own)
+        end += own
+    span_lengths, row_spans = _cut_into_spans(intervals)
+    return PackedRows(
+        shared_lengths=tuple(shared_lengths),
+        query_lengths=tuple(query_lengths),
+        span_lengths=span_lengths,
+        row_spans=row_spans,
+        start_B1=_starts(query_lengths),
+        key_start_B1=_starts(lengths),
     )
-    hidden_TH: Tensor = output.last_hidden_state[0, batch.logit_index_T]
-    return hidden_TH
 
 
-def hidden_to_bytes(hidden_TH: Tensor) -> bytes:
-    """Row-major bytes: bfloat16 has no Arrow type."""
-    return hidden_TH.contiguous().view(torch.uint8).numpy().tobytes()
+def causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor:
+    """The causal mask of a row's last `queries` tokens, (1, 1, queries, keys), added to the scores.
+
+    0 where a query sees a key, the dtype's lowest number where it does not.
+    """
+    query_Q1 = torch.arange(keys - queries, keys, device=like.device)[:, None]
+    key_K = torch.arange(keys, device=like.device)
+    hidden_QK = key_K > query_Q1
+    if window is not None:
+        hidden_QK |= key_K <= query_Q1 - window
+    scores_QK = torch.zeros(queries, keys, dtype=like.dtype, device=like.device)
+    return scores_QK.masked_fill(hidden_QK, torch.finfo(like.dtype).min)[None, None]
 
 
-def hidden_from_bytes(data: bytes, dtype: str, tokens: int) -> Tensor:
-    """The (T, H) tensor that `hidden_to_bytes` wrote."""
-    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(torch_dtype(dtype)).view(tokens, -1)
+def _longest_shared_prefix(
+    prompts: Sequence[Tokens], row: int, group_ids: Sequence[Hashable] | None
+) -> tuple[int, int]:
+    """The longest prefix that a row shares with an earlier row of its group, and that row's index.
+
+    Groups are runs of neighbouring rows, so the search ends at the first row of another group.
+    """
+    longest, source = 0, row
+    if group_ids is None:
+        return longest, source
+    shareable = prompts[row][:-1]
+    earlier = row - 1
+    while earlier >= 0 and group_ids[earlier] == group_ids[row]:
+        common = _common_prefix(shareable, prompts[earlier])
+        if common > longest:
+            longest, source = common, earlier
+        earlier -= 1
+    return longest, source
+
+
+def _common_prefix(one: Tokens, other: Tokens) -> int:
+    """The number of leading tokens that are equal."""
+    size = min(len(one), len(other))
+    differs = one[:size] != other[:size]
+    if not differs.any():
+        return size
+    return int(differs.argmax())
+
+
+def _first_tokens(intervals: list[Interval], tokens: int) -> list[Interval]:
+    """The intervals of a row's first `tokens` tokens."""
+    first = []
+    for start, end in intervals:
+        if tokens <= 0:
+            break
+        first.append((start, min(end, start + tokens)))
+        tokens -= end - start
+    return first
+
+
+def _cut_into_spans(intervals: list[list[Interval]]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Cut the packed sequence wherever an interval begins or ends. Returns `span_lengths` and `row_spans`."""
+    edges: set[int] = set()
+    for row_intervals in intervals:
+        for start, end in row_intervals:
+            edges |= {start, end}
+    bounds = sorted(edges)
+    span_at = {start: index for index, start in enumerate(bounds)}
+    row_spans = []
+    for row_intervals in intervals:
+        spans: list[int] = []
+        for start, end in row_intervals:
+            spans += range(span_at[start], span_at[end])
+        row_spans.append(tuple(spans))
+    span_lengths = tuple(int(length) for length in np.diff(bounds))
+    return span_lengths, tuple(row_spans)
+
+
+def _starts(lengths: Sequence[int]) -> Tensor:
+    """Where each of several consecutive pieces begins, and the end of the last one; int32, as flash-attn requires."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import ModelSection
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
-from pos2distill.models.packing import collate, response_hidden_states
+from pos2distill.models.packing import collate
 from pos2distill.records import Tokens
 
 

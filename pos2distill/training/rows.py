@@ -13,7 +13,7 @@ import pyarrow as pa
 from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
-from pos2distill.models.load import end_of_turn_id
+from pos2distill.models.chat import end_of_turn_id
 from pos2distill.records import Example, Floats, Slots, Tokens, example_from_row
 from pos2distill.tasks.permutations import draw_trivial_slots, slots_to_index
 from pos2distill.tasks.prompts import PromptBuilder

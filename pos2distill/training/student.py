@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from pos2distill.config import Study, TrainersSection
 from pos2distill.losses.kl import mean_by_row
 from pos2distill.models.head import LogitTransform
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import torch_dtype
-from pos2distill.models.packing import ResponseBatch, response_hidden_states
+from pos2distill.models.packing import ResponseBatch
 from pos2distill.randomness import derive_seed
 from pos2distill.training.teachers import TeacherView
 

@@ -21,8 +21,9 @@ from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl, topk_kl
 from pos2distill.models.head import FrozenHead
+from pos2distill.models.hidden_states import hidden_from_bytes
 from pos2distill.models.load import torch_dtype
-from pos2distill.models.packing import ResponseBatch, collate, hidden_from_bytes
+from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.rows import Row
 
 

@@ -1,4 +1,4 @@
-"""Rows laid end to end, by flash-attn and by torch's kernels, against plain attention in fp32."""
+"""Packed rows, by flash-attn and by torch's kernels, against plain attention in fp32."""
 
 import importlib.util
 from pathlib import Path
@@ -6,32 +6,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.unit.test_responses import HEADS, SMALL
 from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
 from pos2distill.config import ModelSection
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
-from pos2distill.models.packing import ResponseBatch, collate, response_hidden_states
-from pos2distill.records import Tokens
+from pos2distill.models.packing import ResponseBatch, collate
+from tests.support.models import HEADS, SMALL, draw_tokens
 
 needs_flash = pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="no flash-attn here")
 KERNELS = [pytest.param("flash_attention_2", marks=needs_flash), "sdpa"]
 
 
 @pytest.fixture(params=["llama", "window"])
-def any_model_path(request: pytest.FixtureRequest, tiny_model_path: str, tmp_path: Path) -> str:
+def model_path(request: pytest.FixtureRequest, tiny_model_path: str, tmp_path: Path) -> str:
     """The tiny model, and one whose layers look back 64 tokens only."""
     if request.param == "llama":
         return tiny_model_path
     torch.manual_seed(0)
     MistralForCausalLM(MistralConfig(**SMALL, **HEADS, sliding_window=64)).save_pretrained(tmp_path)
     return str(tmp_path)
-
-
-def draw(sizes: tuple[int, ...], seed: int) -> list[Tokens]:
-    random = np.random.default_rng(seed)
-    return [random.integers(5, 250, size).astype(np.int32) for size in sizes]
 
 
 def states_and_gradient(
@@ -49,10 +44,10 @@ def states_and_gradient(
 
 
 @pytest.mark.parametrize("attention", KERNELS)
-def test_bfloat16_errs_at_most_twice_as_much_as_plain_attention_in_bfloat16(
+def test_packed_kernels_in_bfloat16_err_at_most_twice_as_much_as_plain_attention(
     tiny_model_path: str, attention: str
 ) -> None:
-    batch = collate(draw((300, 41, 170), 0), draw((30, 20, 9), 1))
+    batch = collate(draw_tokens((300, 41, 170), 0), draw_tokens((30, 20, 9), 1))
     exact = states_and_gradient(tiny_model_path, "eager", torch.float32, batch, packed=False)
     plain = states_and_gradient(tiny_model_path, "eager", torch.bfloat16, batch, packed=False)
     ours = states_and_gradient(tiny_model_path, attention, torch.bfloat16, batch)
@@ -60,8 +55,8 @@ def test_bfloat16_errs_at_most_twice_as_much_as_plain_attention_in_bfloat16(
         assert 0 < (own - truth).norm() <= 2 * (reference - truth).norm()
 
 
-def test_torchs_kernels_in_float32_are_plain_attention(tiny_model_path: str) -> None:
-    batch = collate(draw((300, 41, 170), 0), draw((30, 20, 9), 1))
+def test_packed_sdpa_in_float32_equals_plain_attention(tiny_model_path: str) -> None:
+    batch = collate(draw_tokens((300, 41, 170), 0), draw_tokens((30, 20, 9), 1))
     exact = states_and_gradient(tiny_model_path, "eager", torch.float32, batch, packed=False)
     ours = states_and_gradient(tiny_model_path, "sdpa", torch.float32, batch)
     for own, truth in zip(ours, exact, strict=True):
@@ -69,25 +64,25 @@ def test_torchs_kernels_in_float32_are_plain_attention(tiny_model_path: str) -> 
 
 
 @pytest.mark.parametrize("attention", KERNELS)
-def test_what_rows_share_is_computed_once_and_is_the_same(any_model_path: str, attention: str) -> None:
-    (documents,) = draw((300,), 0)
-    cuts, endings = (0, 120, 290, 200), draw((60, 50, 40, 30), 1)
+def test_packed_kernels_with_shared_prefixes_err_at_most_twice_as_much(model_path: str, attention: str) -> None:
+    (documents,) = draw_tokens((300,), 0)
+    cuts, endings = (0, 120, 290, 200), draw_tokens((60, 50, 40, 30), 1)
     prompts = [np.concatenate([documents[:cut], own]) for cut, own in zip(cuts, endings, strict=True)]
-    responses = draw((14, 9, 5, 7), 2)
+    responses = draw_tokens((14, 9, 5, 7), 2)
     together = collate(prompts, responses, group_ids=[0] * 4)
-    assert together.packed.shared == (0, 0, 120, 200)
-    exact = states_and_gradient(any_model_path, "eager", torch.float32, collate(prompts, responses))
-    apart = states_and_gradient(any_model_path, attention, torch.bfloat16, collate(prompts, responses))
-    ours = states_and_gradient(any_model_path, attention, torch.bfloat16, together)
+    assert together.packed.shared_lengths == (0, 0, 120, 200)
+    exact = states_and_gradient(model_path, "eager", torch.float32, collate(prompts, responses))
+    apart = states_and_gradient(model_path, attention, torch.bfloat16, collate(prompts, responses))
+    ours = states_and_gradient(model_path, attention, torch.bfloat16, together)
     for own, reference, truth in zip(ours, apart, exact, strict=True):
         assert 0 < (own - truth).norm() <= 2 * (reference - truth).norm()
 
 
 @pytest.mark.parametrize("attention", KERNELS)
-def test_no_row_sees_another(tiny_model_path: str, attention: str) -> None:
+def test_packed_kernels_keep_rows_apart(tiny_model_path: str, attention: str) -> None:
     """A row of the same length with other tokens leaves its neighbours' states exactly as they are."""
-    prompts, responses = draw((200, 130, 77), 0), draw((14, 9, 5), 1)
-    (other,) = draw((130,), 2)
+    prompts, responses = draw_tokens((200, 130, 77), 0), draw_tokens((14, 9, 5), 1)
+    (other,) = draw_tokens((130,), 2)
     before, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts, responses))
     changed = collate([prompts[0], other, prompts[2]], responses)
     after, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, changed)
@@ -97,9 +92,9 @@ def test_no_row_sees_another(tiny_model_path: str, attention: str) -> None:
 
 
 @pytest.mark.parametrize("attention", KERNELS)
-def test_a_row_alone_is_what_it_is_among_others(tiny_model_path: str, attention: str) -> None:
+def test_packed_kernels_give_a_row_alone_the_same_states(tiny_model_path: str, attention: str) -> None:
     """Within the rounding of bfloat16: products of other shapes are summed in another order."""
-    prompts, responses = draw((200, 130, 77), 0), draw((14, 9, 5), 1)
+    prompts, responses = draw_tokens((200, 130, 77), 0), draw_tokens((14, 9, 5), 1)
     together, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts, responses))
     alone, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts[1:2], responses[1:2]))
     assert (together[14:23] - alone).norm() < 0.02 * alone.norm()

@@ -18,7 +18,8 @@ import torch
 from pipelines.plan import make_plan
 from pos2distill.config import ModelSection, Recipe, VllmSection
 from pos2distill.config.load import load_recipe
-from pos2distill.models.load import load_model, load_tokenizer, stop_token_ids
+from pos2distill.models.chat import stop_token_ids
+from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.records import Tokens, example_from_row
 from pos2distill.sampling import reaper
 from pos2distill.sampling.engines.hf import HfEngine

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.integration.dist import process_group, run_ranks
 
 from pos2distill.config import Recipe, TrainersSection
-from pos2distill.models.load import end_of_turn_id, load_tokenizer, torch_dtype
+from pos2distill.models.chat import end_of_turn_id
+from pos2distill.models.load import load_tokenizer, torch_dtype
 from pos2distill.models.packing import collate
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder

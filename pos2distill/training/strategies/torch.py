@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import Study, TrainersSection
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, torch_dtype
-from pos2distill.models.packing import ResponseBatch, response_hidden_states
+from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
 from pos2distill.training.student import Student, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherView

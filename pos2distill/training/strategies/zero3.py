@@ -10,8 +10,9 @@ from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from pos2distill.config import ModelSection, Study, TrainersSection
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, non_persistent_buffers, torch_dtype
-from pos2distill.models.packing import ResponseBatch, response_hidden_states
+from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
 from pos2distill.training.student import Student, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherView

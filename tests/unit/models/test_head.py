@@ -12,8 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.head import FrozenHead, LogitTransform
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
-from pos2distill.models.packing import collate, response_hidden_states
+from pos2distill.models.packing import collate
 
 PROMPT, RESPONSE = torch.arange(10, 22).numpy(), torch.arange(30, 35).numpy()
 

@@ -13,10 +13,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForC
 
 from pos2distill.config import LoraSection, Recipe, Study, TrainersSection
 from pos2distill.errors import UserError
-from pos2distill.models.attention import pack_rows
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.lora import add_adapters, merge
-from pos2distill.models.packing import ResponseBatch, collate, response_hidden_states
+from pos2distill.models.packing import ResponseBatch, collate, pack_rows
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import StepRecord, train

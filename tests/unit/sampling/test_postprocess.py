@@ -6,7 +6,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from pos2distill.config import ModelSection
-from pos2distill.models.load import end_of_turn_id, load_tokenizer
+from pos2distill.models.chat import end_of_turn_id
+from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, Failure
 from pos2distill.sampling.postprocess import ResponseProcessor

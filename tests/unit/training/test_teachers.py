@@ -7,8 +7,9 @@ import torch
 from pos2distill.config import Recipe, Study
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import forward_kl
+from pos2distill.models.hidden_states import hidden_from_bytes, response_hidden_states
 from pos2distill.models.load import load_model
-from pos2distill.models.packing import ResponseBatch, hidden_from_bytes, response_hidden_states
+from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.rows import Row
 from pos2distill.training.teachers import (
     CachedTeacher,

@@ -1,0 +1,46 @@
+"""Which tokens end an assistant's turn, and generation."""
+
+import json
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
+from pos2distill.models.files import local_folder
+
+_PROBE = "pos2distill-probe"
+"""An assistant's message that no chat template contains."""
+
+
+def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that closes an assistant's turn, which often is not `eos_token`.
+
+    Read from the chat template: the first special token after the assistant's message, otherwise `eos_token`.
+
+    Raises:
+        UserError: if there is neither.
+    """
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
+    rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    after_message = rendered.rpartition(_PROBE)[2]
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    for token in tokenizer(after_message, add_special_tokens=False)["input_ids"]:
+        if token in special:
+            return int(token)
+    if tokenizer.eos_token_id is None:
+        raise UserError("the chat template closes no assistant turn and the tokenizer has no eos_token")
+    return int(tokenizer.eos_token_id)
+
+
+def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token that ends generation: end of turn, end of sequence, and those of generation_config.json."""
+    stops = {end_of_turn_id(tokenizer), tokenizer.eos_token_id}
+    path = Path(local_folder(model)) / "generation_config.json"
+    if path.exists():
+        listed = json.loads(path.read_text()).get("eos_token_id")
+        if isinstance(listed, list):
+            stops.update(listed)
+        else:
+            stops.add(listed)
+    return sorted(stop for stop in stops if stop is not None)

@@ -1,0 +1,1 @@
+"""What several test modules use: samples and stores, groups of ranks, sizes of tiny models."""

@@ -1,0 +1,115 @@
+import json
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
+from pos2distill.models.files import local_folder, model_digest
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "no-such-model", "a/b/c"])
+def test_local_folder_names_a_missing_folder(path: str) -> None:
+    with pytest.raises(UserError, match=f"^{path}: no such model folder \\(model.path\\)$"):
+        local_folder(ModelSection(path=path))
+
+
+def test_local_folder_names_a_hub_model_that_cannot_be_loaded() -> None:
+    with pytest.raises(
+        UserError, match=r"^nobody/nothing: neither a folder nor a model that the hub provides"
+    ) as caught:
+        local_folder(ModelSection(path="nobody/nothing"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def remote(tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSection:
+    """The tiny model in memory, as if on an object store; local copies go to `tmp_path`."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    url = f"memory://{uuid.uuid4().hex}/model"
+    for file in Path(tiny_model_path).iterdir():
+        with fsspec.open(f"{url}/{file.name}", "wb") as target:
+            target.write(file.read_bytes())
+    return ModelSection(path=url)
+
+
+def test_local_folder_copies_a_url_once(remote: ModelSection, tiny_model_path: str) -> None:
+    folder = Path(local_folder(remote))
+    names = sorted(file.name for file in folder.iterdir())
+    assert names == sorted(file.name for file in Path(tiny_model_path).iterdir())
+    assert all((folder / name).read_bytes() == Path(tiny_model_path, name).read_bytes() for name in names)
+    assert local_folder(remote) == str(folder)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no partial copy is left
+
+
+def test_local_folder_names_an_empty_url(remote: ModelSection, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no such model folder \(model.path\)"):
+        local_folder(remote.model_copy(update={"path": f"{remote.path}-gone"}))
+    assert not list(tmp_path.glob("pos2distill-models/*"))  # and no partial copy is left
+
+
+def test_local_folder_copies_a_url_again_if_the_model_changed(remote: ModelSection) -> None:
+    local_folder(remote)
+    with fsspec.open(f"{remote.path}/config.json", "w") as file:
+        file.write('{"model_type": "changed"}')
+    assert json.loads(Path(local_folder(remote), "config.json").read_text()) == {"model_type": "changed"}
+
+
+def test_model_digest_depends_on_content_and_not_on_the_path(
+    copy_model: Callable[..., ModelSection], remote: ModelSection, tiny_model_path: str
+) -> None:
+    model = copy_model()
+    digest = model_digest(model)
+    assert digest == model_digest(ModelSection(path=tiny_model_path)) == model_digest(remote)
+    Path(model.path, "README.md").write_text("a note")
+    assert model_digest(model) == digest
+    weights = bytearray(Path(model.path, "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    Path(model.path, "model.safetensors").write_bytes(weights)
+    assert model_digest(model) != digest
+
+
+def test_model_digest_changes_with_the_chat_template(copy_model: Callable[..., ModelSection]) -> None:
+    model = copy_model()
+    digest = model_digest(model)
+    Path(model.path, "chat_template.jinja").write_text("{{ messages }}")
+    assert model_digest(model) != digest
+
+
+def test_model_digest_of_a_hub_model_is_its_name_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's cache, laid out by hand: `main` is a name that moves, a commit is not."""
+    commits = {"main": "a" * 40, "v2": "b" * 40}
+    cached = tmp_path / "models--org--name"
+    for name, commit in commits.items():
+        (cached / "snapshots" / commit).mkdir(parents=True)
+        (cached / "snapshots" / commit / "config.json").write_text("{}")
+        (cached / "refs").mkdir(exist_ok=True)
+        (cached / "refs" / name).write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert model_digest(ModelSection(path="org/name")) == f"org/name@{commits['main']}"
+    assert model_digest(ModelSection(path="org/name", revision="v2")) == f"org/name@{commits['v2']}"
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
+def test_model_digest_differs_wherever_trained_weights_differ(tmp_path: Path, fraction: float) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = bytearray(40 << 20)
+    (folder / "model.safetensors").write_bytes(weights)
+    before = model_digest(ModelSection(path=str(folder)))
+    start = int(fraction * (38 << 20))
+    weights[start : start + (2 << 20)] = b"\1" * (2 << 20)  # one small matrix of many
+    (folder / "model.safetensors").write_bytes(weights)
+    assert model_digest(ModelSection(path=str(folder))) != before
+
+
+def test_model_digest_depends_on_every_byte_of_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(b"a" * (3 << 20))
+    before = model_digest(ModelSection(path=str(tmp_path)))
+    (tmp_path / "tokenizer.json").write_bytes(b"a" * (1 << 20) + b"b" + b"a" * ((2 << 20) - 1))
+    assert model_digest(ModelSection(path=str(tmp_path))) != before
