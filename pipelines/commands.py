@@ -183,7 +183,7 @@ def _run(recipe: Recipe, plan: Plan, stages: list[str]) -> None:
 
 def _check_against_model(study: Study) -> None:
     """Refuse settings that only the model's config can refuse, before anything expensive starts."""
-    if k := study.method.stored_top_k:
+    if k := study.method.teacher_topk:
         from pos2distill.models.load import load_config
 
         if k > (vocabulary := load_config(study.model).get_text_config().vocab_size):

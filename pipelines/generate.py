@@ -205,7 +205,7 @@ def generate(
     """
     pool = recipe.runtime.samplers
     study = recipe.study.model_copy(update={"model": model})
-    stored_top_k = study.method.stored_top_k if for_training else 0
+    stored_top_k = study.method.teacher_topk if for_training else 0
     params = SamplingParams(temperature, top_p, max_new_tokens, stop_ids=(), stored_top_k=stored_top_k)
     return examples.map_batches(
         build_prompts,

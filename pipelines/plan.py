@@ -74,17 +74,15 @@ def make_plan(recipe: Recipe) -> Plan:
     where: Any
     slot_scores = None
     if method.advantageous_slot == "auto":
-        asked = (method.tried_slots, method.auto_examples, study.evaluation.max_new_tokens)
+        asked = (method.auto_slots, method.auto_examples, study.evaluation.max_new_tokens)
         slot_scores = Artifact(storage, "slot-scores", fingerprint(SCHEMA_VERSION, trained, model, asked, study.seed))
         where = slot_scores.fingerprint
     else:
         where = [study.advantageous(hops) for hops in study.data.hops]
     drawn = fingerprint(SCHEMA_VERSION, trained, model, study.sampling, where, study.seed)
     samples = _samples(storage, drawn, method)
-    # Only weights of a micro-batch depend on how the global batch is cut.
-    trainers = recipe.runtime.trainers
-    cut = (trainers.workers, trainers.micro_batch_tokens) if method.weights_scope == "micro" else None
-    checkpoint = fingerprint(drawn, _method_identity(method), study.training, cut)
+    measured = {"advantageous_slot", "auto_slots", "auto_examples"}  # in the samples' fingerprint
+    checkpoint = fingerprint(drawn, method.model_dump(mode="json", exclude=measured), study.training)
     identity = _evaluation_identity(study, data)
     base_scores, distilled_scores = fingerprint(identity, model), fingerprint(identity, checkpoint)
     transfers = {}
@@ -118,11 +116,11 @@ def _samples(storage: str, drawn: str, method: MethodSection) -> Artifact:
 
     Responses are the same with and without it, so a method that wants nothing takes finished samples that have states.
     """
-    if method.stored_top_k:
-        return Artifact(storage, "samples", fingerprint(drawn, "topk", method.stored_top_k))
+    if method.teacher_topk:
+        return Artifact(storage, "samples", fingerprint(drawn, "topk", method.teacher_topk))
     stamps = (fingerprint(drawn, states) for states in (None, method.alignment))
     plain, with_states = (Artifact(storage, "samples", stamp) for stamp in stamps)
-    if method.has_cached_teacher:
+    if method.teacher == "cached":
         return with_states
     return with_states if with_states.manifest() and not plain.manifest() else plain
 
@@ -160,19 +158,6 @@ def _evaluation_identity(study: Study, data: dict[str, Any]) -> str:
     """What is asked. How many examples are trained on does not change which are eval_specs."""
     asked = {key: value for key, value in data.items() if key != "train_examples"}
     shown = study.evaluation.model_dump(mode="json", exclude={"bootstrap_samples", "also_evaluate"})
-    shown["slots"] = study.evaluated_slots
-    shown["other_slots"] = study.other_evaluated_slots if study.evaluation.other_documents else None
+    if not study.evaluation.other_documents:
+        del shown["other_slots"]
     return fingerprint(SCHEMA_VERSION, asked, shown, study.seed)
-
-
-def _method_identity(method: MethodSection) -> dict[str, Any]:
-    """The method with its own choices made, so that a default that is written out is the same method."""
-    measured = {"advantageous_slot", "auto_slots", "auto_examples"}  # in the samples' fingerprint
-    resolved: dict[str, Any] = {
-        "weights": method.row_weights,
-        "anchor_weight": method.anchor,
-        "teacher_topk": method.stored_top_k,
-    }
-    if not method.needs_teacher:
-        resolved["teacher"] = "none"
-    return method.model_dump(mode="json", exclude=measured) | resolved

@@ -100,6 +100,8 @@ def _type(kind: Any) -> str:
 
 
 def _default(field: Any) -> str:
+    if field.default_factory is not None:
+        return "see text"  # it follows from other settings
     if field.default is PydanticUndefined:
         return "required"
     if isinstance(field.default, str):

@@ -103,10 +103,10 @@ def _sample(recipe: Recipe, plan: Plan) -> None:
             study.data.documents, {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops}
         )
         drawn = (sampling.temperature, sampling.top_p, sampling.max_new_tokens)
-        params = SamplingParams(*drawn, stop_ids=(), stored_top_k=study.method.stored_top_k)
+        params = SamplingParams(*drawn, stop_ids=(), stored_top_k=study.method.teacher_topk)
         examples = plan.examples.read_table("train.parquet").take(missing)
         answers = answer(recipe, study.model, examples, [prompt_specs], params, for_training=True)
-        if study.method.has_cached_teacher:
+        if study.method.teacher == "cached":
             answers = EncodeTeacher(recipe)(answers)
         SampleStore(plan.samples).append(to_samples(answers))
     publish_samples(plan, time.monotonic() - start)

@@ -155,7 +155,7 @@ def cut(row: Row, k: int) -> Row:
     return replace(row, sample=replace(row.sample, top_ids=top_ids, top_logprobs=top_logprobs))
 
 
-def with_teacher(study: Study, teacher: str, k: int | None = None) -> Study:
+def with_teacher(study: Study, teacher: str, k: int = 0) -> Study:
     """The study with another teacher."""
     return study.model_copy(update={"method": study.method.model_copy(update={"teacher": teacher, "teacher_topk": k})})
 

@@ -111,7 +111,7 @@ class Questions:
         self.responses = [draw(size.response_tokens) for _ in range(size.examples)]
         prompts = [self.prompt(index, (0,)) for index in range(size.examples)]
         states: Sequence[torch.Tensor | None] = [None] * size.examples
-        if study.method.has_cached_teacher:
+        if study.method.teacher == "cached":
             teacher = TeacherEncoder(study.model, device=str(device), threads=torch.get_num_threads())
             states = [teacher([prompts[index]], [self.responses[index]])[0] for index in range(size.examples)]
         self.samples = tuple(

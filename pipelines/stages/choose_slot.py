@@ -27,7 +27,7 @@ def make_choice(recipe: Recipe, plan: Plan) -> Manifest:
     study = recipe.study
     (hops,) = study.data.hops
     examples = plan.examples.read_table(TRAIN).slice(0, study.method.auto_examples)
-    placements = candidate_placements(study.data.documents, hops, study.method.tried_slots)
+    placements = candidate_placements(study.data.documents, hops, study.method.auto_slots)
     artifact = _artifact(plan)
     predictions = run_eval(
         recipe, study.model, examples, [PromptSpec(study.data.documents, {hops: placements})], "choose slot"

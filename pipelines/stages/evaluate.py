@@ -19,8 +19,8 @@ PREDICTIONS = "predictions.parquet"
 
 def eval_specs(study: Study) -> list[PromptSpec]:
     """The prompt lengths and placements that are prompt_specs for, the length trained on first."""
-    wanted = [(study.data.documents, study.evaluated_slots)]
-    wanted += [(documents, study.other_evaluated_slots) for documents in study.evaluation.other_documents]
+    wanted = [(study.data.documents, study.evaluation.slots)]
+    wanted += [(documents, study.evaluation.other_slots) for documents in study.evaluation.other_documents]
     return [
         PromptSpec(documents, evaluated_placements(documents, study.data.hops, slots)) for documents, slots in wanted
     ]

@@ -142,7 +142,7 @@ def missing_samples(recipe: Recipe, plan: Plan, tracker_actor: ActorHandle, *, h
         for_training=True,
         tracker_actor=tracker_actor,
     )
-    if study.method.has_cached_teacher:
+    if study.method.teacher == "cached":
         teachers = pool_arguments(recipe.runtime.teachers)
         samples = samples.map_batches(EncodeTeacher, fn_constructor_args=(recipe, tracker_actor), **teachers)
     return samples.map_batches(
@@ -172,7 +172,7 @@ def read_examples(batch: pa.Table, artifact: Artifact) -> pa.Table:
 
 def pool_needs(recipe: Recipe) -> tuple[float, float]:
     """CPUs and GPUs of the smallest pools of samplers and teachers, and of one task beside them."""
-    pools = [recipe.runtime.samplers, *([recipe.runtime.teachers] if recipe.study.method.has_cached_teacher else [])]
+    pools = [recipe.runtime.samplers, *([recipe.runtime.teachers] if recipe.study.method.teacher == "cached" else [])]
     return sum(pool.min * pool.cpus for pool in pools) + TASK_CPUS, sum(pool.min * pool.gpus for pool in pools)
 
 

@@ -5,6 +5,8 @@ Parsing imports no torch, ray or vllm.
 """
 
 from pos2distill.config.base import Section, fingerprint
+from pos2distill.config.fields import restrict
+from pos2distill.config.methods import METHODS, Method
 from pos2distill.config.recipe import Recipe
 from pos2distill.config.runtime import (
     CheckpointsSection,
@@ -26,11 +28,13 @@ from pos2distill.config.study import (
 )
 
 __all__ = [
+    "METHODS",
     "CheckpointsSection",
     "DataSection",
     "EvaluationSection",
     "FakeSection",
     "LoraSection",
+    "Method",
     "MethodSection",
     "ModelSection",
     "PoolSection",
@@ -43,4 +47,5 @@ __all__ = [
     "TrainingSection",
     "VllmSection",
     "fingerprint",
+    "restrict",
 ]

@@ -4,20 +4,30 @@
 Parsing imports no torch, ray or vllm.
 """
 
+import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+import pos2distill
 from pos2distill.config import Recipe, Section, Study
 from pos2distill.errors import UserError, did_you_mean
 
-S = TypeVar("S", bound=Section)
 
-RECIPES = Path(__file__).parents[2] / "pipelines" / "recipes"
+def project_root(package: Path = Path(pos2distill.__file__).parent) -> Path:
+    """The folder that holds `pipelines/recipes/` and `examples/toy/`.
+
+    In a checkout it is the folder with `run.py`. In an installed wheel it is the package's own folder.
+    """
+    installed = (package / "pipelines" / "recipes").is_dir()
+    return package if installed else package.parent
+
+
+RECIPES = project_root() / "pipelines" / "recipes"
 
 
 def recipe_names() -> list[str]:
@@ -38,9 +48,14 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a recipe, a file named *.yaml; data goes to data.path")
     raw = read_sections(path, "model, data, …")
+    if path.resolve().parent == RECIPES.resolve():
+        _resolve_project_paths(raw)
     overridden = [apply_override(raw, override) for override in overrides]
-    recipe = _with_absolute_paths(_validate(raw, path, overridden))
-    return recipe.model_copy(update={"transfers": _load_transfers(recipe.study)})
+    _resolve_paths(raw)
+    recipe = _validate(raw, path, overridden)
+    if recipe.study.evaluation.also_evaluate:
+        recipe = _validate(raw, path, overridden, transfers=_load_transfers(recipe.study))
+    return recipe
 
 
 def find_yaml(name_or_path: str, folder: Path, kind: str) -> Path:
@@ -66,9 +81,13 @@ def find_yaml(name_or_path: str, folder: Path, kind: str) -> Path:
 def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
     """The studies of a sweep: for every combination of values, in the order written, its settings and its recipe.
 
+    A cell is built from the study as it was written, so that what one method's name leaves open is resolved anew.
+
     Raises:
         UserError: naming the setting, if it or a value of it cannot be used.
     """
+    if not recipe.sweep:
+        return [({}, recipe)]
     possible = [name for name in _dotted_names(Study) if name != "evaluation.also_evaluate"]
     for dotted, values in recipe.sweep.items():
         if dotted not in possible:
@@ -78,18 +97,18 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
     cells: list[tuple[dict[str, Any], Recipe]] = []
     for values in itertools.product(*recipe.sweep.values()):
         settings = dict(zip(recipe.sweep, values, strict=True))
-        raw = recipe.study.model_dump(mode="json")
-        raw |= {
-            "name": recipe.name,
-            "description": recipe.description,
-            "runtime": recipe.runtime.model_dump(mode="json"),
-        }
+        # A recipe made in Python has no written form.
+        raw = copy.deepcopy(recipe.written) or recipe.study.model_dump(mode="json")
+        raw["name"] = recipe.name
+        raw["description"] = recipe.description
+        raw["runtime"] = recipe.runtime.model_dump(mode="json")
         for dotted, value in settings.items():
             _set(raw, dotted, value)
-        cell = _with_absolute_paths(_validate(raw, "sweep", []))
+        _resolve_paths(raw)
+        cell = _validate(raw, "sweep", [], transfers=recipe.transfers)
         if any(cell.study == other.study for _, other in cells):
             raise UserError(f"sweep: {settings} is the same study as an earlier one; list each value once")
-        cells.append((settings, cell.model_copy(update={"transfers": recipe.transfers})))
+        cells.append((settings, cell))
     return cells
 
 
@@ -117,15 +136,29 @@ def _load_transfers(study: Study) -> dict[str, Study]:
     return transfers
 
 
-def _validate(raw: dict[str, Any], source: Path | str, overridden: Sequence[str]) -> Recipe:
+def _validate(
+    raw: Mapping[str, Any],
+    source: Path | str,
+    overridden: Sequence[str],
+    transfers: Mapping[str, Study] | None = None,
+) -> Recipe:
     """The recipe in a raw mapping.
 
     Args:
         source: of the mapping, for errors. overridden: settings that came from the command line instead.
+        transfers: the studies that `evaluation.also_evaluate` names.
     """
-    head = {key: raw.pop(key) for key in ("name", "description", "runtime", "sweep") if key in raw}
+    # A file has the sections of the study next to the recipe's own fields; a `Recipe` has them in `study`.
+    fields: dict[str, Any] = {"study": {}, "transfers": transfers or {}}
+    for name, value in raw.items():
+        if name in ("name", "description", "runtime", "sweep"):
+            fields[name] = value
+        else:
+            fields["study"][name] = value
+    if raw.get("sweep"):
+        fields["written"] = copy.deepcopy(fields["study"])
     try:
-        return Recipe.model_validate({**head, "study": raw})
+        return Recipe.model_validate(fields)
     except ValidationError as error:
         raise to_user_error(error, Recipe, source, overridden) from None
 
@@ -162,21 +195,33 @@ def to_user_error(
     return UserError(f"{'command line' if given else source}: {problem}")
 
 
-def _with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Local paths made absolute: the processes of a run do not share a working directory.
+def _resolve_project_paths(raw: Mapping[str, Any]) -> None:
+    """In a raw built-in recipe, make the paths of files that come with the project absolute.
 
-    A model that is no folder here stays as it is: it may be a hub name.
+    Others stay: a model may be a hub name, and a data set is in the user's working directory.
     """
-    study = recipe.study
-    model = study.model if not Path(study.model.path).is_dir() else _absolute(study.model, "path")
-    study = study.model_copy(update={"model": model, "data": _absolute(study.data, "path")})
-    runtime = _absolute(recipe.runtime.model_copy(update={"storage": recipe.storage}), "storage")
-    return recipe.model_copy(update={"study": study, "runtime": runtime})
+    for section, field in (("model", "path"), ("data", "path")):
+        path = project_root() / raw[section][field]
+        if path.exists():
+            raw[section][field] = str(path)
 
 
-def _absolute(section: S, field: str) -> S:
-    path = getattr(section, field)
-    return section if "://" in path else section.model_copy(update={field: str(Path(path).absolute())})
+def _resolve_paths(raw: dict[str, Any]) -> None:
+    """Make local paths in a raw recipe absolute, from the working directory, which the processes of a run do not share.
+
+    Values of other types stay as they are, for the validation to refuse.
+    """
+    runtime = raw.setdefault("runtime", {})
+    if isinstance(runtime, dict) and runtime.get("storage") is None:
+        runtime["storage"] = f"runs/{raw.get('name')}"
+    for section, field in (("model", "path"), ("data", "path"), ("runtime", "storage")):
+        settings = raw.get(section)
+        path = settings.get(field) if isinstance(settings, dict) else None
+        if not isinstance(path, str) or "://" in path:
+            continue
+        if section == "model" and not Path(path).is_dir():
+            continue  # it may be a hub name
+        raw[section][field] = str(Path(path).absolute())
 
 
 def apply_override(raw: dict[str, Any], override: str) -> str:

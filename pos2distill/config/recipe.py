@@ -21,6 +21,9 @@ class Recipe(Section):
         description="settings by dotted name and the values each takes; the study runs for every combination",
     )
     transfers: dict[str, Study] = Field({}, exclude=True, description="what evaluation.also_evaluate names")
+    written: dict[str, Any] = Field(
+        {}, exclude=True, repr=False, description="the study of a sweep as the file and the command line wrote it"
+    )
 
     @field_validator("sweep", mode="before")
     @classmethod
@@ -39,15 +42,6 @@ class Recipe(Section):
             raise ValueError(
                 f"runtime.vllm.tensor_parallel_size: {parts}, but one sampler has {gpus:g} GPUs "
                 f"(runtime.samplers.gpus); set both alike"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _micro_weights_know_their_workers(self) -> "Recipe":
-        if self.study.method.weights_scope == "micro" and self.runtime.trainers.max_workers:
-            raise ValueError(
-                "runtime.trainers.max_workers: results of method.weights_scope=micro depend on the number of workers; "
-                "set workers alone"
             )
         return self
 

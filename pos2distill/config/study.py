@@ -1,15 +1,19 @@
 """What defines a result: the part of a recipe that is fingerprinted."""
 
 import math
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pos2distill.config.base import Count, Section
+from pos2distill.config.methods import METHODS, Method, MethodName, RowWeights
 
 ONE_HOP_FORMATS = ("nq", "nq_oracle", "kv", "dpr")
 SEVERAL_HOP_FORMATS = ("musique", "hotpotqa", "2wiki")  # `jsonl` holds either
-RowWeights = Literal["paper", "official", "uniform", "adaptive"]
+
+_DEFAULT_SLOTS = 10  # to try for `auto`, and to evaluate at further prompt lengths
+_DEFAULT_TOPK = 64
 
 
 class ModelSection(Section):
@@ -51,8 +55,8 @@ class DataSection(Section):
     documents: int = Field(20, ge=2, description="documents in a prompt")
     distractors: Literal["given", "random"] = Field(
         "given",
-        description="given: those of the record, and a record with too few is refused; random: the missing ones are drawn "
-        "from other examples. Random distractors are easier than retrieved ones, so results are named after them",
+        description="given: those of the record, and a record with too few is refused; random: the missing ones are "
+        "drawn from other examples. Random distractors are easier than retrieved ones, so results are named after them",
     )
     train_examples: int = Field(300, ge=1, description="examples to sample from and train on")
     eval_examples: int = Field(500, ge=1, description="other examples, asked at every slot")
@@ -86,115 +90,132 @@ class DataSection(Section):
 
 
 class MethodSection(Section):
-    """What is distilled from where (arXiv:2508.15709); the name decides what `weights`, `anchor_weight` leave open."""
+    """What is distilled from where (arXiv:2508.15709); `config/methods.py` has the table of methods."""
 
-    name: Literal["r1", "kl+align", "kl", "r2", "seqkd", "sft"] = Field(
-        "r1",
-        description="r1: KL to the frozen model, position weights, anchor; kl+align: without anchor; kl: without "
-        "weights too; r2: cross-entropy on sampled chains; seqkd: on sampled answers; sft: on the data set's answers",
+    name: MethodName = Field(
+        "r1", description="; ".join(f"{method.name}: {method.description}" for method in METHODS.values())
     )
     advantageous_slot: Literal["first", "last", "auto"] | int | tuple[int, ...] = Field(
         "first",
         description="where the model does best; of several hops, the first or last slots in hop order, or a list; "
         "auto: measured on the training examples",
     )
-    auto_slots: Literal["all"] | Count | None = Field(
-        None,
-        description="auto: slots tried, spread evenly; of several hops the first slot, with the others next to it. "
-        "Default: 10, or all where there are fewer",
+    auto_slots: Literal["all"] | Count = Field(
+        _DEFAULT_SLOTS,
+        description="auto: slots to try, spread evenly; of several hops the first slot, with the others next to it. "
+        "Default: 10, or all if there are fewer",
     )
-    auto_examples: int = Field(100, ge=1, description="auto: training examples asked")
-    k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for one example")
+    auto_examples: int = Field(100, ge=1, description="auto: training examples to measure on")
+    k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for each example")
     distractor_order: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
-    weights: RowWeights | None = Field(
-        None,
-        description="of trivial rows. paper: alpha; official: as the authors' code scales it; uniform: all alike; "
-        "adaptive (of cross-entropies): harder rows count more. Default: paper for r1 and kl+align, else uniform",
+    weights: RowWeights = Field(
+        default_factory=lambda settings: _spec_of(settings).weights,
+        description="of trivial rows. paper: alpha; official: alpha as the authors' code scales it; uniform: equal; "
+        "adaptive (cross-entropies only): harder rows count more. Default: paper for r1 and kl+align, else uniform",
     )
-    weights_scope: Literal["global", "micro"] = Field("global", description="the batch that position weights see")
-    anchor_weight: float | None = Field(
-        None, ge=0, description="lambda, the weight of the rows at the advantageous slot. Default: 1 for r1, else 0"
+    anchor_weight: float = Field(
+        default_factory=lambda settings: _spec_of(settings).anchor_weight,
+        ge=0,
+        description="lambda, the weight of the rows at the advantageous slot. Default: 1 for r1, else 0",
     )
     alignment: Literal["shifted", "official"] = Field(
-        "shifted", description="shifted: logits that predict the response; official: one later, as the authors' code"
+        "shifted",
+        description="shifted: logits that predict the response; official: one position later, as the authors' code",
     )
-    teacher: Literal["cached", "resident", "topk"] = Field(
+    teacher: Literal["cached", "resident", "topk", "none"] = Field(
         "cached",
-        description="cached: hidden states stored with the samples; resident: the frozen model beside the student; "
-        "topk: the likeliest tokens, as the sampler tells them, without a teacher stage; approximate",
+        validate_default=True,
+        description="cached: hidden states stored with the samples; resident: the frozen model next to the student; "
+        "topk: the sampler's most likely tokens, without a teacher stage, approximate; none: for methods that need no "
+        "teacher, whatever is set",
     )
-    teacher_topk: int | None = Field(
-        None, ge=1, description="topk: tokens kept at each position, the rest counts as one. Default: 64"
+    teacher_topk: int = Field(
+        default_factory=lambda settings: _DEFAULT_TOPK if settings.get("teacher") == "topk" else 0,
+        ge=0,
+        description="topk: tokens stored at each position, all others count as one. Default: 64; 0 for other teachers",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_leaves_open(cls, settings: Any) -> Any:
+        return _without_null(settings, ("auto_slots", "weights", "anchor_weight", "teacher", "teacher_topk"))
+
+    @field_validator("teacher", mode="after")
+    @classmethod
+    def _no_teacher_unless_needed(cls, teacher: str, info: ValidationInfo) -> str:
+        # A sweep over methods names one teacher for all of them, so a teacher that is not needed is no error.
+        known = "name" in info.data and "weights" in info.data
+        if known and not _needs_teacher(_spec_of(info.data), info.data["weights"]):
+            return "none"
+        return teacher
+
+    @field_validator("teacher_topk", mode="after")
+    @classmethod
+    def _no_tokens_without_teacher(cls, teacher_topk: int, info: ValidationInfo) -> int:
+        return 0 if info.data.get("teacher") == "none" else teacher_topk
+
+    @property
+    def spec(self) -> Method:
+        """The method's entry in the table."""
+        return METHODS[self.name]
 
     @property
     def loss(self) -> Literal["kl", "ce"]:
         """What a row's loss is: KL to the frozen model, or cross-entropy on the response."""
-        return "kl" if self.name in ("r1", "kl+align", "kl") else "ce"
-
-    @property
-    def row_weights(self) -> RowWeights:
-        """How trivial rows are weighted; the method's own way if nothing else is set."""
-        return self.weights or ("paper" if self.name in ("r1", "kl+align") else "uniform")
-
-    @property
-    def anchor(self) -> float:
-        """lambda; the method's own if nothing else is set."""
-        return float(self.name == "r1") if self.anchor_weight is None else self.anchor_weight
-
-    @property
-    def tried_slots(self) -> Literal["all"] | int:
-        """How many slots `auto` tries, at most."""
-        return self.auto_slots or 10
+        return self.spec.loss
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether training looks at the frozen model's distribution."""
-        return self.loss == "kl" or self.row_weights == "adaptive"
-
-    @property
-    def stored_top_k(self) -> int:
-        """How many of the likeliest tokens are stored with the samples at each position; 0 for another teacher."""
-        return (self.teacher_topk or 64) if self.needs_teacher and self.teacher == "topk" else 0
-
-    @property
-    def has_cached_teacher(self) -> bool:
-        """Whether hidden states are stored with the samples."""
-        return self.needs_teacher and self.teacher == "cached"
-
-    @property
-    def has_resident_teacher(self) -> bool:
-        """Whether the frozen model lives beside the student."""
-        return self.needs_teacher and self.teacher == "resident"
+        """Whether training uses the frozen model's distribution."""
+        return _needs_teacher(self.spec, self.weights)
 
     @model_validator(mode="after")
     def _weights_fit_the_loss(self) -> "MethodSection":
-        possible = {"kl": ("paper", "official", "uniform"), "ce": ("uniform", "adaptive")}[self.loss]
-        if self.row_weights not in possible or (self.name == "sft" and self.weights == "adaptive"):
+        if self.weights not in self.spec.allowed_weights:
             raise ValueError(f"weights: '{self.weights}' does not go with method '{self.name}'")
         if self.alignment == "official" and self.loss == "ce":
             raise ValueError(f"alignment: 'official' is about distributions; method '{self.name}' distils text")
-        if not self.k and not self.anchor:
+        if not self.k and not self.anchor_weight:
             raise ValueError("k: 0 trivial slots and no weight on the advantageous one leave nothing to train on")
         return self
 
     @model_validator(mode="after")
-    def _sampler_knows_what_is_distilled(self) -> "MethodSection":
+    def _teacher_fits_the_method(self) -> "MethodSection":
+        if self.needs_teacher and self.teacher == "none":
+            raise ValueError(f"teacher: method '{self.name}' needs one; set cached, resident or topk")
         if self.teacher != "topk":
-            if self.teacher_topk is not None:
+            if self.teacher_topk:
                 raise ValueError(f"teacher_topk: only teacher 'topk' keeps some tokens, not '{self.teacher}'")
             return self
+        if not self.teacher_topk:
+            raise ValueError("teacher_topk: input should be greater than or equal to 1, got 0")
         if self.alignment == "official":
             raise ValueError(
-                "alignment: 'official' distils one token after the response's end, of which the sampler tells nothing; "
-                "set teacher to cached or resident"
+                "alignment: 'official' distils one position after the response's end, where the sampler knows no "
+                "probabilities; set teacher to cached or resident"
             )
-        if self.row_weights == "adaptive":
+        if self.weights == "adaptive":
             raise ValueError(
-                "weights: 'adaptive' wants the frozen model's loss on the whole response, and the sampler tells "
-                "nothing of a closing token that it did not draw; set teacher to cached or resident"
+                "weights: 'adaptive' needs the frozen model's loss on the whole response, and the sampler knows no "
+                "probability of a closing token that it did not draw; set teacher to cached or resident"
             )
         return self
+
+
+def _spec_of(settings: Mapping[str, Any]) -> Method:
+    # Without a valid name the section is refused anyway, so any entry will do.
+    return METHODS[settings.get("name", "r1")]
+
+
+def _needs_teacher(spec: Method, weights: RowWeights) -> bool:
+    return spec.loss == "kl" or weights == "adaptive"
+
+
+def _without_null(settings: Any, names: Collection[str]) -> Any:
+    """The mapping without the named settings that are null: `weights: null` in YAML leaves the setting open."""
+    if not isinstance(settings, Mapping):
+        return settings
+    return {name: value for name, value in settings.items() if value is not None or name not in names}
 
 
 class SamplingSection(Section):
@@ -255,15 +276,16 @@ class TrainingSection(Section):
 class EvaluationSection(Section):
     """What is measured: greedy answers by the gold document's slot."""
 
-    slots: Literal["all", "pairs"] | Count | tuple[int | tuple[int, ...], ...] | None = Field(
-        None,
+    slots: Literal["all", "pairs"] | Count | tuple[int | tuple[int, ...], ...] = Field(
+        "all",
         description="all; a number of slots spread evenly from first to last; a list (0-based). Of several hops: every "
         "ordered tuple of these; pairs: the paper's 12 in their three groups. Default: all; of several hops pairs",
     )
     other_documents: tuple[int, ...] = Field((), description="further prompt lengths, in documents")
-    other_slots: Literal["all", "pairs"] | Count | None = Field(
-        None,
-        description="slots at each further length. Default: 10, or all where there are fewer; of several hops pairs",
+    other_slots: Literal["all", "pairs"] | Count = Field(
+        default_factory=lambda settings: min([_DEFAULT_SLOTS, *settings.get("other_documents", ())]),
+        description="slots at each further length. Default: 10, or as many as the shortest of them has; of several "
+        "hops pairs",
     )
     max_new_tokens: int = Field(100, ge=1, description="of an answer; 512 for data.prompt reasoning or coc")
     also_evaluate: tuple[str, ...] = Field(
@@ -271,17 +293,48 @@ class EvaluationSection(Section):
     )
     bootstrap_samples: int = Field(2000, ge=100, description="bootstrap bootstrap_samples of the intervals")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_leaves_open(cls, settings: Any) -> Any:
+        return _without_null(settings, ("slots", "other_slots"))
+
 
 class Study(Section):
     """All that defines a result. Equal studies have equal fingerprints and, up to rounding, equal results."""
 
     model: ModelSection
     data: DataSection
-    method: MethodSection = MethodSection()
+    method: MethodSection = Field(MethodSection(), validate_default=True)
     sampling: SamplingSection = SamplingSection()
     training: TrainingSection = TrainingSection()
-    evaluation: EvaluationSection = EvaluationSection()
+    evaluation: EvaluationSection = Field(EvaluationSection(), validate_default=True)
     seed: int = Field(0, ge=0)
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _resolve_method(cls, method: Any, info: ValidationInfo) -> Any:
+        """Fill in the settings that are left open and depend on other sections. `info.data`: the sections before."""
+        settings, data = _as_written(method), info.data.get("data")
+        if data is None or not isinstance(settings, Mapping):
+            return method  # invalid, and refused as such
+        resolved = dict(settings)
+        if resolved.get("auto_slots") is None:
+            resolved["auto_slots"] = min(_DEFAULT_SLOTS, data.documents - max(data.hops) + 1)
+        return resolved
+
+    @field_validator("evaluation", mode="before")
+    @classmethod
+    def _resolve_evaluation(cls, evaluation: Any, info: ValidationInfo) -> Any:
+        """As `_resolve_method`."""
+        settings, data = _as_written(evaluation), info.data.get("data")
+        if data is None or not isinstance(settings, Mapping):
+            return evaluation
+        resolved = dict(settings)
+        if data.hops != (1,):
+            for name in ("slots", "other_slots"):
+                if resolved.get(name) is None:
+                    resolved[name] = "pairs"
+        return resolved
 
     def advantageous(self, hops: int) -> tuple[int, ...]:
         """The advantageous slots of an example with so many gold documents, 0-based, in hop order.
@@ -299,18 +352,8 @@ class Study(Section):
 
     @property
     def has_frozen_copy(self) -> bool:
-        """Whether a second model stands beside the student. With adapters the student holds the initial one itself."""
-        return self.method.has_resident_teacher and self.training.lora is None
-
-    @property
-    def evaluated_slots(self) -> Literal["all", "pairs"] | int | tuple[int | tuple[int, ...], ...]:
-        """Which slots are evaluated at the length trained on."""
-        return self.evaluation.slots or ("all" if self.data.hops == (1,) else "pairs")
-
-    @property
-    def other_evaluated_slots(self) -> Literal["all", "pairs"] | int:
-        """Which slots are evaluated at further lengths."""
-        return self.evaluation.other_slots or (10 if self.data.hops == (1,) else "pairs")
+        """Whether a second model is held next to the student. With adapters the student contains the initial one."""
+        return self.method.teacher == "resident" and self.training.lora is None
 
     @model_validator(mode="after")
     def _advantageous_slot_exists(self) -> "Study":
@@ -348,15 +391,9 @@ class Study(Section):
             if len(set(slots)) != len(slots) or not slots:
                 raise ValueError("evaluation.slots: expected at least one slot, each of them once")
         others = self.evaluation.other_documents
-        further = (("other_slots", self.evaluation.other_slots, each) for each in others)
-        for name, wanted, there in (("slots", slots, documents), *further):
-            if wanted == "pairs" and hops == (1,):
-                raise ValueError(f"evaluation.{name}: 'pairs' are for several hops (data.hops)")
-            if wanted not in ("pairs", None) and len(hops) > 1:
-                raise ValueError(f"evaluation.{name}: of several numbers of hops (data.hops) only 'pairs' can be asked")
-            if isinstance(wanted, int) and wanted < max(hops):
-                raise ValueError(f"evaluation.{name}: {wanted} slots have no place for {max(hops)} gold documents")
-            _check_count(f"evaluation.{name}", wanted, there)
+        _check_evaluated("evaluation.slots", slots, documents, hops)
+        for length in others:
+            _check_evaluated("evaluation.other_slots", self.evaluation.other_slots, length, hops)
         if few := [n for n in others if n <= max(hops) or n == documents]:
             raise ValueError(
                 f"evaluation.other_documents: {few[0]} leaves no distractor (data.hops) or equals data.documents"
@@ -364,6 +401,22 @@ class Study(Section):
         if len(set(others)) != len(others):
             raise ValueError("evaluation.other_documents: expected each number once")
         return self
+
+
+def _as_written(section: Any) -> Any:
+    """The settings given to a section, without those that it filled in; a mapping as it is."""
+    return section.model_dump(exclude_unset=True) if isinstance(section, Section) else section
+
+
+def _check_evaluated(field: str, slots: object, documents: int, hops: tuple[int, ...]) -> None:
+    """Refuse slots that prompts of that many documents do not have."""
+    if slots == "pairs" and hops == (1,):
+        raise ValueError(f"{field}: 'pairs' are for several hops (data.hops)")
+    if slots != "pairs" and len(hops) > 1:
+        raise ValueError(f"{field}: of several numbers of hops (data.hops) only 'pairs' can be asked")
+    if isinstance(slots, int) and slots < max(hops):
+        raise ValueError(f"{field}: {slots} slots have no place for {max(hops)} gold documents")
+    _check_count(field, slots, documents)
 
 
 def _check_count(field: str, wanted: object, there: int) -> None:

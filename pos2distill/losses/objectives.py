@@ -34,10 +34,10 @@ def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor,
     real_N = slot_N != FILLER
     loss_M, slot_M = loss_N[real_N], slot_N[real_N]
     anchor_M = (slot_M == ANCHOR).float()
-    if method.row_weights == "adaptive":
+    if method.weights == "adaptive":
         weight_M = adaptive_weights(loss_M, reference_N[real_N], slot_M != ANCHOR)
     else:
-        weight_M = position_weights(loss_M, slot_M, anchor=ANCHOR, variant=method.row_weights)
-    scale = method.k if method.name == "r2" else 1
-    coefficient_M = scale * weight_M + method.anchor * anchor_M / anchor_M.sum().clamp_min(1)
+        weight_M = position_weights(loss_M, slot_M, anchor=ANCHOR, variant=method.weights)
+    scale = method.k if method.spec.sum_over_k else 1
+    coefficient_M = scale * weight_M + method.anchor_weight * anchor_M / anchor_M.sum().clamp_min(1)
     return torch.zeros_like(loss_N).masked_scatter(real_N, coefficient_M)

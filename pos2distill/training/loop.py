@@ -110,11 +110,8 @@ def _accumulate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Forward and backward of this rank's share. Returns the global batch's losses, coefficients and slots, (N,)."""
     slot_C = torch.cat([micro.slot_B for micro in micros])
-    if study.method.weights_scope == "micro":
-        loss_C, coefficient_C = _accumulate_by_micro(study, strategy, micros, dist)
-        return dist.gather(loss_C), dist.gather(coefficient_C), dist.gather(slot_C)
     only = strategy.forward(micros[0].batch, micros[0].teacher) if len(micros) == 1 else None
-    if study.method.row_weights == "uniform":
+    if study.method.weights == "uniform":
         known_C = torch.zeros(len(slot_C))
     else:
         known_C = _measure(strategy, micros) if only is None else only.detach().cpu()
@@ -134,22 +131,6 @@ def _accumulate(
     return _finite(dist.gather(torch.cat(losses).cpu())), coefficient_N, slot_N
 
 
-def _accumulate_by_micro(
-    study: Study, strategy: Strategy, micros: Sequence[_Micro], dist: DistContext
-) -> tuple[Tensor, Tensor]:
-    """`weights_scope: micro`: each micro-batch is its own batch, and the loss is the mean over micro-batches."""
-    losses, coefficients = [], []
-    for index, micro in enumerate(micros):
-        loss_B = strategy.forward(micro.batch, micro.teacher)
-        own_B = _finite(loss_B.detach().cpu())
-        coefficient_B = row_coefficients(study.method, own_B, _reference(study, micro), micro.slot_B)
-        coefficient_B = coefficient_B / (len(micros) * dist.world)
-        strategy.backward((coefficient_B.to(loss_B.device) * loss_B).sum(), last=index == len(micros) - 1)
-        losses.append(own_B)
-        coefficients.append(coefficient_B)
-    return torch.cat(losses), torch.cat(coefficients)
-
-
 def _finite(loss_N: Tensor) -> Tensor:
     """The losses as they are, unless training has diverged: then nothing of it is worth saving."""
     if not torch.isfinite(loss_N).all():
@@ -165,7 +146,7 @@ def _measure(strategy: Strategy, micros: Sequence[_Micro]) -> Tensor:
 @torch.no_grad()
 def _reference(study: Study, micro: _Micro) -> Tensor:
     """The frozen model's own loss on each row's response, at the advantageous slots, where the weights ask for it."""
-    if study.method.row_weights != "adaptive":
+    if study.method.weights != "adaptive":
         return torch.zeros(len(micro.slot_B))
     assert isinstance(micro.teacher, HiddenStatesView)  # the settings allow no other
     parts = zip(micro.teacher.split(_CHUNK), micro.batch.target_T.split(_CHUNK), strict=True)

@@ -75,7 +75,7 @@ class RowBuilder:
             k=self.study.method.k,
             seed=self.study.seed,
         )
-        anchor = [advantageous] if self.study.method.anchor else []
+        anchor = [advantageous] if self.study.method.anchor_weight else []
         return [(sample, slots) for slots in (*anchor, *trivial)]
 
     def row(self, key: RowKey) -> Row:
@@ -95,9 +95,9 @@ class RowBuilder:
         return Row(sample, slots, slot_id, prompt_ids, self._response(sample))
 
     def _response(self, sample: Sample) -> Tokens:
-        if self.study.method.name == "sft":
+        if self.study.method.spec.target == "gold":
             return self._gold_response(sample.example)
-        if k := self.study.method.stored_top_k:
+        if k := self.study.method.teacher_topk:
             if sample.top_ids is None:
                 raise UserError("the samples hold no likeliest tokens; sample again with method.teacher=topk")
             return sample.response_ids[: len(sample.top_ids) // k]

@@ -147,10 +147,10 @@ def build_teacher(
         device: the student's.
     """
     method = study.method
-    if not method.needs_teacher:
+    if method.teacher == "none":
         return None
     if method.teacher == "topk":
-        return TopKTeacher(method.stored_top_k)
+        return TopKTeacher(method.teacher_topk)
     head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype)).to(device)
     if method.teacher == "resident":
         return ResidentTeacher(head, frozen, alignment=method.alignment)

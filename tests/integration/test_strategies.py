@@ -13,7 +13,7 @@ from pipelines.executors.ray.train_worker import make_prompt_builder
 from pipelines.plan import make_plan
 from pipelines.stages.distill import make_checkpoint, read_steps
 from pipelines.stages.prepare import training_ids
-from pos2distill.config import Recipe
+from pos2distill.config import MethodSection, Recipe
 from pos2distill.models.load import non_persistent_buffers
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
@@ -189,7 +189,8 @@ def first_gradient(
     cast: bool = False,
 ) -> dict[str, Any]:
     """Of the recipe's samples, with a method that may need less of them than they hold."""
-    method = recipe.study.method.model_copy(update=changes)
+    resolved = {"weights", "anchor_weight", "teacher", "teacher_topk"}  # by the recipe's own method
+    method = MethodSection(**recipe.study.method.model_dump(exclude=resolved) | changes)
     training = recipe.study.training.model_copy(update={"epochs": 1})
     study = recipe.study.model_copy(update={"method": method, "training": training})
     update = {"strategy": strategy, "workers": dist.world, "micro_batch_tokens": micro_batch_tokens, "threads": 1}

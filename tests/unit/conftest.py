@@ -114,7 +114,7 @@ def make_source() -> Callable[[Study], Source]:
             }
             for example, prompt, response, hidden_TH in zip(examples, prompts, responses, states, strict=True)
         ]
-        if k := study.method.stored_top_k:
+        if k := study.method.teacher_topk:
             head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
             for index, (row, hidden_TH) in enumerate(zip(rows, states, strict=True)):
                 told_SH = hidden_TH[: len(hidden_TH) - (index % 3 == 0)]

@@ -1,14 +1,26 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
-from pos2distill.config import LoraSection, MethodSection, ModelSection, Recipe, Runtime, TrainingSection, fingerprint
-from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
+from pos2distill.config import (
+    METHODS,
+    EvaluationSection,
+    LoraSection,
+    MethodSection,
+    ModelSection,
+    Recipe,
+    Runtime,
+    Study,
+    TrainingSection,
+    fingerprint,
+)
+from pos2distill.config.load import load_recipe, project_root, recipe_names, sweep_cells
+from pos2distill.config.methods import MethodName
 from pos2distill.errors import UserError
 
 MINIMAL: dict[str, Any] = {
@@ -39,7 +51,7 @@ def test_defaults_are_the_papers(load: Callable[..., Recipe]) -> None:
     assert (training.learning_rate, training.betas, training.weight_decay) == (3e-6, (0.9, 0.95), 0.01)
     assert (training.warmup_ratio, training.min_lr_ratio, training.max_grad_norm) == (0.05, 0.1, 1.0)
     assert (training.global_batch_rows, training.epochs, training.precision) == (32, 2, "bfloat16")
-    assert (study.method.k, study.method.anchor, study.method.row_weights) == (4, 1.0, "paper")
+    assert (study.method.k, study.method.anchor_weight, study.method.weights) == (4, 1.0, "paper")
     assert (study.method.distractor_order, study.advantageous(1), study.sampling.temperature) == ("fixed", (0,), 0.0)
     assert (study.data.documents, study.data.train_examples) == (20, 300)
 
@@ -89,13 +101,16 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ("method={name: sft, weights: adaptive}", "method.weights: 'adaptive' does not go with method 'sft'"),
         ("method.teacher_topk=8", "method.teacher_topk: only teacher 'topk' keeps some tokens, not 'cached'"),
         ("method={teacher: topk, teacher_topk: 0}", "method.teacher_topk: input should be greater than or equal to 1"),
+        ("method.teacher=none", "method.teacher: method 'r1' needs one; set cached, resident or topk"),
+        ("method.name=r3", "method.name: input should be 'r1', 'kl+align', 'kl', 'r2', 'seqkd' or 'sft', got 'r3'"),
+        ("method.name=[r1]", "method.name: input should be 'r1', 'kl+align', 'kl', 'r2', 'seqkd' or 'sft', got"),
         (
             "method={teacher: topk, alignment: official}",
-            "method.alignment: 'official' distils one token after the response's end, of which the sampler tells",
+            "method.alignment: 'official' distils one position after the response's end, where the sampler knows no",
         ),
         (
             "method={name: r2, weights: adaptive, teacher: topk}",
-            "method.weights: 'adaptive' wants the frozen model's loss on the whole response, and the sampler tells",
+            "method.weights: 'adaptive' needs the frozen model's loss on the whole response, and the sampler knows",
         ),
         ("method={name: r2, weights: paper}", "method.weights: 'paper' does not go with method 'r2'"),
         ("method={name: r2, alignment: official}", "method.alignment: 'official' is about distributions; method 'r2'"),
@@ -283,6 +298,34 @@ def test_local_paths_become_absolute_and_urls_stay(
     assert remote.storage == "gs://bucket/run"
 
 
+def test_load_recipe_of_the_project_works_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = load_recipe("quickstart")
+    toy = project_root() / "examples" / "toy"
+    assert (recipe.study.model.path, recipe.study.data.path) == (str(toy / "base"), str(toy / "data.jsonl.gz"))
+    assert recipe.storage == str(tmp_path / "runs" / "quickstart")
+    # A hub name stays; data that does not come with the project is in the working directory.
+    published = load_recipe("nq_llama3_8b").study
+    assert published.model.path == "meta-llama/Meta-Llama-3-8B-Instruct"
+    assert published.data.path == str(tmp_path / "data" / "nq-open-20_total_documents_gold_at_0.jsonl.gz")
+    # An override is the user's own.
+    assert load_recipe("quickstart", ["data.path=own.jsonl"]).study.data.path == str(tmp_path / "own.jsonl")
+
+
+def test_project_root_of_a_checkout_has_run_py() -> None:
+    assert (project_root() / "run.py").is_file()
+    assert (project_root() / "pipelines" / "recipes" / "quickstart.yaml").is_file()
+
+
+def test_project_root_of_a_wheel_is_the_package(tmp_path: Path) -> None:
+    package = tmp_path / "site-packages" / "pos2distill"
+    package.mkdir(parents=True)
+    assert project_root(package) == tmp_path / "site-packages"
+    (package / "pipelines" / "recipes").mkdir(parents=True)
+    (tmp_path / "site-packages" / "run.py").touch()  # of another package
+    assert project_root(package) == package
+
+
 def test_sections_are_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         MethodSection().k = 5  # type: ignore[misc]
@@ -367,23 +410,43 @@ def test_several_numbers_of_hops_want_the_published_pairs(load: Callable[..., Re
 )
 def test_what_a_methods_name_stands_for(name: str, loss: str, weights: str, anchor: float, teacher: bool) -> None:
     method = MethodSection(name=name)  # type: ignore[arg-type]
-    assert (method.loss, method.row_weights, method.anchor, method.needs_teacher) == (loss, weights, anchor, teacher)
+    resolved = (method.loss, method.weights, method.anchor_weight, method.needs_teacher)
+    assert resolved == (loss, weights, anchor, teacher)
 
 
 @pytest.mark.parametrize(
-    ("settings", "tokens"),
+    ("settings", "teacher", "tokens"),
     [
-        ({"teacher": "topk"}, 64),
-        ({"teacher": "topk", "teacher_topk": 8}, 8),
-        ({"name": "seqkd", "teacher": "topk"}, 0),
-        ({}, 0),
+        ({}, "cached", 0),
+        ({"teacher": "resident"}, "resident", 0),
+        ({"teacher": "topk"}, "topk", 64),
+        ({"teacher": "topk", "teacher_topk": 8}, "topk", 8),
+        ({"name": "seqkd"}, "none", 0),
+        ({"name": "seqkd", "teacher": "topk"}, "none", 0),
+        ({"name": "seqkd", "teacher": "topk", "teacher_topk": 8}, "none", 0),
+        ({"name": "seqkd", "weights": "adaptive"}, "cached", 0),
     ],
 )
-def test_likeliest_tokens_are_kept_where_they_are_the_teacher(settings: dict[str, Any], tokens: int) -> None:
+def test_method_section_has_a_teacher_only_if_needed(settings: dict[str, Any], teacher: str, tokens: int) -> None:
     method = MethodSection(**settings)
-    assert method.stored_top_k == tokens
-    assert not method.has_resident_teacher
-    assert method.has_cached_teacher == (not settings)
+    assert (method.teacher, method.teacher_topk) == (teacher, tokens)
+    assert (method.teacher == "none") == (not method.needs_teacher)
+    again = MethodSection.model_validate(method.model_dump())
+    assert again == method
+
+
+def test_method_section_null_leaves_a_setting_open() -> None:
+    null = {"weights": None, "anchor_weight": None, "teacher": None, "teacher_topk": None, "auto_slots": None}
+    assert MethodSection.model_validate(null) == MethodSection()
+    assert EvaluationSection.model_validate({"slots": None, "other_slots": None}) == EvaluationSection()
+
+
+def test_methods_table_has_every_name_once() -> None:
+    assert list(METHODS) == list(get_args(MethodName))
+    for name, spec in METHODS.items():
+        assert spec.name == name
+        assert spec.weights in spec.allowed_weights
+        assert MethodSection(name=spec.name).spec is spec
 
 
 def test_a_sweep_is_every_combination(load: Callable[..., Recipe]) -> None:
@@ -397,6 +460,28 @@ def test_a_sweep_is_every_combination(load: Callable[..., Recipe]) -> None:
     ]
     assert cells[2][0] == {"method.name": "sft", "seed": 0}
     assert all(cell.study.method.k == 2 and cell.storage == recipe.storage and not cell.sweep for _, cell in cells)
+
+
+def test_sweep_cells_resolve_each_method_by_itself(load: Callable[..., Recipe]) -> None:
+    cells = sweep_cells(load("sweep={method.name: [r1, seqkd], data.documents: [20, 6]}", "method.k=2"))
+    resolved = [
+        (cell.study.method.weights, cell.study.method.teacher, cell.study.method.auto_slots) for _, cell in cells
+    ]
+    assert resolved == [
+        ("paper", "cached", 10),
+        ("paper", "cached", 6),
+        ("uniform", "none", 10),
+        ("uniform", "none", 6),
+    ]
+    hops = sweep_cells(load("sweep={data.hops: [[1], [2]]}", "data.format=jsonl"))
+    assert [cell.study.evaluation.slots for _, cell in hops] == ["all", "pairs"]
+
+
+def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> None:
+    loaded = load()
+    recipe = Recipe(name="made", description="d", study=loaded.study, sweep={"seed": (0, 1)})
+    assert [cell.study.seed for _, cell in sweep_cells(recipe)] == [0, 1]
+    assert sweep_cells(recipe)[0][1].study == loaded.study
 
 
 @pytest.mark.parametrize(
@@ -456,8 +541,10 @@ def test_paths_of_a_sweep_become_absolute(
 
 def test_what_is_evaluated_by_default_follows_the_hops(load: Callable[..., Recipe]) -> None:
     one, two = load().study, load("data.format=musique", "data.hops=[2]").study
-    assert (one.evaluated_slots, one.other_evaluated_slots) == ("all", 10)
-    assert (two.evaluated_slots, two.other_evaluated_slots) == ("pairs", "pairs")
+    assert (one.evaluation.slots, one.evaluation.other_slots) == ("all", 10)
+    assert (two.evaluation.slots, two.evaluation.other_slots) == ("pairs", "pairs")
+    null = load("data.format=musique", "data.hops=[2]", "evaluation.slots=null").study
+    assert null.evaluation == two.evaluation
 
 
 def test_too_few_slots_for_the_hops_are_told(load: Callable[..., Recipe]) -> None:
@@ -469,21 +556,20 @@ def test_too_few_slots_for_the_hops_are_told(load: Callable[..., Recipe]) -> Non
 
 def test_two_hops_have_one_slot_less_to_start_from(load: Callable[..., Recipe]) -> None:
     auto = ("data.format=musique", "data.hops=[2]", "method.advantageous_slot=auto")
-    assert load(*auto, "method.auto_slots=19").study.method.tried_slots == 19
+    assert load(*auto, "method.auto_slots=19").study.method.auto_slots == 19
     with pytest.raises(UserError, match=r"method.auto_slots: 20 slots asked for, but there are 19"):
         load(*auto, "method.auto_slots=20")
 
 
 def test_by_default_no_more_slots_are_asked_than_there_are(load: Callable[..., Recipe]) -> None:
     study = load("data.documents=8", "method.advantageous_slot=auto", "evaluation.other_documents=[6]").study
-    assert (study.method.tried_slots, study.other_evaluated_slots) == (10, 10)  # of 8 and 6, all
+    assert (study.method.auto_slots, study.evaluation.other_slots) == (8, 6)
+    assert Study.model_validate(study.model_dump()) == study  # what a dry run shows is a recipe
 
 
-def test_elastic_workers_and_micro_weights_do_not_go_together(make_recipe: Callable[..., Recipe]) -> None:
+def test_elastic_workers_have_room_to_grow(make_recipe: Callable[..., Recipe]) -> None:
     trainers = {"strategy": "zero3", "workers": 1, "max_workers": 2}
     assert make_recipe(runtime={"trainers": trainers}).runtime.trainers.max_workers == 2
-    with pytest.raises(UserError, match=r"weights_scope=micro depend on the number of workers; set workers alone"):
-        make_recipe(runtime={"trainers": trainers}, method={"weights_scope": "micro"})
 
 
 def test_zero3_rounds_no_float32_model(make_recipe: Callable[..., Recipe]) -> None:

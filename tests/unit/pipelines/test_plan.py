@@ -56,7 +56,6 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"data": {"prompt": "qa"}}, set(STAGES)),
         ({"evaluation": {"other_documents": [6]}}, {EXAMPLES, BASE, DISTILLED}),
         ({"evaluation": {"bootstrap_samples": 300}}, set()),  # of the report only
-        ({"method": {"weights_scope": "micro"}}, {DISTILL, DISTILLED}),
         ({"method": {"name": "kl"}}, {DISTILL, DISTILLED}),
         ({"method": {"name": "seqkd"}}, {SAMPLE, DISTILL, DISTILLED}),  # its samples need no teacher states
         ({"data": {"metric": "em"}}, set(STAGES)),
@@ -142,11 +141,9 @@ def test_the_examples_stage_writes_the_split(make_recipe: Make) -> None:
     ]
 
 
-def test_how_the_batch_is_cut_counts_only_where_it_changes_the_weights(make_recipe: Make) -> None:
+def test_make_plan_ignores_how_the_batch_is_cut(make_recipe: Make) -> None:
     cut = {"trainers": {"strategy": "zero3", "workers": 2, "micro_batch_tokens": 500}}
     assert changed(make_recipe(), make_recipe(runtime=cut)) == set()
-    micro = {"weights_scope": "micro"}
-    assert changed(make_recipe(method=micro), make_recipe(method=micro, runtime=cut)) == {DISTILL, DISTILLED}
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe
 
 
 def answer(recipe: Recipe, batch: pa.Table, *, for_training: bool) -> list[dict[str, object]]:
-    params = SamplingParams(0.0, 1.0, 8, (4,), recipe.study.method.stored_top_k if for_training else 0)
+    params = SamplingParams(0.0, 1.0, 8, (4,), recipe.study.method.teacher_topk if for_training else 0)
     table = asyncio.run(Generate(recipe, recipe.study.model, params, for_training, None)(batch))
     assert table.schema == ANSWER_SCHEMA
     return table.to_pylist()

@@ -241,23 +241,6 @@ def test_ranks_do_not_change_loss_or_gradient(make: Callable[..., Source], globa
     assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
 
 
-def test_ranks_with_micro_weights_make_the_mean_over_all_micro_batches(make: Callable[..., Source]) -> None:
-    source = make(method={"weights_scope": "micro"})
-    whole = run(source, trainers(8))
-    parts = run_ranks(source, trainers(8), 2)
-    assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
-    assert parts[0].records[0].loss == pytest.approx(whole.records[0].loss, rel=1e-5)
-
-
-def test_micro_weights_lose_the_method(make: Callable[..., Source]) -> None:
-    """On micro-batches of one row every alpha is 1, so the loss is the mean of all KLs."""
-    micro = run(make(method={"weights_scope": "micro"}), trainers(1)).records[0]
-    whole = run(make(), trainers(1)).records[0]
-    assert micro.loss_trivial is not None
-    assert micro.loss == pytest.approx(micro.loss_trivial * 24 / 32, rel=1e-4)
-    assert abs(micro.loss - whole.loss) > 0.01 * whole.loss
-
-
 def test_one_micro_batch_needs_one_pass_and_several_need_two(make: Callable[..., Source]) -> None:
     source = make()
     one, four = run(source, trainers(32)).strategy, run(source, trainers(8)).strategy
@@ -335,7 +318,7 @@ def test_at_first_the_student_equals_the_teacher_on_anchor_rows(make: Callable[.
     assert first.loss_trivial > 1e-3
 
 
-@pytest.mark.parametrize("method", [{"name": "r1"}, {"name": "seqkd"}, {"name": "r1", "weights_scope": "micro"}])
+@pytest.mark.parametrize("method", [{"name": "r1"}, {"name": "seqkd"}])
 def test_training_that_diverged_stops(make: Callable[..., Source], method: dict[str, Any]) -> None:
     source = make(method=method)
     result = prepare(source, trainers(8))
