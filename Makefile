@@ -1,4 +1,4 @@
-# make quickstart: install, run the built-in study, show the curves.  make test: install, run every test.
+# make quickstart: install, run the built-in study, show the curves.  make test: install, run the fast tests.
 # Needs Python 3.11, make, git and a C++ compiler; everything else comes from the lock files in requirements/.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -15,7 +15,7 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
-.PHONY: quickstart install install-gpu test test-unit check format lock docs clean
+.PHONY: quickstart install install-gpu test test-all test-unit check format lock docs clean
 
 quickstart: install
 	$(BIN)/python run.py study quickstart
@@ -41,8 +41,14 @@ install-gpu: .uv/.installed
 	.uv/bin/python -m pip install --quiet --requirement $<
 	touch $@
 
+# Two processes. Tests that start Ray, vLLM or DeepSpeed are in one xdist group, so that one process runs them in turn.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
 test: install
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow"
+
+test-all: install
+	$(PYTEST)
 
 test-unit: install
 	$(BIN)/python -m pytest tests/unit

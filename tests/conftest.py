@@ -1,6 +1,5 @@
 """Fixtures of all tests: a tiny random model, small data files, and recipes on both."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,17 +15,11 @@ from hypothesis import settings
 
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from tests.support.tiny import CHAT_TEMPLATE, SPECIALS, write_examples
 
 # The same examples on every run, and no deadline on a busy machine.
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("steady")
-
-SPECIALS = ("<pad>", "<s>", "<|user|>", "<|assistant|>", "<|end|>")
-
-CHAT_TEMPLATE = (
-    "<s>{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 
 
 @pytest.fixture(scope="session")
@@ -64,38 +57,8 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+        LlamaForCausalLM(config).float().save_pretrained(folder)
     return folder
-
-
-def _write_examples(path: Path | str, count: int, documents: int) -> Path:
-    """Write `count` questions in the generic format, each with its gold document first."""
-
-    def document(index: int, gold: bool) -> dict[str, Any]:
-        # 7919 is prime to 10000, so no two of 10000 codes are equal.
-        code = index * 7919 % 10000
-        return {"title": f"Fox{index:04d}", "text": f"The code of Fox{index:04d} is {code:04d}.", "gold": gold}
-
-    lines = []
-    for index in range(count):
-        gold = document(index, True)
-        others = [document((index + step) % 10000, False) for step in range(1, documents)]
-        row = {
-            "id": f"fox-{index:04d}",
-            "question": f"Which code has {gold['title']}?",
-            "answers": [gold["text"][-5:-1]],
-            "documents": [gold, *others],
-        }
-        lines.append(json.dumps(row))
-    path = Path(path)
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-@pytest.fixture(scope="session")
-def write_examples() -> Callable[[Path | str, int, int], Path]:
-    """`write_examples(path, count, documents)`: a data file in the generic format."""
-    return _write_examples
 
 
 @pytest.fixture
@@ -108,7 +71,7 @@ def make_recipe(tiny_model_path: str, tmp_path: Path) -> Callable[..., Recipe]:
     def make(**overrides: Any) -> Recipe:
         data = tmp_path / "data.jsonl"
         if not data.exists():
-            _write_examples(data, 40, 6)
+            write_examples(data, 40, 6)
         raw: dict[str, Any] = {
             "name": "tiny",
             "description": "The tiny random model.",

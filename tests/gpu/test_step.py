@@ -11,7 +11,7 @@ from torch import Tensor
 from pos2distill.config import Recipe, Study, TrainersSection
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.strategies import build_strategy
-from tests.integration.ranks import process_group, run_ranks
+from tests.support.ranks import process_group, run_ranks
 
 DEVICE = "cuda"
 
@@ -25,9 +25,10 @@ def make_batch() -> ResponseBatch:
     return collate(prompts, responses, group_ids=[0, 0, 1])
 
 
-def one_step(study: Study, strategy: str, device: str) -> tuple[Tensor, float]:
+def one_step(study: Study, name: str, device: str) -> tuple[Tensor, float]:
     """Row losses, and the gradient's norm."""
-    strategy = build_strategy(study, TrainersSection(strategy=strategy), torch.device(device))  # type: ignore[arg-type]
+    trainers = TrainersSection.model_validate({"strategy": name})
+    strategy = build_strategy(study, trainers, torch.device(device))
     loss_B = strategy.forward(make_batch(), None)
     strategy.backward(loss_B.mean(), last=True)
     return loss_B.detach().float().cpu(), strategy.step(1e-3)

@@ -1,6 +1,5 @@
-"""Fixtures of the integration tests: one local Ray for all of them, and studies on the built-in toy."""
+"""Fixtures of the integration tests: one local Ray, and one finished study on the built-in toy."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,27 +10,12 @@ from pipelines.commands import run_study
 from pipelines.executors.ray.session import ray_session
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
-
-PROJECT = Path(__file__).parents[2]
-BENCHMARK_DATA = Path(os.environ.get("POS2DISTILL_BENCHMARK_DATA", PROJECT.parent / "shared" / "data"))
-
-# The toy at a size that a test can afford: 12 documents, 3 of their slots eval_specs.
-SMALL = [
-    "data.documents=12",
-    "data.train_examples=40",
-    "data.eval_examples=8",
-    "evaluation.slots=4",
-    "evaluation.other_documents=[16]",
-    "evaluation.other_slots=2",
-    "evaluation.bootstrap_samples=200",
-    "runtime.samplers.max=1",
-    "runtime.samplers.min=1",
-]
+from tests.support.toy import SMALL
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
-    """Ray on this machine, for the whole session."""
+    """Ray on this machine, started once for the tests that run stages in this process."""
     with ray_session():
         yield
     ray.shutdown()
@@ -48,8 +32,8 @@ def small_toy() -> Callable[..., Recipe]:
 
 
 @pytest.fixture(scope="session")
-def finished(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    """The recipe of a study that ran from beginning to end. Tests leave its artifacts as they are."""
+def finished(local_ray: None, small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """The recipe of a study that has run on Ray, once for all tests. They must not change its artifacts."""
     recipe = small_toy(tmp_path_factory.mktemp("finished"))
     run_study(recipe)
     return recipe

@@ -1,4 +1,4 @@
-"""The pools of a rendered manifest on Ray's own autoscaler: work finds its nodes, and nodes come and go with it."""
+"""The groups of a rendered manifest on Ray's own autoscaler: each kind of work gets its own nodes, and they scale."""
 
 import signal
 from collections import Counter
@@ -9,15 +9,15 @@ import pytest
 
 from cluster.render import render
 from cluster.spec import load_cluster
-from pipelines.plan import make_plan
-from pipelines.stages.distill import read_steps
 from pos2distill.config import Recipe
-from pos2distill.store.samples import SampleStore
-from tests.conftest import _write_examples
-from tests.integration.autoscaler import autoscaling_cluster
-from tests.integration.drivers import Driver
+from tests.support.autoscaler import autoscaling_cluster
+from tests.support.drivers import Driver
+from tests.support.results import read_steps, sample_store
+from tests.support.tiny import write_examples
 
-# An example's groups at a size that two cores can play: idle nodes go soon, the trainer's stays.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("heavy")]
+
+# The groups of an example, small enough for two cores: idle samplers are removed soon, the trainer is kept.
 SMALL = [
     *("sampling.max=2", "sampling.node.cpus=2", "sampling.node.gpus=1", "sampling.idle_timeout_s=5"),
     *("training.min=1", "training.max=1", "training.node.cpus=2", "training.node.gpus=1"),
@@ -27,14 +27,11 @@ EXAMPLES = 200
 SAMPLER, TRAINER = "MapWorker(MapBatches(Generate))", "RayTrainWorker"  # as Ray names their classes
 
 
-@pytest.fixture(scope="session")
-def local_ray() -> None:
-    """Not wanted here."""
-
-
-def test_samplers_come_and_go_while_training_stays(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
-    """A streamed run from an empty cluster: nodes come for work, samplers go once all is sampled, training goes on."""
-    _write_examples(tmp_path / "data.jsonl", 600, 6)
+def test_autoscaler_adds_and_removes_samplers_while_training_stays(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """A streamed run on an empty cluster: nodes are added; samplers are removed after sampling; training continues."""
+    write_examples(tmp_path / "data.jsonl", 600, 6)
     recipe = make_recipe(
         model={"engine": "fake"},
         data={"train_examples": EXAMPLES, "eval_examples": 2},
@@ -47,13 +44,13 @@ def test_samplers_come_and_go_while_training_stays(make_recipe: Callable[..., Re
             "checkpoints": {"steps": 20},  # with each, the steps so far can be read
         },
     )
-    plan = make_plan(recipe)
+    store = sample_store(recipe)
     with autoscaling_cluster(render(load_cluster("onprem", SMALL))[-1]) as cluster:
         assert cluster.wait_until(lambda groups: groups == Counter(training=1), 60), cluster.history
         driver = Driver(tmp_path / "recipe.yaml", Path(recipe.storage), cluster.environment)
-        driver.wait_for(lambda: 4 * len(SampleStore(plan.samples).part_names()) == EXAMPLES)
+        driver.wait_for(lambda: 4 * len(store.part_names()) == EXAMPLES)
         driver.wait_for(lambda: not cluster.groups()["sampling"])
-        driver.wait_for(lambda: (steps := read_steps(plan)) and steps[-1]["epoch"] > 1)  # training goes on
+        driver.wait_for(lambda: (steps := read_steps(recipe)) and steps[-1]["epoch"] > 1)
         assert driver.end(signal.SIGINT) == 130, driver.log.read_text()
         assert cluster.most("sampling") == 2, cluster.history
         assert cluster.groups() == Counter(training=1), cluster.history

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.plan import make_plan
 from pos2distill.config import ModelSection, Recipe, VllmSection
 from pos2distill.config.load import load_recipe
 from pos2distill.models.chat import stop_token_ids
@@ -27,7 +26,10 @@ from pos2distill.sampling.engines.protocol import Engine, Failure, SamplingParam
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
-from tests.integration.conftest import PROJECT
+from tests.support.paths import PROJECT
+from tests.support.results import artifact_of
+
+pytestmark = pytest.mark.xdist_group("heavy")
 
 DOCUMENTS, PROMPTS = 30, 300
 
@@ -44,9 +46,10 @@ class OnOneLoop:
 
 
 @pytest.fixture(scope="module")
-def toy() -> ModelSection:
-    # fp32, so that ties broken by bf16 rounding are not what is compared.
-    return load_recipe("quickstart", ["model.dtype=float32"]).study.model
+def toy(finished: Recipe) -> ModelSection:
+    """The distilled checkpoint, in fp32: near-ties that bf16 would round differently are not compared."""
+    assert finished.study.model.dtype == "float32"
+    return finished.study.model.model_copy(update={"path": f"{artifact_of(finished, 'distill').path}/model"})
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ def params_for(model: ModelSection, temperature: float = 0.0) -> SamplingParams:
     return SamplingParams(temperature, 1.0, 16, tuple(stop_token_ids(model, load_tokenizer(model))))
 
 
-def test_greedy_tokens_agree_with_the_reference(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
+def test_vllm_greedy_tokens_agree_with_the_reference(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
     params, seeds = params_for(toy), [0] * len(prompts)
     ours = vllm(prompts, params, seeds)
     reference = OnOneLoop(HfEngine(toy, threads=2))
@@ -82,10 +85,8 @@ def test_greedy_tokens_agree_with_the_reference(vllm: OnOneLoop, toy: ModelSecti
     assert [a.finish_reason for a in ours] == [b.finish_reason for b in expected]
 
 
-def test_the_likeliest_tokens_agree_with_the_reference(
-    vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]
-) -> None:
-    """At a temperature and a narrow nucleus, which must not show: they are the model's own."""
+def test_vllm_top_k_tokens_agree_with_the_reference(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
+    """At a temperature and a narrow nucleus, which must not change them: they are the model's own."""
     params = replace(params_for(toy, temperature=0.7), top_p=0.5, stored_top_k=40)
     prompt_specs = prompts[:4]
     ours = vllm(prompt_specs, params, list(range(4)))
@@ -103,7 +104,7 @@ def test_the_likeliest_tokens_agree_with_the_reference(
         torch.testing.assert_close(top_SK, logprobs_SV.topk(40).values, rtol=1e-4, atol=1e-3)
 
 
-def test_a_seeded_sample_does_not_depend_on_its_company(
+def test_vllm_seeded_sample_does_not_depend_on_other_prompts(
     vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]
 ) -> None:
     params = params_for(toy, temperature=1.5)
@@ -115,7 +116,7 @@ def test_a_seeded_sample_does_not_depend_on_its_company(
     assert [done.token_ids.tolist() for done in other] != [done.token_ids.tolist() for done in together]
 
 
-def test_more_seeded_prompts_than_one_step_has_room_for(
+def test_vllm_with_more_seeded_prompts_than_fit_into_one_step(
     vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]
 ) -> None:
     params = params_for(toy, temperature=0.7)
@@ -125,8 +126,8 @@ def test_more_seeded_prompts_than_one_step_has_room_for(
     assert together[39].token_ids.tolist() == alone[0].token_ids.tolist()
 
 
-def test_batches_overlap(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
-    """A batch of one token, handed in after a batch of many, is ready before it."""
+def test_vllm_batches_overlap(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
+    """A batch of one token, submitted after a batch of many, is finished before it."""
     params = params_for(toy)
     one_token = SamplingParams(0.0, 1.0, 1, params.stop_ids)
 
@@ -144,8 +145,8 @@ def test_batches_overlap(vllm: OnOneLoop, toy: ModelSection, prompts: list[Token
     assert [done.token_ids.tolist() for done in answers[:8]] == [done.token_ids.tolist() for done in alone]
 
 
-def test_one_bad_prompt_fails_alone(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
-    """Longer than the context; the others get what they would have got without it."""
+def test_vllm_fails_only_the_bad_prompt(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
+    """It is longer than the context; the results of the others do not change."""
     params = params_for(toy)
     results = vllm([prompts[0], np.full(5000, 7, np.int32), prompts[1]], params, [0] * 3)
     assert isinstance(results[1], Failure)
@@ -154,8 +155,8 @@ def test_one_bad_prompt_fails_alone(vllm: OnOneLoop, toy: ModelSection, prompts:
     assert [results[row].token_ids.tolist() for row in (0, 2)] == [each.token_ids.tolist() for each in good]
 
 
-# An engine in a process of its own, which tells the pids of the engine's processes and waits for a line. Then it kills
-# them, asks, and tells what came of it.
+# An engine in a separate process. It prints the pids of the engine's processes, waits for a line, kills them, and
+# prints what two more requests raise.
 ACTOR = """
 import asyncio, os, signal, sys
 import numpy as np
@@ -165,11 +166,11 @@ from pos2distill.sampling import reaper
 from pos2distill.sampling.engines.protocol import EngineDied, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 
-def ask():
+def generate():
     return engine.generate([np.arange(5, 25, dtype=np.int32)], SamplingParams(0.0, 1.0, 4, (2,)), [0])
 
 async def work():
-    await ask()
+    await generate()
     helper = reaper.start_reaper().pid
     pids = reaper._below([os.getpid()], reaper._processes(), spared=[helper])
     print("UP", *pids, flush=True)
@@ -178,7 +179,7 @@ async def work():
         os.kill(pid, signal.SIGKILL)
     for _ in range(2):
         try:
-            await ask()
+            await generate()
         except EngineDied as error:
             os.write(1, f"DIED {error}\\n".encode())  # whole, between lines of vLLM's own
 
@@ -208,7 +209,8 @@ def actor(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
         process.kill()
 
 
-def test_no_engine_process_outlives_a_killed_actor(actor: tuple[subprocess.Popen[str], list[int]]) -> None:
+@pytest.mark.slow
+def test_reaper_ends_engine_processes_of_a_killed_actor(actor: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, pids = actor
     table = reaper._processes()
     assert pids
@@ -221,7 +223,8 @@ def test_no_engine_process_outlives_a_killed_actor(actor: tuple[subprocess.Popen
     assert left == []
 
 
-def test_an_engine_whose_core_was_killed_is_dead(actor: tuple[subprocess.Popen[str], list[int]]) -> None:
+@pytest.mark.slow
+def test_vllm_engine_is_dead_after_its_core_was_killed(actor: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, pids = actor
     out, _ = process.communicate("go\n", timeout=120)
     assert out.count("DIED EngineCore encountered an issue") == 2
@@ -233,19 +236,14 @@ def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if pid in table and not table[pid].dead]
 
 
-def test_a_checkpoint_answers_in_vllm_as_in_evaluation(finished: Recipe) -> None:
-    plan = make_plan(finished)
-    model = finished.study.model.model_copy(update={"path": f"{plan.checkpoint.path}/model"})
-    examples = {
-        row["example_id"]: example_from_row(row) for row in plan.examples.read_table("evaluation.parquet").to_pylist()
-    }
-    predictions = plan.distilled_scores.read_table("predictions.parquet").to_pylist()
-    build = PromptBuilder(load_tokenizer(model), "plain", max_length=1024, reserve=16)
-    prompt_specs = [build(examples[row["example_id"]], row["documents"], tuple(row["slots"])) for row in predictions]
-    engine = VllmEngine(model, VllmSection(enforce_eager=True), threads=2)
-    try:
-        answers = OnOneLoop(engine)(prompt_specs, params_for(model), [0] * len(prompt_specs))
-    finally:
-        engine.shutdown()
-    same = [done.token_ids.tolist() == row["sampled_ids"] for done, row in zip(answers, predictions, strict=True)]
-    assert np.mean(same) >= 0.97  # bf16: near-ties round differently in the two engines
+def test_vllm_generates_from_a_checkpoint_as_in_evaluation(
+    vllm: OnOneLoop, toy: ModelSection, finished: Recipe
+) -> None:
+    table = artifact_of(finished, "examples").read_table("evaluation.parquet")
+    examples = {row["example_id"]: example_from_row(row) for row in table.to_pylist()}
+    predictions = artifact_of(finished, "evaluate distilled").read_table("predictions.parquet").to_pylist()
+    build = PromptBuilder(load_tokenizer(toy), "plain", max_length=1024, reserve=16)
+    prompts = [build(examples[row["example_id"]], row["documents"], tuple(row["slots"])) for row in predictions]
+    results = vllm(prompts, params_for(toy), [0] * len(prompts))
+    same = [done.token_ids.tolist() == row["sampled_ids"] for done, row in zip(results, predictions, strict=True)]
+    assert np.mean(same) >= 0.97

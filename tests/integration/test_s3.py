@@ -1,6 +1,6 @@
-"""Storage on an S3-compatible store, with 5 % of the requests failing before, during or after their work.
+"""Storage on an S3-compatible store that fails 5 % of the requests, before, during or after it works on them.
 
-Nothing here retries: that is the client library's own business.
+No test retries: the client library does.
 """
 
 import os
@@ -19,16 +19,13 @@ import pyarrow as pa
 import pytest
 from s3fs import S3FileSystem
 
-from pipelines.plan import make_plan
-from pipelines.stages.distill import read_steps
-from pipelines.stages.prepare import training_ids
 from pos2distill.config import Recipe
 from pos2distill.errors import CorruptPart
 from pos2distill.store.artifacts import Artifact, claim_storage, other_fingerprints
-from pos2distill.store.lease import hold
-from pos2distill.store.samples import SampleStore
-from tests.integration.conftest import PROJECT
-from tests.integration.s3_server import FAULTS, Faulty, s3_server
+from pos2distill.store.lease import hold_lease
+from tests.support.paths import PROJECT
+from tests.support.results import artifact_of, read_steps, sample_store, training_ids
+from tests.support.s3_server import FAULTS, Faulty, s3_server
 from tests.unit.conftest import make_samples, open_store
 
 IDS = [f"fox-{number:03d}" for number in range(240)]
@@ -60,7 +57,7 @@ def storage(bucket: str) -> str:
     return f"{bucket}/run"
 
 
-def test_racing_writers_lose_nothing_and_readers_see_whole_parts(
+def test_sample_store_with_racing_writers_loses_nothing_and_shows_whole_parts(
     storage: str, faulty: Faulty, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two drivers write the same blocks, cut differently, while a reader indexes and loads what is there."""
@@ -92,7 +89,7 @@ def test_racing_writers_lose_nothing_and_readers_see_whole_parts(
     assert all(faulty.requests[fault] for fault in FAULTS), faulty.requests
 
 
-def test_a_damaged_part_is_set_aside(storage: str) -> None:
+def test_sample_store_quarantines_corrupt_parts(storage: str) -> None:
     store = open_store(storage)
     good = store.append(make_samples(*IDS[:8]))
     scanned = store.append(make_samples(*IDS[8:16]))
@@ -111,7 +108,7 @@ def test_a_damaged_part_is_set_aside(storage: str) -> None:
     assert {path.rsplit("/", 1)[-1] for path in fs.ls(store.damaged, detail=False)} == {scanned, loaded}
 
 
-def test_an_artifact_is_there_once_it_is_published(storage: str, tmp_path: Path) -> None:
+def test_artifact_is_visible_once_it_is_published(storage: str, tmp_path: Path) -> None:
     (tmp_path / "weights").write_bytes(os.urandom(1 << 20))
     for number in range(4):
         artifact = Artifact(storage, "checkpoint", f"{number:04d}")
@@ -138,12 +135,12 @@ def test_an_artifact_is_there_once_it_is_published(storage: str, tmp_path: Path)
     assert other_fingerprints(storage, "checkpoint", "0000") == ["0001", "0002", "0003"]
 
 
-def test_of_many_drivers_one_works_at_a_time(storage: str) -> None:
+def test_hold_lease_admits_one_driver_at_a_time(storage: str) -> None:
     inside: list[int] = []
     most: list[int] = []
 
     def drive(number: int) -> None:
-        with hold(storage, period=2.0):
+        with hold_lease(storage, period=2.0):
             inside.append(number)
             most.append(len(inside))
             time.sleep(0.2)
@@ -159,7 +156,9 @@ def test_of_many_drivers_one_works_at_a_time(storage: str) -> None:
     assert not fs.exists(path)
 
 
-def test_a_streamed_run_loses_and_repeats_nothing(
+@pytest.mark.slow
+@pytest.mark.xdist_group("heavy")
+def test_distill_on_s3_loses_and_repeats_nothing(
     bucket: str, make_recipe: Callable[..., Recipe], tmp_path: Path, faulty: Faulty
 ) -> None:
     """Ray's workers write samples, checkpoints and steps; the endpoint is found through the environment alone."""
@@ -175,14 +174,13 @@ def test_a_streamed_run_loses_and_repeats_nothing(
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
     assert done.returncode == 0, done.stderr
     assert faulty.requests.total() > requests + 100
-    plan = make_plan(recipe)
-    ids, store = training_ids(plan), SampleStore(plan.samples)
+    ids, store = training_ids(recipe), sample_store(recipe)
     samples = store.load(store.index(ids), ids, np.arange(12))
     assert samples["outcome"].to_pylist() == ["kept"] * 12
-    steps = read_steps(plan)
+    steps = read_steps(recipe)
     for epoch in range(2):
         trained = [example for step in steps if step["epoch"] == epoch for example in step["examples"]]
         assert sorted(trained) == sorted(ids.to_pylist())
-    checkpoint = plan.checkpoint
+    checkpoint = artifact_of(recipe, "distill")
     assert checkpoint.fs.exists(f"{checkpoint.path}/model/model.safetensors")
     assert not checkpoint.fs.exists(f"{checkpoint.path}/training")

@@ -1,30 +1,35 @@
-"""zero3 and torch: one loss, one gradient, one curve, however the global batch is cut."""
+"""Strategies zero3 and torch: equal losses, gradients and curves, however the global batch is split."""
 
+import functools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
-from tests.integration.dist import process_group, run_ranks
 
-from pipelines.executors.ray.train_worker import make_prompt_builder
-from pipelines.plan import make_plan
-from pipelines.stages.distill import make_checkpoint, read_steps
-from pipelines.stages.prepare import training_ids
-from pos2distill.config import MethodSection, Recipe
-from pos2distill.models.load import non_persistent_buffers
+from pipelines.commands import run_distill, run_sample
+from pos2distill.config import Recipe
+from pos2distill.models.load import load_tokenizer, non_persistent_buffers
+from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
+from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import Batch, BatchLoader, TrainingProgress
-from pos2distill.training.loop import train
+from pos2distill.training.loop import StepRecord, train
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
+from tests.support.ranks import process_group, run_ranks
+from tests.support.results import artifact_of, read_steps, training_ids
 from tests.unit.conftest import no_stream
+
+pytestmark = [pytest.mark.xdist_group("heavy"), pytest.mark.usefixtures("local_ray")]
 
 # 20 documents, where the KL is far from zero, and a rate at which fp32 rounding does not grow from step to step.
 STEPS = [
@@ -39,28 +44,24 @@ STEPS = [
 
 
 def steps_of(recipe: Recipe) -> list[dict[str, Any]]:
-    make_checkpoint(recipe, make_plan(recipe))
-    return read_steps(make_plan(recipe))
+    run_distill(recipe)
+    return read_steps(recipe)
 
 
 @pytest.fixture(scope="module")
-def sampled(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sampled(local_ray: None, small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A storage with fp32 samples and no checkpoint."""
-    from pipelines.commands import run_sample
-
     storage = tmp_path_factory.mktemp("sampled")
     run_sample(small_toy(storage, *STEPS))
     return storage
 
 
+@pytest.mark.slow
 def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
     small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
 ) -> None:
-    short = (
-        *STEPS,
-        "training.epochs=2",
-        "training.global_batch_rows=15",
-    )  # 8 rows on one worker, 7 and a filler on the other
+    # 8 rows on one worker, 7 and a filler on the other.
+    short = (*STEPS, "training.epochs=2", "training.global_batch_rows=15")
     two_workers = ("strategy=zero3", "workers=2", "micro_batch_tokens=1000", "threads=1", "gradient_checkpointing=true")
     curves = {}
     for name, settings in {"torch": ("strategy=torch",), "zero3": two_workers}.items():
@@ -73,12 +74,14 @@ def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
             assert step[field] == pytest.approx(reference[field], rel=1e-4), (field, step["step"])
 
 
-def test_the_samplers_likeliest_tokens_give_the_curve_of_the_exact_teacher(
+@pytest.mark.slow
+def test_top_k_teacher_gives_the_curve_of_the_exact_teacher(
     small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
 ) -> None:
     """64 of the toy's 197 tokens hold nearly all of its probability. They are sampled here, streamed into training.
 
-    The first losses are of one student, and differ by what the bound leaves out; later ones also by where it went.
+    The first losses are those of one student, and differ by the probability that the bound leaves out; later losses
+    also depend on how the students have diverged.
     """
     curves = {}
     for teacher in ("cached", "topk"):
@@ -93,49 +96,120 @@ def test_the_samplers_likeliest_tokens_give_the_curve_of_the_exact_teacher(
         assert step["loss"] == pytest.approx(exact["loss"], abs=1e-2 * first["loss"]), step["step"]
 
 
-METHODS: list[dict[str, Any]] = [
-    {"teacher": "cached"},
-    {"teacher": "resident"},
-    {"name": "r2", "weights": "adaptive"},
-    {"name": "seqkd"},
-]
+# Changes to the section `method` and `training.lora` of the recipe whose first step is compared.
+Case = tuple[Mapping[str, str], str]
+
+FAST: dict[str, Case] = {
+    "r1-cached": ({"teacher": "cached"}, "null"),
+    "r1-resident-lora": ({"teacher": "resident"}, "{rank: 4}"),
+    "r2-adaptive": ({"name": "r2", "weights": "adaptive"}, "null"),
+}
+SLOW: dict[str, Case] = {
+    "r1-resident": ({"teacher": "resident"}, "null"),
+    "r1-cached-lora": ({"teacher": "cached"}, "{rank: 4}"),
+    "seqkd": ({"name": "seqkd"}, "null"),
+}
+CASES = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
-@pytest.mark.parametrize(
-    ("method", "lora"),
-    [*((method, "null") for method in METHODS), *((method, "{rank: 4}") for method in METHODS[:2])],
-    ids=lambda each: "-".join(each.values()) if isinstance(each, dict) else each,
-)
-def test_loss_and_gradient_of_two_zero3_ranks_equal_one_torch_process(
-    small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path, method: dict[str, str], lora: str
+@dataclass(frozen=True)
+class Samples:
+    """The samples of the fixture `sampled`: ids of the training examples in order, and where their samples are."""
+
+    ids: pa.Array
+    artifact: Artifact
+
+
+Job = tuple[Callable[[Recipe, Samples, DistContext], Any], Recipe]
+Zero3Results = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def base(small_toy: Callable[..., Recipe], sampled: Path) -> Recipe:
+    return small_toy(sampled, *STEPS)
+
+
+@pytest.fixture(scope="module")
+def samples(base: Recipe) -> Samples:
+    return Samples(training_ids(base), artifact_of(base, "sample"))
+
+
+def with_sections(recipe: Recipe, **sections: Mapping[str, Any]) -> Recipe:
+    """The recipe with settings of its study changed, by section."""
+    changed = {name: getattr(recipe.study, name).model_copy(update=dict(each)) for name, each in sections.items()}
+    return recipe.model_copy(update={"study": recipe.study.model_copy(update=changed)})
+
+
+def recipe_of_case(small_toy: Callable[..., Recipe], sampled: Path, case: Case) -> Recipe:
+    method, lora = case
+    settings = [f"method.{name}={value}" for name, value in method.items()]
+    return small_toy(sampled, *STEPS, f"training.lora={lora}", *settings)
+
+
+@pytest.fixture(scope="module")
+def bf16_recipe(small_toy: Callable[..., Recipe], sampled: Path) -> Recipe:
+    """20 examples: the error of fewer depends too much on single roundings."""
+    return small_toy(sampled, *STEPS, "training.global_batch_rows=120")
+
+
+@pytest.fixture(scope="module")
+def rope_recipe(small_toy: Callable[..., Recipe], sampled: Path) -> Recipe:
+    return small_toy(sampled, "training.precision=bfloat16", "method.teacher=resident", "model.dtype=bfloat16")
+
+
+@pytest.fixture(scope="module")
+def zero3_results(
+    small_toy: Callable[..., Recipe],
+    sampled: Path,
+    samples: Samples,
+    bf16_recipe: Recipe,
+    rope_recipe: Recipe,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Zero3Results:
+    """`zero3_results(tier)`: the results of rank 0 of two, which are started once and run all cases of the tier."""
+
+    @functools.cache
+    def run(tier: str) -> dict[str, Any]:
+        cases = FAST if tier == "fast" else SLOW
+        jobs: dict[str, Job] = {
+            name: (first_step_of_zero3, recipe_of_case(small_toy, sampled, case)) for name, case in cases.items()
+        }
+        if tier == "slow":
+            jobs["bfloat16"] = (first_step_of_zero3, with_sections(bf16_recipe, training={"precision": "bfloat16"}))
+            jobs["buffers"] = (model_buffers, rope_recipe)
+        folder = tmp_path_factory.mktemp("zero3")
+        run_ranks(run_jobs, 2, jobs, samples, str(folder))
+        return dict(torch.load(folder / "results.pt"))
+
+    return run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_zero3_loss_and_gradient_of_two_ranks_equal_one_torch_process(
+    small_toy: Callable[..., Recipe], sampled: Path, samples: Samples, zero3_results: Zero3Results, name: str
 ) -> None:
-    recipe = small_toy(sampled, *STEPS, f"training.lora={lora}")
-    reference = first_gradient(
-        recipe, method | {"teacher": "cached"}, DistContext(), "torch", micro_batch_tokens=100000
-    )
-    out = tmp_path / "gradient.pt"
-    # 2 dist x 15 rows, in micro-batches that cut examples
-    run_ranks(zero3_rank, 2, recipe, method, str(tmp_path / "rendezvous"), str(out))
-    cut = torch.load(out)
-    assert cut["loss"] == pytest.approx(reference["loss"], rel=1e-5)
-    assert set(cut["gradients"]) == set(reference["gradients"])
+    """2 ranks x 16 rows, in micro-batches that split examples."""
+    method, lora = (FAST | SLOW)[name]
+    cached_teacher = {key: "cached" if key == "teacher" else value for key, value in method.items()}
+    recipe = recipe_of_case(small_toy, sampled, (cached_teacher, lora))
+    reference = first_step(recipe, samples, DistContext(), "torch", micro_batch_tokens=100000)
+    result = zero3_results("fast" if name in FAST else "slow")[name]
+    assert result["loss"] == pytest.approx(reference["loss"], rel=1e-5)
+    assert set(result["gradients"]) == set(reference["gradients"])
     scale = max(gradient.abs().max() for gradient in reference["gradients"].values())
-    for name, gradient in reference["gradients"].items():
-        assert (cut["gradients"][name] - gradient).abs().max() <= 1e-5 * scale, name
+    for parameter, gradient in reference["gradients"].items():
+        assert (result["gradients"][parameter] - gradient).abs().max() <= 1e-5 * scale, parameter
 
 
-def test_bf16_zero3_errs_at_most_twice_as_much_as_plain_bf16(
-    small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
+@pytest.mark.slow
+def test_zero3_in_bf16_errs_at_most_twice_as_much_as_plain_bf16(
+    bf16_recipe: Recipe, samples: Samples, zero3_results: Zero3Results
 ) -> None:
-    """The reference: the same weights cast to bf16 in plain torch. 20 examples: fewer are a draw of their roundings."""
-    recipe = small_toy(sampled, *STEPS, "training.global_batch_rows=120")
-    exact = first_gradient(recipe, {}, DistContext(), "torch", micro_batch_tokens=100000)["gradients"]
-    training = recipe.study.training.model_copy(update={"precision": "bfloat16"})
-    recipe = recipe.model_copy(update={"study": recipe.study.model_copy(update={"training": training})})
-    plain_bf16 = first_gradient(recipe, {}, DistContext(), "torch", micro_batch_tokens=100000, cast=True)["gradients"]
-    out = tmp_path / "gradient.pt"
-    run_ranks(zero3_rank, 2, recipe, {}, str(tmp_path / "rendezvous"), str(out))
-    zero3_bf16 = torch.load(out)["gradients"]
+    """The reference: the same weights cast to bf16 in plain torch."""
+    exact = first_step(bf16_recipe, samples, DistContext(), "torch", micro_batch_tokens=100000)["gradients"]
+    recipe = with_sections(bf16_recipe, training={"precision": "bfloat16"})
+    plain_bf16 = first_step(recipe, samples, DistContext(), "torch", micro_batch_tokens=100000, cast=True)["gradients"]
+    zero3_bf16 = zero3_results("slow")["bfloat16"]["gradients"]
 
     def error(gradients: dict[str, torch.Tensor]) -> float:
         return sum(float((gradients[name] - exact[name]).square().sum()) for name in exact) ** 0.5
@@ -143,18 +217,18 @@ def test_bf16_zero3_errs_at_most_twice_as_much_as_plain_bf16(
     assert 0 < error(zero3_bf16) <= 2 * error(plain_bf16)
 
 
-def test_zero3_in_bf16_keeps_the_frequencies_of_rope_exact(small_toy: Callable[..., Recipe], tmp_path: Path) -> None:
-    recipe = small_toy(tmp_path, "training.precision=bfloat16", "method.teacher=resident", "model.dtype=bfloat16")
-    out = tmp_path / "buffers.pt"
-    run_ranks(buffers_rank, 1, recipe, str(tmp_path / "rendezvous"), str(out))
-    exact = non_persistent_buffers(recipe.study.model, torch.float32)
+@pytest.mark.slow
+def test_zero3_in_bf16_keeps_the_frequencies_of_rope_exact(rope_recipe: Recipe, zero3_results: Zero3Results) -> None:
+    exact = non_persistent_buffers(rope_recipe.study.model, torch.float32)
     assert {"model.rotary_emb.inv_freq"} <= exact.keys()
-    for buffers in torch.load(out):
+    of_student_and_teacher = zero3_results("slow")["buffers"]
+    assert len(of_student_and_teacher) == 2
+    for buffers in of_student_and_teacher:
         for name, buffer in exact.items():
             torch.testing.assert_close(buffers[name], buffer, rtol=0, atol=0)
 
 
-class Inspected:
+class GradientRecorder:
     """A strategy that keeps its gradients instead of using them."""
 
     def __init__(self, inner: Strategy) -> None:
@@ -179,48 +253,41 @@ class FirstBatch(BatchLoader):
         yield next(super().batches(progress))
 
 
-def first_gradient(
-    recipe: Recipe,
-    changes: dict[str, str],
-    dist: DistContext,
-    strategy: str,
-    micro_batch_tokens: int,
-    *,
-    cast: bool = False,
+def first_step(
+    recipe: Recipe, samples: Samples, dist: DistContext, strategy: str, *, micro_batch_tokens: int, cast: bool = False
 ) -> dict[str, Any]:
-    """Of the recipe's samples, with a method that may need less of them than they hold."""
-    resolved = {"weights", "anchor_weight", "teacher", "teacher_topk"}  # by the recipe's own method
-    method = MethodSection(**recipe.study.method.model_dump(exclude=resolved) | changes)
-    training = recipe.study.training.model_copy(update={"epochs": 1})
-    study = recipe.study.model_copy(update={"method": method, "training": training})
+    """Loss and gradients of the first global batch. The method may need less of the samples than they hold."""
+    study = with_sections(recipe, training={"epochs": 1}).study
     update = {"strategy": strategy, "workers": dist.world, "micro_batch_tokens": micro_batch_tokens, "threads": 1}
     trainers = recipe.runtime.trainers.model_copy(update=update)
-    strategy = Inspected(build_strategy(study, trainers, torch.device("cpu")))
+    recorder: Any = GradientRecorder(build_strategy(study, trainers, torch.device("cpu")))
     if cast:
-        for parameter in strategy.student.lm.parameters():
+        for parameter in recorder.student.lm.parameters():
             parameter.data = parameter.data.bfloat16()
-    plan = make_plan(recipe)
-    ids = training_ids(plan)
-    loader = FirstBatch(study, ids, SampleStore(plan.samples), no_stream, dist)
-    build = RowBuilder(make_prompt_builder(study), study)
-    teacher = build_teacher(study, strategy.frozen_states, torch.device("cpu"))
-    records = []
-    train(
-        study, trainers, loader, build, strategy, teacher, dist, TrainingProgress.at_start(len(ids)), [records.append]
-    )
-    return {"loss": records[0].loss, "gradients": strategy.gradients}
+    loader = FirstBatch(study, samples.ids, SampleStore(samples.artifact), no_stream, dist)
+    prompts = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=1024, reserve=0)
+    teacher = build_teacher(study, recorder.frozen_states, torch.device("cpu"))
+    records: list[StepRecord] = []
+    progress = TrainingProgress.at_start(len(samples.ids))
+    build = RowBuilder(prompts, study)
+    train(study, trainers, loader, build, recorder, teacher, dist, progress, [records.append])
+    return {"loss": records[0].loss, "gradients": recorder.gradients}
 
 
-def buffers_rank(rank: int, recipe: Recipe, rendezvous: str, out: str) -> None:
-    """Of the student and of the resident teacher."""
-    with process_group(rank, 1, rendezvous):
-        trainers = recipe.runtime.trainers.model_copy(update={"strategy": "zero3"})
-        strategy: Any = build_strategy(recipe.study, trainers, torch.device("cpu"))
-        torch.save([dict(lm.named_buffers()) for lm in (strategy.student.lm, strategy.frozen.module.lm)], out)
+def first_step_of_zero3(recipe: Recipe, samples: Samples, dist: DistContext) -> dict[str, Any]:
+    return first_step(recipe, samples, dist, "zero3", micro_batch_tokens=1500)
 
 
-def zero3_rank(rank: int, recipe: Recipe, changes: dict[str, str], rendezvous: str, out: str) -> None:
-    with process_group(rank, 2, rendezvous):
-        result = first_gradient(recipe, changes, DistContext(rank, 2), "zero3", micro_batch_tokens=1500)
+def model_buffers(recipe: Recipe, samples: Samples, dist: DistContext) -> list[dict[str, torch.Tensor]]:
+    """The buffers of the student and of the resident teacher."""
+    trainers = recipe.runtime.trainers.model_copy(update={"strategy": "zero3"})
+    strategy: Any = build_strategy(recipe.study, trainers, torch.device("cpu"))
+    return [dict(lm.named_buffers()) for lm in (strategy.student.lm, strategy.frozen.module.lm)]
+
+
+def run_jobs(rank: int, jobs: dict[str, Job], samples: Samples, folder: str) -> None:
+    """One rank of two: run all jobs, one after another; rank 0 saves the results."""
+    with process_group(rank, 2, f"{folder}/rendezvous"):
+        results = {name: work(recipe, samples, DistContext(rank, 2)) for name, (work, recipe) in jobs.items()}
         if rank == 0:
-            torch.save(result, out)
+            torch.save(results, f"{folder}/results.pt")

@@ -1,9 +1,8 @@
-"""Samples straight into training, while everything that can die dies: nothing lost, nothing done twice."""
+"""Training on samples while they are made, and processes and nodes die: nothing is lost or trained on twice."""
 
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,23 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.plan import Plan, make_plan
-from pipelines.stages.distill import make_checkpoint, read_steps
-from pipelines.stages.prepare import make_examples, training_ids
+from pipelines.commands import run_distill
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
-from pos2distill.store.samples import SampleStore
-from tests.conftest import _write_examples
-from tests.integration.drivers import Driver
-from tests.integration.heads import cluster_state, ray_head, ray_node
+from tests.support.drivers import Driver
+from tests.support.heads import cluster_state, ray_head, ray_node
+from tests.support.results import artifact_of, assert_exactly_once, read_steps, sample_store, stored_samples
+from tests.support.tiny import write_examples
+
+pytestmark = pytest.mark.xdist_group("heavy")
 
 EXAMPLES = 72
 
 
 @pytest.fixture
 def streamed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
-    """A streamed study on the tiny model: a fake engine that takes its time, a real teacher, a real trainer."""
-    _write_examples(tmp_path / "data.jsonl", 3 * EXAMPLES, 6)
+    """A streamed study on the tiny model: a slow fake engine, a real teacher, a real trainer."""
+    write_examples(tmp_path / "data.jsonl", 3 * EXAMPLES, 6)
 
     def make(**overrides: Any) -> Recipe:
         return make_recipe(
@@ -51,101 +50,125 @@ def streamed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
     return make
 
 
-def assert_exactly_once(recipe: Recipe, plan: Plan) -> None:
-    """Every example in the store once, as readers see it, and every row trained on once an epoch."""
-    ids = training_ids(plan)
-    store = SampleStore(plan.samples)
-    index = store.index(ids)
-    assert not len(index.missing)
-    assert store.tally(index, ids).outcomes.total() == EXAMPLES
-    counts = plan.samples.manifest().counts  # type: ignore[union-attr]
-    assert counts["sampled"] == counts["kept"] == EXAMPLES
-    steps = read_steps(plan)
-    assert [step["step"] for step in steps] == list(range(len(steps)))
-    for epoch in range(recipe.study.training.epochs):
-        ledger = Counter(each for step in steps if step["epoch"] == epoch for each in step["examples"])
-        assert ledger == Counter(ids.to_pylist())
-        assert sum(step["rows"] for step in steps if step["epoch"] == epoch) == 2 * EXAMPLES
+def with_storage(recipe: Recipe, storage: Path) -> Recipe:
+    return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"storage": str(storage)})})
 
 
-@pytest.mark.timeout(1800)
-def test_a_run_that_is_stopped_killed_and_damaged_ends_as_if_nothing_had_happened(
+def saved_states(recipe: Recipe) -> list[Path]:
+    """The training states that are stored now."""
+    return list((Path(artifact_of(recipe, "distill").path) / "training").rglob("progress.json"))
+
+
+def assert_same_training(recipe: Recipe, reference: Recipe) -> None:
+    """Steps and weights are equal bit for bit, and no training state is left."""
+    assert read_steps(recipe) == read_steps(reference)
+    weights, expected = (
+        Path(artifact_of(each, "distill").path) / "model" / "model.safetensors" for each in (recipe, reference)
+    )
+    assert weights.read_bytes() == expected.read_bytes()
+    assert not (Path(artifact_of(recipe, "distill").path) / "training").exists()
+
+
+def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
+    streamed: Callable[..., Recipe], local_ray: None, tmp_path: Path
+) -> None:
+    """A real driver gets a SIGINT in the middle of sampling and training."""
+    recipe = streamed(
+        data={"train_examples": 24, "eval_examples": 2},
+        training={"global_batch_rows": 8, "epochs": 4, "order": "fixed"},
+        runtime={
+            "fake": {"delay_s": 0.5},
+            "samplers": {"batch_size": 4, "concurrent_batches": 1},
+            "teachers": {"batch_size": 4, "concurrent_batches": 1},
+            "trainers": {"micro_batch_tokens": 4096},
+            "checkpoints": {"steps": 1},
+        },
+    )
+    interrupted = with_storage(recipe, tmp_path / "interrupted")
+    driver = Driver(tmp_path / "recipe.yaml", tmp_path / "interrupted")
+    driver.wait_for(lambda: saved_states(interrupted))
+    assert driver.end(signal.SIGINT) == 130
+    last_line = driver.log.read_text().splitlines()[-1]
+    assert "run the same command again to go on" in last_line
+    assert "; its checkpoint is kept" in last_line
+    assert artifact_of(interrupted, "distill").manifest() is None
+    steps = read_steps(interrupted)
+
+    driver = Driver(tmp_path / "recipe.yaml", tmp_path / "interrupted")
+    assert driver.end() == 0, driver.log.read_text()
+    assert_exactly_once(interrupted)
+    assert read_steps(interrupted)[: len(steps)] == steps
+
+    reference = with_storage(recipe, tmp_path / "reference")
+    run_distill(reference)
+    assert_same_training(interrupted, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_distill_interrupted_killed_and_with_corrupt_samples_ends_as_if_uninterrupted(
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     recipe = streamed()
-
-    def at(storage: Path) -> tuple[Recipe, Plan]:
-        own = recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"storage": str(storage)})})
-        return own, make_plan(own)
-
-    calm, calm_plan = at(tmp_path / "calm")
-    run_in_calm(tmp_path / "recipe.yaml", calm_plan)
-    assert_exactly_once(calm, calm_plan)
-    stormy, plan = at(tmp_path / "stormy")
-    run_in_storm(tmp_path / "recipe.yaml", plan)
-    assert_exactly_once(stormy, plan)
-
-    assert read_steps(plan) == read_steps(calm_plan)  # bit for bit
-    model = "model/model.safetensors"
-    assert (Path(plan.checkpoint.path) / model).read_bytes() == (Path(calm_plan.checkpoint.path) / model).read_bytes()
-    assert not (Path(plan.checkpoint.path) / "training").exists()
+    calm = with_storage(recipe, tmp_path / "calm")
+    run_undisturbed(tmp_path / "recipe.yaml", calm)
+    assert_exactly_once(calm)
+    stormy = with_storage(recipe, tmp_path / "stormy")
+    run_disturbed(tmp_path / "recipe.yaml", stormy)
+    assert_exactly_once(stormy)
+    assert_same_training(stormy, calm)
 
 
-def run_in_calm(recipe: Path, plan: Plan) -> None:
-    """Undisturbed, but for a second driver on the same storage, which waits. Training starts with the first samples."""
-    storage = Path(plan.samples.path).parent
-    drivers = [Driver(recipe, storage) for _ in range(2)]
-    steps = Path(plan.checkpoint.path) / "steps"
+def run_undisturbed(path: Path, recipe: Recipe) -> None:
+    """A second driver on the same storage waits for the first. Training starts with the first samples."""
+    drivers = [Driver(path, Path(recipe.storage)) for _ in range(2)]
+    steps = Path(artifact_of(recipe, "distill").path) / "steps"
     drivers[0].wait_for(lambda: list(steps.glob("*.jsonl")))
-    assert stored(plan) <= EXAMPLES / 2
+    assert stored_samples(recipe) <= EXAMPLES / 2
     assert [driver.end() for driver in drivers] == [0, 0]
-    said = [driver.log.read_text() for driver in drivers]
-    assert sum("in use by" in each and "waiting for its end" in each for each in said) == 1
-    assert sum("done before" in each for each in said) == 1
+    logs = [driver.log.read_text() for driver in drivers]
+    assert sum("in use by" in log and "waiting for its end" in log for log in logs) == 1
+    assert sum("done before" in log for log in logs) == 1
 
 
-def run_in_storm(recipe: Path, plan: Plan) -> None:
-    """Stopped in good order; told twice, so that it leaves at once; killed before it could publish; with damage."""
-    storage = Path(plan.samples.path).parent
-    driver = Driver(recipe, storage)
-    driver.wait_for(lambda: list((Path(plan.checkpoint.path) / "training").rglob("progress.json")))
-    assert stored(plan) < EXAMPLES
+def run_disturbed(path: Path, recipe: Recipe) -> None:
+    """Interrupted once; interrupted twice, which ends it at once; killed before it publishes; with corrupt samples."""
+    storage = Path(recipe.storage)
+    driver = Driver(path, storage)
+    driver.wait_for(lambda: saved_states(recipe))
+    assert stored_samples(recipe) < EXAMPLES
     assert driver.end(signal.SIGINT) == 130
-    said = driver.log.read_text()
-    assert "stopping after a checkpoint; once more to leave at once" in said
-    assert "run the same command again to go on" in said.splitlines()[-1]
-    assert "; its checkpoint is kept" in said.splitlines()[-1]
+    log = driver.log.read_text()
+    assert "stopping after a checkpoint; once more to leave at once" in log
+    assert "run the same command again to go on" in log.splitlines()[-1]
+    assert "; its checkpoint is kept" in log.splitlines()[-1]
 
-    before = stored(plan)
-    driver = Driver(recipe, storage)
-    driver.wait_for(lambda: stored(plan) >= min(before + 12, EXAMPLES - 12))
+    before = stored_samples(recipe)
+    driver = Driver(path, storage)
+    driver.wait_for(lambda: stored_samples(recipe) >= min(before + 12, EXAMPLES - 12))
     driver.process.send_signal(signal.SIGINT)
     driver.wait_for(lambda: "once more to leave at once" in driver.log.read_text())
-    told = time.monotonic()
+    second_signal = time.monotonic()
     assert driver.end(signal.SIGINT) == 130
-    assert driver.ended - told < 10
+    assert driver.ended - second_signal < 10
     assert "run the same command again" not in driver.log.read_text()  # it did not wait for a checkpoint
 
-    driver = Driver(recipe, storage)
-    driver.wait_for(lambda: stored(plan) == EXAMPLES)
+    driver = Driver(path, storage)
+    driver.wait_for(lambda: stored_samples(recipe) == EXAMPLES)
     assert driver.end(signal.SIGKILL) == -signal.SIGKILL
-    assert plan.samples.manifest() is None
+    assert artifact_of(recipe, "sample").manifest() is None
 
-    damaged = damage_two_parts(plan)
-    driver = Driver(recipe, storage)
+    corrupt = corrupt_two_parts(recipe)
+    driver = Driver(path, storage)
     assert driver.end() == 0
-    assert sorted(path.name for path in (Path(plan.samples.path) / "damaged").iterdir()) == damaged
-    assert f"{damaged[0]}: damaged" in driver.log.read_text()
+    folder = Path(artifact_of(recipe, "sample").path)
+    assert sorted(path.name for path in (folder / "damaged").iterdir()) == corrupt
+    assert f"{corrupt[0]}: damaged" in driver.log.read_text()
 
 
-def stored(plan: Plan) -> int:
-    parts = Path(plan.samples.path) / "parts"
-    return sum(pq.read_metadata(part).num_rows for part in parts.glob("part-*.parquet"))
-
-
-def damage_two_parts(plan: Plan) -> list[str]:
-    """Cut one off, which the first look tells; flip a bit of another, which only a worker that reads it sees."""
-    first, second, *_ = sorted((Path(plan.samples.path) / "parts").iterdir())
+def corrupt_two_parts(recipe: Recipe) -> list[str]:
+    """Truncate one, which the index finds; flip a bit of another, which only a worker that reads it finds."""
+    first, second, *_ = sorted((Path(artifact_of(recipe, "sample").path) / "parts").iterdir())
     first.write_bytes(first.read_bytes()[:-100])
     column = pq.ParquetFile(second).schema_arrow.names.index("hidden")
     chunk = pq.ParquetFile(second).metadata.row_group(0).column(column)
@@ -156,7 +179,7 @@ def damage_two_parts(plan: Plan) -> list[str]:
 
 
 def started_here(title: str) -> list[psutil.Process]:
-    """Ray's actors of that class that this process's Ray has started."""
+    """Processes of the actors of that class in the Ray that this process has started."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -167,16 +190,16 @@ def started_here(title: str) -> list[psutil.Process]:
     return found
 
 
-def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
-    """A sampler twice in the middle of a batch, a teacher, a training worker: all in one run."""
+@pytest.mark.slow
+def test_distill_survives_killed_actors_and_workers(local_ray: None, streamed: Callable[..., Recipe]) -> None:
+    """In one run: a sampler twice in the middle of a batch, a teacher, a training worker."""
     recipe = streamed(training={"global_batch_rows": 8, "epochs": 2, "order": "arrival"})
-    plan = make_plan(recipe)
-    make_examples(recipe, plan.examples)
+    store = sample_store(recipe)
     killed: list[str] = []
 
     def kill_when_seen(title: str, parts: int) -> None:
         while True:
-            seen = started_here(title) if len(SampleStore(plan.samples).part_names()) >= parts else []
+            seen = started_here(title) if len(store.part_names()) >= parts else []
             try:
                 seen[0].kill()
             except (IndexError, psutil.NoSuchProcess):
@@ -193,15 +216,16 @@ def test_actors_and_workers_may_die(streamed: Callable[..., Recipe]) -> None:
 
     thread = threading.Thread(target=storm, daemon=True)
     thread.start()
-    make_checkpoint(recipe, plan)
+    run_distill(recipe)
     thread.join(1)
     assert len(killed) == 4
-    assert_exactly_once(recipe, plan)
+    assert_exactly_once(recipe)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_node_gives_notice_and_is_gone(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
-    """Two workers write a checkpoint at the notice; the node dies with all that was on it; one worker goes on."""
+def test_distill_survives_a_preempted_node(streamed: Callable[..., Recipe], tmp_path: Path) -> None:
+    """Two workers write a checkpoint at the notice; the node dies with all its processes; one worker continues."""
     recipe = streamed(
         training={"global_batch_rows": 8, "epochs": 2, "order": "arrival"},
         runtime={
@@ -210,8 +234,7 @@ def test_a_node_gives_notice_and_is_gone(streamed: Callable[..., Recipe], tmp_pa
             "trainers": {"strategy": "zero3", "workers": 1, "max_workers": 2, "cpus": 3.5},  # one a node
         },
     )
-    plan = make_plan(recipe)
-    checkpoints = Path(plan.checkpoint.path) / "training"
+    store = sample_store(recipe)
     with (
         ray_head(["--num-cpus=0", "--object-store-memory=120000000"], variables={"RAY_AUTH_MODE": "disabled"}) as head,
         ray_node(head, cpus=6) as stays,
@@ -226,18 +249,21 @@ def test_a_node_gives_notice_and_is_gone(streamed: Callable[..., Recipe], tmp_pa
             actors = state.actor_table(None, None, "ALIVE").values()
             return [actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker"]
 
-        driver.wait_for(lambda: len(trainers_nodes()) == 2 and len(SampleStore(plan.samples).part_names()) > 4)
+        driver.wait_for(lambda: len(trainers_nodes()) == 2 and len(store.part_names()) > 4)
         assert sorted(trainers_nodes()) == sorted([stays.node_id, lost.node_id])
-        assert not list(checkpoints.rglob("progress.json"))
+        assert not saved_states(recipe)
         lost.give_notice(head, seconds=15)
-        driver.wait_for(lambda: list(checkpoints.rglob("progress.json")))
+        driver.wait_for(lambda: saved_states(recipe))
         lost.kill()
         driver.wait_for(lambda: trainers_nodes() == [stays.node_id])
         assert driver.end() == 0, driver.log.read_text()
-    assert_exactly_once(recipe, plan)
+    assert_exactly_once(recipe)
 
 
-def test_too_many_failures_end_a_run_of_several_workers(streamed: Callable[..., Recipe]) -> None:
+@pytest.mark.slow
+def test_distill_on_several_workers_ends_after_too_many_failures(
+    local_ray: None, streamed: Callable[..., Recipe]
+) -> None:
     """The workers learn of it at different times, and must not wait for each other for ever."""
     recipe = streamed(
         runtime={
@@ -246,8 +272,6 @@ def test_too_many_failures_end_a_run_of_several_workers(streamed: Callable[..., 
             "trainers": {"strategy": "zero3", "workers": 2},
         }
     )
-    plan = make_plan(recipe)
-    make_examples(recipe, plan.examples)
     with pytest.raises(UserError, match=r"\d+ of \d+ samples failed \(more than runtime.max_failed_fraction"):
-        make_checkpoint(recipe, plan)
-    assert plan.checkpoint.manifest() is None
+        run_distill(recipe)
+    assert artifact_of(recipe, "distill").manifest() is None

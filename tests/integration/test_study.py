@@ -1,10 +1,11 @@
-"""The whole chain on real Ray: what it leaves behind, and what it does not do twice."""
+"""A whole study on real Ray: what it stores, and what a second run skips."""
 
 import gzip
 import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,14 @@ from pipelines.commands import describe, run_study
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
-from tests.integration.conftest import SMALL
+from tests.support.results import artifact_of
+from tests.support.tiny import write_examples
+from tests.support.toy import SMALL
+
+pytestmark = pytest.mark.xdist_group("heavy")
 
 
-def summary_of(recipe: Recipe) -> dict:
+def summary_of(recipe: Recipe) -> dict[str, Any]:
     return json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
 
 
@@ -26,7 +31,7 @@ def modification_times(recipe: Recipe) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in Path(recipe.storage).rglob("*")}
 
 
-def test_summary_keeps_its_contract(finished: Recipe) -> None:
+def test_run_study_summary_keeps_its_contract(finished: Recipe) -> None:
     summary = summary_of(finished)
     for model in ("base", "distilled"):
         curve = summary[model]
@@ -41,7 +46,7 @@ def test_summary_keeps_its_contract(finished: Recipe) -> None:
     assert summary["fingerprint"] == make_plan(finished).fingerprint
 
 
-def test_counts_add_up_from_the_file_to_the_last_answer(finished: Recipe) -> None:
+def test_run_study_counts_add_up_from_the_file_to_the_last_answer(finished: Recipe) -> None:
     counts = summary_of(finished)["counts"]
     examples, sampled = counts["examples"], counts["sample"]
     assert examples["rows"] == sum(value for name, value in examples.items() if name != "rows")
@@ -53,7 +58,7 @@ def test_counts_add_up_from_the_file_to_the_last_answer(finished: Recipe) -> Non
         assert counts[stage]["prompts"] == prompts == counts[stage]["right"] + counts[stage]["wrong"]
 
 
-def test_report_is_one_page_with_everything_inside(finished: Recipe) -> None:
+def test_run_study_report_is_one_page_with_everything_inside(finished: Recipe) -> None:
     report = Path(finished.storage) / "report"
     html = (report / "index.html").read_text()
     assert "http://" not in html
@@ -61,7 +66,7 @@ def test_report_is_one_page_with_everything_inside(finished: Recipe) -> None:
     assert html.count("data:image/png;base64,") == len(list(report.glob("*.png"))) == 4
 
 
-def test_the_same_command_again_does_nothing_but_say_so(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_study_run_again_only_reports_cached_stages(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     before = modification_times(finished)
     assert run.main(["study", "quickstart", *SMALL, f"runtime.storage={finished.storage}"]) == 0
     said = capsys.readouterr().out
@@ -70,7 +75,7 @@ def test_the_same_command_again_does_nothing_but_say_so(finished: Recipe, capsys
     assert before == modification_times(finished)
 
 
-def test_a_training_setting_runs_only_what_comes_after_it(
+def test_study_with_another_training_setting_runs_only_later_stages(
     finished: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = shutil.copytree(finished.storage, tmp_path / "run")
@@ -83,7 +88,7 @@ def test_a_training_setting_runs_only_what_comes_after_it(
     assert all(artifact.manifest() for artifact in first.artifacts.values())
 
 
-def test_a_changed_data_file_runs_everything(finished: Recipe, tmp_path: Path) -> None:
+def test_describe_with_a_changed_data_file_runs_everything(finished: Recipe, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl.gz"
     data.write_bytes(Path(finished.study.data.path).read_bytes())
     overrides = [*SMALL, f"runtime.storage={finished.storage}", f"data.path={data}"]
@@ -93,13 +98,13 @@ def test_a_changed_data_file_runs_everything(finished: Recipe, tmp_path: Path) -
     assert describe(load_recipe("quickstart", overrides)).count("to run") == 5
 
 
-def test_checkpoint_answers_in_plain_transformers_as_in_evaluation(finished: Recipe) -> None:
-    plan = make_plan(finished)
-    folder = f"{plan.checkpoint.path}/model"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    predictions = plan.distilled_scores.read_table("predictions.parquet").to_pylist()
-    examples = {row["example_id"]: row for row in plan.examples.read_table("evaluation.parquet").to_pylist()}
+def test_checkpoint_generates_in_plain_transformers_as_in_evaluation(finished: Recipe) -> None:
+    folder = f"{artifact_of(finished, 'distill').path}/model"
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    predictions = artifact_of(finished, "evaluate distilled").read_table("predictions.parquet").to_pylist()
+    table = artifact_of(finished, "examples").read_table("evaluation.parquet")
+    examples = {row["example_id"]: row for row in table.to_pylist()}
     assert "Sub-EM" in (Path(folder) / "README.md").read_text()
     for prediction in predictions[:: len(predictions) // 12]:
         example = examples[prediction["example_id"]]
@@ -124,13 +129,13 @@ def refused(command: str, *overrides: str, capsys: pytest.CaptureFixture[str]) -
 def test_distill_without_samples_names_what_is_there(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     other = ("seed=7", "runtime.mode=staged")
     (line,) = refused("distill", *SMALL, f"runtime.storage={finished.storage}", *other, capsys=capsys)
-    held = make_plan(finished).samples.fingerprint
+    held = artifact_of(finished, "sample").fingerprint
     assert "no finished samples of fingerprint" in line
     assert f"it holds {held}, made with other settings; run `study` first (or `sample`)" in line
 
 
-def test_nothing_kept_is_one_line_and_no_checkpoint(
-    tmp_path: Path, write_examples, tiny_model_path: str, capsys: pytest.CaptureFixture[str]
+def test_study_without_kept_samples_prints_one_line_and_writes_no_checkpoint(
+    local_ray: None, tmp_path: Path, tiny_model_path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = write_examples(tmp_path / "data.jsonl", 20, 4)
     storage = tmp_path / "run"
@@ -147,7 +152,9 @@ def test_nothing_kept_is_one_line_and_no_checkpoint(
     assert not list(storage.glob("checkpoint-*/manifest.json"))
 
 
-def test_a_prompt_longer_than_the_context_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_with_a_prompt_longer_than_the_context_prints_one_line(
+    local_ray: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     storage = tmp_path / "run"
     *_, last = refused("evaluate", *SMALL, "model.max_length=150", f"runtime.storage={storage}", capsys=capsys)
     assert last.startswith("error: example ")

@@ -12,8 +12,10 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from tests.integration.conftest import PROJECT
-from tests.integration.heads import Head, clean_environment, ray_head
+from tests.support.heads import Head, clean_environment, ray_head
+from tests.support.paths import PROJECT
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("heavy")]
 
 # The toy as small as it goes, and what generates a fake one, since only the way there and back is looked at.
 TINY = [
@@ -24,11 +26,6 @@ TINY = [
 # Three parts of samples, one batch every few seconds.
 LONG = [*TINY, "data.train_examples=192", "runtime.samplers.batch_size=16", "runtime.fake.delay_s=2.5"]
 STUCK = [*TINY, "runtime.fake.delay_s=300"]
-
-
-@pytest.fixture(scope="session")
-def local_ray() -> None:
-    """Not wanted here."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +87,7 @@ def job_of(said: str) -> str:
     return next(line.split()[0] for line in said.splitlines() if " submitted: " in line)
 
 
-def test_a_study_runs_to_its_end_and_a_second_job_finds_it_done(head: Head, submit: Submit, tmp_path: Path) -> None:
+def test_submit_runs_a_study_and_a_second_job_finds_it_finished(head: Head, submit: Submit, tmp_path: Path) -> None:
     """First by Ray's own command, then by ours."""
     settings = [*TINY, f"runtime.storage={tmp_path / 'runs'}"]
     study = ["python", "run.py", "study", "quickstart", *settings]
@@ -113,7 +110,7 @@ def test_a_study_runs_to_its_end_and_a_second_job_finds_it_done(head: Head, subm
     assert said.splitlines()[-1] == f"{job_of(said)} succeeded"
 
 
-def test_a_driver_that_is_killed_is_submitted_again_and_goes_on(submit: Submit, tmp_path: Path) -> None:
+def test_submit_again_after_a_killed_driver_resumes(submit: Submit, tmp_path: Path) -> None:
     settings = [*LONG, f"runtime.storage={tmp_path / 'runs'}"]
     first = submit(*settings, recipe=("sample", "quickstart"))
     for _ in range(600):
@@ -135,14 +132,14 @@ def test_a_driver_that_is_killed_is_submitted_again_and_goes_on(submit: Submit, 
     assert sum(pq.read_metadata(part).num_rows for part in parts) == 192
 
 
-def test_bad_data_is_told_by_the_job_with_its_own_exit_code(submit: Submit, tmp_path: Path) -> None:
+def test_submit_reports_bad_data_and_the_exit_code_of_the_job(submit: Submit, tmp_path: Path) -> None:
     code, said = end(submit(*TINY, "data.path=/nowhere/data.jsonl", f"runtime.storage={tmp_path / 'runs'}"))
     assert code == 2, said
     assert "error: /nowhere/data.jsonl: no such file" in said
     assert "failed: Job entrypoint command failed with exit code 2" in said
 
 
-def test_a_job_is_followed_left_and_stopped(submit: Submit, head: Head, tmp_path: Path) -> None:
+def test_submit_follows_detaches_and_reports_a_stopped_job(submit: Submit, head: Head, tmp_path: Path) -> None:
     settings = [*STUCK, f"runtime.storage={tmp_path / 'runs'}"]
     first = submit(*settings)
     job = job_of(read_until(first, "examples "))
@@ -172,7 +169,7 @@ def test_a_job_is_followed_left_and_stopped(submit: Submit, head: Head, tmp_path
         ({"RAY_AUTH_TOKEN_PATH": "/nowhere/token"}, "/nowhere/token: no such file (RAY_AUTH_TOKEN_PATH)"),
     ],
 )
-def test_without_the_right_token_one_line_says_so(
+def test_submit_without_the_right_token_prints_one_line(
     head: Head, tmp_path: Path, variables: dict[str, str], message: str
 ) -> None:
     command = [sys.executable, "run.py", "submit", "quickstart", f"runtime.storage={tmp_path}/runs"]

@@ -1,4 +1,4 @@
-"""A sweep of two methods on the two-hop toy: a measured slot, shared artifacts, another task."""
+"""A sweep of two methods on the two-hop toy, with a measured advantageous slot and another task."""
 
 import json
 from pathlib import Path
@@ -14,6 +14,9 @@ from pipelines.stages.choose_slot import with_choice
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.records import Slots
+from tests.support.results import artifact_of
+
+pytestmark = pytest.mark.xdist_group("heavy")
 
 SMALL_TWO_HOPS = [
     "data.documents=10",
@@ -28,7 +31,7 @@ SMALL_TWO_HOPS = [
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def swept(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     folder = tmp_path_factory.mktemp("swept")
     toy = load_recipe("quickstart").study
     probe = folder / "probe.yaml"
@@ -54,7 +57,7 @@ def one_method(recipe: Recipe, name: str) -> Recipe:
     return next(cell for settings, cell in sweep_cells(recipe) if settings["method.name"] == name)
 
 
-def test_cells_share_what_their_settings_do_not_change(swept: Recipe) -> None:
+def test_sweep_shares_what_its_settings_do_not_change(swept: Recipe) -> None:
     folders = [path.name.rsplit("-", 1)[0] for path in Path(swept.storage).iterdir() if path.is_dir()]
     # The two methods distil the same samples, and one base is measured on each of two tasks.
     assert {name: folders.count(name) for name in ("samples", "slot-scores", "checkpoint")} == {
@@ -65,30 +68,29 @@ def test_cells_share_what_their_settings_do_not_change(swept: Recipe) -> None:
     assert (folders.count("examples"), folders.count("base-scores"), folders.count("distilled-scores")) == (2, 2, 4)
 
 
-def test_the_slot_is_the_best_that_was_measured(swept: Recipe) -> None:
+def test_choose_slot_takes_the_best_measured_slot(swept: Recipe) -> None:
     cell = one_method(swept, "r2")
-    plan = make_plan(cell)
-    assert plan.slot_scores is not None
-    details = plan.slot_scores.manifest().details  # type: ignore[union-attr]
+    manifest = artifact_of(cell, "choose slot").manifest()
+    assert manifest is not None
+    details = manifest.details
     assert details["curve"]["slots"] == [list(range(start, start + 2)) for start in (0, 4, 8)]
     best: Slots = tuple(details["slots"])
     assert details["accuracy"] == max(details["curve"]["accuracy_by_slot"])
     assert details["ci95"][0] <= details["accuracy"] <= details["ci95"][1]
-    assert with_choice(cell, plan).study.advantageous(2) == best
-    sampled = pq.read_table(f"{plan.samples.path}/parts", columns=["slots"])["slots"].to_pylist()
+    assert with_choice(cell, make_plan(cell)).study.advantageous(2) == best
+    sampled = pq.read_table(f"{artifact_of(cell, 'sample').path}/parts", columns=["slots"])["slots"].to_pylist()
     assert {tuple(slots) for slots in sampled} == {best}
 
 
-def test_the_choice_is_made_on_training_examples(swept: Recipe) -> None:
-    plan = make_plan(one_method(swept, "r2"))
-    assert plan.slot_scores is not None
-    prompt_specs = set(plan.slot_scores.read_table("predictions.parquet")["example_id"].to_pylist())
-    eval_specs = set(plan.examples.read_table("evaluation.parquet")["example_id"].to_pylist())
-    assert len(prompt_specs) == 6
-    assert not prompt_specs & eval_specs
+def test_choose_slot_measures_on_training_examples(swept: Recipe) -> None:
+    cell = one_method(swept, "r2")
+    measured = set(artifact_of(cell, "choose slot").read_table("predictions.parquet")["example_id"].to_pylist())
+    evaluated = set(artifact_of(cell, "examples").read_table("evaluation.parquet")["example_id"].to_pylist())
+    assert len(measured) == 6
+    assert not measured & evaluated
 
 
-def test_the_report_is_one_page_over_all_cells(swept: Recipe) -> None:
+def test_sweep_report_is_one_page_over_all_cells(swept: Recipe) -> None:
     report = Path(swept.storage) / "report"
     assert sorted(path.name for path in report.iterdir()) == ["index.html", "summary.json", "sweep.png"]
     cells = json.loads((report / "summary.json").read_text())["cells"]
@@ -100,14 +102,14 @@ def test_the_report_is_one_page_over_all_cells(swept: Recipe) -> None:
     assert cells[0]["tasks"]["probe"]["base"] == cells[1]["tasks"]["probe"]["base"]
 
 
-def test_the_command_of_one_cell_finds_what_the_sweep_made(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_of_one_cell_finds_what_the_sweep_made(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [*SMALL_TWO_HOPS, f"evaluation.also_evaluate={list(swept.study.evaluation.also_evaluate)}"]
     storage = f"runtime.storage={swept.storage}"
     assert run.main(["evaluate", "quickstart_r2", *overrides, storage, "--fail-if-gap-above", "100"]) == 0
     assert capsys.readouterr().out.count("done before") == 3
 
 
-def test_other_commands_want_one_study(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_for_one_study_refuse_a_sweep(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["quickstart_r2", "sweep={seed: [0, 1]}", f"runtime.storage={swept.storage}"]
     for command in ("evaluate", "sample", "distill"):
         assert run.main([command, *arguments]) == 2

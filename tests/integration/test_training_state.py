@@ -1,8 +1,9 @@
-"""Training state of ZeRO-3 dist, loaded at other numbers of ranks and by the other strategy."""
+"""Training state of ZeRO-3 ranks, loaded at other numbers of ranks and by the other strategy."""
 
 import functools
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.integration.dist import process_group, run_ranks
 
 from pos2distill.config import Recipe, TrainersSection
 from pos2distill.models.chat import end_of_turn_id
@@ -20,10 +20,13 @@ from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
+from tests.support.ranks import process_group, run_ranks
 
 BATCH = 12  # rows
 BEFORE, AFTER, AGAIN = 5, 20, 6  # steps before the state is saved, after it, and after going back to it
 CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.xdist_group("heavy")
 
 
 def make_batches(recipe: Recipe) -> list[tuple[Any, Any]]:
@@ -41,7 +44,7 @@ def make_batches(recipe: Recipe) -> list[tuple[Any, Any]]:
 
 
 def steps(strategy: Strategy, batches: Sequence[tuple[Any, Any]], rank: int = 0, world: int = 1) -> list[float]:
-    """The global batch's mean loss before each step; every rank works on its share."""
+    """The global batch's mean loss before each step; every rank computes its part of the rows."""
     losses = []
     own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
     for prompts, responses in batches:
@@ -55,22 +58,29 @@ def steps(strategy: Strategy, batches: Sequence[tuple[Any, Any]], rank: int = 0,
     return losses
 
 
-def rank_of(rank: int, world: int, work: Callable[..., Any], recipe: Recipe, folder: str) -> None:
-    with process_group(rank, world, f"{folder}/{work.__name__}-{world}"):
+# Recipes by name, each with its folder. Ranks are started once for all recipes of a tier.
+Jobs = dict[str, tuple[Recipe, Path]]
+
+
+def rank_of(rank: int, world: int, work: Callable[..., Any], jobs: Jobs, rendezvous: str) -> None:
+    with process_group(rank, world, rendezvous):
         trainers = TrainersSection(strategy="zero3", workers=world, gradient_checkpointing=False)
-        result = work(build_strategy(recipe.study, trainers, CPU), make_batches(recipe), Path(folder), rank, world)
-        if rank == 0:
-            torch.save(result, f"{folder}/{work.__name__}-{world}.pt")
+        for recipe, folder in jobs.values():
+            strategy = build_strategy(recipe.study, trainers, CPU)
+            result = work(strategy, make_batches(recipe), folder, rank, world)
+            if rank == 0:
+                torch.save(result, folder / f"{work.__name__}-{world}.pt")
 
 
-def on_ranks(world: int, work: Callable[..., Any], recipe: Recipe, folder: Path) -> Any:
-    """`work(strategy, batches, folder, rank, world)` on so many ZeRO-3 dist, each a process: rank 0's result."""
-    run_ranks(rank_of, world, world, work, recipe, str(folder))
-    return torch.load(f"{folder}/{work.__name__}-{world}.pt")
+def on_ranks(world: int, work: Callable[..., Any], jobs: Jobs) -> dict[str, Any]:
+    """`work(strategy, batches, folder, rank, world)` for each job on `world` ZeRO-3 ranks: the results of rank 0."""
+    first_folder = next(iter(jobs.values()))[1]
+    run_ranks(rank_of, world, world, work, jobs, str(first_folder / f"rendezvous-{work.__name__}-{world}"))
+    return {name: torch.load(folder / f"{work.__name__}-{world}.pt") for name, (_, folder) in jobs.items()}
 
 
 def begin(strategy: Any, batches: Any, folder: Path, rank: int, world: int) -> dict[str, Any]:
-    """Save after some steps and go on; then go back to what was saved and do it again."""
+    """Save after some steps and continue; then load what was saved and repeat."""
     steps(strategy, batches[:BEFORE], rank, world)
     strategy.save_state(folder / "state")
     torch.distributed.barrier()
@@ -81,55 +91,83 @@ def begin(strategy: Any, batches: Any, folder: Path, rank: int, world: int) -> d
 
 
 def resume(strategy: Any, batches: Any, folder: Path, rank: int, world: int) -> list[float]:
-    """A fresh strategy goes on from the state; what it has read is saved beforehand."""
+    """Continue from the state with a fresh strategy; first save what it has read."""
     strategy.load_state(folder / "state")
     strategy.save_state(folder / f"copy-{world}")
     strategy.save(folder / f"model-{world}")
     return steps(strategy, batches[BEFORE:], rank, world)
 
 
-Saved = tuple[Recipe, Path, dict[str, list[float]]]
+@dataclass(frozen=True)
+class Saved:
+    """The state of two ranks after `BEFORE` steps, in `folder`, and the losses of the uninterrupted run."""
+
+    recipe: Recipe
+    folder: Path
+    losses: dict[str, list[float]]
+
+
+# precision and training.lora
+CASES = {
+    "float32": ("float32", "null"),
+    "bfloat16": ("bfloat16", "null"),
+    "lora": ("float32", "{rank: 4}"),
+}
+TIERS = {"fast": ("float32",), "slow": ("bfloat16", "lora")}
+SLOW_BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
-def saved(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Saved]:
-    """`saved(precision, lora)`: the state of two dist after `BEFORE` steps, and the uninterrupted run's losses."""
+def saved(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
+    """`saved(case)`: the state that two ranks have saved. All cases of a tier are made by the same two processes."""
 
     @functools.cache
-    def save(precision: str, lora: str = "null") -> Saved:
-        folder = tmp_path_factory.mktemp("saved")
-        settings = ("method.name=seqkd", "data.train_examples=300", "model.dtype=" + precision)
-        recipe = small_toy(folder, *settings, f"training.precision={precision}", f"training.lora={lora}")
-        return recipe, folder, on_ranks(2, begin, recipe, folder)
+    def save_tier(tier: str) -> dict[str, Saved]:
+        jobs: Jobs = {}
+        for name in TIERS[tier]:
+            precision, lora = CASES[name]
+            folder = tmp_path_factory.mktemp(name)
+            settings = ("method.name=seqkd", "data.train_examples=300", f"model.dtype={precision}")
+            jobs[name] = (
+                small_toy(folder, *settings, f"training.precision={precision}", f"training.lora={lora}"),
+                folder,
+            )
+        losses = on_ranks(2, begin, jobs)
+        return {name: Saved(recipe, folder, losses[name]) for name, (recipe, folder) in jobs.items()}
+
+    def save(name: str) -> Saved:
+        return save_tier("fast" if name in TIERS["fast"] else "slow")[name]
 
     return save
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_same_ranks_repeat_the_run_bit_for_bit(saved: Callable[[str], Saved], precision: str) -> None:
-    recipe, folder, losses = saved(precision)
-    assert losses["again"] == losses["uninterrupted"][:AGAIN]
-    assert len(set(losses["again"])) == AGAIN
-    assert_computes_with_its_state(recipe, folder / "model", folder / "state")
+@pytest.mark.parametrize("case", ["float32", SLOW_BFLOAT16])
+def test_load_state_at_the_same_ranks_repeats_the_run_bit_for_bit(saved: Callable[[str], Saved], case: str) -> None:
+    state = saved(case)
+    assert state.losses["again"] == state.losses["uninterrupted"][:AGAIN]
+    assert len(set(state.losses["again"])) == AGAIN
+    assert_computes_with_its_state(state.recipe, state.folder / "model", state.folder / "state")
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_other_numbers_of_ranks_go_on(saved: Callable[[str], Saved], world: int) -> None:
-    recipe, folder, losses = saved("float32")
-    resumed = on_ranks(world, resume, recipe, folder)
-    assert_same_state(folder / "state", folder / f"copy-{world}")
-    assert_computes_with_its_state(recipe, folder / f"model-{world}", folder / "state")
+def test_load_state_at_other_numbers_of_ranks(saved: Callable[[str], Saved], world: int) -> None:
+    state = saved("float32")
+    resumed = on_ranks(world, resume, {"float32": (state.recipe, state.folder)})["float32"]
+    assert_same_state(state.folder / "state", state.folder / f"copy-{world}")
+    assert_computes_with_its_state(state.recipe, state.folder / f"model-{world}", state.folder / "state")
     assert len(resumed) == AFTER
-    assert resumed == pytest.approx(losses["uninterrupted"], rel=1e-3)
+    assert resumed == pytest.approx(state.losses["uninterrupted"], rel=1e-3)
 
 
-def test_adapters_go_on_at_another_number_of_ranks_and_in_one_process(
-    saved: Callable[..., Saved], tmp_path: Path
+@pytest.mark.slow
+def test_load_state_of_adapters_at_another_number_of_ranks_and_in_one_process(
+    saved: Callable[[str], Saved], tmp_path: Path
 ) -> None:
-    recipe, folder, losses = saved("float32", "{rank: 4}")
+    state = saved("lora")
+    recipe, folder, losses = state.recipe, state.folder, state.losses
     assert losses["again"] == losses["uninterrupted"][:AGAIN]
     assert all(".lora_" in key for key in tensors(folder / "state"))
-    resumed = on_ranks(3, resume, recipe, folder)
+    resumed = on_ranks(3, resume, {"lora": (recipe, folder)})["lora"]
     assert_same_state(folder / "state", folder / "copy-3")
     assert resumed == pytest.approx(losses["uninterrupted"], rel=1e-3)
     alone = build_strategy(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
@@ -145,18 +183,21 @@ def test_adapters_go_on_at_another_number_of_ranks_and_in_one_process(
     assert steps(alone, make_batches(recipe)[BEFORE:]) == pytest.approx(losses["uninterrupted"], rel=1e-3)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-3), ("bfloat16", 0.05)])
-def test_the_other_strategy_goes_on(
-    saved: Callable[[str], Saved], tmp_path: Path, precision: str, tolerance: float
+@pytest.mark.parametrize(
+    ("case", "tolerance"), [("float32", 1e-3), pytest.param("bfloat16", 0.05, marks=pytest.mark.slow)]
+)
+def test_load_state_by_the_other_strategy(
+    saved: Callable[[str], Saved], tmp_path: Path, case: str, tolerance: float
 ) -> None:
-    """In bf16 one strategy rounds weights and the other, under autocast, products: the same state, near losses."""
-    recipe, folder, losses = saved(precision)
-    strategy = build_strategy(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
-    strategy.load_state(folder / "state")
+    """In bf16 one strategy rounds weights and the other, under autocast, products: the same state, similar losses."""
+    state = saved(case)
+    trainers = TrainersSection(strategy="torch", gradient_checkpointing=False)
+    strategy = build_strategy(state.recipe.study, trainers, CPU)
+    strategy.load_state(state.folder / "state")
     strategy.save_state(tmp_path)
-    assert_same_state(folder / "state", tmp_path)
-    resumed = steps(strategy, make_batches(recipe)[BEFORE:])
-    assert resumed == pytest.approx(losses["uninterrupted"], rel=tolerance)
+    assert_same_state(state.folder / "state", tmp_path)
+    resumed = steps(strategy, make_batches(state.recipe)[BEFORE:])
+    assert resumed == pytest.approx(state.losses["uninterrupted"], rel=tolerance)
 
 
 def assert_same_state(one: Path, other: Path) -> None:

@@ -240,7 +240,9 @@ def test_shapes_that_are_quite_wrong_are_told_and_break_nothing(job: Manifest) -
         (f"{SAMPLING}.{POD}.volumes[0].name", [], "there is no volume 'tmp'; add it to the pod's volumes"),
     ):
         assert any(message in line for line in check([changed(job, place, value)]))
-    for spec in (None, [], "x", {"rayClusterSpec": []}, {"rayClusterSpec": {"workerGroupSpecs": [None, 1, {}]}}):
+    groups: dict[str, Any] = {"workerGroupSpecs": [None, 1, {}]}
+    specs: tuple[Any, ...] = (None, [], "x", {"rayClusterSpec": []}, {"rayClusterSpec": groups})
+    for spec in specs:
         manifest = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "a"}, "spec": spec}
         assert check([manifest])
 

@@ -156,7 +156,7 @@ def test_pictures_are_png(files: dict[str, bytes]) -> None:
 
 def test_a_run_that_learned_nothing_is_drawn_too(inputs: ReportInputs) -> None:
     """Losses of 0 have no place on a logarithmic axis."""
-    step = {"step": 0, "loss": 0.0, "loss_trivial": 0.0, "loss_anchor": None, "weight_by_slot": {}}
+    step: dict[str, Any] = {"step": 0, "loss": 0.0, "loss_trivial": 0.0, "loss_anchor": None, "weight_by_slot": {}}
     assert render_report(replace(inputs, steps=[step]))["loss.png"].startswith(PNG)
 
 

@@ -1,3 +1,4 @@
+import importlib
 import json
 from pathlib import Path
 from types import ModuleType
@@ -12,9 +13,7 @@ TOY = Path(__file__).parents[3] / "examples" / "toy"
 def toy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The toy's `task` module; its folder is no package."""
     monkeypatch.syspath_prepend(TOY)
-    import task
-
-    return task
+    return importlib.import_module("task")
 
 
 @pytest.fixture
@@ -87,10 +86,13 @@ def test_the_bases_know_the_words_that_the_task_writes(toy: ModuleType) -> None:
 @pytest.mark.parametrize("kind", ["one hop", "mixed", "two hops"])
 def test_a_training_sequence_asks_about_its_own_documents(toy: ModuleType, kind: str) -> None:
     import torch
-    from batches import sequence_length, training_batch
 
-    ids_BT, weight_BT = training_batch(4, 8, 3, copy_weight=0.5, generator=torch.Generator().manual_seed(0), kind=kind)
-    assert ids_BT.shape == weight_BT.shape == (4, sequence_length(8, 3, kind))
+    batches = importlib.import_module("batches")
+
+    ids_BT, weight_BT = batches.training_batch(
+        4, 8, 3, copy_weight=0.5, generator=torch.Generator().manual_seed(0), kind=kind
+    )
+    assert ids_BT.shape == weight_BT.shape == (4, batches.sequence_length(8, 3, kind))
     for ids in ids_BT:
         context, *turns = " ".join(toy.TWO_HOP_VOCABULARY[index] for index in ids).split(" Question: ")
         assert len(turns) == 3

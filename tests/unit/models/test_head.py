@@ -20,7 +20,12 @@ PROMPT, RESPONSE = torch.arange(10, 22).numpy(), torch.arange(30, 35).numpy()
 
 
 def save_llama(folder: Path, **config: Any) -> ModelSection:
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes, **config)).save_pretrained(folder)
     return ModelSection(path=str(folder), dtype="float32")
 
@@ -93,7 +98,12 @@ def test_scale_and_soft_cap_by_hand(config: dict[str, Any], expected: list[float
 def test_logits_equal_those_of_scaling_architectures(tmp_path: Path, family: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     extra = {
         "cohere": {"logit_scale": 0.25},
         "granite": {"logits_scaling": 3.0},

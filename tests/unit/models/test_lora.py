@@ -204,7 +204,7 @@ def test_a_model_without_linear_layers_is_refused() -> None:
 
 def test_all_layers_are_not_those_of_experts() -> None:
     """Most weights of such a model are theirs, so nobody shall believe that they are trained."""
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     lm = MixtralForCausalLM(MixtralConfig(vocab_size=16, num_key_value_heads=1, num_local_experts=2, **sizes))
     with pytest.raises(UserError, match=r"^training.lora.targets: all: .* has experts, .* of k_proj, o_proj, q_proj"):
         add_adapters(lm, LoraSection(), seed=0)

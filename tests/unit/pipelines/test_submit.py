@@ -212,13 +212,13 @@ class FaultyClient:
 def test_a_log_is_shown_once_over_any_number_of_connections(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
     assert submit._follow(FaultyClient(0, 5, 4), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
     assert capsys.readouterr().out == FaultyClient.log
 
 
 def test_a_cluster_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
     monkeypatch.setattr(submit, "_OUTAGE_S", 0.05)
     with pytest.raises(UserError, match=r"^job: no answer from the cluster for 0 s \(nobody there\); the job may"):
         submit._follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]

@@ -130,7 +130,8 @@ def test_f1(text: str, answers: list[str], value: float) -> None:
 )
 def test_score(metric: Literal["sub_em", "em"], text: str, scored: tuple[bool, float]) -> None:
     correct, value = score(metric, text, ["London town", "Paris"])
-    assert (correct, value) == (scored[0], pytest.approx(scored[1], abs=1e-12))
+    assert correct == scored[0]
+    assert value == pytest.approx(scored[1], abs=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +143,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
+def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
+    index = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(index, int)
+    return index
+
+
 def make_judge(tokenizer: PreTrainedTokenizerBase, keep: str = "correct", metric: str = "sub_em") -> ResponseProcessor:
     end = end_of_turn_id(tokenizer)
-    eos = tokenizer.convert_tokens_to_ids("<s>")
+    eos = token_id(tokenizer, "<s>")
     return ResponseProcessor(tokenizer, metric=metric, end_of_turn=end, stop_ids=[end, eos], keep=keep)  # type: ignore[arg-type]
 
 
@@ -213,7 +220,7 @@ def test_keep_all_keeps_wrong_answers_but_no_empty_ones(tokenizer: PreTrainedTok
 @pytest.mark.parametrize("stop", ["<|end|>", "<s>", None])
 def test_end_of_turn_closes_the_response_once(tokenizer: PreTrainedTokenizerBase, stop: str | None) -> None:
     ids = encode(tokenizer, "It is 42.")
-    sampled = ids if stop is None else [*ids, tokenizer.convert_tokens_to_ids(stop)]
+    sampled = ids if stop is None else [*ids, token_id(tokenizer, stop)]
     judged = make_judge(tokenizer)(complete(sampled), ["42"])
     assert judged.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
     assert judged.response_ids.dtype == np.int32
@@ -268,18 +275,18 @@ def test_what_is_not_kept_keeps_no_likeliest_tokens(tokenizer: PreTrainedTokeniz
 
 def test_behind_a_token_made_anew_no_likeliest_tokens_are_known(merging: PreTrainedTokenizerBase) -> None:
     """`is 4`, `2\\n`, `no` becomes `is 42`: up to the first token that differs, the model was asked."""
-    sampled = [*encode(merging, "is 4"), merging.convert_tokens_to_ids("2Ċ"), *encode(merging, "no")]
+    sampled = [*encode(merging, "is 4"), token_id(merging, "2Ċ"), *encode(merging, "no")]
     judged = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
         complete_with_top(sampled), ["42"]
     )
     same = len(encode(merging, "is "))
-    assert judged.response_ids.tolist() == [*sampled[:same], merging.convert_tokens_to_ids("42"), 0]
+    assert judged.response_ids.tolist() == [*sampled[:same], token_id(merging, "42"), 0]
     assert judged.top is not None
     assert len(judged.top.ids_SK) == same + 1
 
 
 def test_a_token_that_straddles_the_line_break_is_tokenised_anew(merging: PreTrainedTokenizerBase) -> None:
-    straddling = merging.convert_tokens_to_ids("2Ċ")
+    straddling = token_id(merging, "2Ċ")
     sampled = [*encode(merging, "is 4"), straddling, *encode(merging, "no")]
     judge = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")
     judged = judge(complete(sampled), ["42"])
@@ -290,7 +297,7 @@ def test_a_token_that_straddles_the_line_break_is_tokenised_anew(merging: PreTra
 
 def test_tokens_before_the_break_stay_as_sampled(merging: PreTrainedTokenizerBase) -> None:
     """The text 42 is one token when tokenised, but the model said it in two, and those are distilled."""
-    two = [merging.convert_tokens_to_ids("4"), merging.convert_tokens_to_ids("2")]
+    two = [token_id(merging, "4"), token_id(merging, "2")]
     sampled: Tokens = np.asarray([*two, *encode(merging, "\nno")], np.int32)
     judged = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
         Completion(sampled, "length"), ["42"]

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ def start() -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "end"])
-def test_what_a_process_started_dies_with_it(start: Start, how) -> None:
+def test_what_a_process_started_dies_with_it(start: Start, how: Any) -> None:
     parent, (before, *started, helper) = start(*(["end"] if how == "end" else []))
     if how != "end":
         assert all(map(alive, [before, *started, helper]))

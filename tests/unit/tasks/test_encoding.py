@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from pos2distill.records import Tokens
 from pos2distill.tasks.encoding import text_encoder
-from tests.conftest import SPECIALS
+from tests.support.published import PUBLISHED, STAND_INS, DataSet, needs_published, read_lines
+from tests.support.tiny import SPECIALS
 
 # The expressions that the tokenizers of GPT-4, Llama 3 and Qwen split texts with.
 SHORT_NUMBERS = (
@@ -159,3 +160,22 @@ def test_a_tokenizer_whose_ids_would_differ_is_left_alone(monkeypatch: pytest.Mo
     encode = text_encoder(tokenizer)
     assert not is_fast(encode)
     assert encode(TEXT).tolist() == plain(tokenizer, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("data_sets", "every"),
+    [
+        pytest.param(STAND_INS, 1, id="stand-ins"),
+        pytest.param(PUBLISHED, 20, id="published", marks=needs_published),
+    ],
+)
+@pytest.mark.parametrize("family", BYTE_LEVEL)
+def test_text_encoder_encodes_published_text_as_the_tokenizer(
+    family: str, data_sets: dict[str, DataSet], every: int
+) -> None:
+    lines = [line for lines in read_lines(data_sets.values()) for line in lines]
+    tokenizer = chat_tokenizer(BYTE_LEVEL[family](texts=lines[::every]))
+    encode = text_encoder(tokenizer)
+    assert is_fast(encode)
+    for line in lines[:: min(every, 3)]:
+        assert encode(line).tolist() == plain(tokenizer, line)

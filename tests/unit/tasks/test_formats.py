@@ -118,7 +118,8 @@ def read(tmp_path: Path) -> Read:
 
 def changed(row: Row, path: str, value: Any) -> Row:
     """A copy of the row with the value at `field.0.field` replaced."""
-    row = inner = copy.deepcopy(row)
+    row = copy.deepcopy(row)
+    inner: Any = row
     *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
     for step in steps:
         inner = inner[step]
@@ -127,7 +128,8 @@ def changed(row: Row, path: str, value: Any) -> Row:
 
 
 def without(row: Row, path: str) -> Row:
-    row = inner = copy.deepcopy(row)
+    row = copy.deepcopy(row)
+    inner: Any = row
     *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
     for step in steps:
         inner = inner[step]

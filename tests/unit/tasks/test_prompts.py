@@ -93,9 +93,9 @@ def test_the_published_wording_of_question_answering(tiny_model_path: str) -> No
 )
 def test_reasoning_asks_for_an_end_that_can_be_parsed(tiny_model_path: str, style: str, steps: tuple[str, ...]) -> None:
     text = render(build(tiny_model_path, style), 0)
-    steps = [text.index(step) for step in (*steps, '"The answer is: "')]
-    assert steps == sorted(steps)
-    assert steps[-1] < text.index("Document [1]")
+    starts = [text.index(step) for step in (*steps, '"The answer is: "')]
+    assert starts == sorted(starts)
+    assert starts[-1] < text.index("Document [1]")
 
 
 def test_the_chat_template_surrounds_the_prompt(tiny_model_path: str) -> None:

@@ -1,6 +1,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,16 +101,16 @@ def test_samples_without_the_likeliest_tokens_are_told(make: Make) -> None:
 
 @given(st.integers(1, 70), st.integers(1, 9))
 def test_ranks_share_a_batch_equally_and_exactly_once(rows: int, world: int) -> None:
-    keys = [(index, (0,)) for index in range(rows)]
-    shares = [rows_of_rank(keys, rank, world) for rank in range(world)]  # type: ignore[arg-type]
+    keys: list[Any] = [(index, (0,)) for index in range(rows)]
+    shares = [rows_of_rank(keys, rank, world) for rank in range(world)]
     assert len({len(share) for share in shares}) == 1
     assert [key for share in shares for key, filler in share if not filler] == keys
     assert all(key == keys[0] for share in shares for key, filler in share if filler)
 
 
 def test_seventeen_rows_on_two_ranks() -> None:
-    keys = [(index, (1,)) for index in range(17)]
-    first, second = (rows_of_rank(keys, rank, 2) for rank in (0, 1))  # type: ignore[arg-type]
+    keys: list[Any] = [(index, (1,)) for index in range(17)]
+    first, second = (rows_of_rank(keys, rank, 2) for rank in (0, 1))
     assert first == [(key, False) for key in keys[:9]]
     assert second == [(key, False) for key in keys[9:]] + [(keys[0], True)]
 
@@ -157,6 +158,7 @@ def test_sft_trains_on_the_data_sets_answer(make: Make) -> None:
 def test_sft_of_a_chain_says_the_answer_as_the_chain_ends(make: Make) -> None:
     source = make(method={"name": "sft"}, data={"metric": "em"})
     text = source.build.build_prompt.tokenizer.decode(source.row(2, (1,)).response_ids)
+    assert isinstance(text, str)
     assert text.startswith("The answer is: ")
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pos2distill.config import Recipe, TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.models.packing import ResponseBatch, collate
+from pos2distill.records import Tokens
 from pos2distill.training import state
 from pos2distill.training.state import KINDS, STATE_FILE, StoredState, write_state
 from pos2distill.training.strategies.torch import TorchStrategy
@@ -37,7 +38,10 @@ def make_stepper(make_recipe: Callable[..., Recipe]) -> Callable[[str], TorchStr
 
 def batch(number: int) -> ResponseBatch:
     random = np.random.default_rng(number)
-    draw = lambda size: random.integers(5, 250, size).astype(np.int32)  # noqa: E731
+
+    def draw(size: int) -> Tokens:
+        return random.integers(5, 250, size).astype(np.int32)
+
     return collate([draw(size) for size in (9, 4, 12)], [draw(size) for size in (3, 5, 2)])
 
 
@@ -220,7 +224,7 @@ def flip(path: Path) -> None:
 
 
 def strip(path: Path) -> None:
-    state.save_file({"weight/other": torch.zeros(1)}, path)
+    save_file({"weight/other": torch.zeros(1)}, path)
 
 
 @pytest.mark.parametrize(

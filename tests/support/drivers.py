@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from tests.integration.conftest import PROJECT
+from tests.support.paths import PROJECT
 
 LIMIT = 500.0  # seconds; far more than any of this takes, also on a busy machine
 

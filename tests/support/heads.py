@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 from ray._private.state import GlobalState
-from ray._raylet import GcsClientOptions
+from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]  # compiled
 
 # What the tests' own Ray session leaves behind must not reach another Ray, nor what runs on it.
 _OWN = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_JOB_CONFIG_JSON_ENV_VAR")

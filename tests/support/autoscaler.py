@@ -24,7 +24,7 @@ from ray._private.services import get_node_ip_address
 from ray._private.state import GlobalState
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-from tests.integration.heads import cluster_state, free_ports, ray_head
+from tests.support.heads import cluster_state, free_ports, ray_head
 
 _HEAD_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
 _HEAD_TYPE = "ray.head.default"  # the fake provider knows it by this name

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.multiprocessing.spawn import start_processes
 
 # Imported once, by the process that ranks are forked from.
 _IMPORTS = ["pipelines.executors.ray.train_worker", "pos2distill.training.strategies.zero3"]
@@ -15,7 +16,7 @@ _IMPORTS = ["pipelines.executors.ray.train_worker", "pos2distill.training.strate
 def run_ranks(work: Callable[..., None], world: int, *args: Any) -> None:
     """`work(rank, *args)` in so many processes, to their end."""
     multiprocessing.set_forkserver_preload(_IMPORTS)
-    torch.multiprocessing.start_processes(work, args=args, nprocs=world, start_method="forkserver")
+    start_processes(work, args=args, nprocs=world, start_method="forkserver")
 
 
 @contextmanager

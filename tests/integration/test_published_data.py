@@ -1,0 +1,126 @@
+"""Whole studies on data in published formats, with a small random model.
+
+Accuracy is zero: the model cannot read. What counts is that every stage handles the text. The stand-ins have every
+published format; the published files, where they are present, also real text of real length.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from pipelines.commands import run_study
+from pos2distill.config.load import load_recipe
+from tests.support.published import PUBLISHED, STAND_INS, DataSet, needs_published, read_lines
+from tests.support.tiny import CHAT_TEMPLATE, SPECIALS
+
+pytestmark = pytest.mark.xdist_group("heavy")
+
+EVALUATION = 2  # examples
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], str]:
+    """`reader(published)`: a random Llama with a context of 16k and a tokenizer trained on the text of the files."""
+
+    @functools.cache
+    def make(published: bool) -> str:
+        folder = str(tmp_path_factory.mktemp("reader"))
+        save_reader(folder, [line for lines in read_lines(files_of(published).values()) for line in lines[:60]])
+        return folder
+
+    return make
+
+
+def files_of(published: bool) -> dict[str, DataSet]:
+    return PUBLISHED if published else STAND_INS
+
+
+def save_reader(folder: str, text: list[str]) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=list(SPECIALS), initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(text, trainer)
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<|end|>",
+        chat_template=CHAT_TEMPLATE,
+        additional_special_tokens=["<s>", "<|user|>", "<|assistant|>"],
+    ).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=2000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=16384,
+        pad_token_id=0,
+        eos_token_id=SPECIALS.index("<|end|>"),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def published(name: str, engine: str) -> Any:
+    return pytest.param(name, True, engine, marks=[pytest.mark.slow, needs_published], id=f"{name}-published-{engine}")
+
+
+CASES = [
+    *(pytest.param(name, False, "hf", id=f"{name}-stand-in-hf") for name in STAND_INS),
+    *(published(name, "hf") for name in PUBLISHED if name != "hotpotqa"),
+    published("hotpotqa", "vllm"),
+]
+
+
+@pytest.mark.parametrize(("task", "is_published", "engine"), CASES)
+def test_run_study_on_published_formats(
+    task: str, is_published: bool, engine: str, reader: Callable[[bool], str], local_ray: None, tmp_path: Path
+) -> None:
+    data_set = files_of(is_published)[task]
+    train_examples = 4 if is_published else 2
+    method: dict[str, Any] = {"name": "r1", "advantageous_slot": "first", "k": 2}
+    slots: int | str = 3
+    if max(data_set.hops) > 1:
+        method, slots = {"name": "r2", "advantageous_slot": "last", "k": 2, "weights": "adaptive"}, "pairs"
+    recipe = {
+        "name": task.replace("_", "-"),
+        "description": "A random model on published text.",
+        "model": {"path": reader(is_published), "engine": engine, "dtype": "float32"},
+        "data": data_set.data
+        | {"path": str(data_set.path), "train_examples": train_examples, "eval_examples": EVALUATION},
+        "method": method,
+        "sampling": {"keep": "all", "max_new_tokens": 12},
+        "training": {"epochs": 1, "global_batch_rows": 8, "precision": "float32"},
+        "evaluation": {"slots": slots, "other_slots": slots, "max_new_tokens": 12, "bootstrap_samples": 100},
+        "runtime": {
+            "storage": str(tmp_path / "run"),
+            "samplers": {"batch_size": 4, "threads": 2},
+            "trainers": {"strategy": "torch", "micro_batch_tokens": 8192, "threads": 2},
+            "vllm": {"enforce_eager": True, "max_num_seqs": 8},
+        },
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    run_study(load_recipe(str(path)))
+    summary = json.loads((tmp_path / "run" / "report" / "summary.json").read_text())
+    counts = summary["counts"]
+    records = counts["examples"]["rows"]
+    assert records == data_set.records
+    assert records == sum(value for name, value in counts["examples"].items() if name != "rows")
+    assert counts["sample"]["sampled"] == train_examples
+    assert counts["sample"]["kept"] + counts["sample"]["empty"] == train_examples
+    prompts = EVALUATION * (12 if slots == "pairs" else 3)
+    assert counts["evaluate base"]["prompts"] == counts["evaluate distilled"]["prompts"] == prompts
+    assert summary["dataset"] == data_set.name

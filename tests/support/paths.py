@@ -1,0 +1,13 @@
+"""Folders that tests read."""
+
+import os
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[2]
+
+# Stand-ins for published files, written for these tests: the same formats, other content.
+DATA = PROJECT / "tests" / "data"
+
+# The published files themselves and the schemas of KubeRay, on machines that have them.
+BENCHMARK_DATA = Path(os.environ.get("POS2DISTILL_BENCHMARK_DATA") or PROJECT.parent / "shared" / "data")
+PUBLISHED_CRDS = Path(os.environ.get("POS2DISTILL_CRDS") or PROJECT.parent / "shared" / "crds")

@@ -1,0 +1,68 @@
+"""What a recipe's commands have stored, read through the recipe's plan."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.samples import SampleStore
+
+
+def artifact_of(recipe: Recipe, stage: str) -> Artifact:
+    """The artifact that a stage makes."""
+    return make_plan(recipe).artifacts[stage]
+
+
+def counts_of(recipe: Recipe, stage: str) -> dict[str, int]:
+    """The counts in the manifest of a finished artifact."""
+    manifest = artifact_of(recipe, stage).manifest()
+    assert manifest is not None, f"{stage} is not finished"
+    return manifest.counts
+
+
+def training_ids(recipe: Recipe) -> pa.Array:
+    """Ids of the training examples, in their order."""
+    table = artifact_of(recipe, "examples").read_table("train.parquet", ["example_id"])
+    return table["example_id"].combine_chunks()
+
+
+def sample_store(recipe: Recipe) -> SampleStore:
+    """The store of the samples."""
+    return SampleStore(artifact_of(recipe, "sample"))
+
+
+def stored_samples(recipe: Recipe) -> int:
+    """How many samples are stored on disk, finished or not."""
+    parts = Path(artifact_of(recipe, "sample").path) / "parts"
+    return sum(pq.read_metadata(part).num_rows for part in parts.glob("part-*.parquet"))
+
+
+def read_steps(recipe: Recipe) -> list[dict[str, Any]]:
+    """The records of the training steps, in order."""
+    checkpoint = artifact_of(recipe, "distill")
+    paths = sorted(checkpoint.fs.glob(f"{checkpoint.path}/steps/*.jsonl"))
+    return [json.loads(line) for path in paths for line in checkpoint.fs.cat_file(path).splitlines()]
+
+
+def assert_exactly_once(recipe: Recipe) -> None:
+    """Every training example is in the store once, as readers see it, and every row was trained on once an epoch."""
+    ids = training_ids(recipe)
+    store = sample_store(recipe)
+    index = store.index(ids)
+    assert not len(index.missing)
+    assert store.tally(index, ids).outcomes.total() == len(ids)
+    counts = counts_of(recipe, "sample")
+    assert counts["sampled"] == counts["kept"] == len(ids)
+    steps = read_steps(recipe)
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+    for epoch in range(recipe.study.training.epochs):
+        trained = Counter(example for step in steps if step["epoch"] == epoch for example in step["examples"])
+        assert trained == Counter(ids.to_pylist())
+        rows = sum(step["rows"] for step in steps if step["epoch"] == epoch)
+        assert rows == (recipe.study.method.k + 1) * len(ids)

@@ -1,0 +1,14 @@
+"""The built-in toy at a size that a test can afford."""
+
+# Overrides of the quickstart recipe: 12 documents, of whose slots 4 are evaluated.
+SMALL = [
+    "data.documents=12",
+    "data.train_examples=40",
+    "data.eval_examples=8",
+    "evaluation.slots=4",
+    "evaluation.other_documents=[16]",
+    "evaluation.other_slots=2",
+    "evaluation.bootstrap_samples=200",
+    "runtime.samplers.max=1",
+    "runtime.samplers.min=1",
+]
