@@ -39,7 +39,7 @@ def states_and_gradient(
     weight_TH = torch.randn(hidden_TH.shape, generator=torch.Generator().manual_seed(3)).to("cuda")
     (hidden_TH * weight_TH).sum().backward()
     gradient = lm.get_input_embeddings().weight.grad
-    assert gradient is not None
+    assert isinstance(gradient, Tensor)
     return hidden_TH.detach(), gradient.float()
 
 

@@ -1,4 +1,4 @@
-"""The two tiers of tests: `make test` leaves out tests marked slow and nothing else, `make test-all` leaves out nothing."""
+"""The tiers of tests: `make test` leaves out tests marked slow and nothing else, `make test-all` leaves out nothing."""
 
 import shlex
 import subprocess

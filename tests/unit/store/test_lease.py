@@ -67,7 +67,7 @@ def test_a_second_driver_waits_until_the_first_ends(place: str, capsys: pytest.C
         events.append("first")
     waiting.join()
     assert events == ["first", "second"]
-    host = lease.socket.gethostname()
+    host = lease.socket.gethostname()  # type: ignore[attr-defined]
     assert capsys.readouterr().err == (
         f"{place}: in use by process {os.getpid()} on {host} since {since}; waiting for its end (Ctrl-C to leave)\n"
     )
@@ -184,7 +184,7 @@ def test_without_proc_a_machine_is_its_name(monkeypatch: pytest.MonkeyPatch) -> 
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "readlink", refuse)
-    assert lease._machine() == lease.socket.gethostname()
+    assert lease._machine() == lease.socket.gethostname()  # type: ignore[attr-defined]
 
 
 def test_who_was_taken_over_leaves(place: str) -> None:
@@ -234,7 +234,7 @@ def test_to_leave_is_to_touch_nothing_any_more(tmp_path: Path) -> None:
 
 def test_a_renewal_that_fails_once_is_no_loss(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[int] = []
-    works = lease.write_bytes
+    works = lease.write_bytes  # type: ignore[attr-defined]
 
     def fail_once(*arguments: Any) -> None:
         failures.append(1)
