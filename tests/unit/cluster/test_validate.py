@@ -1,6 +1,5 @@
 import copy
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,13 +16,15 @@ from cluster.spec import load_cluster
 from cluster.validate import check, load_manifests
 from pos2distill.errors import UserError
 from scripts.render_presets import PRESETS, RENDERED
+from tests.support.crds import write_crds
+from tests.support.paths import PUBLISHED_CRDS
 
 Manifest = dict[str, Any]
 
 CHECKOUT = Path(run.__file__).parent
-CRDS = Path(os.environ.get("POS2DISTILL_CRDS") or CHECKOUT.parent / "shared" / "crds")
-needs_crds = pytest.mark.skipif(
-    not CRDS.is_dir(), reason=f"no CRD schemas at {CRDS}; set POS2DISTILL_CRDS to a folder with them"
+needs_published_crds = pytest.mark.skipif(
+    not PUBLISHED_CRDS.is_dir(),
+    reason=f"no CRD schemas at {PUBLISHED_CRDS}; set POS2DISTILL_CRDS to a folder with them",
 )
 
 CLUSTER = "spec.rayClusterSpec"
@@ -31,6 +32,14 @@ HEAD = f"{CLUSTER}.headGroupSpec"
 SAMPLING, TRAINING = (f"{CLUSTER}.workerGroupSpecs[{index}]" for index in (0, 1))
 POD = "template.spec"
 RAY = f"{POD}.containers[0]"
+
+
+@pytest.fixture(scope="module", params=["stand-in", pytest.param("published", marks=needs_published_crds)])
+def crds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A path with schemas of RayJob and RayCluster: the stand-in, and KubeRay's own where they are present."""
+    if request.param == "published":
+        return str(PUBLISHED_CRDS)
+    return str(write_crds(tmp_path_factory.mktemp("crds") / "crds.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +70,11 @@ def test_every_example_keeps_the_rules(name: str) -> None:
     assert check(manifests) == []
 
 
-@needs_crds
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_example_keeps_to_the_schema(name: str) -> None:
+def test_every_example_keeps_to_the_schema(name: str, crds: str) -> None:
     manifests = load_manifests(RENDERED / f"{name}.yaml")
     assert manifests
-    assert check(manifests, str(CRDS)) == []
+    assert check(manifests, crds) == []
 
 
 # --- one fault each. In a place, ~ stands for a dot inside a name.
@@ -250,7 +258,6 @@ def test_shapes_that_are_quite_wrong_are_told_and_break_nothing(job: Manifest) -
 # --- the schema
 
 
-@needs_crds
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
@@ -267,15 +274,14 @@ def test_shapes_that_are_quite_wrong_are_told_and_break_nothing(job: Manifest) -
     ],
 )
 def test_a_fault_against_the_schema_is_told_with_place_and_mend(
-    job: Manifest, place: str, value: Any, message: str
+    job: Manifest, crds: str, place: str, value: Any, message: str
 ) -> None:
-    lines = check([changed(job, place, value)], str(CRDS))
+    lines = check([changed(job, place, value)], crds)
     assert any(message in line for line in lines), lines
 
 
-@needs_crds
-def test_what_the_api_server_fills_in_may_be_left_out(job: Manifest) -> None:
-    assert check([changed(job, f"{TRAINING}.maxReplicas", ...)], str(CRDS)) == []
+def test_what_the_api_server_fills_in_may_be_left_out(job: Manifest, crds: str) -> None:
+    assert check([changed(job, f"{TRAINING}.maxReplicas", ...)], crds) == []
 
 
 @pytest.fixture
