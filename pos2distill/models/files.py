@@ -28,7 +28,7 @@ def local_folder(model: ModelSection) -> str:
         return str(_copy_of_url(model))
     if os.path.isdir(model.path):
         return model.path
-    if not _is_hub_name(model.path):
+    if not is_hub_name(model.path):
         raise UserError(f"{model.path}: no such model folder (model.path)")
     return _hub_snapshot(model, [f"*{ending}" for ending in (*_MODEL_FILES, ".safetensors")])
 
@@ -43,7 +43,7 @@ def model_digest(model: ModelSection) -> str:
     Raises:
         UserError: if there is no such folder, URL or hub model.
     """
-    if _is_hub_name(model.path):
+    if is_hub_name(model.path):
         return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"
     fs, root = open_url(model.path, "model.path")
     files = sorted(fs.find(root))
@@ -105,7 +105,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
         ) from None
 
 
-def _is_hub_name(path: str) -> bool:
+def is_hub_name(path: str) -> bool:
     """Whether a path can be OWNER/NAME on the hub. A folder of that name on this machine takes precedence."""
     if os.path.isdir(path) or path.startswith((".", "/")) or "://" in path:
         return False

@@ -1,0 +1,307 @@
+"""Check a model's weights before a run starts: files, tensor names, shapes, types and values.
+
+transformers 5.19 initializes a missing tensor at random and only logs it, so an incomplete model would be measured
+as if it were whole.
+"""
+
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fsspec import AbstractFileSystem
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
+from pos2distill.models.files import is_hub_name
+from pos2distill.models.load import empty_model, load_config, torch_dtype
+from pos2distill.urls import open_url
+
+# Up to this many bytes all values are read, beyond it a sample of this size. A URL is read over a network: less of it.
+MAX_VALUE_BYTES = 2 << 30
+MAX_VALUE_BYTES_OF_URL = 256 << 20
+
+_READ_BYTES = 64 << 20  # held in memory at a time
+_BLOCK_BYTES = 1 << 20  # of one read
+_MIN_SAMPLE_BYTES = 64 << 10  # of one tensor
+_MAX_HEADER_BYTES = 100 << 20  # the limit of the safetensors format
+
+# Types that safetensors 0.8 writes. Those missing here are no floating-point types that a model is loaded from.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+# torch 2.13 has no `aminmax` of 8-bit floats.
+_CHECKED_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor as the header of its safetensors file describes it.
+
+    `start` and `end` are its bytes in the file.
+    """
+
+    file: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def check_weights(model: ModelSection) -> None:
+    """Check that a model folder holds exactly the weights that its config.json describes, all of them finite.
+
+    Names, shapes and types come from the safetensors headers. transformers' own loader compares them with the model
+    on the meta device, so that tied weights, keys that a model ignores and tensors that it renames or merges (experts)
+    count as they do when the model is loaded. Tensors that the model does not have are a warning on stderr.
+
+    Up to `MAX_VALUE_BYTES` (2 GiB) of floating-point weights, every value is read. Of a larger model, evenly spaced
+    blocks of every tensor are read, together about that many bytes; of a URL, 256 MiB. So a tensor that is NaN
+    throughout is always found, a few NaN values in a large model perhaps not.
+
+    Of a quantized model (`quantization_config`) only files and values are checked. A hub name is not checked: its files
+    are downloaded when the model is first loaded.
+
+    Raises:
+        UserError: naming the file and the tensor, what was expected and what came.
+    """
+    if is_hub_name(model.path):
+        return
+    fs, root = open_url(model.path, "model.path")
+    tensors: dict[str, StoredTensor] = {}
+    for file in _weight_files(fs, root, model.path):
+        for tensor in _read_header(fs, f"{root}/{file}", f"{model.path}/{file}"):
+            tensors[tensor.name] = tensor
+    with _config_folder(fs, root, model) as folder:
+        local = model.model_copy(update={"path": folder})
+        if getattr(load_config(local), "quantization_config", None) is None:
+            _compare(tensors, local, model.path)
+    limit = MAX_VALUE_BYTES_OF_URL if "://" in model.path else MAX_VALUE_BYTES
+    _check_values(fs, root, model.path, list(tensors.values()), limit)
+
+
+def _weight_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
+    """The files that transformers loads: model.safetensors, else those that the index names."""
+    if fs.exists(f"{root}/model.safetensors"):
+        return ["model.safetensors"]
+    index = "model.safetensors.index.json"
+    if not fs.exists(f"{root}/{index}"):
+        if not fs.exists(root):
+            raise UserError(f"{shown}: no such model folder (model.path)")
+        if fs.glob(f"{root}/*.safetensors"):
+            raise UserError(f"{shown}: expected model.safetensors or {index}, found neither; copy the missing file too")
+        raise UserError(f"{shown}: holds no weights in safetensors format")
+    try:
+        files = sorted(set(json.loads(fs.cat_file(f"{root}/{index}"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{shown}/{index}: expected JSON with a weight_map of tensors to files") from None
+    for file in files:
+        if not fs.exists(f"{root}/{file}"):
+            raise UserError(f"{shown}/{index}: names {file}, which is not in the folder; copy or download it again")
+    return files
+
+
+def _read_header(fs: AbstractFileSystem, path: str, shown: str) -> list[StoredTensor]:
+    """The tensors of a safetensors file: 8 bytes with the length of a JSON header, the header, the values."""
+    size = fs.size(path)
+    start = fs.cat_file(path, start=0, end=min(size, 1024))
+    if start.startswith(b"version ") and b"git-lfs" in start:
+        raise UserError(
+            f"{shown}: is a git-lfs pointer of {size} bytes, not the weights; run `git lfs pull` in the model folder"
+        )
+    length = int.from_bytes(start[:8], "little")
+    if 8 <= size < 8 + length <= _MAX_HEADER_BYTES:
+        raise UserError(_truncated(shown, 8 + length, size, "at least "))
+    try:
+        header = json.loads(fs.cat_file(path, start=8, end=8 + length)) if length <= _MAX_HEADER_BYTES else None
+        tensors = _parse_header(header, path.rpartition("/")[2], 8 + length)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{shown}: is not a safetensors file of {size} bytes; copy or download it again") from None
+    expected = max((tensor.end for tensor in tensors), default=8 + length)
+    if expected != size:
+        raise UserError(_truncated(shown, expected, size))
+    return tensors
+
+
+def _parse_header(header: Any, file: str, values_start: int) -> list[StoredTensor]:
+    tensors = []
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        start, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        tensors.append(StoredTensor(file, name, entry["dtype"], shape, values_start + start, values_start + end))
+    return tensors
+
+
+def _truncated(shown: str, expected: int, size: int, bound: str = "") -> str:
+    return f"{shown}: its header describes {bound}{expected} bytes, the file has {size}; copy or download it again"
+
+
+@contextmanager
+def _config_folder(fs: AbstractFileSystem, root: str, model: ModelSection) -> Iterator[str]:
+    """A local folder with the model's config; of a URL, a temporary one that holds no weights."""
+    if "://" not in model.path:
+        yield model.path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for file in fs.ls(root, detail=False):
+            if file.endswith((".json", ".py")):
+                fs.get_file(file, str(Path(folder) / file.rpartition("/")[2]))
+        yield folder
+
+
+def _compare(tensors: dict[str, StoredTensor], model: ModelSection, shown: str) -> None:
+    """Compare the stored tensors with the model that the config describes."""
+    described = empty_model(model)
+    expected = described.state_dict()
+    architecture = type(described).__name__
+    for name, stored in tensors.items():
+        parameter = expected.get(name)
+        if parameter is not None and parameter.is_floating_point() and stored.dtype not in _DTYPES:
+            raise UserError(
+                f"{shown}/{stored.file}: tensor {name} is stored as {stored.dtype}, expected a floating-point type; "
+                f"a quantized model must say so in config.json (quantization_config)"
+            )
+    missing, extra, mismatched = _load_on_meta(type(described), tensors, model, shown)
+    if tensors and len(extra) >= len(tensors):
+        raise UserError(
+            f"{shown}: none of its {len(tensors)} tensors (first {min(tensors)}) belongs to the {architecture} that "
+            f"config.json describes; the weights and config.json are of different models"
+        )
+    if mismatched:
+        name, came, wanted = mismatched[0]
+        file, cause = "", "some of the tensors that are merged into it are missing, or config.json is of another model"
+        if name in tensors:
+            file, cause = f"/{tensors[name].file}", "the weights and config.json are of different models"
+        raise UserError(
+            f"{shown}{file}: tensor {name} has shape {list(came)}, config.json describes {list(wanted)} "
+            f"({_count(mismatched)}); {cause}"
+        )
+    if missing:
+        raise UserError(
+            f"{shown}: tensor {missing[0]} of shape {list(expected[missing[0]].shape)} is missing "
+            f"({_count(missing)} of {len(expected)}); copy the whole model, or correct config.json"
+        )
+    if extra:
+        print(
+            f"warning: {shown}: {_count(extra)} (first {extra[0]}) not part of the {architecture} that config.json "
+            f"describes, ignored",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _load_on_meta(
+    architecture: type[PreTrainedModel], tensors: dict[str, StoredTensor], model: ModelSection, shown: str
+) -> tuple[list[str], list[str], list[tuple[str, tuple[int, ...], tuple[int, ...]]]]:
+    """Load tensors without values.
+
+    Returns: sorted names of the model's tensors that are missing; of stored tensors that the model does not have; and
+        name, stored shape and described shape where the two differ.
+    """
+    state: dict[str, Tensor] = {}
+    for name, stored in tensors.items():
+        state[name] = torch.empty(stored.shape, dtype=_DTYPES.get(stored.dtype, torch.uint8), device="meta")
+    try:
+        with _quiet_transformers():
+            loaded: Any = architecture.from_pretrained(
+                None,
+                config=load_config(model),
+                state_dict=state,
+                device_map={"": "meta"},
+                dtype=torch_dtype(model.dtype),
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except RuntimeError:  # transformers logs which conversion failed, but only as a table for a terminal
+        raise UserError(
+            f"{shown}: tensors that a {architecture.__name__} holds as one (experts) are incomplete or of different "
+            f"shapes; copy the whole model, or correct config.json"
+        ) from None
+    info: dict[str, Any] = loaded[1]
+    return sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), sorted(info["mismatched_keys"])
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without transformers' own table of missing tensors and its progress bar."""
+    verbosity, bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()
+
+
+def _check_values(fs: AbstractFileSystem, root: str, shown: str, tensors: list[StoredTensor], limit: int) -> None:
+    """Read the values, or a sample of `limit` bytes, and refuse NaN and infinity."""
+    floating = [tensor for tensor in tensors if tensor.dtype in _CHECKED_DTYPES]
+    total = sum(tensor.end - tensor.start for tensor in floating)
+    fraction = min(1.0, limit / max(1, total))
+    batch: list[tuple[StoredTensor, int, int]] = []
+    batch_bytes = 0
+    for tensor in floating:
+        for start, end in _blocks(tensor, fraction):
+            batch.append((tensor, start, end))
+            batch_bytes += end - start
+            if batch_bytes >= _READ_BYTES:
+                _check_batch(fs, root, shown, batch)
+                batch, batch_bytes = [], 0
+    _check_batch(fs, root, shown, batch)
+
+
+def _blocks(tensor: StoredTensor, fraction: float) -> Iterator[tuple[int, int]]:
+    """The parts of a tensor to read, as bytes of its file: all of it, or evenly spaced blocks from first to last."""
+    size = tensor.end - tensor.start
+    if not size:
+        return
+    itemsize = _DTYPES[tensor.dtype].itemsize
+    wanted = max(_MIN_SAMPLE_BYTES, math.ceil(size * fraction))
+    block = min(size, _BLOCK_BYTES, wanted + -wanted % itemsize)
+    count = math.ceil(min(size, wanted) / block)
+    for number in range(count):
+        # From 0 to size - block; where count blocks cover the tensor, none leaves a gap.
+        offset = (size - block) * number // max(1, count - 1)
+        offset -= offset % itemsize
+        yield tensor.start + offset, tensor.start + offset + block
+
+
+def _check_batch(fs: AbstractFileSystem, root: str, shown: str, batch: list[tuple[StoredTensor, int, int]]) -> None:
+    paths = [f"{root}/{tensor.file}" for tensor, _, _ in batch]
+    starts = [start for _, start, _ in batch]
+    ends = [end for _, _, end in batch]
+    # Object stores answer the ranges of one call in parallel.
+    for (tensor, _, _), read in zip(batch, fs.cat_ranges(paths, starts, ends, on_error="raise"), strict=True):
+        dtype = _DTYPES[tensor.dtype]
+        values = torch.frombuffer(bytearray(read), dtype=dtype, count=len(read) // dtype.itemsize)
+        # Forty times as fast as `isfinite` of every value; NaN anywhere makes both NaN.
+        low, high = torch.aminmax(values)
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            found = "NaN" if torch.isnan(low) else "infinite values"
+            raise UserError(
+                f"{shown}/{tensor.file}: tensor {tensor.name} holds {found}, expected finite weights; "
+                f"the training that wrote it diverged or the file is damaged: take another checkpoint"
+            )
+
+
+def _count(names: list[Any]) -> str:
+    return "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
