@@ -1,4 +1,5 @@
-"""From a `ClusterSpec` to KubeRay manifests: described (spec), made (render), checked (validate).
+"""KubeRay manifests of a study: described (`spec`), rendered (`render`), checked (`validate`), submitted (`rayjob`).
 
-Sees recipes and errors of the library, nothing else of it: no Ray, no torch.
+Of the library, this package imports configuration, placement, secrets and errors only: no Ray, no torch.
+Imports inside the package are relative, because the wheel installs this folder as `pos2distill.cluster`.
 """

@@ -1,14 +1,18 @@
-"""`run.py cluster`: what each action does with a spec, a recipe and their settings."""
+"""`run.py cluster`: run one action on a cluster spec, a recipe and their overrides."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster import rayjob as submit
-from cluster.render import Manifest, render, to_yaml
-from cluster.spec import ClusterSpec, load_cluster
-from cluster.validate import check, load_manifests
-from pos2distill.errors import UserError
+from pos2distill.errors import ExitCode, UserError
+
+from . import rayjob
+from .render import render, to_yaml
+from .spec import ClusterSpec, load_cluster
+from .types import KubeManifest
+from .validate import check, load_manifests
+
+_SPEC_PREFIX = "spec."
 
 
 def run_cluster(
@@ -18,58 +22,73 @@ def run_cluster(
 
     Args:
         action: render, validate, submit, status, logs or delete.
-        source: a cluster spec; to validate, also a file of manifests.
+        source: a cluster spec; for validate, also a file of manifests.
         words: a recipe, its overrides, and `spec.section.field=value` for the spec.
-        out: render: a folder for NAME.yaml; None: print. crds: validate: file or folder with KubeRay's CRDs.
+        out: for render, a folder in which NAME.yaml is written; None: print the manifests.
+        crds: for validate, a file or folder with KubeRay's CRDs.
     Raises:
         UserError: for a spec or recipe that cannot be used.
     """
-    if action in ("status", "logs", "delete"):
-        act = {"status": submit.status, "logs": submit.logs, "delete": submit.delete}[action]
-        return act(_spec(source, words))
-    if action == "submit" and _split(words)[0] is None:
-        raise UserError("submit: a job of which recipe? A cluster without one is made by `render` and kubectl apply")
-    manifests = _manifests(action, source, words)
-    if faults := check(manifests, crds):
-        for fault in faults:
-            print(f"error: {fault}", file=sys.stderr)
-        return 2
+    if action == "status":
+        return rayjob.status(_load_spec(source, words))
+    if action == "logs":
+        return rayjob.logs(_load_spec(source, words))
+    if action == "delete":
+        return rayjob.delete(_load_spec(source, words))
+    if action == "submit" and _split_words(words)[0] is None:
+        raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
+
+    manifests = _load_manifests(action, source, words)
+    errors = check(manifests, crds)
+    if errors:
+        for error in errors:
+            print(f"error: {error}", file=sys.stderr)
+        return ExitCode.USER_ERROR
     if action == "submit":
-        return submit.submit(_spec(source, words), manifests)
+        return rayjob.submit(_load_spec(source, words), manifests)
     if action == "validate":
-        against = "the schema and the rules" if crds else "the rules; the schema only with --crds"
-        print(f"{len(manifests)} manifests are well, by {against}")
+        checked = "schema and rules" if crds else "rules only; to check the schema too, set --crds"
+        print(f"{len(manifests)} manifests are valid ({checked})")
     elif out is None:
         print(to_yaml(manifests), end="")
     else:
-        path = Path(out) / f"{manifests[-1]['metadata']['name']}.yaml"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(to_yaml(manifests))
-        except OSError as error:
-            raise UserError(f"--out: {path} cannot be written ({error.strerror}); give another folder") from None
-        print(path)
-    return 0
+        _write(manifests, Path(out))
+    return ExitCode.SUCCESS
 
 
-def _manifests(action: str, source: str, words: Sequence[str]) -> list[Manifest]:
-    path = Path(source)
-    if action == "validate" and path.is_file() and (found := load_manifests(path)) is not None:
-        if words:
-            raise UserError(f"{words[0]}: {source} holds manifests, which take no recipe and no settings")
-        return found
-    recipe, of_recipe = _split(words)
-    return render(_spec(source, words), recipe, of_recipe)
+def _write(manifests: Sequence[KubeManifest], folder: Path) -> None:
+    path = folder / f"{manifests[-1]['metadata']['name']}.yaml"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_yaml(manifests))
+    except OSError as error:
+        raise UserError(f"--out: cannot write {path} ({error.strerror}); choose another folder") from None
+    print(path)
 
 
-def _spec(source: str, words: Sequence[str]) -> ClusterSpec:
-    return load_cluster(source, [word.removeprefix("spec.") for word in words if word.startswith("spec.")])
+def _load_manifests(action: str, source: str, words: Sequence[str]) -> list[KubeManifest]:
+    """The manifests in a file (validate only), or those that a spec and its recipe are rendered to."""
+    if action == "validate" and Path(source).is_file():
+        manifests = load_manifests(Path(source))
+        if manifests is not None:
+            if words:
+                raise UserError(f"{words[0]}: {source} contains manifests, which take no recipe and no overrides")
+            return manifests
+    recipe, overrides = _split_words(words)
+    return render(_load_spec(source, words), recipe, overrides)
 
 
-def _split(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The recipe, if one is named, and its settings."""
-    recipe = words[0] if words and "=" not in words[0] else None
-    of_recipe = [word for word in words[1 if recipe else 0 :] if not word.startswith("spec.")]
-    if recipe is None and of_recipe:
-        raise UserError(f"{of_recipe[0]}: a setting of which recipe? Name one, or write spec.{of_recipe[0]}")
-    return recipe, of_recipe
+def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:
+    overrides = [word.removeprefix(_SPEC_PREFIX) for word in words if word.startswith(_SPEC_PREFIX)]
+    return load_cluster(source, overrides)
+
+
+def _split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The recipe, or None if the words name none, and its overrides."""
+    recipe = None
+    if words and "=" not in words[0]:
+        recipe, words = words[0], words[1:]
+    overrides = [word for word in words if not word.startswith(_SPEC_PREFIX)]
+    if recipe is None and overrides:
+        raise UserError(f"{overrides[0]}: expected a recipe first; to change the spec, write spec.{overrides[0]}")
+    return recipe, overrides

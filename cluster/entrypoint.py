@@ -1,96 +1,129 @@
-"""The command that a RayJob runs: a study, checked here against the cluster that is to run it."""
+"""The command that a RayJob runs, after checking that the recipe can run on the cluster."""
 
 import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from cluster.spec import READABLE, STORES, ClusterSpec
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.placement import TRAINING
 from pos2distill.secrets import looks_secret
 
-_KINDS = ("gpus", "cpus")
+from .spec import READABLE, STORES, ClusterSpec, NodeGroup
+
+_RESOURCES = ("gpus", "cpus")
 _CHECKOUT = Path(__file__).parent.parent
+_ROUNDING = 1e-9  # 1 / 0.1 actors must count as 10, whatever the floating-point quotient is
 
 
 def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str] = ()) -> str:
-    """The shell command of the job: `run.py study` in the image, with storage that all pods share.
+    """The shell command of the job: `run.py study` in the image, with storage that all pods can reach.
 
     Args:
-        recipe_name: a recipe that comes with the project, and so with the image.
-        overrides: of the recipe, `section.field=value`.
+        recipe_name: a recipe of the project; the image contains no others.
+        overrides: `section.field=value`, applied to the recipe.
     Raises:
         UserError: for a recipe, setting, file or pool size that cannot work on this cluster.
     """
     if recipe_name not in recipe_names() and Path(recipe_name).is_file():
-        raise UserError(f"{recipe_name}: not in the image; put it into pipelines/recipes/ and build the image anew")
-    if any(looks_secret(override) for override in overrides):
-        raise UserError("command line: an override holds what looks like a secret; name it in pods.secrets instead")
+        raise UserError(f"{recipe_name}: not in the image; copy it to pipelines/recipes/ and rebuild the image")
+    for override in overrides:
+        if looks_secret(override):
+            raise UserError("command line: an override contains what looks like a secret; use pods.secrets instead")
     recipe = load_recipe(recipe_name, overrides)
-    if away := next((name for name in recipe.study.evaluation.also_evaluate if name not in recipe_names()), None):
-        raise UserError(f"evaluation.also_evaluate: {away}: not in the image; put it into pipelines/recipes/")
-    stored = any(override.startswith("runtime.storage=") for override in overrides)
-    paths = {"data.path": recipe.study.data.path, **({"runtime.storage": recipe.storage} if stored else {})}
-    if "://" in recipe.study.model.path or recipe.study.model.path.startswith(("/", ".", "~")):  # else a hub's name
-        paths["model.path"] = recipe.study.model.path
-    paths |= {
-        f"evaluation.also_evaluate: {name}: data.path": other.data.path for name, other in recipe.transfers.items()
-    }
-    _check_paths(spec, recipe, paths, overrides)
+    for name in recipe.study.evaluation.also_evaluate:
+        if name not in recipe_names():
+            raise UserError(f"evaluation.also_evaluate: {name}: not in the image; copy it to pipelines/recipes/")
+    sets_storage = any(override.startswith("runtime.storage=") for override in overrides)
+    for field, path in _paths(recipe, with_storage=sets_storage).items():
+        _check_path(spec, recipe, field, path, overrides)
     _check_pools(spec, recipe)
     words = ["python", "run.py", "study", recipe_name, *overrides]
-    if not stored:
+    if not sets_storage:
         words.append(f"runtime.storage={spec.storage.url.rstrip('/')}/{recipe.name}")
-    # The driver's folder is not that of the image by itself; `cd` would end at the submitter's shell.
+    # The driver does not start in the image's working directory. `cd` would change that of the submitter's shell only.
     return shlex.join(["env", f"--chdir={spec.pods.project}", *words])
 
 
-def _check_paths(spec: ClusterSpec, recipe: Recipe, paths: dict[str, str], overrides: Sequence[str]) -> None:
-    """Local files are in the pods only if the image carries them or the claim holds them."""
-    for field, path in paths.items():
-        scheme, remote, _ = path.partition("://")
-        if remote and scheme not in (schemes := STORES if field == "runtime.storage" else READABLE):
-            raise UserError(f"{recipe.name}: {field}: the image cannot open {scheme}://{did_you_mean(scheme, schemes)}")
-        mounted = spec.storage.claim and PurePosixPath(path).is_relative_to(spec.storage.mount)
-        # The image's project lies elsewhere, so that an absolute path, if one was given, leads nowhere.
-        given = any(path in override for override in overrides)
-        in_image = not given and field != "runtime.storage" and Path(path).is_relative_to(_CHECKOUT / "examples")
-        if not (remote or mounted or in_image):
-            remedy = f", or a folder below {spec.storage.mount}" if spec.storage.claim else ""
-            raise UserError(
-                f"{recipe.name}: {field}: {path} is not there in the pods; give a URL{remedy}"
-                + (", or the path from the project on" if given else "")
-            )
+def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
+    """Every path that the pods must be able to open, by the name of its setting."""
+    paths = {"data.path": recipe.study.data.path}
+    if with_storage:
+        paths["runtime.storage"] = recipe.storage
+    model = recipe.study.model.path
+    is_hub_name = "://" not in model and not model.startswith(("/", ".", "~"))
+    if not is_hub_name:
+        paths["model.path"] = model
+    for name, other in recipe.transfers.items():
+        paths[f"evaluation.also_evaluate: {name}: data.path"] = other.data.path
+    return paths
+
+
+def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overrides: Sequence[str]) -> None:
+    """A local file exists in the pods only if the image contains it or the mounted volume holds it."""
+    scheme, is_url, _ = path.partition("://")
+    if is_url:
+        schemes = STORES if field == "runtime.storage" else READABLE
+        if scheme not in schemes:
+            hint = did_you_mean(scheme, schemes)
+            raise UserError(f"{recipe.name}: {field}: the image cannot open {scheme}://{hint}")
+        return
+    if spec.storage.claim and PurePosixPath(path).is_relative_to(spec.storage.mount):
+        return
+    # The image has the project in another folder, so that an absolute path of this machine does not exist there.
+    from_override = any(path in override for override in overrides)
+    in_examples = Path(path).is_relative_to(_CHECKOUT / "examples")
+    if in_examples and not from_override and field != "runtime.storage":
+        return
+    remedies = ["set a URL"]
+    if spec.storage.claim:
+        remedies.append(f"or a folder below {spec.storage.mount}")
+    if from_override:
+        remedies.append("or a path relative to the project")
+    raise UserError(f"{recipe.name}: {field}: {path} does not exist in the pods; {', '.join(remedies)}")
 
 
 def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
-    """What would wait for ever: more for one actor than a node has, or more actors than the nodes have room for."""
-    runtime, sampling = recipe.runtime, spec.sampling
-    for name, pool, most, group_name, group in (
-        ("samplers", runtime.samplers, "max", "sampling", sampling),
-        ("teachers", runtime.teachers, "max", "sampling", sampling),
-        ("trainers", runtime.trainers, "workers", "training", spec.training),
-    ):
-        field, fits = f"{recipe.name}: runtime.{name}", []
-        for kind in _KINDS:
-            each, there = getattr(pool, kind), getattr(group.node, kind)
-            if each > there:
-                raise UserError(f"{field}.{kind}: {each:g}, but a node of {group_name} has {there:g}; lower it")
-            fits += [int(there / each + 1e-9)] if each else []
-        if name == "trainers":
-            fits.append(TRAINING.units(group.node.gpus))  # of which a worker takes one
-        wanted = getattr(pool, most)
-        if fits and wanted > (room := group.max * min(fits)):
+    """Refuse pools that would wait forever, because their actors do not fit on one node or on all nodes together."""
+    runtime = recipe.runtime
+    _check_pool(recipe, "samplers", "max", "sampling", spec.sampling)
+    _check_pool(recipe, "teachers", "max", "sampling", spec.sampling)
+    _check_pool(recipe, "trainers", "workers", "training", spec.training)
+    for resource in _RESOURCES:
+        needed = sum(pool.max * getattr(pool, resource) for pool in (runtime.samplers, runtime.teachers))
+        available = spec.sampling.max * getattr(spec.sampling.node, resource)
+        if needed > available:
+            unit = "GPUs" if resource == "gpus" else "CPUs"
             raise UserError(
-                f"{field}.{most}: {wanted}, but the nodes of {group_name} have room for {room}; "
-                f"raise spec.{group_name}.max or lower runtime.{name}.{most}"
+                f"{recipe.name}: runtime.samplers.max: samplers and teachers need {needed:g} {unit}, but sampling has "
+                f"at most {available:g}; raise spec.sampling.max or lower runtime.samplers.max"
             )
-    for kind in _KINDS:
-        needed = sum(pool.max * getattr(pool, kind) for pool in (runtime.samplers, runtime.teachers))
-        if needed > (there := sampling.max * getattr(sampling.node, kind)):
-            raise UserError(
-                f"{recipe.name}: runtime.samplers.max: with the teachers they want {needed:g} {kind[:-1].upper()}s, "
-                f"but sampling has at most {there:g}; raise spec.sampling.max or lower runtime.samplers.max"
-            )
+
+
+def _check_pool(recipe: Recipe, pool_name: str, size_field: str, group_name: str, group: NodeGroup) -> None:
+    """One pool of actors on the node group that it runs on.
+
+    Args:
+        pool_name: section of the recipe's runtime.
+        size_field: field of that section with the largest number of actors.
+    """
+    pool = getattr(recipe.runtime, pool_name)
+    field = f"{recipe.name}: runtime.{pool_name}"
+    fits = []  # the number of actors that fit on one node, by each resource
+    for resource in _RESOURCES:
+        per_actor, per_node = getattr(pool, resource), getattr(group.node, resource)
+        if per_actor > per_node:
+            raise UserError(f"{field}.{resource}: {per_actor:g}, but a node of {group_name} has {per_node:g}; lower it")
+        if per_actor:
+            fits.append(int(per_node / per_actor + _ROUNDING))
+    if pool_name == "trainers":
+        fits.append(TRAINING.units(group.node.gpus))  # a worker takes one unit of the custom resource
+    if not fits:
+        return
+    actors, room = getattr(pool, size_field), group.max * min(fits)
+    if actors > room:
+        raise UserError(
+            f"{field}.{size_field}: {actors}, but only {room} fit on the nodes of {group_name}; "
+            f"raise spec.{group_name}.max or lower runtime.{pool_name}.{size_field}"
+        )

@@ -1,61 +1,68 @@
-"""kubectl, called as a program: it knows the user's clusters and ways to log in, so that nothing here needs to."""
+"""Calls of the program kubectl, which knows the user's clusters and how to log in to them."""
 
 import json
 import subprocess
-from collections.abc import Sequence
 from typing import Any
 
 from pos2distill.errors import UserError
 
-_NO_SERVER = "localhost:8080"  # what kubectl tries when nothing tells it of a cluster
+# The address that kubectl tries if no cluster is configured.
+_NO_SERVER = "localhost:8080"
 
 
 class UnreachableError(UserError):
-    """The cluster does not answer as it should; it may later."""
+    """A request failed in a way that may pass, such as a network failure or an expired login."""
 
 
 def kubectl(*arguments: str, text: str | None = None) -> str:
-    """Run kubectl and return what it prints.
+    """Run kubectl and return its output.
 
     Args:
-        text: for its standard input.
+        text: sent to its standard input.
     Raises:
-        UserError: kubectl is not there, knows no cluster, or is refused; UnreachableError if that may pass.
+        UserError: kubectl is not installed, has no cluster configured, or the cluster refuses the request;
+            UnreachableError if the failure may pass.
     """
     try:
-        done = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True, check=False)
+        result = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise UserError("kubectl: not found; install it (https://kubernetes.io/docs/tasks/tools/)") from None
-    if done.returncode == 0:
-        return done.stdout
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-    if _NO_SERVER in done.stderr:
+    if result.returncode == 0:
+        return result.stdout
+    if _NO_SERVER in result.stderr:
         raise UserError(
-            "kubectl: knows no cluster; choose one with `kubectl config use-context NAME`, or set KUBECONFIG"
+            "kubectl: no cluster is configured; choose one with `kubectl config use-context NAME`, or set KUBECONFIG"
         )
-    said = " ".join(lines[-1].split())
-    # A log-in that has run out, an API server that starts anew, a network that is away: there is no list of all that.
-    kind = UserError if "(NotFound)" in said or "(Forbidden)" in said else UnreachableError
-    raise kind(f"kubectl {arguments[0]}: {said.removeprefix('error: ')}")
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    last_line = lines[-1] if lines else f"exit code {result.returncode}"
+    message = " ".join(last_line.split())
+    # Only these two are certain to be permanent. There is no list of the failures that may pass.
+    is_permanent = "(NotFound)" in message or "(Forbidden)" in message
+    error_type = UserError if is_permanent else UnreachableError
+    raise error_type(f"kubectl {arguments[0]}: {message.removeprefix('error: ')}")
 
 
 def get_object(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
-    """An object as it is now, or None if there is none of that name."""
-    patient = ("--ignore-not-found", "--request-timeout=30s")
-    found = kubectl("get", kind, name, "--namespace", namespace, *patient, "--output", "json")
-    return json.loads(found) if found.strip() else None
+    """The current state of an object, or None if it does not exist."""
+    options = ("--ignore-not-found", "--request-timeout=30s", "--output", "json")
+    output = kubectl("get", kind, name, "--namespace", namespace, *options)
+    if not output.strip():
+        return None
+    found: dict[str, Any] = json.loads(output)
+    return found
 
 
 def get_pods(namespace: str, labels: dict[str, str]) -> list[dict[str, Any]]:
-    """The pods that carry these labels."""
+    """The pods that carry all of these labels."""
     selector = ",".join(f"{key}={value}" for key, value in labels.items())
-    found = kubectl("get", "pods", "--namespace", namespace, "--selector", selector, "--output", "json")
-    items: list[dict[str, Any]] = json.loads(found)["items"]
-    return items
+    output = kubectl("get", "pods", "--namespace", namespace, "--selector", selector, "--output", "json")
+    pods: list[dict[str, Any]] = json.loads(output)["items"]
+    return pods
 
 
 def start_log(job: str, namespace: str, *, since_s: int | None = None) -> "subprocess.Popen[bytes]":
-    """Follow the log of a Kubernetes Job onto the terminal, from the beginning or the last `since_s` seconds."""
-    since: Sequence[str] = () if since_s is None else (f"--since={since_s}s",)
-    command = ["kubectl", "logs", f"job/{job}", "--namespace", namespace, "--follow", *since]
+    """Start a process that prints the log of a Kubernetes Job: from its beginning, or from `since_s` seconds ago."""
+    command = ["kubectl", "logs", f"job/{job}", "--namespace", namespace, "--follow"]
+    if since_s is not None:
+        command.append(f"--since={since_s}s")
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)

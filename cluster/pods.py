@@ -1,156 +1,150 @@
-"""Pods of a cluster: hardened, of one size, with room to write where they must."""
+"""Pod templates: every container has fixed resources, restricted rights and writable volumes where it needs them."""
 
-from typing import Any
+from pos2distill.placement import DRAIN_VARIABLE, RAY_VARIABLES
 
-from cluster.spec import DRAIN_ENV, ClusterSpec, NodeSection
-from pos2distill.placement import RAY_VARIABLES
+from .names import GKE_SPOT_LABEL, GPU, INSTANCE_TYPE_LABEL, ON_DEMAND_SELECTORS, SPOT_SELECTORS
+from .spec import ClusterSpec, NodeGroup, NodeSection
+from .types import KubeManifest
 
-GPU = "nvidia.com/gpu"
 HOME = "/scratch"
-RAY_END_S = 15  # of a pod's last seconds, for the end of Ray itself
-SUBMITTER = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
+HEAD_GRACE_S = 60
+RAY_SHUTDOWN_S = 15  # the end of a pod's grace period, in which Ray itself shuts down
+SUBMITTER_SIZE = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
+AUTOSCALER_SIZE = {"cpu": "1", "memory": "2Gi"}
 
-# How each platform marks machines that may be taken away, and how it marks the others.
-SPOT_SELECTORS = {
-    "gke": {"cloud.google.com/gke-spot": "true"},
-    "eks": {"eks.amazonaws.com/capacityType": "SPOT"},
-    "karpenter": {"karpenter.sh/capacity-type": "spot"},
-    "other": {},
-}
-ON_DEMAND_SELECTORS = {
-    "gke": {},  # GKE has no label for these; see _affinity
-    "eks": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
-    "karpenter": {"karpenter.sh/capacity-type": "on-demand"},
-    "other": {},
-}
-
-Manifest = dict[str, Any]
+_WRITABLE_MOUNTS = (("tmp", "/tmp"), ("scratch", HOME))
+_HEAD_PORTS = (("gcs-server", 6379), ("dashboard", 8265))
 
 
-def instance_labels(spec: ClusterSpec) -> dict[str, str]:
-    """On every object and pod of this cluster. KubeRay makes the name of a job's cluster, so that is no handle."""
-    return {"app.kubernetes.io/part-of": "pos2distill", "app.kubernetes.io/instance": spec.name}
+def head_template(spec: ClusterSpec) -> KubeManifest:
+    """The pod of the head. It is never evicted, and only it can read the token of the Kubernetes API."""
+    container = _ray_container(spec, spec.head, "ray-head", grace_s=HEAD_GRACE_S, ports=_HEAD_PORTS)
+    return _template(
+        spec,
+        spec.head,
+        container,
+        _volumes(spec, spec.head),
+        spot=False,
+        evictable=False,
+        grace_s=HEAD_GRACE_S,
+        api_token=spec.scales,  # for the autoscaler, which runs in the same pod
+    )
 
 
-def container_security() -> Manifest:
-    """What every container of the cluster may not do."""
-    return {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-
-
-def pod_template(
-    spec: ClusterSpec,
-    node: NodeSection,
-    container: str,
-    *,
-    grace_s: int,
-    spot: bool,
-    head: bool = False,
-    keep: bool = False,
-) -> Manifest:
-    """The template of a head or of a group.
+def group_template(spec: ClusterSpec, group: NodeGroup, *, evictable: bool) -> KubeManifest:
+    """The pods of a node group.
 
     Args:
-        grace_s: seconds between the warning and the end.
-        head: with ports, and with the API's token for the autoscaler beside it.
-        keep: not to be moved to pack nodes better. The head is never moved.
+        evictable: whether Kubernetes may evict a running pod to use its nodes better.
     """
-    metadata: Manifest = {"labels": instance_labels(spec)}
-    if head or keep:
-        metadata["annotations"] = _stay(spec)
-    pod: Manifest = {
-        "serviceAccountName": spec.pods.service_account or spec.name,
-        "automountServiceAccountToken": head and spec.scales,
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": grace_s,
-        **_placement(spec, node, spot=spot),
-        "securityContext": _pod_security(spec),
-        **_pull_secrets(spec),
-        "containers": [_ray_container(spec, node, container, grace_s=grace_s, head=head)],
-        "volumes": _volumes(spec, node),
+    container = _ray_container(spec, group.node, "ray-worker", grace_s=group.grace_s)
+    return _template(
+        spec,
+        group.node,
+        container,
+        _volumes(spec, group.node),
+        spot=group.spot,
+        evictable=evictable,
+        grace_s=group.grace_s,
+    )
+
+
+def submitter_template(spec: ClusterSpec) -> KubeManifest:
+    """The pod that submits the job to the head and prints its log. Like the head, it is never evicted."""
+    container = {
+        "name": "ray-job-submitter",
+        "image": spec.image,
+        "env": [{"name": "HOME", "value": HOME}],
+        "resources": {"requests": dict(SUBMITTER_SIZE), "limits": dict(SUBMITTER_SIZE)},
+        "securityContext": _container_security(),
+        "volumeMounts": _writable_mounts(),
     }
+    volumes = [{"name": name, "emptyDir": {"sizeLimit": "1Gi"}} for name, _ in _WRITABLE_MOUNTS]
+    return _template(spec, spec.head, container, volumes, spot=False, evictable=False)
+
+
+def autoscaler_options() -> KubeManifest:
+    """The autoscaler's container, which KubeRay adds to the pod of the head.
+
+    Its version is set here and nowhere else: KubeRay 1.7 rejects a cluster that also sets the environment variable.
+    """
+    return {
+        "version": "v2",
+        "resources": {"requests": dict(AUTOSCALER_SIZE), "limits": dict(AUTOSCALER_SIZE)},
+        "securityContext": _container_security(),
+        "env": [{"name": "HOME", "value": HOME}],
+        "volumeMounts": _writable_mounts(),
+    }
+
+
+def _template(
+    spec: ClusterSpec,
+    node: NodeSection,
+    container: KubeManifest,
+    volumes: list[KubeManifest],
+    *,
+    spot: bool,
+    evictable: bool,
+    grace_s: int | None = None,
+    api_token: bool = False,
+) -> KubeManifest:
+    metadata: KubeManifest = {"labels": spec.labels}
+    if not evictable:
+        metadata["annotations"] = _no_eviction(spec)
+    pod: KubeManifest = {
+        "serviceAccountName": spec.pods.service_account or spec.name,
+        "automountServiceAccountToken": api_token,
+        "restartPolicy": "Never",
+    }
+    if grace_s is not None:
+        pod["terminationGracePeriodSeconds"] = grace_s
+    pod.update(_scheduling(spec, node, spot=spot))
+    pod["securityContext"] = _pod_security(spec)
+    if spec.pods.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in spec.pods.pull_secrets]
+    pod["containers"] = [container]
+    pod["volumes"] = volumes
     return {"metadata": metadata, "spec": pod}
 
 
-def submitter_template(spec: ClusterSpec) -> Manifest:
-    """The pod that hands the job to the head and shows its log, on a machine like the head's: it is to stay as well."""
-    return {
-        "metadata": {"labels": instance_labels(spec), "annotations": _stay(spec)},
-        "spec": {
-            "serviceAccountName": spec.pods.service_account or spec.name,
-            "automountServiceAccountToken": False,
-            "restartPolicy": "Never",
-            **_placement(spec, spec.head, spot=False),
-            "securityContext": _pod_security(spec),
-            **_pull_secrets(spec),
-            "containers": [
-                {
-                    "name": "ray-job-submitter",
-                    "image": spec.image,
-                    "env": [{"name": "HOME", "value": HOME}],
-                    "resources": {"requests": dict(SUBMITTER), "limits": dict(SUBMITTER)},
-                    "securityContext": container_security(),
-                    "volumeMounts": [
-                        {"name": "tmp", "mountPath": "/tmp"},
-                        {"name": "scratch", "mountPath": HOME},
-                    ],
-                }
-            ],
-            "volumes": [
-                {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
-                {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}},
-            ],
-        },
-    }
-
-
-def _ray_container(spec: ClusterSpec, node: NodeSection, name: str, *, grace_s: int, head: bool) -> Manifest:
-    ports = [
-        {"name": "gcs-server", "containerPort": 6379},
-        {"name": "dashboard", "containerPort": 8265},
-    ]
-    mounts = [
-        {"name": "tmp", "mountPath": "/tmp"},
-        {"name": "scratch", "mountPath": HOME},
-        {"name": "shared-mem", "mountPath": "/dev/shm"},
-    ]
-    if spec.storage.claim:
-        mounts.append({"name": "storage", "mountPath": spec.storage.mount})
+def _ray_container(
+    spec: ClusterSpec, node: NodeSection, name: str, *, grace_s: int, ports: tuple[tuple[str, int], ...] = ()
+) -> KubeManifest:
+    container: KubeManifest = {"name": name, "image": spec.image, "workingDir": spec.pods.project}
+    if ports:
+        container["ports"] = [{"name": port_name, "containerPort": number} for port_name, number in ports]
+    container["env"] = _environment(spec, grace_s)
     size = {"cpu": f"{node.cpus:g}", "memory": node.memory, "ephemeral-storage": node.scratch}
     if node.gpus:
         size[GPU] = str(node.gpus)
-    return {
-        "name": name,
-        "image": spec.image,
-        "workingDir": spec.pods.project,
-        **({"ports": ports} if head else {}),
-        "env": _environment(spec, grace_s),
-        "resources": {"requests": size, "limits": dict(size)},
-        "securityContext": container_security(),
-        "volumeMounts": mounts,
-    }
+    container["resources"] = {"requests": size, "limits": dict(size)}
+    container["securityContext"] = _container_security()
+    mounts = _writable_mounts()
+    mounts.append({"name": "shared-mem", "mountPath": "/dev/shm"})
+    if spec.storage.claim:
+        mounts.append({"name": "storage", "mountPath": spec.storage.mount})
+    container["volumeMounts"] = mounts
+    return container
 
 
-def _environment(spec: ClusterSpec, grace_s: int) -> list[Manifest]:
-    own = {
-        "HOME": HOME,  # the root file system is read-only; caches of models and of compiled kernels go here
-        "USER": "ray",  # the user id may have no name in the image, and torch asks for one
-        DRAIN_ENV: str(grace_s - RAY_END_S),  # so long work may go on after the warning; Ray's default is 30 s
+def _environment(spec: ClusterSpec, grace_s: int) -> list[KubeManifest]:
+    variables = {
+        "HOME": HOME,  # the root file system is read-only; caches of models and compiled kernels are written here
+        "USER": "ray",  # the user id may have no name in the image, and torch looks one up
+        DRAIN_VARIABLE: str(grace_s - RAY_SHUTDOWN_S),
         **RAY_VARIABLES,
+        **spec.pods.env,
     }
-    plain = [{"name": name, "value": value} for name, value in {**own, **spec.pods.env}.items()]
-    return plain + [
-        {"name": each.env, "valueFrom": {"secretKeyRef": {"name": each.secret, "key": each.key}}}
-        for each in spec.pods.secrets
-    ]
+    environment: list[KubeManifest] = [{"name": name, "value": value} for name, value in variables.items()]
+    for secret in spec.pods.secrets:
+        reference = {"name": secret.secret, "key": secret.key}
+        environment.append({"name": secret.env, "valueFrom": {"secretKeyRef": reference}})
+    return environment
 
 
-def _volumes(spec: ClusterSpec, node: NodeSection) -> list[Manifest]:
-    volumes: list[Manifest] = [
-        {"name": "tmp", "emptyDir": {"sizeLimit": node.scratch}},  # Ray's session, and what it spills
+def _volumes(spec: ClusterSpec, node: NodeSection) -> list[KubeManifest]:
+    volumes: list[KubeManifest] = [
+        {"name": "tmp", "emptyDir": {"sizeLimit": node.scratch}},  # Ray's session folder, and objects that it spills
         {"name": "scratch", "emptyDir": {"sizeLimit": node.scratch}},
         {"name": "shared-mem", "emptyDir": {"medium": "Memory", "sizeLimit": node.shm}},
     ]
@@ -159,44 +153,55 @@ def _volumes(spec: ClusterSpec, node: NodeSection) -> list[Manifest]:
     return volumes
 
 
-def _placement(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> Manifest:
-    """Priority, and on which machines."""
-    selector = dict((SPOT_SELECTORS if spot else ON_DEMAND_SELECTORS)[spec.platform])
+def _writable_mounts() -> list[KubeManifest]:
+    return [{"name": name, "mountPath": path} for name, path in _WRITABLE_MOUNTS]
+
+
+def _scheduling(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> KubeManifest:
+    """The fields of a pod that decide on which machines it may run, and its priority."""
+    selector = dict(SPOT_SELECTORS[spec.platform] if spot else ON_DEMAND_SELECTORS[spec.platform])
     if node.instance_type:
-        selector["node.kubernetes.io/instance-type"] = node.instance_type
-    selector |= node.node_selector
-    tolerations: list[Manifest] = [each.model_dump(exclude_none=True) for each in node.tolerations]
+        selector[INSTANCE_TYPE_LABEL] = node.instance_type
+    selector.update(node.node_selector)
+    tolerations: list[KubeManifest] = [toleration.model_dump(exclude_none=True) for toleration in node.tolerations]
     if node.gpus:
         tolerations.append({"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
     if spot and spec.platform == "gke":
-        key = "cloud.google.com/gke-spot"
-        tolerations.append({"key": key, "operator": "Equal", "value": "true", "effect": "NoSchedule"})
-    return {
-        **({"priorityClassName": spec.pods.priority_class} if spec.pods.priority_class else {}),
-        **({"nodeSelector": selector} if selector else {}),
-        **({"affinity": _NOT_SPOT_ON_GKE} if spec.platform == "gke" and not spot else {}),
-        **({"tolerations": tolerations} if tolerations else {}),
-    }
+        # GKE taints its spot machines with the same key and value as their label.
+        toleration = {"key": GKE_SPOT_LABEL, "operator": "Equal", "value": "true", "effect": "NoSchedule"}
+        tolerations.append(toleration)
+    fields: KubeManifest = {}
+    if spec.pods.priority_class:
+        fields["priorityClassName"] = spec.pods.priority_class
+    if selector:
+        fields["nodeSelector"] = selector
+    if spec.platform == "gke" and not spot:
+        fields["affinity"] = _not_on_gke_spot()
+    if tolerations:
+        fields["tolerations"] = tolerations
+    return fields
 
 
-_NOT_SPOT_ON_GKE = {
-    "nodeAffinity": {
-        "requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [
-                {"matchExpressions": [{"key": "cloud.google.com/gke-spot", "operator": "DoesNotExist"}]}
-            ]
-        }
-    }
-}
+def _not_on_gke_spot() -> KubeManifest:
+    term = {"matchExpressions": [{"key": GKE_SPOT_LABEL, "operator": "DoesNotExist"}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
 
 
-def _stay(spec: ClusterSpec) -> dict[str, str]:
+def _no_eviction(spec: ClusterSpec) -> dict[str, str]:
     if spec.platform == "karpenter":
         return {"karpenter.sh/do-not-disrupt": "true"}
     return {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
 
-def _pod_security(spec: ClusterSpec) -> Manifest:
+def _container_security() -> KubeManifest:
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def _pod_security(spec: ClusterSpec) -> KubeManifest:
     return {
         "runAsNonRoot": True,
         "runAsUser": spec.pods.user,
@@ -205,7 +210,3 @@ def _pod_security(spec: ClusterSpec) -> Manifest:
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-
-
-def _pull_secrets(spec: ClusterSpec) -> Manifest:
-    return {"imagePullSecrets": [{"name": name} for name in spec.pods.pull_secrets]} if spec.pods.pull_secrets else {}

@@ -1,7 +1,7 @@
-"""A RayJob on a Kubernetes cluster: submitted and followed to its end, looked at, taken away. All through kubectl.
+"""A RayJob on a Kubernetes cluster, through kubectl: submit and follow it, show its status and log, delete it.
 
-Results lie in the storage. A job that ended is submitted again by taking it away and applying it anew: its finished
-stages and stored samples are found there.
+Results are in the storage, not in the cluster. A job that has ended is submitted again by deleting and applying it: the
+new job finds the finished stages and stored samples.
 """
 
 import contextlib
@@ -13,204 +13,253 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cluster.kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
-from cluster.pods import instance_labels
-from cluster.render import Manifest, render, to_yaml
-from cluster.spec import ClusterSpec
-from pos2distill.errors import UserError
+from pos2distill.errors import ExitCode, UserError
 
-STOPPED = 3  # exit code: somebody stopped or deleted the job
+from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
+from .names import GROUP_LABEL
+from .render import render, to_yaml
+from .spec import ClusterSpec
+from .types import KubeManifest
 
 POLL_S = 5.0
-OUTAGE_S = 300.0  # a cluster that does not answer for so long is given up
-_DIGEST = "pos2distill/digest"  # annotation: of the spec that was applied
-_LOG_END_S = 15.0  # what the log may still say after the end
+OUTAGE_S = 300.0  # following stops with an error if the cluster does not answer for this time
+_LOG_END_S = 15.0  # how long the last lines of a log may take after the job has ended
+_MESSAGE_LENGTH = 300
+_DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the applied spec of the job
 
+# Values of jobDeploymentStatus, KubeRay 1.7.0:
 # https://github.com/ray-project/kuberay/blob/v1.7.0/ray-operator/apis/ray/v1/rayjob_types.go
 _ENDED = ("Complete", "Failed", "ValidationFailed")
 
 
-def submit(spec: ClusterSpec, manifests: Sequence[Manifest]) -> int:
-    """Apply a RayJob and follow it. One that runs already is only followed; one that ended is taken away first.
+def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
+    """Apply a RayJob and follow it to its end.
+
+    A job that is already running is only followed. A job that has ended is deleted and applied again.
 
     Args:
-        manifests: as `render` makes them, the RayJob last.
-    Returns: 0 succeeded, 1 failed, STOPPED.
+        manifests: the result of `render`; the RayJob is the last one.
+    Returns: SUCCESS, FAILED, STOPPED, or INTERRUPTED by Ctrl-C.
     Raises:
-        UserError: kubectl or the cluster refuses, or another command runs under this name.
+        UserError: kubectl or the cluster refuses, or a job with another command runs under this name.
     """
-    job, wanted = get_object("rayjob", spec.name, spec.namespace), manifests[-1]["spec"]["entrypoint"]
-    digest = hashlib.sha256(json.dumps(manifests[-1]["spec"], sort_keys=True).encode()).hexdigest()[:16]
-    if job and _stage(job) not in _ENDED:
-        if job["spec"].get("entrypoint") != wanted:
-            raise UserError(
-                f"{spec.name}: runs another command ({job['spec'].get('entrypoint')}); wait for its end, delete it, or "
-                f"choose another spec.name"
-            )
-        applied = job.get("metadata", {}).get("annotations", {}).get(_DIGEST, digest)
-        changed = "" if applied == digest else ", with an image or a spec that has changed since"
-        print(f"{spec.name} runs already{changed}; following it", flush=True)
+    ray_job = manifests[-1]
+    digest = hashlib.sha256(json.dumps(ray_job["spec"], sort_keys=True).encode()).hexdigest()[:16]
+    job = get_object("rayjob", spec.name, spec.namespace)
+    if job and _deployment_status(job) not in _ENDED:
+        _check_same_command(spec, job, ray_job)
+        applied_digest = job.get("metadata", {}).get("annotations", {}).get(_DIGEST_ANNOTATION, digest)
+        change = "" if applied_digest == digest else ", with a different image or spec"
+        print(f"{spec.name} is already running{change}; following it", flush=True)
     else:
         if job:
-            print(f"{spec.name} ended as {_stage(job)}; submitting it again, to go on from its storage", flush=True)
+            status_text = _deployment_status(job)
+            print(f"{spec.name} has ended ({status_text}); submitting it again to resume from its storage", flush=True)
             kubectl("delete", "rayjob", spec.name, "--namespace", spec.namespace, "--wait=true")
-        metadata = {**manifests[-1]["metadata"], "annotations": {_DIGEST: digest}}
-        marked = [*manifests[:-1], {**manifests[-1], "metadata": metadata}]
-        print(kubectl("apply", "--filename", "-", text=to_yaml(marked)), end="", flush=True)
+        metadata = {**ray_job["metadata"], "annotations": {_DIGEST_ANNOTATION: digest}}
+        annotated = [*manifests[:-1], {**ray_job, "metadata": metadata}]
+        print(kubectl("apply", "--filename", "-", text=to_yaml(annotated)), end="", flush=True)
     try:
         return _follow(spec)
     except KeyboardInterrupt:
         print(
-            f"\n{spec.name} goes on without being followed. The same command follows it again; "
-            f"`run.py cluster delete` ends it",
+            f"\ndetached; {spec.name} continues. Run the same command to follow it again, or "
+            f"`run.py cluster delete` to stop it",
             flush=True,
         )
-        return 130
+        return ExitCode.INTERRUPTED
 
 
-def status(spec: ClusterSpec) -> int:
-    """Print how the job, or the cluster that stands alone, is, its pods, and what they wait for."""
-    if job := get_object("rayjob", spec.name, spec.namespace):
-        found, standing = job, _standing(job)
-    elif cluster := get_object("raycluster", spec.name, spec.namespace):
-        found, standing = cluster, f"cluster without a job, {cluster.get('status', {}).get('state') or 'new'}"
+def _check_same_command(spec: ClusterSpec, job: dict[str, Any], ray_job: KubeManifest) -> None:
+    running = job["spec"].get("entrypoint")
+    if running != ray_job["spec"]["entrypoint"]:
+        raise UserError(
+            f"{spec.name}: runs another command ({running}); wait until it ends, delete it, or set another spec.name"
+        )
+
+
+def status(spec: ClusterSpec) -> ExitCode:
+    """Print the status of the job, or of the cluster without a job, and of its pods, with the reasons for waiting."""
+    found = get_object("rayjob", spec.name, spec.namespace)
+    if found:
+        description = _describe(found)
     else:
-        raise UserError(f"{spec.name}: no RayJob or RayCluster of this name in namespace {spec.namespace}")
-    print(f"{spec.name}: {standing}")
-    for word in ("rayClusterName", "startTime", "endTime", "message"):
-        if value := found.get("status", {}).get(word):
-            print(f"  {word}: {' '.join(str(value).split())[:300]}")
-    phases, waits = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for pod in get_pods(spec.namespace, instance_labels(spec)):
-        group, state = pod["metadata"].get("labels", {}).get("ray.io/group", "submitter"), pod.get("status", {})
-        phases[group, state.get("phase", "?")] += 1
-        waits.update((group, why) for why in set(_waits_for(state)))
+        found = get_object("raycluster", spec.name, spec.namespace)
+        if not found:
+            raise UserError(f"{spec.name}: no RayJob or RayCluster of this name in namespace {spec.namespace}")
+        description = f"cluster without a job, {found.get('status', {}).get('state') or 'new'}"
+    print(f"{spec.name}: {description}")
+    for field in ("rayClusterName", "startTime", "endTime", "message"):
+        value = found.get("status", {}).get(field)
+        if value:
+            print(f"  {field}: {_one_line(value)}")
+    _print_pods(get_pods(spec.namespace, spec.labels))
+    return ExitCode.SUCCESS
+
+
+def _print_pods(pods: Sequence[dict[str, Any]]) -> None:
+    phases = Counter[tuple[str, str]]()
+    reasons = Counter[tuple[str, str]]()
+    for pod in pods:
+        # Only the submitter's pod has no group: KubeRay creates it, and labels the pods of the cluster alone.
+        group = pod["metadata"].get("labels", {}).get(GROUP_LABEL, "submitter")
+        pod_status = pod.get("status", {})
+        phases[group, pod_status.get("phase", "?")] += 1
+        # Several containers of one pod may wait for the same reason; the pod counts once.
+        for reason in set(_waiting_reasons(pod_status)):
+            reasons[group, reason] += 1
     for (group, phase), count in sorted(phases.items()):
         print(f"  pods of {group}: {count} {phase}")
-    for (group, why), count in sorted(waits.items()):
-        print(f"  {count} of {group}: {why}")
-    return 0
+    for (group, reason), count in sorted(reasons.items()):
+        print(f"  {count} of {group}: {reason}")
 
 
-def _waits_for(state: dict[str, Any]) -> Iterator[str]:
-    """Why a pod has no machine, or its containers do not start, as Kubernetes says it."""
-    containers = [*state.get("initContainerStatuses", ()), *state.get("containerStatuses", ())]
-    reasons = [each.get("state", {}).get("waiting", {}) for each in containers]
-    reasons += [each for each in state.get("conditions", ()) if each.get("reason") == "Unschedulable"]
-    for each in reasons:
-        if each.get("message"):  # those without are on their way
-            yield " ".join(f"{each.get('reason')}: {each['message']}".split())[:300]
+def _waiting_reasons(pod_status: dict[str, Any]) -> Iterator[str]:
+    """Why a pod has no node, or why its containers do not start, in the words of Kubernetes."""
+    waiting = []
+    for field in ("initContainerStatuses", "containerStatuses"):
+        for container in pod_status.get(field, ()):
+            waiting.append(container.get("state", {}).get("waiting", {}))
+    for condition in pod_status.get("conditions", ()):
+        if condition.get("reason") == "Unschedulable":
+            waiting.append(condition)
+    for entry in waiting:
+        # A container that is just starting has a reason, but no message.
+        if entry.get("message"):
+            yield _one_line(f"{entry.get('reason')}: {entry['message']}")
 
 
-def logs(spec: ClusterSpec) -> int:
+def logs(spec: ClusterSpec) -> ExitCode:
     """Print the job's log so far."""
     if not get_object("rayjob", spec.name, spec.namespace):
-        raise UserError(f"{spec.name}: no RayJob of this name in namespace {spec.namespace}, so there is no log of one")
+        raise UserError(f"{spec.name}: no RayJob of this name in namespace {spec.namespace}, so there is no log")
     print(kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace), end="")
-    return 0
+    return ExitCode.SUCCESS
 
 
-def delete(spec: ClusterSpec) -> int:
-    """Take away the job, or the cluster that stands alone, and all that was made with it. Results stay."""
-    made = [f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in render(spec)]
-    # With a job goes its cluster; a cluster that stands alone has the spec's own name.
-    told = kubectl("delete", f"rayjob/{spec.name}", *made, "--namespace", spec.namespace, "--ignore-not-found")
-    print(told or f"{spec.name}: nothing was there\n", end="")
-    return 0
+def delete(spec: ClusterSpec) -> ExitCode:
+    """Delete the job, or the cluster without a job, and all other objects of the spec. Results are kept."""
+    # The name of a job's cluster is not known here, but KubeRay deletes it together with the job. A cluster without a
+    # job has the name of the spec, and is among the rendered objects.
+    objects = [f"rayjob/{spec.name}"]
+    for manifest in render(spec):
+        objects.append(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}")
+    output = kubectl("delete", *objects, "--namespace", spec.namespace, "--ignore-not-found")
+    print(output or f"{spec.name}: not found\n", end="")
+    return ExitCode.SUCCESS
 
 
-def _follow(spec: ClusterSpec) -> int:
-    """Print changes and the log until the job ends. Returns the exit code."""
-    log, told, answered = _Log(spec), "", time.monotonic()
+def _follow(spec: ClusterSpec) -> ExitCode:
+    """Print changes of the status and the log until the job ends."""
+    log, printed = _LogFollower(spec), ""
+    last_answer = time.monotonic()
     try:
         while True:
             try:
                 job = get_object("rayjob", spec.name, spec.namespace)
             except UserError as error:
-                if not isinstance(error, UnreachableError) or time.monotonic() - answered > OUTAGE_S:
-                    raise UserError(f"{error}; the job may go on, and the same command follows it again") from None
+                outage_s = time.monotonic() - last_answer
+                if not isinstance(error, UnreachableError) or outage_s > OUTAGE_S:
+                    raise UserError(f"{error}; the job may still run; run the same command to follow it") from None
                 time.sleep(POLL_S)
                 continue
-            answered = time.monotonic()
+            last_answer = time.monotonic()
             if job is None:
-                print(f"{spec.name} was deleted; the same command submits it again, to go on from its storage")
-                return STOPPED
-            if (standing := _standing(job)) != told:
-                print(f"{time.strftime('%H:%M:%S')} {spec.name}: {standing}", flush=True)
-                told = standing
-            if _stage(job) in _ENDED:
+                print(f"{spec.name} was deleted; run the same command to resume from its storage")
+                return ExitCode.STOPPED
+            description = _describe(job)
+            if description != printed:
+                print(f"{time.strftime('%H:%M:%S')} {spec.name}: {description}", flush=True)
+                printed = description
+            if _deployment_status(job) in _ENDED:
                 log.finish()
-                return _end(spec, job)
-            log.keep_up(job)
+                return _report_end(spec, job)
+            log.update(job)
             time.sleep(POLL_S)
     finally:
         log.stop()
 
 
-class _Log:
-    """The log of a job's attempts, one after the other, each followed over any number of connections."""
+class _LogFollower:
+    """Prints the logs of a job's attempts, one after the other. A lost connection is opened again.
+
+    One process at a time runs `kubectl logs --follow`:
+
+        no process --job is Running--> process --it exits--> no process, `_lost_at` set
+
+    From there, a new attempt of the job is followed from its beginning, and the same attempt from `_lost_at`.
+    """
 
     def __init__(self, spec: ClusterSpec) -> None:
-        self.spec = spec
-        self.process: subprocess.Popen[bytes] | None = None
-        self.attempt = -1  # whose log is followed
-        self.lost: float | None = None  # when its connection was
-        self.wait_s = 0.0  # until it is asked for again
+        self._spec = spec
+        self._process: subprocess.Popen[bytes] | None = None
+        self._attempt = -1  # number of the attempt whose log is printed
+        self._lost_at: float | None = None  # time at which the last process exited
+        self._retry_after_s = 0.0  # since `_lost_at`
 
-    def keep_up(self, job: dict[str, Any]) -> None:
-        """See that the log of the attempt that runs now is followed."""
-        if self.process and (code := self.process.poll()) is not None:
-            # A log that ends well is mostly that of an attempt whose end is not known yet; but it may be cut off too.
-            self.process, self.lost, self.wait_s = None, time.monotonic(), 0.0 if code else _LOG_END_S
-        attempt = int(job.get("status", {}).get("failed") or 0)
-        if self.process or _stage(job) != "Running":
+    def update(self, job: dict[str, Any]) -> None:
+        """Make sure that the log of the running attempt is followed. To be called at every poll."""
+        exit_code = self._process.poll() if self._process else None
+        if exit_code is not None:
+            self._process, self._lost_at = None, time.monotonic()
+            # A log that ends without an error usually belongs to an attempt that has just ended, which the status does
+            # not show yet. It may also be a lost connection, so it is tried again, but only after a while.
+            self._retry_after_s = _LOG_END_S if exit_code == 0 else 0.0
+        if self._process or _deployment_status(job) != "Running":
             return
-        since = None
-        if attempt == self.attempt and self.lost is not None:
-            if (silent_s := time.monotonic() - self.lost) < self.wait_s:
+        attempt = int(job.get("status", {}).get("failed") or 0)
+        since_s = None
+        if attempt == self._attempt and self._lost_at is not None:
+            silent_s = time.monotonic() - self._lost_at
+            if silent_s < self._retry_after_s:
                 return
-            since = int(silent_s + 2 * POLL_S) + 1  # some lines twice are better than some that are missing
-        self.attempt = attempt
-        self.process = start_log(self.spec.name, self.spec.namespace, since_s=since)
+            # Longer than the gap: repeated lines are better than missing ones.
+            since_s = int(silent_s + 2 * POLL_S) + 1
+        self._attempt = attempt
+        self._process = start_log(self._spec.name, self._spec.namespace, since_s=since_s)
 
     def finish(self) -> None:
-        """Let it say what is left."""
-        if self.process:
+        """Wait for the last lines."""
+        if self._process:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_LOG_END_S)
+                self._process.wait(_LOG_END_S)
 
     def stop(self) -> None:
-        """End the program that follows."""
-        if self.process:
-            self.process.terminate()
+        """End the process that follows the log."""
+        if self._process:
+            self._process.terminate()
 
 
-def _end(spec: ClusterSpec, job: dict[str, Any]) -> int:
-    """Say how a job ended. Returns the exit code."""
-    state = job["status"]
-    if state.get("jobStatus") == "STOPPED":
-        print(f"{spec.name} was stopped; the same command submits it again, to go on from its storage")
-        return STOPPED
-    if _stage(job) == "Complete" and state.get("jobStatus") == "SUCCEEDED":
+def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
+    """Print how a job has ended."""
+    job_status = job["status"]
+    if job_status.get("jobStatus") == "STOPPED":
+        print(f"{spec.name} was stopped; run the same command to resume from its storage")
+        return ExitCode.STOPPED
+    if _deployment_status(job) == "Complete" and job_status.get("jobStatus") == "SUCCEEDED":
         print(f"{spec.name} succeeded")
-        return 0
-    if _stage(job) == "ValidationFailed":
-        raise UserError(f"{spec.name}: KubeRay refuses it: {' '.join(str(state.get('message', '')).split())[:300]}")
-    why = ": ".join(str(state[word]) for word in ("reason", "message") if state.get(word))
-    print(f"{spec.name} failed: {' '.join(why.split())[:300]}")
-    return 1
+        return ExitCode.SUCCESS
+    if _deployment_status(job) == "ValidationFailed":
+        raise UserError(f"{spec.name}: KubeRay rejected it: {_one_line(job_status.get('message', ''))}")
+    causes = [str(job_status[field]) for field in ("reason", "message") if job_status.get(field)]
+    print(f"{spec.name} failed: {_one_line(': '.join(causes))}")
+    return ExitCode.FAILED
 
 
-def _stage(job: dict[str, Any]) -> str:
-    """How far KubeRay is with a job; a job that it has not seen yet is New."""
+def _deployment_status(job: dict[str, Any]) -> str:
+    """KubeRay's status of a job, or New if KubeRay has not processed it yet."""
     return str(job.get("status", {}).get("jobDeploymentStatus") or "New")
 
 
-def _standing(job: dict[str, Any]) -> str:
-    state = job.get("status", {})
-    parts = [_stage(job)]
-    if state.get("jobStatus"):
-        parts.append(f"job {state['jobStatus']}")
-    if state.get("failed"):
-        parts.append(f"{state['failed']} attempts failed")
+def _describe(job: dict[str, Any]) -> str:
+    job_status = job.get("status", {})
+    parts = [_deployment_status(job)]
+    if job_status.get("jobStatus"):
+        parts.append(f"job {job_status['jobStatus']}")
+    if job_status.get("failed"):
+        parts.append(f"{job_status['failed']} attempts failed")
     return ", ".join(parts)
+
+
+def _one_line(text: Any) -> str:
+    return " ".join(str(text).split())[:_MESSAGE_LENGTH]

@@ -1,7 +1,7 @@
-"""From a `ClusterSpec` to manifests, as plain dicts. Pure: no files, no cluster, no clock.
+"""Render a `ClusterSpec` as Kubernetes objects, as plain dicts. Pure: reads no files, no cluster and no clock.
 
-A job makes its cluster and takes it away again (RayJob, for production); without a recipe a cluster stands alone
-(RayCluster, for trying things out). docs/cluster.md says what is made and why.
+With a recipe, a RayJob creates its cluster and deletes it afterwards (for production). Without one, a RayCluster runs
+until it is deleted (for trying things out). docs/cluster.md describes every object and the reasons for it.
 """
 
 from collections.abc import Sequence
@@ -9,51 +9,62 @@ from typing import Any
 
 import yaml
 
-from cluster.entrypoint import make_entrypoint
-from cluster.pods import HOME, container_security, instance_labels, pod_template, submitter_template
-from cluster.spec import ClusterSpec, DataGroup, EgressRule, NodeSection, SamplingGroup, TrainingGroup, quantity_bytes
 from pos2distill.placement import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
-Manifest = dict[str, Any]
+from .entrypoint import make_entrypoint
+from .names import GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL
+from .pods import autoscaler_options, group_template, head_template, submitter_template
+from .spec import ClusterSpec, EgressRule, NodeSection, quantity_bytes
+from .types import KubeManifest
 
-HEAD_GRACE_S = 60
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# Of the pod, in ten minutes; none submits the job twice. After the last one KubeRay gives up a job that still runs.
+# Retries of the submitter's pod, which take about ten minutes. A retry never submits the job a second time. After the
+# last one, KubeRay marks the job as failed even if it still runs.
 SUBMITTER_RETRIES = 6
-AUTOSCALER = {"cpu": "1", "memory": "2Gi"}
+OBJECT_STORE_FRACTION = 0.9  # of /dev/shm; the remainder is for NCCL
+
+_HEAD_LABELS = {NODE_TYPE_LABEL: "head"}
 
 
-def render(spec: ClusterSpec, recipe: str | None = None, overrides: Sequence[str] = ()) -> list[Manifest]:
-    """All manifests of a cluster, in the order in which they are applied.
+def render(spec: ClusterSpec, recipe: str | None = None, overrides: Sequence[str] = ()) -> list[KubeManifest]:
+    """All objects of a cluster, in the order in which they must be applied.
 
     Args:
-        recipe: the study that the job runs; None for a cluster that stands alone.
-        overrides: of the recipe, `section.field=value`.
+        recipe: the study that the job runs; None for a cluster without a job.
+        overrides: `section.field=value`, applied to the recipe.
     Raises:
         UserError: if the recipe cannot run on this cluster.
     """
-    main = ray_cluster(spec) if recipe is None else ray_job(spec, make_entrypoint(spec, recipe, overrides))
-    account = [] if spec.pods.service_account else [service_account(spec)]
-    return [*account, *network_policies(spec), *disruption_budgets(spec), main]
+    manifests = []
+    if not spec.pods.service_account:
+        manifests.append(service_account(spec))
+    manifests += network_policies(spec)
+    manifests += disruption_budgets(spec)
+    if recipe is None:
+        manifests.append(ray_cluster(spec))
+    else:
+        manifests.append(ray_job(spec, make_entrypoint(spec, recipe, overrides)))
+    return manifests
 
 
-def to_yaml(manifests: Sequence[Manifest]) -> str:
-    """YAML documents with keys in the order of Kubernetes' examples, without anchors."""
-    return "---\n".join(
-        yaml.dump(manifest, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=1000) for manifest in manifests
-    )
+def to_yaml(manifests: Sequence[KubeManifest]) -> str:
+    """YAML documents, with keys in the order of Kubernetes' documentation and without anchors."""
+    documents = [
+        yaml.dump(manifest, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=1000)
+        for manifest in manifests
+    ]
+    return "---\n".join(documents)
 
 
-def ray_job(spec: ClusterSpec, entrypoint: str) -> Manifest:
-    """The job with its own cluster: production.
+def ray_job(spec: ClusterSpec, entrypoint: str) -> KubeManifest:
+    """The job and its cluster.
 
-    KubeRay's own fault tolerance of the head is left out: it does not survive a job's retry. A retry starts a new
-    cluster, and the study goes on from what lies in its storage.
+    KubeRay's fault tolerance of the head is not used, because it does not survive a retry of the job. A retry starts a
+    new cluster, and the study resumes from its storage.
     """
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": _metadata(spec, spec.name, queued=True),
+        "metadata": _queued_metadata(spec),
         "spec": {
             "entrypoint": entrypoint,
             "submissionMode": "K8sJobMode",
@@ -69,75 +80,65 @@ def ray_job(spec: ClusterSpec, entrypoint: str) -> Manifest:
     }
 
 
-def ray_cluster(spec: ClusterSpec) -> Manifest:
-    """The cluster alone; it stays until it is deleted."""
+def ray_cluster(spec: ClusterSpec) -> KubeManifest:
+    """A cluster without a job. It runs until it is deleted."""
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": _metadata(spec, spec.name, queued=True),
+        "metadata": _queued_metadata(spec),
         "spec": cluster_spec(spec),
     }
 
 
-def cluster_spec(spec: ClusterSpec) -> Manifest:
-    """The head and the groups. The autoscaler's version is set here and nowhere else (no environment variable)."""
-    groups = [
-        _group(spec, "sampling", spec.sampling, SAMPLING, spot=spec.sampling.spot),
-        _group(spec, "training", spec.training, TRAINING, spot=False),
-    ]
-    if spec.data:
-        groups.append(_group(spec, "data", spec.data, SAMPLING, spot=spec.data.spot))
-    options = {
-        "version": "v2",
-        "resources": {"requests": dict(AUTOSCALER), "limits": dict(AUTOSCALER)},
-        "securityContext": container_security(),
-        "env": [{"name": "HOME", "value": HOME}],
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, {"name": "scratch", "mountPath": HOME}],
-    }
-    return {
+def cluster_spec(spec: ClusterSpec) -> KubeManifest:
+    """The head and the node groups."""
+    fields: KubeManifest = {
         "rayVersion": spec.ray_version,
         "authOptions": {"mode": "token"},
         "enableInTreeAutoscaling": spec.scales,
-        **({"autoscalerOptions": options} if spec.scales else {}),
-        "headGroupSpec": {
-            "labels": dict(POOLS_LABEL),
-            # No CPUs, so that no work is placed there: the driver and Ray's own processes want none.
-            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store(spec.head)},
-            "template": pod_template(spec, spec.head, "ray-head", grace_s=HEAD_GRACE_S, spot=False, head=True),
-        },
-        "workerGroupSpecs": groups,
     }
+    if spec.scales:
+        fields["autoscalerOptions"] = autoscaler_options()
+    fields["headGroupSpec"] = {
+        "labels": dict(POOLS_LABEL),
+        # No CPUs, so that Ray places no work on the head: the driver and Ray's own processes request none.
+        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store(spec.head)},
+        "template": head_template(spec),
+    }
+    fields["workerGroupSpecs"] = [_worker_group(spec, name) for name in spec.groups]
+    return fields
 
 
-def _group(
-    spec: ClusterSpec, name: str, group: SamplingGroup | TrainingGroup | DataGroup, pool: Pool, *, spot: bool
-) -> Manifest:
-    # Nodes for data tasks are of the sampling subcluster, since Ray Data's selector covers all its tasks; but they
-    # offer no `sampler`, so no sampler is placed there.
-    works = not isinstance(group, DataGroup)
-    offers = {"resources": {pool.resource: str(pool.units(group.node.gpus))}} if works else {}
-    return {
+def _worker_group(spec: ClusterSpec, name: str) -> KubeManifest:
+    group = spec.groups[name]
+    # Nodes for data tasks carry the label of sampling, because the label selector of Ray Data applies to all its tasks.
+    pool: Pool = TRAINING if name == "training" else SAMPLING
+    fields: KubeManifest = {
         "groupName": name,
         "replicas": group.min,
         "minReplicas": group.min,
         "maxReplicas": group.max,
-        **({"idleTimeoutSeconds": group.idle_timeout_s} if spec.scales else {}),
-        "labels": {**pool.labels, "ray.io/market-type": "spot" if spot else "on-demand"},
-        **offers,
-        "rayStartParams": _object_store(group.node),
-        "template": pod_template(
-            spec, group.node, "ray-worker", grace_s=group.grace_s, spot=spot, keep=isinstance(group, TrainingGroup)
-        ),
     }
+    if spec.scales:
+        fields["idleTimeoutSeconds"] = group.idle_timeout_s
+    fields["labels"] = {**pool.labels, MARKET_LABEL: "spot" if group.spot else "on-demand"}
+    if name != "data":  # without the custom resource, no sampler is placed on the nodes for data tasks
+        fields["resources"] = {pool.resource: str(pool.units(group.node.gpus))}
+    fields["rayStartParams"] = _object_store(group.node)
+    fields["template"] = group_template(spec, group, evictable=name != "training")
+    return fields
 
 
 def _object_store(node: NodeSection) -> dict[str, str]:
-    """Ray alone would take 0.3 of the memory, and a folder on disk where /dev/shm is smaller than that."""
-    return {"object-store-memory": str(int(0.9 * quantity_bytes(node.shm)))}
+    """The size of Ray's object store.
+
+    By default, Ray 2.60 takes 0.3 of the memory, and stores objects on disk if /dev/shm is smaller than that.
+    """
+    return {"object-store-memory": str(int(OBJECT_STORE_FRACTION * quantity_bytes(node.shm)))}
 
 
-def service_account(spec: ClusterSpec) -> Manifest:
-    """The identity of all pods, with the cloud's access to the storage. Only the head gets a token of the API."""
+def service_account(spec: ClusterSpec) -> KubeManifest:
+    """The identity of all pods, with access to the storage. Only the head mounts a token of the Kubernetes API."""
     metadata = _metadata(spec, spec.name)
     if spec.pods.service_account_annotations:
         metadata["annotations"] = dict(spec.pods.service_account_annotations)
@@ -149,56 +150,57 @@ def service_account(spec: ClusterSpec) -> Manifest:
     }
 
 
-def network_policies(spec: ClusterSpec) -> list[Manifest]:
-    """What pods may reach and who may reach them: one policy for all, a second one for the head.
+def network_policies(spec: ClusterSpec) -> list[KubeManifest]:
+    """Allowed connections: one policy for all pods, and a second one for the head.
 
-    Plain Kubernetes policies: KubeRay's own `networkPolicy` is behind a gate that is off by default.
+    These are plain Kubernetes policies: the field `networkPolicy` of KubeRay 1.7 requires a feature gate that is off by
+    default.
     """
-    network, own = spec.network, {"podSelector": {"matchLabels": instance_labels(spec)}}
-    ingress: list[Manifest] = [{"from": [own]}]
-    if network.metrics_namespace:
-        ingress.append({"from": [_namespace(network.metrics_namespace)], "ports": _ports(8080)})
-    dns: Manifest = {
-        "to": [_namespace("kube-system"), *({"ipBlock": {"cidr": cidr}} for cidr in network.dns)],
-        "ports": [*_ports(53, protocol="UDP"), *_ports(53)],
-    }
-    everyone = _policy(spec, spec.name, {}, ingress, [{"to": [own]}, dns, *map(_egress, network.egress)])
-    # The operator asks the dashboard how the job goes; the autoscaler asks the API for pods.
-    operator = {"from": [_namespace(network.operator_namespace)], "ports": _ports(8265)}
-    head = _policy(spec, f"{spec.name}-head", {"ray.io/node-type": "head"}, [operator], [_egress(network.api_server)])
-    return [everyone, head]
+    same_cluster = {"podSelector": {"matchLabels": spec.labels}}
+    ingress: list[KubeManifest] = [{"from": [same_cluster]}]
+    if spec.network.metrics_namespace:
+        ingress.append({"from": [_namespace(spec.network.metrics_namespace)], "ports": _ports(8080)})
+    dns_servers = [_namespace("kube-system")] + [_addresses(cidr) for cidr in spec.network.dns]
+    dns_ports = _ports(53, protocol="UDP") + _ports(53)
+    egress = [{"to": [same_cluster]}, {"to": dns_servers, "ports": dns_ports}]
+    egress += [_egress(rule) for rule in spec.network.egress]
+    all_pods = _policy(spec, spec.name, {}, ingress, egress)
+
+    # The operator requests the job's status from the dashboard; the autoscaler requests pods from the Kubernetes API.
+    operator = {"from": [_namespace(spec.network.operator_namespace)], "ports": _ports(8265)}
+    head = _policy(spec, f"{spec.name}-head", _HEAD_LABELS, [operator], [_egress(spec.network.api_server)])
+    return [all_pods, head]
 
 
-def disruption_budgets(spec: ClusterSpec) -> list[Manifest]:
-    """The head and the trainers are not drained away while they work. Samplers and data nodes may go at any time."""
-    kept = {
-        "head": ({"ray.io/node-type": "head"}, 1),
-        "training": ({"ray.io/group": "training"}, spec.training.max),
+def disruption_budgets(spec: ClusterSpec) -> list[KubeManifest]:
+    """Keep the head and the training nodes from being drained. All other nodes may be drained at any time."""
+    head = _disruption_budget(spec, "head", _HEAD_LABELS, min_available=1)
+    training = _disruption_budget(spec, "training", {GROUP_LABEL: "training"}, min_available=spec.training.max)
+    return [head, training]
+
+
+def _disruption_budget(spec: ClusterSpec, name: str, labels: dict[str, str], *, min_available: int) -> KubeManifest:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(spec, f"{spec.name}-{name}"),
+        "spec": {
+            "minAvailable": min_available,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": {**spec.labels, **labels}},
+        },
     }
-    return [
-        {
-            "apiVersion": "policy/v1",
-            "kind": "PodDisruptionBudget",
-            "metadata": _metadata(spec, f"{spec.name}-{name}"),
-            "spec": {
-                "minAvailable": count,
-                "unhealthyPodEvictionPolicy": "AlwaysAllow",
-                "selector": {"matchLabels": {**instance_labels(spec), **labels}},
-            },
-        }
-        for name, (labels, count) in kept.items()
-    ]
 
 
 def _policy(
-    spec: ClusterSpec, name: str, labels: dict[str, str], ingress: list[Manifest], egress: list[Manifest]
-) -> Manifest:
+    spec: ClusterSpec, name: str, labels: dict[str, str], ingress: list[KubeManifest], egress: list[KubeManifest]
+) -> KubeManifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": _metadata(spec, name),
         "spec": {
-            "podSelector": {"matchLabels": {**instance_labels(spec), **labels}},
+            "podSelector": {"matchLabels": {**spec.labels, **labels}},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": ingress,
             "egress": egress,
@@ -206,27 +208,36 @@ def _policy(
     }
 
 
-def _egress(rule: EgressRule) -> Manifest:
-    return {"to": [{"ipBlock": {"cidr": rule.cidr}}], "ports": _ports(*rule.ports, protocol=rule.protocol)}
+def _egress(rule: EgressRule) -> KubeManifest:
+    return {"to": [_addresses(rule.cidr)], "ports": _ports(*rule.ports, protocol=rule.protocol)}
 
 
-def _namespace(name: str) -> Manifest:
+def _addresses(cidr: str) -> KubeManifest:
+    return {"ipBlock": {"cidr": cidr}}
+
+
+def _namespace(name: str) -> KubeManifest:
     return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 
-def _ports(*numbers: int, protocol: str = "TCP") -> list[Manifest]:
+def _ports(*numbers: int, protocol: str = "TCP") -> list[KubeManifest]:
     return [{"protocol": protocol, "port": number} for number in numbers]
 
 
-def _metadata(spec: ClusterSpec, name: str, *, queued: bool = False) -> Manifest:
-    labels = instance_labels(spec)
-    if queued and spec.job.queue:
-        labels[QUEUE_LABEL] = spec.job.queue
-    return {"name": name, "namespace": spec.namespace, "labels": labels}
+def _metadata(spec: ClusterSpec, name: str) -> KubeManifest:
+    return {"name": name, "namespace": spec.namespace, "labels": spec.labels}
 
 
-class _Plain(yaml.SafeDumper):
-    """No anchors, and lists indented below their key."""
+def _queued_metadata(spec: ClusterSpec) -> KubeManifest:
+    """The metadata of the object that Kueue admits, if a queue is set."""
+    metadata = _metadata(spec, spec.name)
+    if spec.job.queue:
+        metadata["labels"][QUEUE_LABEL] = spec.job.queue
+    return metadata
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes no anchors, and indents lists below their key."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True

@@ -1,7 +1,7 @@
-"""Manifests against the schemas of KubeRay's custom resource definitions, with misspelt fields refused."""
+"""Check manifests against the schemas of KubeRay's custom resource definitions (CRDs). Unknown fields are refused."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,14 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from pos2distill.errors import UserError, did_you_mean
 
-Fault = tuple[str, str]
+from .types import Fault, KubeManifest
 
 KINDS = ("RayJob", "RayCluster")
-_NAMES = {
-    "object": "a section with fields",
+_TYPE_NAMES = {
+    "object": "a mapping",
     "array": "a list",
-    "string": "a text (in quotes)",
-    "integer": "a whole number",
+    "string": "a string (in quotes)",
+    "integer": "an integer",
     "number": "a number",
     "boolean": "true or false",
 }
@@ -27,28 +27,35 @@ def load_schemas(path: str) -> dict[str, Draft202012Validator]:
     """Validators by kind.
 
     Args:
-        path: a file, or a folder of files: a CRD (`kubectl get crd rayjobs.ray.io -o json`, or the YAML of KubeRay's
-            chart), or the plain schema of one version in a file whose name starts with its kind.
+        path: a file, or a folder of files. A file is a CRD (from `kubectl get crd rayjobs.ray.io -o json`, or the YAML
+            of KubeRay's chart), or the plain schema of one version, if its file name starts with the kind.
     Raises:
-        UserError: if nothing of KubeRay is there.
+        UserError: if there is no schema of a KubeRay kind.
     """
     root = Path(path)
     if not root.exists():
-        raise UserError(f"{path}: no such file or folder; give the CRDs of KubeRay (--crds)")
-    files = [root] if root.is_file() else sorted(each for each in root.iterdir() if each.suffix in (".json", ".yaml"))
-    found = {kind: schema for file in files for kind, schema in _schemas_in(file)}
-    if not found:
-        raise UserError(f"{path}: no schema of {' or '.join(KINDS)}; give the CRDs of KubeRay (--crds)")
-    return {kind: Draft202012Validator(_strict(schema)) for kind, schema in found.items()}
+        raise UserError(f"{path}: no such file or folder; set --crds to the CRDs of KubeRay")
+    files = [root]
+    if root.is_dir():
+        files = sorted(file for file in root.iterdir() if file.suffix in (".json", ".yaml"))
+    validators: dict[str, Draft202012Validator] = {}
+    for file in files:
+        for kind, schema in _read_schemas(file):
+            validators[kind] = Draft202012Validator(_strict(schema))
+    if not validators:
+        raise UserError(f"{path}: no schema of {' or '.join(KINDS)}; set --crds to the CRDs of KubeRay")
+    return validators
 
 
-def check_schema(manifest: dict[str, Any], validator: Draft202012Validator) -> Iterator[Fault]:
-    """All faults of a manifest against its kind's schema, in the order of the file."""
-    for error in sorted(validator.iter_errors(manifest), key=lambda each: [str(part) for part in each.absolute_path]):
-        yield from _in_plain_words(error)
+def check_schema(manifest: KubeManifest, validator: Draft202012Validator) -> Iterator[Fault]:
+    """All faults of a manifest against the schema of its kind, sorted by path."""
+    errors = sorted(validator.iter_errors(manifest), key=lambda error: [str(part) for part in error.absolute_path])
+    for error in errors:
+        yield from _to_faults(error)
 
 
-def _schemas_in(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_schemas(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Kind and OpenAPI schema of every CRD in a file."""
     try:
         text = file.read_text()
         documents = [json.loads(text)] if file.suffix == ".json" else list(yaml.safe_load_all(text))
@@ -59,62 +66,84 @@ def _schemas_in(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         if document.get("kind") == "CustomResourceDefinition":
             kind = document["spec"]["names"]["kind"]
-            served = [each for each in document["spec"]["versions"] if each["name"] == "v1"]
-            if kind in KINDS and served:
-                yield kind, served[0]["schema"]["openAPIV3Schema"]
-        elif "properties" in document:
-            yield from ((kind, document) for kind in KINDS if file.name.lower().startswith(kind.lower()))
+            for version in document["spec"]["versions"]:
+                if kind in KINDS and version["name"] == "v1":
+                    yield kind, version["schema"]["openAPIV3Schema"]
+        elif "properties" in document:  # a plain schema
+            for kind in KINDS:
+                if file.name.lower().startswith(kind.lower()):
+                    yield kind, document
 
 
 def _strict(schema: Any) -> Any:
-    """The schema without room for unknown fields; fields that the API server fills in are not asked for."""
+    """A copy of a schema that refuses unknown fields and does not require those with a default.
+
+    The API server drops unknown fields without a message, and fills in defaults.
+    """
     if isinstance(schema, list):
-        return [_strict(each) for each in schema]
+        return [_strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     properties = schema.get("properties")
     if not isinstance(properties, dict):
-        return {name: _strict(each) for name, each in schema.items()}
-    made = {name: _strict(each) for name, each in schema.items() if name != "properties"}
-    made["properties"] = {name: _strict(each) for name, each in properties.items()}
+        return {name: _strict(value) for name, value in schema.items()}
+    strict = {name: _strict(value) for name, value in schema.items() if name != "properties"}
+    strict["properties"] = {name: _strict(value) for name, value in properties.items()}
     if not schema.get("x-kubernetes-preserve-unknown-fields"):
-        made.setdefault("additionalProperties", False)
-    if "required" in made:
-        made["required"] = [name for name in made["required"] if "default" not in properties.get(name, {})]
-    return made
+        strict.setdefault("additionalProperties", False)
+    if "required" in strict:
+        strict["required"] = [name for name in strict["required"] if "default" not in properties.get(name, {})]
+    return strict
 
 
-def _in_plain_words(error: ValidationError) -> Iterator[Fault]:
-    """Never with the value itself: it may be a secret at a wrong place."""
-    place = _place(error.absolute_path)
-    if error.validator == "additionalProperties" and error.validator_value is False:
+def _to_faults(error: ValidationError) -> Iterator[Fault]:
+    """Messages for one schema error. They never contain the value, which may be a secret in the wrong field."""
+    path = _join_path(error.absolute_path)
+    expected = error.validator_value
+    if error.validator == "additionalProperties" and expected is False:
         known = error.schema["properties"]
         for name in error.instance:
             if name not in known:
-                yield _join(place, name), f"unknown field{did_you_mean(name, known)}"
+                yield Fault(_field_path(path, name), f"unknown field{did_you_mean(name, known)}")
     elif error.validator == "required":
-        for name in error.validator_value:
+        for name in expected:
             if name not in error.instance:
-                yield _join(place, name), "missing; add it"
+                yield Fault(_field_path(path, name), "missing; add it")
     elif error.validator == "type":
-        came = {dict: "a section", list: "a list", str: "a text", bool: "true or false", type(None): "nothing"}
-        yield place, f"expected {_NAMES[error.validator_value]}, got {came.get(type(error.instance), 'a number')}"
+        yield Fault(path, f"expected {_TYPE_NAMES[expected]}, got {_type_name(error.instance)}")
     elif error.validator == "enum":
-        yield place, f"expected one of: {', '.join(map(str, error.validator_value))}; set one of them"
+        yield Fault(path, f"expected one of: {', '.join(map(str, expected))}; set one of them")
     elif error.validator == "anyOf":
-        yield place, "expected a whole number or a text; mend it"
-    elif error.validator == "pattern":
-        yield place, "is no quantity; expected for example 4, 500m or 16Gi"
+        # In the CRDs of KubeRay 1.7, all alternatives are those of the type IntOrString.
+        yield Fault(path, "expected an integer or a string; set one of them")
+    elif error.validator == "pattern" and error.schema.get("x-kubernetes-int-or-string"):
+        yield Fault(path, "is not a valid quantity; expected for example 4, 500m or 16Gi")
     else:
-        yield place, f"does not keep to {error.validator}: {error.validator_value}; mend it"
+        yield Fault(path, f"must satisfy {error.validator}: {expected}; change it")
 
 
-def _place(path: Any) -> str:
-    place = ""
-    for part in path:
-        place = f"{place}[{part}]" if isinstance(part, int) else _join(place, part)
-    return place
+def _type_name(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    # bool comes before the numbers, because it is a subclass of int.
+    names: tuple[tuple[type, str], ...] = (
+        (dict, "a mapping"),
+        (list, "a list"),
+        (str, "a string"),
+        (bool, "true or false"),
+    )
+    for kind, name in names:
+        if isinstance(value, kind):
+            return name
+    return "a number"
 
 
-def _join(place: str, name: str) -> str:
-    return f"{place}.{name}" if place else name
+def _join_path(parts: Sequence[str | int]) -> str:
+    path = ""
+    for part in parts:
+        path = f"{path}[{part}]" if isinstance(part, int) else _field_path(path, part)
+    return path
+
+
+def _field_path(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

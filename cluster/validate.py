@@ -1,48 +1,56 @@
-"""Manifests checked before a cluster sees them: against the schema of their kind, and against rules it cannot say."""
+"""Check manifests before they are applied: against the schema of their kind, and against rules beyond the schema."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from cluster.rules import check_manifest
-from cluster.schema import check_schema, load_schemas
 from pos2distill.errors import UserError
 
+from .rules.manifest import check_manifest
+from .schema import check_schema, load_schemas
+from .types import Fault, KubeManifest
 
-def check(manifests: Sequence[dict[str, Any]], crds: str | None = None) -> list[str]:
-    """One line for each fault: manifest, place, what is wrong and how to mend it. Empty if all is well.
+
+def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[str]:
+    """One line for each fault: manifest, path, what is wrong and how to fix it. Empty if all manifests are valid.
 
     Args:
-        crds: file or folder with KubeRay's CRDs (see `load_schemas`); None: the rules alone.
+        crds: file or folder with KubeRay's CRDs (see `load_schemas`); None: only the rules are checked.
     Raises:
-        UserError: if there are no CRDs there.
+        UserError: if that path contains no CRDs.
     """
     schemas = load_schemas(crds) if crds else {}
-    lines, seen = [], set[str]()
+    lines: list[str] = []
+    titles: set[str] = set()
     for manifest in manifests:
-        metadata = manifest.get("metadata")
-        name = metadata.get("name") if isinstance(metadata, dict) else None
-        title = f"{manifest.get('kind', 'manifest')}/{name or '(no name)'}"
-        faults = []
-        if title in seen:
-            faults.append(("metadata.name", "is there twice; rename one of them"))
-        seen.add(title)
-        if validator := schemas.get(str(manifest.get("kind"))):
-            faults += check_schema(manifest, validator)
-        # A rule may say again, and better, what the schema says; once is enough.
-        told = {place for place, _ in faults}
-        faults += [fault for fault in check_manifest(manifest) if fault[0] not in told]
-        lines += [f"{title}: {place}: {' '.join(text.split())}" for place, text in faults]
+        title = _title(manifest)
+        faults: list[Fault] = []
+        if title in titles:
+            faults.append(Fault("metadata.name", "is used twice; rename one of the manifests"))
+        titles.add(title)
+        schema = schemas.get(str(manifest.get("kind")))
+        if schema:
+            faults.extend(check_schema(manifest, schema))
+        # A rule may repeat what the schema already reports about a field; one line per field is enough.
+        reported = {fault.path for fault in faults}
+        faults.extend(fault for fault in check_manifest(manifest) if fault.path not in reported)
+        for fault in faults:
+            lines.append(f"{title}: {fault.path}: {' '.join(fault.message.split())}")
     return lines
 
 
-def load_manifests(path: Path) -> list[dict[str, Any]] | None:
-    """The manifests in a YAML file; None if it holds something else, such as a cluster spec.
+def _title(manifest: KubeManifest) -> str:
+    metadata = manifest.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return f"{manifest.get('kind', 'manifest')}/{name or '(no name)'}"
+
+
+def load_manifests(path: Path) -> list[KubeManifest] | None:
+    """The manifests in a YAML file, or None if it contains something else, such as a cluster spec.
 
     Raises:
-        UserError: if it is no YAML.
+        UserError: if the file is not valid YAML, or only some of its documents are manifests.
     """
     try:
         documents = [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
@@ -50,7 +58,9 @@ def load_manifests(path: Path) -> list[dict[str, Any]] | None:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not any(isinstance(document, dict) and "kind" in document for document in documents):
         return None
-    for index, document in enumerate(documents):
+    for number, document in enumerate(documents, 1):
         if not isinstance(document, dict):
-            raise UserError(f"{path}: document {index + 1} is no manifest; expected apiVersion, kind, metadata, spec")
+            raise UserError(
+                f"{path}: document {number} is not a manifest; expected apiVersion, kind, metadata and spec"
+            )
     return documents

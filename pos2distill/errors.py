@@ -1,10 +1,22 @@
 """Errors that are no bugs, above all the one that a user can mend: one line, exit code 2. A bug keeps its traceback."""
 
 import difflib
+import enum
 import re
 from collections.abc import Iterable, Iterator
 
 _TRACEBACK_LINE = re.compile(r"^pos2distill\.errors\.UserError: (.+)$", re.MULTILINE)
+
+
+class ExitCode(enum.IntEnum):
+    """Exit codes of the command line."""
+
+    SUCCESS = 0
+    FAILED = 1  # a gate was not passed, a job failed, or a bug
+    USER_ERROR = 2
+    STOPPED = 3  # the job was stopped or deleted
+    INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT
+    TERMINATED = 143  # 128 + SIGTERM
 
 
 class UserError(Exception):

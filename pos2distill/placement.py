@@ -1,19 +1,21 @@
-"""How work finds its nodes: the one place that names the labels and custom resources of the pools.
+"""Node placement: the Ray labels, custom resources and environment variables that decide on which node work runs.
 
-Sampling and training share a cluster and scale apart. Three facts about Ray 2.60 decide the names:
+Sampling and training share a cluster and scale independently. Three facts about Ray 2.60 determine the names:
 
-1. Ray Data's autoscaler asks for CPU, GPU and memory only, and the coordinator that shares a cluster between Data and
-   Train tells nodes apart by one reserved label, `ray-subcluster`. With labels of any other key alone, Train reserved
-   GPUs on the sampler node, and Data counted the trainer's as its own.
-2. With `ray-subcluster` on both groups, what is reserved for Train is empty, and elastic training never starts.
-3. With `ray-subcluster: sampling` on the sampling side only, and another key on the trainers, both are right.
+1. The autoscaler of Ray Data requests CPU, GPU and memory only. The coordinator that divides a cluster between Ray Data
+   and Ray Train recognizes one reserved node label, `ray-subcluster`. If nodes carried labels with other keys only,
+   Train would reserve GPUs on the sampling nodes and Data would count the GPUs of the training nodes as its own.
+2. If both groups carry `ray-subcluster`, the resources reserved for Train are empty and elastic training never starts.
+3. If only the sampling nodes carry `ray-subcluster: sampling`, and training nodes a label with another key, both work.
 
-So every node that works for Ray Data carries `ray-subcluster: sampling`, trainers carry `pool: trainer` and never
-`ray-subcluster`. The custom resources keep out what has no label selector: bundles of a placement group of vLLM cannot
-carry one, so an actor asks for some `sampler`, a training worker for one `trainer`.
+Therefore every node that works for Ray Data carries `ray-subcluster: sampling`, and every training node carries
+`pool: trainer` and never `ray-subcluster`. The custom resources exclude work that has no label selector: the placement
+group bundles of vLLM cannot have one, so a sampling actor requests a fraction of `sampler` and a training worker
+requests one `trainer`.
 
-The head carries neither: it has no CPUs for work. It carries a label of its own which says that there are pools, since
-these may have no node yet. Where no node carries it (one machine, a cluster of another make), work goes anywhere.
+The head carries neither label, because it runs no work. It carries the label `routing: pools`, which says that the
+cluster has pools even while they have no nodes. On a cluster without that label, such as a single machine, work runs
+on any node.
 """
 
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ SUBCLUSTER_LABEL = "ray-subcluster"  # reserved by Ray; see above
 
 @dataclass(frozen=True)
 class Pool:
-    """A kind of nodes: the Ray label that they carry and the custom resource that they offer."""
+    """A kind of nodes: the Ray label that they carry and the custom resource that they provide."""
 
     label: str
     value: str
@@ -31,23 +33,28 @@ class Pool:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What a node of this pool carries, and what a selector asks for."""
+        """The label of a node of this pool, which is also the label selector for it."""
         return {self.label: self.value}
 
     def units(self, gpus: int) -> int:
-        """How much of the custom resource a node offers: one unit a GPU, and one on a node without."""
+        """Amount of the custom resource on a node: one per GPU, or one on a node without GPUs."""
         return max(gpus, 1)
 
 
 POOLS_LABEL = {"routing": "pools"}  # on the head
-SAMPLER_SHARE = 0.001  # of the custom resource, for one actor; how many fit is decided by CPUs and GPUs
+# Amount of `sampler` that one actor requests. It is small because CPUs and GPUs decide how many actors fit on a node.
+SAMPLER_SHARE = 0.001
 
-# Of Ray, for jobs whose nodes come and go.
+# Environment variables of Ray for clusters whose nodes are added and removed while a job runs. Read in Ray 2.60.
 RAY_VARIABLES = {
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1200",  # a GPU node takes minutes to come; Ray's default is 60 s
-    # What a killed driver asked of the cluster is withheld so long from the one that goes on; Ray: 180 s.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1200",  # Ray's default is 60 s; a new GPU node takes minutes to start
+    # The resource requests of a killed driver stay valid for this time (Ray's default is 180 s). Until then the driver
+    # that resumes the run cannot use those resources.
     "RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "45",
 }
+# Seconds that running work may continue after a node's termination notice. Ray's default is 30 s. Its value depends on
+# the node's grace period, so `cluster/` sets it for each group.
+DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
 SAMPLING = Pool(label=SUBCLUSTER_LABEL, value="sampling", resource="sampler")
 TRAINING = Pool(label="pool", value="trainer", resource="trainer")

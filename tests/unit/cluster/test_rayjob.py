@@ -1,4 +1,4 @@
-"""Jobs on Kubernetes, against a scripted kubectl that notes how it is called and plays the cluster and its faults."""
+"""Jobs on Kubernetes, with a scripted kubectl that records its calls and plays the cluster and its failures."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import run
-from cluster import rayjob as submit
+from cluster import rayjob
 from scripts.render_presets import PRESETS, RENDERED
 
 WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz"]
@@ -24,8 +24,8 @@ ENTRYPOINT = (
     "runtime.storage=gs://my-bucket/runs/nq_mistral_7b"
 )
 
-# Answers each `VERB KIND` with the next entry of its list, and goes on with the last. A log is followed while the state
-# is asked for, so one process at a time holds the script.
+# Replies to each `VERB KIND` with the next entry of its list, and repeats the last one. kubectl runs concurrently for
+# the log and for the status, so a lock guards the script.
 FAKE = f"""#!{sys.executable} -S
 import fcntl, json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -46,31 +46,31 @@ print(answer.get("err", ""), end="", file=sys.stderr)
 sys.exit(answer.get("rc", 0))
 """
 
-Generate = dict[str, Any]
+Reply = dict[str, Any]
 
 
-def job(stage: str = "", entrypoint: str = ENTRYPOINT, **status: Any) -> Generate:
+def job(stage: str = "", entrypoint: str = ENTRYPOINT, **status: Any) -> Reply:
     state = {"jobDeploymentStatus": stage, **status}
     return {"out": json.dumps({"spec": {"entrypoint": entrypoint}, "status": state})}
 
 
-NONE: Generate = {}
+NONE: Reply = {}
 RUNNING = job("Running", jobStatus="RUNNING", rayClusterName="nq-mistral-x")
 DONE = job("Complete", jobStatus="SUCCEEDED")
 
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], list[Any]]]:
-    """`kubectl({"get rayjob": [answer, ...]})` puts it on the PATH; what that returns tells the calls."""
+    """`kubectl({"get rayjob": [reply, ...]})` puts it on the PATH and returns a function that lists its calls."""
 
-    def script(answers: dict[str, list[Generate]]) -> Callable[[], list[Any]]:
+    def script(answers: dict[str, list[Reply]]) -> Callable[[], list[Any]]:
         (tmp_path / "kubectl").write_text(FAKE)
         (tmp_path / "kubectl").chmod(0o755)
         (tmp_path / "script.json").write_text(json.dumps(answers))
         return lambda: [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(submit, "POLL_S", 0.05)
+    monkeypatch.setattr(rayjob, "POLL_S", 0.05)
     return script
 
 
@@ -78,13 +78,13 @@ def verbs(calls: list[Any]) -> list[str]:
     return [words[0] for words, _ in calls if words[0] in ("apply", "delete", "logs")]
 
 
-def test_a_new_job_is_applied_and_followed_to_its_end(
+def test_submit_applies_a_new_job_and_follows_it(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     states = [NONE, job(), job("Initializing"), *[RUNNING] * 5, DONE]
     calls = kubectl({"get rayjob": states, "apply": [{"out": "rayjob created\n"}], "logs": [{"out": "examples 1 s\n"}]})
     assert run.main(["cluster", "submit", *WORDS]) == 0
-    told = capfd.readouterr().out
+    output = capfd.readouterr().out
     for line in (
         "rayjob created",
         "nq-mistral: New",
@@ -92,9 +92,9 @@ def test_a_new_job_is_applied_and_followed_to_its_end(
         "Running, job RUNNING",
         "examples 1 s",
     ):
-        assert line in told
-    assert told.splitlines()[-1] == "nq-mistral succeeded"
-    assert told.count("Running, job RUNNING") == 1
+        assert line in output
+    assert output.splitlines()[-1] == "nq-mistral succeeded"
+    assert output.count("Running, job RUNNING") == 1
     applied = next(text for words, text in calls() if words[0] == "apply")
     assert [each["kind"] for each in yaml.safe_load_all(applied)][-1] == "RayJob"
     first_get, first_log = calls()[0][0], next(words for words, _ in calls() if words[0] == "logs")
@@ -102,16 +102,16 @@ def test_a_new_job_is_applied_and_followed_to_its_end(
     assert first_log == ["logs", "job/nq-mistral", "--namespace", "pos2distill", "--follow"]
 
 
-def test_a_job_that_runs_is_only_followed(
+def test_submit_only_follows_a_running_job(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     calls = kubectl({"get rayjob": [RUNNING, RUNNING, DONE]})
     assert run.main(["cluster", "submit", *WORDS]) == 0
-    assert capfd.readouterr().out.startswith("nq-mistral runs already; following it\n")
+    assert capfd.readouterr().out.startswith("nq-mistral is already running; following it\n")
     assert {"apply", "delete"}.isdisjoint(verbs(calls()))
 
 
-def test_a_job_that_runs_with_other_settings_is_told(
+def test_submit_reports_a_running_job_with_another_spec(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     calls = kubectl({"get rayjob": [NONE, DONE]})
@@ -120,24 +120,24 @@ def test_a_job_that_runs_with_other_settings_is_told(
     metadata = list(yaml.safe_load_all(applied))[-1]["metadata"]
     running = {"out": json.dumps({**json.loads(RUNNING["out"]), "metadata": metadata})}
     capfd.readouterr()
-    for settings, said in (
-        ([], "runs already; following it"),
-        (["spec.image=repo/p:0.2.0"], "runs already, with an image or a spec that has changed since; following it"),
+    for settings, message in (
+        ([], "is already running; following it"),
+        (["spec.image=repo/p:0.2.0"], "is already running, with a different image or spec; following it"),
     ):
         kubectl({"get rayjob": [running, DONE]})
         assert run.main(["cluster", "submit", *WORDS, *settings]) == 0
-        assert capfd.readouterr().out.startswith(f"nq-mistral {said}\n")
+        assert capfd.readouterr().out.startswith(f"nq-mistral {message}\n")
 
 
 @pytest.mark.parametrize(
     "ended", [DONE, job("Failed", jobStatus="FAILED"), job("Complete", jobStatus="STOPPED"), job("ValidationFailed")]
 )
-def test_a_job_that_ended_is_taken_away_and_applied_again(
-    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str], ended: Generate
+def test_submit_replaces_a_job_that_has_ended(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str], ended: Reply
 ) -> None:
     calls = kubectl({"get rayjob": [ended, job(), DONE]})
     assert run.main(["cluster", "submit", *WORDS]) == 0
-    assert "submitting it again, to go on from its storage" in capfd.readouterr().out
+    assert "submitting it again to resume from its storage" in capfd.readouterr().out
     assert verbs(calls()) == ["delete", "apply"]
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     assert deleted[:3] == ["delete", "rayjob", "nq-mistral"]
@@ -152,14 +152,14 @@ def test_a_job_that_ended_is_taken_away_and_applied_again(
             "nq-mistral failed: AppFailed: Job entrypoint command failed with exit 1",
         ),
         (job("Failed", reason="DeadlineExceeded", failed=3), 1, "nq-mistral failed: DeadlineExceeded"),
-        (job("Complete", jobStatus="STOPPED"), 3, "nq-mistral was stopped; the same command submits it again"),
-        (NONE, 3, "nq-mistral was deleted; the same command submits it again"),
+        (job("Complete", jobStatus="STOPPED"), 3, "nq-mistral was stopped; run the same command to resume"),
+        (NONE, 3, "nq-mistral was deleted; run the same command to resume"),
     ],
 )
-def test_every_end_has_its_exit_code(
+def test_submit_exit_code_of_every_end(
     kubectl: Callable[..., Callable[[], list[Any]]],
     capfd: pytest.CaptureFixture[str],
-    end: Generate,
+    end: Reply,
     code: int,
     message: str,
 ) -> None:
@@ -168,34 +168,34 @@ def test_every_end_has_its_exit_code(
     assert message in capfd.readouterr().out.splitlines()[-1]
 
 
-def test_a_retry_is_told_and_its_log_is_shown_too(
+def test_submit_prints_the_logs_of_retries(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     again = job("Running", jobStatus="RUNNING", failed=1)
     calls = kubectl(
         {
             "get rayjob": [NONE, *[RUNNING] * 8, job("Retrying"), *[again] * 8, DONE],
-            "logs": [{"out": "first try\n", "rc": 1}, {"out": "first goes on\n"}, {"out": "second try\n"}],
+            "logs": [{"out": "first try\n", "rc": 1}, {"out": "first continues\n"}, {"out": "second try\n"}],
         }
     )
     assert run.main(["cluster", "submit", *WORDS]) == 0
-    told = capfd.readouterr().out
-    for line in ("Retrying", "1 attempts failed", "first try", "first goes on", "second try"):
-        assert told.count(line) == 1
+    output = capfd.readouterr().out
+    for line in ("Retrying", "1 attempts failed", "first try", "first continues", "second try"):
+        assert output.count(line) == 1
     followed = [words for words, _ in calls() if words[0] == "logs"]
-    # From the beginning; what came since the connection was lost; the next attempt's from its beginning.
+    # From the beginning; from the loss of the connection; the next attempt from its beginning.
     assert ["--since=" in words[-1] for words in followed] == [False, True, False]
 
 
 SILENT = {"rc": 1, "err": "Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout\n"}
 
 
-def test_a_log_that_ends_while_the_job_runs_is_asked_for_again(
+def test_submit_reopens_a_log_that_ends_while_the_job_runs(
     kubectl: Callable[..., Callable[[], list[Any]]],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(submit, "_LOG_END_S", 0.2)
+    monkeypatch.setattr(rayjob, "_LOG_END_S", 0.2)
     calls = kubectl({"get rayjob": [NONE, *[RUNNING] * 20, DONE], "logs": [{"out": "so far\n"}, {"out": "and on\n"}]})
     assert run.main(["cluster", "submit", *WORDS]) == 0
     assert "and on" in capfd.readouterr().out
@@ -206,29 +206,29 @@ def test_a_log_that_ends_while_the_job_runs_is_asked_for_again(
 EXPIRED = {"rc": 1, "err": "error: You must be logged in to the server (Unauthorized)\n"}
 
 
-def test_an_outage_is_waited_out(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
+def test_submit_waits_during_an_outage(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
     kubectl({"get rayjob": [NONE, RUNNING, SILENT, EXPIRED, RUNNING, DONE]})
     assert run.main(["cluster", "submit", *WORDS]) == 0
 
 
-def test_an_outage_without_end_is_given_up(
+def test_submit_ends_after_a_long_outage(
     kubectl: Callable[..., Callable[[], list[Any]]],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(submit, "OUTAGE_S", 0.2)
+    monkeypatch.setattr(rayjob, "OUTAGE_S", 0.2)
     kubectl({"get rayjob": [NONE, RUNNING, SILENT]})
     assert run.main(["cluster", "submit", *WORDS]) == 2
-    assert "i/o timeout; the job may go on, and the same command follows it again" in capfd.readouterr().err
+    assert "i/o timeout; the job may still run; run the same command to follow it" in capfd.readouterr().err
 
 
-def test_a_cluster_that_refuses_is_given_up_at_once(
+def test_submit_ends_at_once_if_the_cluster_refuses(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     refused = 'Error from server (Forbidden): rayjobs.ray.io "nq-mistral" is forbidden\n'
     kubectl({"get rayjob": [NONE, RUNNING, {"rc": 1, "err": refused}]})
     assert run.main(["cluster", "submit", *WORDS]) == 2
-    assert "is forbidden; the job may go on, and the same command follows it again" in capfd.readouterr().err
+    assert "is forbidden; the job may still run; run the same command to follow it" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_cluster_that_refuses_is_given_up_at_once(
                     {"rc": 1, "err": "The connection to the server localhost:8080 was refused - did you ...\n"}
                 ]
             },
-            "kubectl: knows no cluster; choose one with `kubectl config use-context NAME`, or set KUBECONFIG",
+            "kubectl: no cluster is configured; choose one with `kubectl config use-context NAME`, or set KUBECONFIG",
         ),
         (
             "submit",
@@ -257,33 +257,33 @@ def test_a_cluster_that_refuses_is_given_up_at_once(
         (
             "submit",
             {"get rayjob": [job("Running", entrypoint="python run.py study other")]},
-            "nq-mistral: runs another command (python run.py study other); wait for its end, delete it, or choose",
+            "nq-mistral: runs another command (python run.py study other); wait until it ends, delete it, or set",
         ),
         (
             "submit",
             {"get rayjob": [NONE, job("ValidationFailed", message="name too\nlong")]},
-            "nq-mistral: KubeRay refuses it: name too long",
+            "nq-mistral: KubeRay rejected it: name too long",
         ),
         ("status", {}, "nq-mistral: no RayJob or RayCluster of this name in namespace pos2distill"),
         ("logs", {}, "nq-mistral: no RayJob of this name in namespace pos2distill"),
         ("delete", {"delete": [{"rc": 1, "err": "\n"}]}, "kubectl delete: exit code 1"),
     ],
 )
-def test_what_a_user_can_mend_is_one_line(
+def test_run_cluster_user_error_is_one_line(
     kubectl: Callable[..., Callable[[], list[Any]]],
     capfd: pytest.CaptureFixture[str],
     action: str,
-    answers: dict[str, list[Generate]],
+    answers: dict[str, list[Reply]],
     message: str,
 ) -> None:
     kubectl(answers)
     assert run.main(["cluster", action, *WORDS]) == 2
-    told = capfd.readouterr().err
-    assert told.startswith(f"error: {message}")
-    assert told.count("\n") == 1
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: {message}")
+    assert error.count("\n") == 1
 
 
-def test_without_kubectl_one_line_says_so(
+def test_kubectl_not_installed_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -291,18 +291,18 @@ def test_without_kubectl_one_line_says_so(
     assert capsys.readouterr().err.startswith("error: kubectl: not found; install it (https://kubernetes.io/")
 
 
-def test_a_job_wants_a_recipe_and_a_sound_manifest(
+def test_submit_requires_a_recipe_and_valid_manifests(
     kubectl: Callable[..., Callable[[], list[Any]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     kubectl({})
     assert run.main(["cluster", "submit", "gke"]) == 2
-    assert "submit: a job of which recipe?" in capsys.readouterr().err
+    assert "submit: expected a recipe; for a cluster without a job" in capsys.readouterr().err
     assert run.main(["cluster", "submit", *WORDS, "spec.training.node.gpus=16"]) == 2
     assert "16 GPUs, but a2-highgpu-8g has 8" in capsys.readouterr().err
     assert not (tmp_path / "calls.jsonl").exists()
 
 
-def test_status_logs_and_delete(
+def test_status_logs_and_delete_print_what_kubectl_reports(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     pods = [
@@ -318,8 +318,8 @@ def test_status_logs_and_delete(
         }
     )
     assert run.main(["cluster", "status", "gke"]) == 0
-    told = capfd.readouterr().out
-    assert told.splitlines() == [
+    output = capfd.readouterr().out
+    assert output.splitlines() == [
         "nq-mistral: Running, job RUNNING",
         "  rayClusterName: nq-mistral-x",
         "  pods of sampling: 2 Running",
@@ -328,7 +328,7 @@ def test_status_logs_and_delete(
     assert run.main(["cluster", "logs", "gke"]) == 0
     assert run.main(["cluster", "delete", "gke"]) == 0
     assert run.main(["cluster", "delete", "gke"]) == 0
-    assert capfd.readouterr().out == "so far\nrayjob deleted\nnq-mistral: nothing was there\n"
+    assert capfd.readouterr().out == "so far\nrayjob deleted\nnq-mistral: not found\n"
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     kinds = [word.split("/")[0] for word in deleted if "/" in word]
     assert kinds == [
@@ -338,7 +338,7 @@ def test_status_logs_and_delete(
     assert "--ignore-not-found" in deleted
 
 
-def test_status_tells_what_pods_wait_for(
+def test_status_prints_why_pods_wait(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     refused = {"state": {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "wandb" not found'}}}
@@ -361,7 +361,7 @@ def test_status_tells_what_pods_wait_for(
     ]
 
 
-def test_status_of_a_cluster_that_stands_alone(
+def test_status_of_a_cluster_without_a_job(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     ready = {"out": json.dumps({"status": {"state": "ready"}})}
@@ -370,7 +370,9 @@ def test_status_of_a_cluster_that_stands_alone(
     assert capfd.readouterr().out == "nq-mistral: cluster without a job, ready\n"
 
 
-def test_ctrl_c_leaves_the_job(kubectl: Callable[..., Callable[[], list[Any]]], tmp_path: Path) -> None:
+def test_submit_interrupted_leaves_the_job_running(
+    kubectl: Callable[..., Callable[[], list[Any]]], tmp_path: Path
+) -> None:
     calls = kubectl({"get rayjob": [NONE, RUNNING]})
     root = Path(run.__file__).parent
     process = subprocess.Popen(
@@ -380,16 +382,16 @@ def test_ctrl_c_leaves_the_job(kubectl: Callable[..., Callable[[], list[Any]]], 
     while "Running" not in process.stdout.readline():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "nq-mistral goes on without being followed. The same command follows it again" in said
+    assert "detached; nq-mistral continues. Run the same command to follow it again" in output
     assert "delete" not in verbs(calls())
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl here")
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_real_kubectl_reads_the_manifests(name: str, tmp_path: Path) -> None:
-    """As far as it goes without a server, which alone knows the kinds and can say whether it takes them."""
+def test_render_is_read_by_the_real_kubectl(name: str, tmp_path: Path) -> None:
+    """Without a server, kubectl can parse manifests, but not check their kinds."""
     path = RENDERED / f"{name}.yaml"
     done = subprocess.run(
         ["kubectl", "annotate", "--local", "--filename", str(path), "a=b", "--output", "json"],

@@ -1,62 +1,60 @@
-from typing import Any
-
 import pytest
 import yaml
 
 from cluster.render import render, to_yaml
 from cluster.spec import load_cluster, quantity_bytes
+from cluster.types import KubeManifest
 from cluster.validate import check
 from pos2distill.placement import RAY_VARIABLES, SAMPLING, TRAINING
 from scripts.render_presets import PRESETS, RENDERED, rendered
 
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
-Manifest = dict[str, Any]
 
 
-def kinds(manifests: list[Manifest]) -> dict[str, Manifest]:
+def kinds(manifests: list[KubeManifest]) -> dict[str, KubeManifest]:
     return {manifest["kind"]: manifest for manifest in manifests}
 
 
 @pytest.fixture
-def cluster() -> Manifest:
-    spec: Manifest = kinds(render(load_cluster("gke"), "nq_mistral_7b", [DATA]))["RayJob"]["spec"]["rayClusterSpec"]
+def cluster() -> KubeManifest:
+    spec: KubeManifest = kinds(render(load_cluster("gke"), "nq_mistral_7b", [DATA]))["RayJob"]["spec"]["rayClusterSpec"]
     return spec
 
 
-def pods(cluster: Manifest) -> list[Manifest]:
+def pods(cluster: KubeManifest) -> list[KubeManifest]:
     return [cluster["headGroupSpec"]["template"], *(group["template"] for group in cluster["workerGroupSpecs"])]
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_examples_render_to_the_files_that_lie_there(name: str) -> None:
-    """Else run `make docs`."""
+def test_render_gives_the_committed_files(name: str) -> None:
+    """If this fails, run `make docs`."""
     assert (RENDERED / f"{name}.yaml").read_text() == rendered(name)
 
 
-def test_there_is_no_file_without_an_example() -> None:
+def test_render_presets_have_no_other_files() -> None:
     assert {path.stem for path in RENDERED.glob("*.yaml")} == set(PRESETS)
 
 
-def test_yaml_reads_back_and_has_no_anchors() -> None:
+def test_to_yaml_reads_back_and_has_no_anchors() -> None:
     manifests = render(load_cluster("gke"), "nq_mistral_7b", [DATA])
     text = to_yaml(manifests)
     assert list(yaml.safe_load_all(text)) == manifests
     assert "&id" not in text
 
 
-def test_rendering_is_pure() -> None:
+def test_render_is_pure() -> None:
     spec = load_cluster("eks")
     first = render(spec)
     first[-1]["spec"].clear()
     assert render(spec) == render(load_cluster("eks"))
 
 
-def test_work_finds_its_nodes(cluster: Manifest) -> None:
+def test_cluster_spec_sets_labels_and_resources_of_the_pools(cluster: KubeManifest) -> None:
     sampling, training, data = cluster["workerGroupSpecs"]
     assert sampling["labels"]["ray-subcluster"] == data["labels"]["ray-subcluster"] == "sampling"
     assert "ray-subcluster" not in training["labels"]
     assert training["labels"]["pool"] == "trainer"
-    # One unit a GPU.
+    # One unit per GPU.
     assert (sampling["resources"], training["resources"]) == ({"sampler": "1"}, {"trainer": "8"})
     assert "resources" not in data
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
@@ -64,24 +62,24 @@ def test_work_finds_its_nodes(cluster: Manifest) -> None:
     assert "resources" not in cluster["headGroupSpec"]
 
 
-def test_a_cluster_without_gpus_has_its_pools_all_the_same() -> None:
+def test_cluster_spec_without_gpus_has_both_pools() -> None:
     sampling, training = render(load_cluster("kind"), "quickstart")[-1]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert (sampling["resources"], training["resources"]) == ({"sampler": "1"}, {"trainer": "1"})
     assert "nvidia.com/gpu" not in str((sampling, training))
 
 
-def test_the_pools_are_as_ray_wants_them() -> None:
+def test_pool_names_are_those_that_ray_requires() -> None:
     assert SAMPLING.labels == {"ray-subcluster": "sampling"}
     assert TRAINING.labels == {"pool": "trainer"}
     assert (SAMPLING.resource, TRAINING.resource) == ("sampler", "trainer")
     assert (TRAINING.units(8), TRAINING.units(0)) == (8, 1)
 
 
-def test_rays_autoscaler_reads_the_pools_as_they_are_meant() -> None:
+def test_render_is_understood_by_the_autoscaler_of_ray() -> None:
     from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-    read = _derive_autoscaling_config_from_ray_cr(render(load_cluster("gke"))[-1])
-    types = read["available_node_types"]
+    config = _derive_autoscaling_config_from_ray_cr(render(load_cluster("gke"))[-1])
+    types = config["available_node_types"]
     market = "ray.io/market-type"
     assert types["headgroup"]["resources"]["CPU"] == 0
     assert types["headgroup"]["labels"] == {"routing": "pools"}
@@ -95,8 +93,8 @@ def test_rays_autoscaler_reads_the_pools_as_they_are_meant() -> None:
     assert (types["sampling"]["idle_timeout_s"], types["training"]["idle_timeout_s"]) == (120, 600)
 
 
-def test_work_may_use_the_grace_of_its_group(cluster: Manifest) -> None:
-    """Ray ends its work after a time of its own, 30 s if nothing is said, whatever Kubernetes would allow."""
+def test_pod_templates_let_work_use_the_grace_period(cluster: KubeManifest) -> None:
+    """Ray stops work after its own drain timeout (default 30 s), even if Kubernetes would allow more."""
     from ray._private import ray_constants
 
     assert ray_constants.RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S == 30
@@ -107,7 +105,7 @@ def test_work_may_use_the_grace_of_its_group(cluster: Manifest) -> None:
         assert variables.items() >= RAY_VARIABLES.items()
 
 
-def test_the_autoscaler_is_set_in_one_way(cluster: Manifest) -> None:
+def test_cluster_spec_sets_the_autoscaler_version_once(cluster: KubeManifest) -> None:
     assert cluster["enableInTreeAutoscaling"] is True
     assert cluster["autoscalerOptions"]["version"] == "v2"
     assert "RAY_enable_autoscaler_v2" not in str(cluster)
@@ -122,7 +120,7 @@ def test_the_autoscaler_is_set_in_one_way(cluster: Manifest) -> None:
         ("karpenter", ("karpenter.sh/capacity-type", "spot"), ("karpenter.sh/capacity-type", "on-demand")),
     ],
 )
-def test_samplers_are_spot_and_trainers_are_not(
+def test_group_template_selects_spot_machines_for_sampling_only(
     platform: str, spot: tuple[str, str], on_demand: tuple[str, str]
 ) -> None:
     made = render(load_cluster("eks", [f"platform={platform}"]))[-1]["spec"]
@@ -131,13 +129,13 @@ def test_samplers_are_spot_and_trainers_are_not(
     assert on_demand in training.items()
 
 
-def test_trainers_on_gke_keep_off_spot_machines(cluster: Manifest) -> None:
+def test_group_template_excludes_spot_machines_on_gke_for_training(cluster: KubeManifest) -> None:
     sampling, training, _ = (group["template"]["spec"] for group in cluster["workerGroupSpecs"])
     assert sampling["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
     assert "DoesNotExist" in str(training["affinity"])
 
 
-def test_every_container_is_locked_and_can_write_where_it_must(cluster: Manifest) -> None:
+def test_pod_templates_restrict_rights_and_mount_writable_folders(cluster: KubeManifest) -> None:
     job = kinds(render(load_cluster("onprem"), "quickstart"))["RayJob"]["spec"]
     for template in [*pods(cluster), *pods(job["rayClusterSpec"]), job["submitterPodTemplate"]]:
         pod = template["spec"]
@@ -159,12 +157,12 @@ def test_every_container_is_locked_and_can_write_where_it_must(cluster: Manifest
     assert cluster["autoscalerOptions"]["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_only_the_head_has_a_token_of_the_api(cluster: Manifest) -> None:
+def test_head_template_alone_mounts_the_api_token(cluster: KubeManifest) -> None:
     assert [pod["spec"]["automountServiceAccountToken"] for pod in pods(cluster)] == [True, False, False, False]
     assert cluster["authOptions"] == {"mode": "token"}
 
 
-def test_shared_memory_and_shared_storage_are_mounted() -> None:
+def test_pod_templates_mount_shared_memory_and_storage() -> None:
     made = render(load_cluster("onprem"))[-1]["spec"]
     for template in pods(made):
         volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
@@ -173,7 +171,7 @@ def test_shared_memory_and_shared_storage_are_mounted() -> None:
         assert volumes[paths["/mnt/storage"]]["persistentVolumeClaim"] == {"claimName": "pos2distill"}
 
 
-def test_a_job_ends_and_takes_its_cluster_with_it() -> None:
+def test_ray_job_deletes_its_cluster_at_the_end() -> None:
     job = kinds(render(load_cluster("gke", ["job.backoff_limit=0"]), "nq_mistral_7b", [DATA]))["RayJob"]
     spec = job["spec"]
     assert spec["shutdownAfterJobFinishes"] is True
@@ -181,7 +179,7 @@ def test_a_job_ends_and_takes_its_cluster_with_it() -> None:
     assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
 
 
-def test_the_submitter_stays_where_it_is() -> None:
+def test_submitter_template_is_not_evicted() -> None:
     job = render(load_cluster("gke", ["pods.priority_class=research"]), "nq_mistral_7b", [DATA])[-1]["spec"]
     pod = job["submitterPodTemplate"]
     assert job["submitterConfig"] == {"backoffLimit": 6}
@@ -190,7 +188,7 @@ def test_the_submitter_stays_where_it_is() -> None:
     assert pod["spec"]["priorityClassName"] == "research"
 
 
-def test_a_queue_is_named_if_asked_for_and_gets_a_cluster_of_fixed_size() -> None:
+def test_render_with_a_queue_labels_a_cluster_of_fixed_size() -> None:
     manifests = render(load_cluster("eks", ["job.queue=research", "sampling.min=16", "training.min=1"]))
     labels = [manifest["metadata"]["labels"] for manifest in manifests]
     assert labels[-1]["kueue.x-k8s.io/queue-name"] == "research"
@@ -202,45 +200,45 @@ def test_a_queue_is_named_if_asked_for_and_gets_a_cluster_of_fixed_size() -> Non
     assert check(manifests) == []
 
 
-def test_the_object_store_fits_into_shared_memory(cluster: Manifest) -> None:
+def test_cluster_spec_object_store_fits_into_shared_memory(cluster: KubeManifest) -> None:
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         volumes = {volume["name"]: volume["emptyDir"] for volume in group["template"]["spec"]["volumes"]}
         shm = quantity_bytes(volumes["shared-mem"]["sizeLimit"])
         assert 0.85 * shm < int(group["rayStartParams"]["object-store-memory"]) < 0.95 * shm
 
 
-def test_disk_is_asked_for(cluster: Manifest) -> None:
+def test_pod_templates_request_disk(cluster: KubeManifest) -> None:
     sizes = [pod["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"] for pod in pods(cluster)]
     assert sizes == ["50Gi", "100Gi", "200Gi", "20Gi"]
 
 
-def test_without_a_recipe_the_cluster_stands_alone() -> None:
+def test_render_without_a_recipe_gives_a_cluster() -> None:
     assert "RayCluster" in kinds(render(load_cluster("onprem")))
     assert "RayJob" not in kinds(render(load_cluster("onprem")))
 
 
-def test_an_account_that_exists_is_used() -> None:
+def test_render_uses_an_existing_service_account() -> None:
     manifests = render(load_cluster("onprem", ["pods.service_account=mine"]))
     assert "ServiceAccount" not in kinds(manifests)
     assert {pod["spec"]["serviceAccountName"] for pod in pods(manifests[-1]["spec"])} == {"mine"}
 
 
-def test_policies_select_the_pods_and_let_through_what_is_needed() -> None:
+def test_network_policies_select_the_pods_and_allow_required_traffic() -> None:
     manifests = render(load_cluster("onprem"))
-    everyone, head = (manifest["spec"] for manifest in manifests if manifest["kind"] == "NetworkPolicy")
+    all_pods, head = (manifest["spec"] for manifest in manifests if manifest["kind"] == "NetworkPolicy")
     pod_labels = [template["metadata"]["labels"] for template in pods(manifests[-1]["spec"])]
     for labels in pod_labels:
-        assert everyone["podSelector"]["matchLabels"].items() <= labels.items()
-    assert everyone["policyTypes"] == head["policyTypes"] == ["Ingress", "Egress"]
-    assert "'port': 53" in str(everyone["egress"])
-    assert "monitoring" in str(everyone["ingress"])
+        assert all_pods["podSelector"]["matchLabels"].items() <= labels.items()
+    assert all_pods["policyTypes"] == head["policyTypes"] == ["Ingress", "Egress"]
+    assert "'port': 53" in str(all_pods["egress"])
+    assert "monitoring" in str(all_pods["ingress"])
     assert head["podSelector"]["matchLabels"]["ray.io/node-type"] == "head"
     assert "kuberay-operator" in str(head["ingress"])
     assert head["egress"][0]["to"] == [{"ipBlock": {"cidr": "10.0.0.10/32"}}]
-    assert "0.0.0.0/0" not in str(everyone)
+    assert "0.0.0.0/0" not in str(all_pods)
 
 
-def test_head_and_trainers_are_not_drained_away() -> None:
+def test_disruption_budgets_cover_the_head_and_training() -> None:
     budgets = [each for each in render(load_cluster("gke")) if each["kind"] == "PodDisruptionBudget"]
     assert [(each["metadata"]["name"], each["spec"]["minAvailable"]) for each in budgets] == [
         ("nq-mistral-head", 1),
@@ -248,7 +246,7 @@ def test_head_and_trainers_are_not_drained_away() -> None:
     ]
 
 
-def test_secrets_are_references_only() -> None:
+def test_render_has_references_to_secrets_only() -> None:
     text = to_yaml(render(load_cluster("eks"), "nq_llama3_8b", [DATA]))
     variables = [
         variable
@@ -261,7 +259,7 @@ def test_secrets_are_references_only() -> None:
     assert "hf_" not in text
 
 
-def test_no_value_of_the_environment_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_render_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecretsecretsecret")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
     text = to_yaml(render(load_cluster("eks"), "nq_llama3_8b", [DATA]))

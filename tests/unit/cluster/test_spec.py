@@ -34,106 +34,123 @@ def load(tmp_path: Path) -> Callable[..., ClusterSpec]:
     return load
 
 
-def test_a_short_spec_is_filled_with_sensible_values(load: Callable[..., ClusterSpec]) -> None:
+def test_load_cluster_fills_in_defaults(load: Callable[..., ClusterSpec]) -> None:
     spec = load("sampling.max=5")
     assert (spec.sampling.min, spec.sampling.max, spec.sampling.spot, spec.training.min) == (0, 5, True, 0)
+    assert (spec.training.spot, spec.training.idle_timeout_s, spec.training.grace_s) == (False, 600, 600)
+    assert (spec.sampling.idle_timeout_s, spec.sampling.grace_s) == (120, 30)
     assert (spec.ray_version, spec.pods.user, spec.job.backoff_limit, spec.data) == ("2.60.0", 1000, 2, None)
 
 
+def test_load_cluster_training_defaults_give_way_to_the_spec(load: Callable[..., ClusterSpec]) -> None:
+    training = load("training.grace_s=90").training
+    assert (training.spot, training.idle_timeout_s, training.grace_s) == (False, 600, 90)
+
+
 @pytest.mark.parametrize("name", ["gke", "eks", "onprem", "kind"])
-def test_examples_are_known_by_name(name: str) -> None:
+def test_load_cluster_finds_presets_by_name(name: str) -> None:
     assert load_cluster(name).storage.url
 
 
-# --- one fault each, told with its place and its mend
+# --- one fault each, reported with its field and a remedy
 
 WRONG = [
     ("smapling.max=2", "smapling: unknown field; did you mean 'sampling'?"),
     ("sampling.node.gpu=1", "sampling.node.gpu: unknown field; did you mean 'gpus'?"),
-    ("training.spot=true", "training.spot: unknown field; did you mean"),
+    ("training.spot=true", "training.spot: the loss of one training node stops all workers; set false"),
     ("data={max: 1, node: {cpu: 1}}", "data.node.cpu: unknown field; did you mean 'cpus'?"),
     ("pods.secrets=[{env: A, sceret: b, key: c}]", "pods.secrets[0].sceret: unknown field; did you mean 'secret'?"),
     ("pods.secrets=[{env: A, secret: b, key: c, value: d}]", "pods.secrets[0].value: unknown field; expected one of"),
     ("name=Small", "name: string should match pattern"),
     (f"name={'a' * 48}", "name: string should have at most 47 characters"),
-    ("image=pos2distill", "image: 'pos2distill' may change between pods; name a version: pos2distill:0.1.0"),
-    ("image=reg:5000/p:latest", "image: 'reg:5000/p:latest' may change between pods; name a version: reg:5000/p:0.1.0"),
-    ("ray_version=2.51.0", "ray_version: the project needs Ray 2.60 or newer, got 2.51.0"),
+    (
+        "image=pos2distill",
+        "image: 'pos2distill' may change between pods; name a version, for example pos2distill:0.1.0",
+    ),
+    (
+        "image=reg:5000/p:latest",
+        "image: 'reg:5000/p:latest' may change between pods; name a version, for example reg:5000/p:0.1.0",
+    ),
+    ("ray_version=2.51.0", "ray_version: the project requires Ray 2.60 or newer, got 2.51.0"),
     ("ray_version=newest", "ray_version: expected a full version, for example 2.60.0, got newest"),
     ("sampling.min=3", "sampling.min: 3 is more than max, 2"),
     ("training.max=0", "training.max: input should be greater than or equal to 1, got 0"),
-    ("training.node.gpus=0", "training.node.gpus: the group has no GPU, the other one has; set both, or 0 for both"),
-    ("sampling.node.gpus=0", "sampling.node.gpus: the group has no GPU, the other one has; set both, or 0 for both"),
-    ("head.gpus=1", "head.gpus: the head does no work and wants no GPU; set 0"),
-    ("data={max: 1, node: {cpus: 1, memory: 16Gi, gpus: 1}}", "data.node.gpus: data tasks want no GPU; set 0"),
+    ("training.node.gpus=0", "training.node.gpus: expected 1 or more, since sampling has GPUs; or set 0 for both"),
+    ("sampling.node.gpus=0", "sampling.node.gpus: expected 1 or more, since training has GPUs; or set 0 for both"),
+    ("head.gpus=1", "head.gpus: the head runs no work and needs no GPU; set 0"),
+    ("data={max: 1, node: {cpus: 1, memory: 16Gi, gpus: 1}}", "data.node.gpus: data tasks need no GPU; set 0"),
     ("head.memory=64GB", "head.memory: string should match pattern"),
-    ("head.shm=16Gi", "head.shm: 16Gi leaves nothing of memory, 16Gi; lower it"),
+    ("head.shm=16Gi", "head.shm: 16Gi must be less than memory, 16Gi; lower it"),
     ("head.shm=64Mi", "head.shm: 64Mi is too small for Ray's object store; set 128Mi or more"),
-    ("job.queue=research", "sampling.min: Kueue takes only clusters of a fixed size; set it to max, 2"),
-    ("platform=other", "sampling.spot: on platform 'other' it is not known how to ask for it; set false"),
-    ("storage.url=/tmp/runs", "storage.url: pods share no folder, got /tmp/runs; give a bucket's URL, or set claim"),
+    ("job.queue=research", "sampling.min: Kueue requires groups of a fixed size; set it to max, 2"),
+    ("platform=other", "sampling.spot: spot machines are not supported on platform 'other'; set false"),
+    ("storage.url=/tmp/runs", "storage.url: expected a bucket URL, or a folder with claim set, got /tmp/runs"),
     ("storage.url=gcs://bucket/runs", "storage.url: the image cannot write to gcs://; did you mean 'gs'?"),
     ("storage.url=abfs://c@me/runs", "storage.url: the image cannot write to abfs://; expected one of: gs, s3"),
     ("storage={url: /other, claim: c}", "storage.url: /other is not below mount, /mnt/storage"),
-    ("storage={url: s3://b, claim: c, mount: /tmp/x}", "storage.mount: /tmp/x is taken; choose another folder"),
-    ("storage.url=s3://me:hunter2hunter2@bucket", "storage.url: holds what looks like a secret; give access by"),
+    ("storage={url: s3://b, claim: c, mount: /tmp/x}", "storage.mount: /tmp/x is reserved; choose another folder"),
+    ("storage.url=s3://me:hunter2hunter2@bucket", "storage.url: contains what looks like a secret; use the service"),
     ("pods.env={HF_TOKEN: hunter2}", "pods.env: 'HF_TOKEN' looks like a secret in clear text; put it into a Kuber"),
     ("pods.env={NOTE: hf_abcdefghijklmnopqrst}", "pods.env: 'NOTE' looks like a secret in clear text"),
-    ("pods.env={2X: a}", "pods.env: '2X' is no name of an environment variable"),
+    ("pods.env={2X: a}", "pods.env: '2X' is not a valid name of an environment variable"),
     ("pods.secrets=[{env: HF-TOKEN, secret: a, key: b}]", "pods.secrets[0].env: expected the name of an environment"),
     ("pods.secrets=[{env: T, secret: a, key: hf_abcdefghijklmnopqrst}]", "pods.secrets[0].key: looks like the secret"),
     ("pods={env: {A: b}, secrets: [{env: A, secret: b, key: c}]}", "pods.secrets: the environment variable A is set"),
-    ("pods.env={HOME: /root}", "pods.env: HOME is set by the manifests themselves; remove it"),
-    (
-        "pods.secrets=[{env: RAY_ADDRESS, secret: a, key: b}]",
-        "pods.env: RAY_ADDRESS is set by the manifests themselves",
-    ),
+    ("pods.env={HOME: /root}", "pods.env: HOME is set automatically; remove it"),
+    ("pods.secrets=[{env: RAY_ADDRESS, secret: a, key: b}]", "pods.env: RAY_ADDRESS is set automatically; remove it"),
     ("training.grace_s=5", "training.grace_s: input should be greater than or equal to 20, got 5"),
     ("pods.user=0", "pods.user: input should be greater than or equal to 1, got 0"),
     (
         "pods={service_account: mine, service_account_annotations: {a: b}}",
-        "pods.service_account_annotations: are for the account that is made; drop service_account",
+        "pods.service_account_annotations: apply to a new account only; remove service_account",
     ),
     ("network.egress=[{cidr: everywhere}]", "network.egress[0].cidr: expected a network, for example 10.0.0.0/16"),
-    ("network.api_server={cidr: 10.0.0.1/32, ports: [0]}", "network.api_server.ports: 0 is no port; expected 1 to"),
+    (
+        "network.api_server={cidr: 10.0.0.1/32, ports: [0]}",
+        "network.api_server.ports: 0 is not a valid port; expected 1 to",
+    ),
     ("job.start_deadline_s=999999", "job.start_deadline_s: 999999 is not before deadline_s, 604800"),
     (
         "sampling.node.tolerations=[{key: a, operator: Equal}]",
-        "sampling.node.tolerations[0].value: operator 'Equal' wants a value",
+        "sampling.node.tolerations[0].value: operator 'Equal' requires a value",
+    ),
+    (
+        "sampling.node.tolerations=[{key: a, value: b}]",
+        "sampling.node.tolerations[0].value: operator 'Exists' takes no value; remove it",
     ),
 ]
 
 
 @pytest.mark.parametrize(("override", "message"), WRONG)
-def test_a_wrong_spec_is_refused_with_field_and_mend(
+def test_load_cluster_refuses_a_wrong_spec_in_one_line(
     load: Callable[..., ClusterSpec], override: str, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
         load(override)
-    told = str(caught.value)
-    assert message in told
-    assert told.startswith(("command line: ", "/"))
-    assert "\n" not in told
-    assert "hunter2" not in told
-    assert "hf_abc" not in told
+    error = str(caught.value)
+    assert message in error
+    assert error.startswith(("command line: ", "/"))
+    assert "\n" not in error
+    assert "hunter2" not in error
+    assert "hf_abc" not in error
 
 
-def test_a_missing_spec_comes_with_the_nearest_name() -> None:
+def test_load_cluster_suggests_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"^gek: no such cluster spec; did you mean 'gke'\?$"):
         load_cluster("gek")
 
 
-def test_a_missing_section_is_named(tmp_path: Path) -> None:
+def test_load_cluster_names_a_missing_section(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in MINIMAL.items() if key != "storage"}))
     with pytest.raises(UserError, match=r"small.yaml: storage: missing$"):
         load_cluster(str(path))
 
 
-# --- the recipe on this cluster
+# --- make_entrypoint
 
 
-def test_the_entrypoint_survives_a_shell(load: Callable[..., ClusterSpec]) -> None:
+def test_make_entrypoint_quotes_for_a_shell(load: Callable[..., ClusterSpec]) -> None:
     made = make_entrypoint(load(), "quickstart", ["evaluation.slots=[0, 9]", "runtime.trainers.workers=1"])
     assert made == (
         "env --chdir=/opt/pos2distill python run.py study quickstart 'evaluation.slots=[0, 9]' "
@@ -141,13 +158,13 @@ def test_the_entrypoint_survives_a_shell(load: Callable[..., ClusterSpec]) -> No
     )
 
 
-def test_ones_own_storage_stays(load: Callable[..., ClusterSpec]) -> None:
+def test_make_entrypoint_keeps_the_storage_of_an_override(load: Callable[..., ClusterSpec]) -> None:
     made = make_entrypoint(load(), "quickstart", ["runtime.storage=s3://other/run"])
     assert made.endswith(" quickstart runtime.storage=s3://other/run")
 
 
 @pytest.mark.parametrize("scheme", READABLE)
-def test_what_pods_may_read_opens_with_every_install(scheme: str) -> None:
+def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
     assert fsspec.get_filesystem_class(scheme)
 
 
@@ -155,13 +172,13 @@ def test_what_pods_may_read_opens_with_every_install(scheme: str) -> None:
     ("recipe", "overrides", "message"),
     [
         ("quickstrat", [], "quickstrat: no such recipe; did you mean 'quickstart'?"),
-        ("RECIPE", [], "not in the image; put it into pipelines/recipes/ and build the image anew"),
+        ("RECIPE", [], "not in the image; copy it to pipelines/recipes/ and rebuild the image"),
         ("quickstart", ["training.epoch=1"], "training.epoch: unknown field; did you mean 'epochs'?"),
-        ("nq_mistral_7b", [], "nq-open-20_total_documents_gold_at_0.jsonl.gz is not there in the pods; give a URL"),
-        ("quickstart", ["model.path=/models/x"], "model.path: /models/x is not there in the pods; give a URL"),
-        ("quickstart", ["model.path=./mymodel"], "model.path: ./mymodel is not there in the pods; give a URL"),
-        ("quickstart", ["model.path=../x"], "model.path: ../x is not there in the pods; give a URL"),
-        ("quickstart", ["model.path=~/m"], "model.path: ~/m is not there in the pods; give a URL"),
+        ("nq_mistral_7b", [], "nq-open-20_total_documents_gold_at_0.jsonl.gz does not exist in the pods; set a URL"),
+        ("quickstart", ["model.path=/models/x"], "model.path: /models/x does not exist in the pods; set a URL"),
+        ("quickstart", ["model.path=./mymodel"], "model.path: ./mymodel does not exist in the pods; set a URL"),
+        ("quickstart", ["model.path=../x"], "model.path: ../x does not exist in the pods; set a URL"),
+        ("quickstart", ["model.path=~/m"], "model.path: ~/m does not exist in the pods; set a URL"),
         ("quickstart", ["model.path=gcs://b/m"], "model.path: the image cannot open gcs://; did you mean 'gs'?"),
         ("quickstart", ["data.path=htps://h/x"], "data.path: the image cannot open htps://; did you mean 'https'?"),
         (
@@ -169,49 +186,53 @@ def test_what_pods_may_read_opens_with_every_install(scheme: str) -> None:
             ["runtime.storage=https://h/x"],
             "runtime.storage: the image cannot open https://; expected one of: gs, s3",
         ),
-        ("quickstart", ["runtime.storage=/tmp/x"], "runtime.storage: /tmp/x is not there in the pods; give a URL"),
+        ("quickstart", ["runtime.storage=/tmp/x"], "runtime.storage: /tmp/x does not exist in the pods; set a URL"),
         ("quickstart", ["runtime.samplers.gpus=2"], "runtime.samplers.gpus: 2, but a node of sampling has 1; lower it"),
         (
             "quickstart",
             ["runtime.trainers={workers: 8, gpus: 1}"],
-            "runtime.trainers.workers: 8, but the nodes of training have room for 4; raise spec.training.max",
+            "runtime.trainers.workers: 8, but only 4 fit on the nodes of training; raise spec.training.max",
         ),
         (
-            # Two nodes of 4 GPUs have 8, but room for one worker of 3 each.
+            # Two nodes of 4 GPUs have 8 GPUs, but only one worker with 3 GPUs fits on each.
             "quickstart",
             ["runtime.trainers={workers: 3, gpus: 3}", "spec.training.max=2"],
-            "runtime.trainers.workers: 3, but the nodes of training have room for 2; raise spec.training.max or lower",
+            "runtime.trainers.workers: 3, but only 2 fit on the nodes of training; raise spec.training.max or lower",
         ),
         (
             "quickstart",
             ["runtime.samplers={max: 3, cpus: 5}"],
-            "runtime.samplers.max: 3, but the nodes of sampling have room for 2; raise spec.sampling.max or lower",
+            "runtime.samplers.max: 3, but only 2 fit on the nodes of sampling; raise spec.sampling.max or lower",
         ),
         ("quickstart", ["runtime.teachers.cpus=9"], "runtime.teachers.cpus: 9, but a node of sampling has 8; lower it"),
         (
             "quickstart",
             ["runtime.samplers={max: 2, gpus: 1}", "runtime.teachers={max: 1, gpus: 1}"],
-            "runtime.samplers.max: with the teachers they want 3 GPUs, but sampling has at most 2; raise spec.sampling",
+            "runtime.samplers.max: samplers and teachers need 3 GPUs, but sampling has at most 2; raise spec.sampling",
         ),
         (
             "quickstart",
             [f"data.path={CHECKOUT}/examples/toy/data.jsonl.gz"],
-            "is not there in the pods; give a URL, or the path from the",
+            "does not exist in the pods; set a URL, or a path relative to the project",
         ),
         (
             "quickstart",
             ["evaluation.also_evaluate=[TRANSFER]"],
-            "mine.yaml: not in the image; put it into pipelines/recipes/",
+            "mine.yaml: not in the image; copy it to pipelines/recipes/",
         ),
         (
             "nq_mistral_7b",
             ["data.path=s3://b/x", "evaluation.also_evaluate=[webq_mistral_7b]"],
             "nq_mistral_7b: evaluation.also_evaluate: webq_mistral_7b: data.path: ",
         ),
-        ("quickstart", ["data.path=s3://k:hunter2hunter2@b/x"], "an override holds what looks like a secret; name it"),
+        (
+            "quickstart",
+            ["data.path=s3://k:hunter2hunter2@b/x"],
+            "an override contains what looks like a secret; use pods.secrets",
+        ),
     ],
 )
-def test_a_recipe_that_cannot_run_there_is_refused(
+def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
     load: Callable[..., ClusterSpec], tmp_path: Path, recipe: str, overrides: list[str], message: str
 ) -> None:
     mine = tmp_path / "mine.yaml"
@@ -225,7 +246,7 @@ def test_a_recipe_that_cannot_run_there_is_refused(
     assert "hunter2" not in str(caught.value)
 
 
-# --- what a secret looks like
+# --- secrets
 
 
 @pytest.mark.parametrize(
@@ -247,7 +268,7 @@ def test_a_recipe_that_cannot_run_there_is_refused(
         ("ROLE", "arn:aws:iam::123456789012:role/pos2distill", False),
     ],
 )
-def test_secrets_are_known_by_name_or_form(name: str, value: str, secret: bool) -> None:
+def test_holds_secret_by_name_or_form(name: str, value: str, secret: bool) -> None:
     assert holds_secret(name, value) is secret
 
 
@@ -265,7 +286,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         f"/mnt/models--org--m/snapshots/{COMMIT}/config.json",
     ],
 )
-def test_digests_and_commits_are_no_secrets(text: str) -> None:
+def test_looks_secret_accepts_digests_and_commits(text: str) -> None:
     assert not looks_secret(text)
 
 
@@ -281,5 +302,5 @@ def test_digests_and_commits_are_no_secrets(text: str) -> None:
         '{"type": "service_account", "private_key": "x"}',
     ],
 )
-def test_what_opens_a_door_is_a_secret(text: str) -> None:
+def test_looks_secret_finds_keys_and_signatures(text: str) -> None:
     assert looks_secret(text)

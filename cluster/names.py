@@ -1,0 +1,33 @@
+"""Names that Kubernetes, KubeRay, Kueue and the clouds define. Rendering and checking use the same ones."""
+
+GPU = "nvidia.com/gpu"  # resource of NVIDIA's device plugin
+GPU_COUNT_LABEL = "nvidia.com/gpu.count"  # node label of NVIDIA's feature discovery
+INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"  # behind a feature gate of Kueue that is off by default
+
+GROUP_LABEL = "ray.io/group"  # KubeRay sets it on the pods of a worker group to the group's name
+NODE_TYPE_LABEL = "ray.io/node-type"  # KubeRay sets it on every pod of a cluster: head or worker
+MARKET_LABEL = "ray.io/market-type"  # Ray node label: spot or on-demand
+
+# KubeRay before 1.4 chose the autoscaler's version by this variable; `autoscalerOptions.version` replaces it.
+AUTOSCALER_V2_VARIABLE = "RAY_enable_autoscaler_v2"
+
+RAY_JOB_NAME_LENGTH = 47  # KubeRay 1.7.0: it appends suffixes to the name of a RayJob
+RAY_CLUSTER_NAME_LENGTH = 53
+
+# Node labels of spot machines, which the cloud may reclaim at any time, by the spec's `platform`.
+GKE_SPOT_LABEL = "cloud.google.com/gke-spot"
+SPOT_SELECTORS: dict[str, dict[str, str]] = {
+    "gke": {GKE_SPOT_LABEL: "true"},
+    "eks": {"eks.amazonaws.com/capacityType": "SPOT"},
+    "karpenter": {"karpenter.sh/capacity-type": "spot"},
+    "other": {},
+}
+ON_DEMAND_SELECTORS: dict[str, dict[str, str]] = {
+    "gke": {},  # GKE has no label for on-demand machines; pods.py excludes spot machines by node affinity instead
+    "eks": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
+    "karpenter": {"karpenter.sh/capacity-type": "on-demand"},
+    "other": {},
+}

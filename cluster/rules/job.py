@@ -1,0 +1,163 @@
+"""Rules for the spec of a RayJob, apart from its cluster."""
+
+from collections.abc import Callable, Iterator
+
+import yaml
+
+from pos2distill.errors import did_you_mean
+
+from ..types import Fault
+from .fields import Fields
+from .pods import check_pod
+
+_SUBMISSION_MODES = ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode")
+_MANAGERS = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
+_MINIMA = (
+    ("ttlSecondsAfterFinished", 0),
+    ("backoffLimit", 0),
+    ("activeDeadlineSeconds", 1),
+    ("preRunningDeadlineSeconds", 1),
+)
+
+
+def check_job(job: Fields) -> Iterator[Fault]:
+    """All faults of the spec of a RayJob, except those of its cluster."""
+    for rule in JOB_RULES:
+        yield from rule(job)
+    if "submitterPodTemplate" in job:
+        yield from check_pod(job.mapping("submitterPodTemplate"))
+
+
+def _shuts_down(job: Fields) -> bool:
+    return job.get("shutdownAfterJobFinishes") is True
+
+
+def entrypoint_is_given(job: Fields) -> Iterator[Fault]:
+    """A job requires a command, unless the user submits it (InteractiveMode)."""
+    if not job.get("entrypoint") and job.get("submissionMode") != "InteractiveMode":
+        yield job.fault("entrypoint", "missing; set the command that the job runs")
+
+
+def suspended_job_shuts_down(job: Fields) -> Iterator[Fault]:
+    """Source: ValidateRayJobSpec."""
+    if job.get("suspend") and not _shuts_down(job):
+        message = "requires that the cluster is deleted after the job; set shutdownAfterJobFinishes: true"
+        yield job.fault("suspend", message)
+
+
+def ttl_requires_shutdown(job: Fields) -> Iterator[Fault]:
+    """Source: validateDeletionConfiguration."""
+    if job.integer("ttlSecondsAfterFinished") and not _shuts_down(job):
+        yield job.fault("ttlSecondsAfterFinished", "requires shutdownAfterJobFinishes: true; set that")
+
+
+def limits_are_in_range(job: Fields) -> Iterator[Fault]:
+    """Source: ValidateRayJobSpec."""
+    for name, minimum in _MINIMA:
+        value = job.integer(name)
+        if value is not None and value < minimum:
+            yield job.fault(name, f"is {value}; set it to {minimum} or more")
+
+
+def deadline_is_set(job: Fields) -> Iterator[Fault]:
+    """Rule of this project."""
+    if "activeDeadlineSeconds" not in job:
+        message = "missing: a job that hangs would keep its GPUs; set a limit in seconds"
+        yield job.fault("activeDeadlineSeconds", message)
+
+
+def submission_mode_is_known(job: Fields) -> Iterator[Fault]:
+    """Source: JobSubmissionMode in `apis/ray/v1/rayjob_types.go`."""
+    mode = job.get("submissionMode", "K8sJobMode")
+    if mode not in _SUBMISSION_MODES:
+        yield job.fault("submissionMode", f"'{mode}' is unknown{did_you_mean(str(mode), _SUBMISSION_MODES)}")
+
+
+def interactive_job_has_no_retries(job: Fields) -> Iterator[Fault]:
+    """Source: ValidateRayJobSpec."""
+    if job.integer("backoffLimit") and job.get("submissionMode") == "InteractiveMode":
+        yield job.fault("backoffLimit", "is not supported in InteractiveMode; set 0")
+
+
+def sidecar_job_has_no_submitter(job: Fields) -> Iterator[Fault]:
+    """In SidecarMode, a container of the head submits the job to its own cluster. Source: ValidateRayJobSpec."""
+    if job.get("submissionMode") != "SidecarMode":
+        return
+    for name in ("submitterPodTemplate", "submitterConfig", "clusterSelector"):
+        if name in job:
+            yield job.fault(name, "is not supported in SidecarMode; remove it, or use K8sJobMode")
+
+
+def cluster_is_described_or_selected(job: Fields) -> Iterator[Fault]:
+    """Source: ValidateRayJobSpec."""
+    if not job.get("clusterSelector") and "rayClusterSpec" not in job:
+        yield job.fault("rayClusterSpec", "missing; describe the job's cluster, or name one with clusterSelector")
+
+
+def selected_cluster_has_no_retries(job: Fields) -> Iterator[Fault]:
+    """Source: ValidateRayJobSpec."""
+    if job.get("clusterSelector") and job.integer("backoffLimit"):
+        message = "a retry creates a new cluster, but clusterSelector names an existing one; set 0"
+        yield job.fault("backoffLimit", message)
+
+
+def selected_cluster_is_not_suspended(job: Fields) -> Iterator[Fault]:
+    """Source: ValidateRayJobSpec."""
+    if job.get("clusterSelector") and job.get("suspend"):
+        yield job.fault("suspend", "is not supported with clusterSelector; remove one of them")
+
+
+def deletion_rules_exclude_other_settings(job: Fields) -> Iterator[Fault]:
+    """Source: validateDeletionConfiguration."""
+    strategy = job.mapping("deletionStrategy")
+    if not strategy.items_of("deletionRules"):
+        return
+    if _shuts_down(job):
+        message = "are not supported with shutdownAfterJobFinishes; remove one of them"
+        yield strategy.fault("deletionRules", message)
+    if "onSuccess" in strategy or "onFailure" in strategy:
+        message = "has deletionRules and also onSuccess or onFailure; keep the rules only"
+        yield job.fault("deletionStrategy", message)
+
+
+def autoscaled_workers_are_not_deleted(job: Fields) -> Iterator[Fault]:
+    """Source: validateDeletionRules."""
+    if not job.mapping("rayClusterSpec").get("enableInTreeAutoscaling"):
+        return
+    for rule in job.mapping("deletionStrategy").mappings("deletionRules"):
+        if rule.get("policy") == "DeleteWorkers":
+            yield rule.fault("policy", "DeleteWorkers is not supported with autoscaling; use DeleteCluster")
+
+
+def manager_is_known(job: Fields) -> Iterator[Fault]:
+    """Source: the field's validation in `apis/ray/v1/rayjob_types.go`."""
+    manager = job.get("managedBy")
+    if manager is not None and manager not in _MANAGERS:
+        yield job.fault("managedBy", f"expected {' or '.join(_MANAGERS)}; set one of them or remove it")
+
+
+def runtime_environment_is_yaml(job: Fields) -> Iterator[Fault]:
+    """Source: ValidateRayJobSpec."""
+    try:
+        yaml.safe_load(str(job.get("runtimeEnvYAML", "")))
+    except yaml.YAMLError:
+        yield job.fault("runtimeEnvYAML", "is not valid YAML; fix it, or put its contents into the image")
+
+
+JOB_RULES: tuple[Callable[[Fields], Iterator[Fault]], ...] = (
+    entrypoint_is_given,
+    suspended_job_shuts_down,
+    ttl_requires_shutdown,
+    limits_are_in_range,
+    deadline_is_set,
+    submission_mode_is_known,
+    interactive_job_has_no_retries,
+    sidecar_job_has_no_submitter,
+    cluster_is_described_or_selected,
+    selected_cluster_has_no_retries,
+    selected_cluster_is_not_suspended,
+    deletion_rules_exclude_other_settings,
+    autoscaled_workers_are_not_deleted,
+    manager_is_known,
+    runtime_environment_is_yaml,
+)
