@@ -11,7 +11,7 @@ from torch import Tensor
 from pos2distill.config import Recipe, Study, TrainersSection
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.strategies import build_strategy
-from tests.support.ranks import process_group, run_ranks
+from tests.support.ranks import process_group, run_processes
 
 DEVICE = "cuda"
 
@@ -46,7 +46,7 @@ def on_the_gpu(tmp_path: Path) -> Callable[[Study, str], tuple[Tensor, float]]:
     def run(study: Study, strategy: str) -> tuple[Tensor, float]:
         if strategy == "torch":
             return one_step(study, strategy, DEVICE)
-        run_ranks(zero3_rank, 1, study, str(tmp_path / "rendezvous"), str(tmp_path / "step.pt"))
+        run_processes(zero3_rank, 1, study, str(tmp_path / "rendezvous"), str(tmp_path / "step.pt"))
         found: tuple[Tensor, float] = torch.load(tmp_path / "step.pt")
         return found
 

@@ -25,7 +25,7 @@ from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
-from tests.support.ranks import process_group, run_ranks
+from tests.support.ranks import process_group, run_processes
 from tests.support.results import artifact_of, read_steps, training_ids
 from tests.unit.conftest import no_stream
 
@@ -178,7 +178,7 @@ def zero3_results(
             jobs["bfloat16"] = (first_step_of_zero3, with_sections(bf16_recipe, training={"precision": "bfloat16"}))
             jobs["buffers"] = (model_buffers, rope_recipe)
         folder = tmp_path_factory.mktemp("zero3")
-        run_ranks(run_jobs, 2, jobs, samples, str(folder))
+        run_processes(run_jobs, 2, jobs, samples, str(folder))
         return dict(torch.load(folder / "results.pt"))
 
     return run

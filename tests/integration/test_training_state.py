@@ -20,7 +20,7 @@ from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
-from tests.support.ranks import process_group, run_ranks
+from tests.support.ranks import process_group, run_processes
 
 BATCH = 12  # rows
 BEFORE, AFTER, AGAIN = 5, 20, 6  # steps before the state is saved, after it, and after going back to it
@@ -75,7 +75,7 @@ def rank_of(rank: int, world: int, work: Callable[..., Any], jobs: Jobs, rendezv
 def on_ranks(world: int, work: Callable[..., Any], jobs: Jobs) -> dict[str, Any]:
     """`work(strategy, batches, folder, rank, world)` for each job on `world` ZeRO-3 ranks: the results of rank 0."""
     first_folder = next(iter(jobs.values()))[1]
-    run_ranks(rank_of, world, world, work, jobs, str(first_folder / f"rendezvous-{work.__name__}-{world}"))
+    run_processes(rank_of, world, world, work, jobs, str(first_folder / f"rendezvous-{work.__name__}-{world}"))
     return {name: torch.load(folder / f"{work.__name__}-{world}.pt") for name, (_, folder) in jobs.items()}
 
 

@@ -1,30 +1,81 @@
-"""DistContext of a process group, each a process of a test."""
+"""Several ranks on one machine: each a process with a process group, or each a thread of the test."""
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
-# Imported once, by the process that ranks are forked from.
-_IMPORTS = ["pipelines.executors.ray.train_worker", "pos2distill.training.strategies.zero3"]
+from pos2distill.training.distributed import DistContext
+
+# Imported once, by the server process that ranks are forked from.
+_PRELOAD = ["pipelines.executors.ray.train_worker", "pos2distill.training.strategies.zero3"]
+
+Result = TypeVar("Result")
 
 
-def run_ranks(work: Callable[..., None], world: int, *args: Any) -> None:
-    """`work(rank, *args)` in so many processes, to their end."""
-    multiprocessing.set_forkserver_preload(_IMPORTS)
+def run_processes(work: Callable[..., None], world: int, *args: Any) -> None:
+    """Run `work(rank, *args)` in `world` processes and wait for all of them."""
+    multiprocessing.set_forkserver_preload(_PRELOAD)
     start_processes(work, args=args, nprocs=world, start_method="forkserver")
 
 
 @contextmanager
 def process_group(rank: int, world: int, rendezvous: str, backend: str = "gloo") -> Iterator[None]:
-    """As a launcher sets it up, for DeepSpeed."""
-    of_world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    os.environ |= {name: str(value) for name, value in of_world.items()}
+    """The default process group, with the environment variables that a launcher sets for DeepSpeed."""
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    os.environ |= {name: str(value) for name, value in variables.items()}
     torch.distributed.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=world)
     yield
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+class Meeting:
+    """Gathers one value of each rank, where every rank is a thread."""
+
+    def __init__(self, world: int) -> None:
+        self.values: list[Any] = [None] * world
+        # With a timeout, so that one rank's failure ends the others.
+        self.barrier = threading.Barrier(world, timeout=60)
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        """Every rank's value; each rank calls this once a round."""
+        self.values[rank] = value
+        self.barrier.wait()
+        gathered = list(self.values)
+        self.barrier.wait()
+        return gathered
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadDist(DistContext):
+    """A rank that is a thread. `control` and `tensors` are two meetings, as they are two process groups."""
+
+    tensors: Any = None
+
+    def gather(self, value_C: Tensor) -> Tensor:
+        return torch.cat(self.tensors.gather(self.rank, value_C))
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        gathered: list[Any] = self.control.gather(self.rank, value)
+        return gathered
+
+
+def thread_ranks(world: int) -> list[ThreadDist]:
+    """The ranks of one group."""
+    control, tensors = Meeting(world), Meeting(world)
+    return [ThreadDist(rank, world, control=control, tensors=tensors) for rank in range(world)]
+
+
+def run_threads(work: Callable[[DistContext], Result], world: int) -> list[Result]:
+    """Run `work(dist)` on `world` ranks at once, each a thread. Returns their results in rank order."""
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(work, thread_ranks(world)))

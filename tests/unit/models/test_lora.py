@@ -23,7 +23,7 @@ from pos2distill.training.loop import StepRecord, train
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
-from tests.unit.conftest import Source
+from tests.support.samples import Source
 
 CPU = torch.device("cpu")
 TRAINERS = TrainersSection(strategy="torch", gradient_checkpointing=False, micro_batch_tokens=100000)

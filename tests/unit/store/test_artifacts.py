@@ -17,7 +17,7 @@ from pos2distill.store.artifacts import (
     write_bytes,
     write_json,
 )
-from tests.unit.conftest import make_samples, open_store
+from tests.support.stores import make_samples, open_store
 
 # --- one file at a time
 

@@ -17,7 +17,7 @@ from pipelines.tee import write_samples
 from pos2distill.errors import CorruptPart
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.samples import SampleStore
-from tests.unit.conftest import make_samples, open_store
+from tests.support.stores import make_samples, open_store
 
 IDS = [f"fox-{number}" for number in range(12)]
 

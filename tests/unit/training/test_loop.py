@@ -23,7 +23,7 @@ from pos2distill.training.loop import StepRecord, train
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import TeacherView, build_teacher
-from tests.unit.conftest import Source
+from tests.support.samples import Source
 
 CPU = torch.device("cpu")
 

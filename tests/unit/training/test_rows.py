@@ -13,7 +13,7 @@ from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.tasks.permutations import draw_trivial_slots
 from pos2distill.training.rows import _slot_id, count_parts, examples_per_batch, kept_samples, rows_of_rank, split_rows
-from tests.unit.conftest import Source
+from tests.support.samples import Source
 
 Make = Callable[..., Source]
 

@@ -14,7 +14,7 @@ from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.rows import Row
 from pos2distill.training.student import Student
 from pos2distill.training.teachers import CachedTeacher, HiddenStatesView
-from tests.unit.conftest import Source
+from tests.support.samples import Source
 
 
 @pytest.fixture

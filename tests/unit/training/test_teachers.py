@@ -20,7 +20,7 @@ from pos2distill.training.teachers import (
     TopKView,
     build_teacher,
 )
-from tests.unit.conftest import Source
+from tests.support.samples import Source
 
 CPU = torch.device("cpu")
 VOCABULARY = 300
