@@ -1,4 +1,4 @@
-"""The workers of a training run, as the loop sees them: what they all_gather_object."""
+"""Collective operations between the workers of a training run."""
 
 import datetime
 from collections.abc import Sequence
@@ -12,10 +12,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DistContext:
-    """This worker's index among all.
+    """This worker's rank, and the collectives that the training loop needs. The default is a group of one.
 
-    device: what the process group's tensors live on (NCCL: the GPU).
-    control: a group of its own on the CPU, so that samples travel while gradients do; see `control_group`.
+    Attributes:
+        rank: of this worker.
+        world: number of workers.
+        device: where tensors of the default process group must be (NCCL: the GPU).
+        control: a second group, on the CPU, so that samples can be gathered while gradients are reduced; see
+            `control_group`.
     """
 
     rank: int = 0
@@ -24,7 +28,7 @@ class DistContext:
     control: Any = None
 
     def gather(self, value_C: Tensor) -> Tensor:
-        """Every rank's values, in rank order: (C,) -> (world * C,)."""
+        """Every rank's values, in rank order: (C,) -> (world * C,), on the CPU."""
         if self.world == 1:
             return value_C
         own_C = value_C.to(self.device)
@@ -33,7 +37,7 @@ class DistContext:
         return torch.cat(gathered).cpu()
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order. Values are pickled; for what is small."""
+        """Every rank's value, in rank order. Values are pickled, so they should be small."""
         if self.world == 1:
             return [value]
         gathered = [None] * self.world
@@ -41,19 +45,22 @@ class DistContext:
         return gathered
 
     def all_gather_tables(self, table: pa.Table | None) -> Sequence[pa.Table]:
-        """The tables of the ranks that give one, in rank order."""
-        # As IPC bytes: a pickled slice would carry the whole table that it was cut from.
-        gathered = self.all_gather_object(None if table is None else _to_bytes(table)) if self.world > 1 else [table]
-        return [
-            pa.ipc.open_stream(each).read_all() if self.world > 1 else each for each in gathered if each is not None
-        ]
+        """The tables of the ranks that pass one, in rank order."""
+        if self.world == 1:
+            return [] if table is None else [table]
+        # As IPC bytes, because a pickled slice carries the whole table that it was cut from (pyarrow 26).
+        own = None
+        if table is not None:
+            own = _to_bytes(table)
+        gathered = self.all_gather_object(own)
+        return [pa.ipc.open_stream(each).read_all() for each in gathered if each is not None]
 
 
 def control_group(world: int) -> Any:
     """The group for `DistContext.control`; None for one worker. Called on every rank."""
     if world == 1:
         return None
-    # Waiting for samples is no fault, however long nodes take to come.
+    # A timeout of days: waiting for samples is not an error, however long it takes until sampling nodes start.
     return torch.distributed.new_group(backend="gloo", timeout=datetime.timedelta(days=7))
 
 

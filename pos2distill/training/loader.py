@@ -1,8 +1,14 @@
 """Which samples make up which global batch: every example once an epoch, from the store or as it is sampled.
 
-All ranks hold the same samples of a batch, so that how it is cut between them is nobody's business here. What a
-decision rests on (which parts the store holds, what has come, whether to stop) is exchanged first; so all ranks decide
-alike.
+All ranks see the same batches; `rows_of_rank` divides each between them. So everything that a decision depends on (what
+the store holds, what the stream has brought, whether to stop) is gathered from all ranks before it is used.
+
+An epoch takes its samples from one of four sources:
+
+    store complete                       from the store, in the epoch's order
+    first epoch, training.order=arrival  from the store, then from the stream as it brings them
+    first epoch, training.order=fixed    in the epoch's order; a sample that arrives early waits
+    a later epoch, store incomplete      from the store, once the stream has replaced what was lost
 """
 
 import base64
@@ -11,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +36,21 @@ WINDOW = 256
 _PROGRESS_FILE = "progress.json"
 
 Indices = npt.NDArray[np.int64]
-IndexedSample = tuple[int, Sample | None]
-"""An example's index among the training examples, and its sample if it is trained on."""
+
+
+class IndexedSample(NamedTuple):
+    """An example's index among the training examples, and its sample; None if it was not kept."""
+
+    index: int
+    sample: Sample | None
+
+
+Arrival = list[IndexedSample]
+"""Samples that have become available. Empty if the stream brought nothing new: time to ask whether to stop."""
 
 
 class Action(IntEnum):
-    """What is to happen once a batch has been trained on; of different wishes the greatest counts."""
+    """What to do after a batch. If ranks request different actions, the greatest counts."""
 
     CONTINUE = 0
     CHECKPOINT = 1
@@ -43,15 +58,19 @@ class Action(IntEnum):
 
 
 class StreamReader(Protocol):
-    """This rank's part of a live stream."""
+    """This rank's part of a live stream of samples."""
 
     def poll(self) -> pa.Table | None:
-        """Samples that have come, after a moment's wait perhaps none; None once the stream has ended."""
+        """New samples; an empty table if none came within a short wait; None once the stream has ended."""
 
 
 @dataclass
 class TrainingProgress:
-    """Where training stands. `done`: (N,) bool, the examples that the epoch has dealt with, trained on or not kept."""
+    """How far training is: the next step, the epoch, and which of its examples are done.
+
+    Attributes:
+        done: (N,) bool, the examples that the epoch has processed, whether trained on or not kept.
+    """
 
     step: int
     epoch: int
@@ -59,12 +78,12 @@ class TrainingProgress:
 
     @classmethod
     def at_start(cls, examples: int) -> "TrainingProgress":
-        """Of a run over so many examples."""
+        """The progress of a run that has not begun, over `examples` examples."""
         return cls(0, 0, np.zeros(examples, bool))
 
     @classmethod
     def load(cls, folder: Path) -> "TrainingProgress":
-        """As `save` left it."""
+        """Read what `save` wrote."""
         raw = json.loads((folder / _PROGRESS_FILE).read_text())
         bits = np.frombuffer(base64.b64decode(raw["done"]), np.uint8)
         return cls(raw["step"], raw["epoch"], np.unpackbits(bits, count=raw["examples"]).astype(bool))
@@ -80,34 +99,42 @@ class TrainingProgress:
         if batch.epoch > self.epoch:
             self.epoch, self.done = batch.epoch, np.zeros_like(self.done)
         self.done[batch.indices] = True
-        self.step += bool(batch.samples)
+        if batch.samples:
+            self.step += 1
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A global batch.
 
-    indices: the examples that it deals with. samples: those of them that were kept; perhaps none.
-    share: of the whole run that is done after it, in (0, 1]. action: what is to happen then.
+    Attributes:
+        epoch: from 0.
+        indices: of the examples that it processes.
+        samples: of those examples that were kept; possibly none.
+        fraction: of the whole run that is completed after this batch, in (0, 1].
+        action: what to do after this batch.
     """
 
     epoch: int
     indices: Indices
     samples: tuple[Sample, ...]
-    share: float
+    fraction: float
     action: Action
 
 
 class BatchLoader:
     """Cuts the samples of all epochs into global batches.
 
+    Every rank makes one and iterates over it in step with the others: it calls collectives of `dist`.
+
     Args:
         study: seed, method and batch size.
-        ids: of all training examples, in their order; an index is an index of it.
-        store: where samples are, and where the stream's go before they come here.
-        open_stream: this rank's part of the samples that the store lacks; called once, if it lacks any.
-        dist: all of them call alike.
-        action: what this rank wants after the step of that number.
+        ids: the ids of all training examples, in their order; an example's index is its position here.
+        store: where samples are. The stream's samples are stored before they arrive here.
+        open_stream: opens this rank's part of the samples that the store lacks; called at most once an epoch, and only
+            if the store lacks any.
+        dist: the group of ranks.
+        action: which action this rank requests after the given number of steps.
     """
 
     def __init__(
@@ -121,148 +148,248 @@ class BatchLoader:
     ) -> None:
         self.study = study
         self.ids = ids
-        self.place_of = {example_id: index for index, example_id in enumerate(ids.to_pylist())}
         self.store = store
         self.open_stream = open_stream
         self.dist = dist
         self.action = action
-        self.index = self._look_into_store()
+        self._index_of = {example_id: index for index, example_id in enumerate(ids.to_pylist())}
+        self._store_index = self._read_store_index()
 
     def batches(self, progress: TrainingProgress) -> Iterator[Batch]:
-        """From where training stands to the end, or to a batch whose action is to stop."""
+        """The batches from `progress` to the end, or to one whose action is to stop.
+
+        Raises:
+            UserError: at the end, if no sample of the whole run was kept.
+        """
         step = progress.step
         for epoch in range(progress.epoch, self.study.training.epochs):
-            done = progress.done.copy() if epoch == progress.epoch else np.zeros(len(self.ids), bool)
-            for batch in self._cut(epoch, done, step):
-                step += bool(batch.samples)
+            done = np.zeros(len(self.ids), bool)
+            if epoch == progress.epoch:
+                done = progress.done.copy()
+            for batch in self._batches_of_epoch(epoch, done, step):
+                if batch.samples:
+                    step += 1
                 yield batch
                 if batch.action is Action.STOP:
                     return
-        if not step:
+        if step == 0:
             raise UserError("no sample was kept, so there is nothing to train on")
 
-    def _cut(self, epoch: int, done: npt.NDArray[np.bool_], step: int) -> Iterator[Batch]:
-        size, count, epochs = examples_per_batch(self.study), int(done.sum()), self.study.training.epochs
-        indices: list[int] = []
-        samples: list[Sample] = []
+    def _batches_of_epoch(self, epoch: int, done: npt.NDArray[np.bool_], step: int) -> Iterator[Batch]:
+        """Collect arriving samples until they fill a batch; the last batch takes what is left."""
+        collected = _Collector(epoch, self.study, done)
+        for arrival in self._arrivals(epoch, done):
+            if not arrival:
+                action = self._agree_on_action(step)
+                if action is not Action.CONTINUE:
+                    yield collected.empty_batch(action)
+                if action is Action.STOP:
+                    return
+            for indexed in arrival:
+                collected.add(indexed)
+                if collected.is_full:
+                    step += 1
+                    yield collected.batch(self._agree_on_action(step))
+        if collected.indices:
+            if collected.samples:
+                step += 1
+            yield collected.batch(self._agree_on_action(step))
 
-        def batch(action: Action) -> Batch:
-            share = (epoch + (count + len(indices)) / len(done)) / epochs
-            return Batch(epoch, np.asarray(indices, np.int64), tuple(samples), share, action)
-
-        for arrived in self._sequence(epoch, done):
-            if arrived is None:  # nothing new: a moment to ask what is wished
-                if action := self.all_reduce_max(step):
-                    # Half a batch is no batch: it stays here, or comes again.
-                    yield Batch(epoch, np.empty(0, np.int64), (), (epoch + count / len(done)) / epochs, action)
-                    if action is Action.STOP:
-                        return
-                continue
-            index, sample = arrived
-            indices.append(index)
-            samples += [sample] if sample else []
-            if len(samples) == size:
-                yield batch(self.all_reduce_max(step + 1))
-                count, step = count + len(indices), step + 1
-                indices, samples = [], []
-        if indices:
-            yield batch(self.all_reduce_max(step + bool(samples)))
-
-    def all_reduce_max(self, step: int) -> Action:
+    def _agree_on_action(self, step: int) -> Action:
+        """The greatest action that any rank requests after `step` steps."""
         return Action(max(self.dist.all_gather_object(self.action(step))))
 
-    def _sequence(self, epoch: int, done: npt.NDArray[np.bool_]) -> Iterator[IndexedSample | None]:
-        """Each example that is not done, once; None while there is nothing to give."""
+    # --- where an epoch's samples come from
+
+    def _arrivals(self, epoch: int, done: npt.NDArray[np.bool_]) -> Iterator[Arrival]:
+        """Each example that is not done, exactly once, from the source that the module's table names."""
         order = epoch_order(len(self.ids), self.study.seed, epoch)
-        order = order[~done[order]]
-        if not len(self.index.missing):
-            yield from self._stored(order)
-        elif epoch > 0:  # a part was damaged; what replaces it is in the store once the stream has ended
-            for _ in self._rounds():
-                yield None
-            yield from self._stored(order)
-        elif self.study.training.order == "fixed":
-            yield from self._in_order(order)
-        else:
-            yield from self._as_they_come(order)
+        remaining = order[~done[order]]
+        if len(self._store_index.missing) == 0:
+            return self._from_store(remaining)
+        # Opened before anything is read, so that sampling runs while stored samples are trained on.
+        stream = _GatheredStream(self.open_stream(), self.dist)
+        if epoch > 0:
+            return self._from_store_after(stream, remaining)
+        if self.study.training.order == "fixed":
+            return self._in_fixed_order(stream, remaining)
+        return self._in_order_of_arrival(stream, remaining)
 
-    def _as_they_come(self, order: Indices) -> Iterator[IndexedSample | None]:
-        """What the store holds from the beginning, then the stream, then what the stream left out."""
-        taken = np.ones(len(self.ids), bool)
-        taken[order] = False
-        rounds = self._rounds()  # samplers start while the stored ones are trained on
-        stored = order[self.index.stored[order]]
-        taken[stored] = True
-        yield from self._stored(stored)
-        for samples in rounds:
-            if not len(samples):
-                yield None
-            for index, sample in self._placed(samples):
-                if not taken[index]:
-                    taken[index] = True
-                    yield index, sample
-        yield from self._stored(order[~taken[order]])  # Ray's split drops rows to make ranks equally long
-
-    def _in_order(self, order: Indices) -> Iterator[IndexedSample | None]:
-        """The epoch's order, whatever comes first. What comes too early waits here."""
-        rounds, stored = self._rounds(), self.index.stored
-        early: dict[int, Sample | None] = {}
-        from_store = self._stored(order[stored[order]])
-        for index in order.tolist():
-            while not stored[index] and index not in early:
-                samples = next(rounds, None)
-                if samples is None:  # the stream has ended without it, so the store holds it
-                    early.update(self._load(order[(order == index)]))
-                elif len(samples):
-                    early.update(self._placed(samples))
-                else:
-                    yield None
-            yield next(from_store) if stored[index] else (index, early.pop(index))
-        for _ in rounds:
-            yield None
-
-    def _stored(self, indices: Indices) -> Iterator[IndexedSample]:
+    def _from_store(self, indices: Indices) -> Iterator[Arrival]:
         for start in range(0, len(indices), WINDOW):
-            yield from self._load(indices[start : start + WINDOW])
+            yield self._load(indices[start : start + WINDOW])
 
-    def _load(self, indices: Indices) -> Iterator[IndexedSample]:
-        return zip(indices.tolist(), kept_samples(self.store.load(self.index, self.ids, indices)), strict=True)
+    def _from_store_after(self, stream: "_GatheredStream", remaining: Indices) -> Iterator[Arrival]:
+        """A later epoch that lacks samples: a part of the store was corrupt, and the stream brings them again."""
+        yield from self._wait_for_end(stream)
+        yield from self._from_store(remaining)
 
-    def _placed(self, samples: pa.Table) -> Iterator[IndexedSample]:
-        indices = [self.place_of[example_id] for example_id in samples["example_id"].to_pylist()]
-        return zip(indices, kept_samples(samples), strict=True)
+    def _in_order_of_arrival(self, stream: "_GatheredStream", remaining: Indices) -> Iterator[Arrival]:
+        """What the store holds at the beginning, then the stream, then what the stream left out."""
+        stored = remaining[self._store_index.stored[remaining]]
+        pending = np.zeros(len(self.ids), bool)
+        pending[remaining] = True
+        pending[stored] = False
+        yield from self._from_store(stored)
+        for table in stream:
+            if len(table) == 0:
+                yield []
+            for indexed in self._indexed(table):
+                # The stream may bring an example twice, or one that the store already had.
+                if pending[indexed.index]:
+                    pending[indexed.index] = False
+                    yield [indexed]
+        self._check_store_is_complete()
+        # Ray Data's streaming_split(equal=True) drops rows at its end (Ray 2.60); the store holds those, too.
+        yield from self._from_store(remaining[pending[remaining]])
 
-    def _rounds(self) -> Iterator[pa.Table]:
-        """The stream's samples as all ranks together get them, opened at once; afterwards the store holds all."""
-        return self._gather(self.open_stream())
+    def _in_fixed_order(self, stream: "_GatheredStream", remaining: Indices) -> Iterator[Arrival]:
+        """The epoch's order, in whichever order samples arrive."""
+        is_stored = self._store_index.stored
+        stored = self._one_by_one(self._from_store(remaining[is_stored[remaining]]))
+        early: dict[int, Sample | None] = {}
+        for position, index in enumerate(remaining.tolist()):
+            if is_stored[index]:
+                yield [next(stored)]
+                continue
+            while index not in early:
+                table = stream.poll()
+                if table is None:
+                    # The stream has ended without this example. The store now holds all that are left.
+                    self._check_store_is_complete()
+                    yield from self._from_store(remaining[position:])
+                    return
+                if len(table) == 0:
+                    yield []
+                early.update(self._indexed(table))
+            yield [IndexedSample(index, early.pop(index))]
+        yield from self._wait_for_end(stream)
 
-    def _gather(self, reader: StreamReader) -> Iterator[pa.Table]:
-        part = reader.poll()
-        while gathered := self.dist.all_gather_tables(part):
-            yield pa.concat_tables(gathered)
-            part = None if part is None else reader.poll()
-        self.index = self._look_into_store()
-        if absent := len(self.index.missing):
+    def _wait_for_end(self, stream: "_GatheredStream") -> Iterator[Arrival]:
+        for _ in stream:
+            yield []
+        self._check_store_is_complete()
+
+    @staticmethod
+    def _one_by_one(arrivals: Iterator[Arrival]) -> Iterator[IndexedSample]:
+        for arrival in arrivals:
+            yield from arrival
+
+    # --- the store
+
+    def _load(self, indices: Indices) -> Arrival:
+        samples = kept_samples(self.store.load(self._store_index, self.ids, indices))
+        return list(map(IndexedSample, indices.tolist(), samples))
+
+    def _indexed(self, table: pa.Table) -> Arrival:
+        indices = [self._index_of[example_id] for example_id in table["example_id"].to_pylist()]
+        return list(map(IndexedSample, indices, kept_samples(table)))
+
+    def _check_store_is_complete(self) -> None:
+        """Read the store's index again, after the stream's end.
+
+        Raises:
+            RuntimeError: if an example is in neither; the sampler promises one sample, if only a failed one, of each.
+        """
+        self._store_index = self._read_store_index()
+        absent = len(self._store_index.missing)
+        if absent:
             raise RuntimeError(f"{absent} examples are neither in the store nor did the stream bring them")
 
-    def _look_into_store(self) -> StoreIndex:
-        """What the store holds, as rank 0 sees it."""
-        own = self.store.index(self.ids) if self.dist.rank == 0 else None
+    def _read_store_index(self) -> StoreIndex:
+        """What the store holds, as rank 0 sees it; others could see parts that are newer."""
+        own = None
+        if self.dist.rank == 0:
+            own = self.store.index(self.ids)
         index: StoreIndex = self.dist.all_gather_object(own)[0]
         return index
+
+
+class _Collector:
+    """Collects an epoch's samples until they fill a global batch.
+
+    Args:
+        done: (N,) bool, the examples that were processed before.
+    """
+
+    def __init__(self, epoch: int, study: Study, done: npt.NDArray[np.bool_]) -> None:
+        self.epoch = epoch
+        self.epochs = study.training.epochs
+        self.size = examples_per_batch(study)
+        self.examples = len(done)
+        self.processed = int(done.sum())  # before the batch that is being collected
+        self.indices: list[int] = []
+        self.samples: list[Sample] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.samples) == self.size
+
+    def add(self, indexed: IndexedSample) -> None:
+        self.indices.append(indexed.index)
+        if indexed.sample is not None:
+            self.samples.append(indexed.sample)
+
+    def batch(self, action: Action) -> Batch:
+        """The batch of what was collected; the next one starts empty."""
+        self.processed += len(self.indices)
+        indices = np.asarray(self.indices, np.int64)
+        batch = Batch(self.epoch, indices, tuple(self.samples), self._fraction(), action)
+        self.indices, self.samples = [], []
+        return batch
+
+    def empty_batch(self, action: Action) -> Batch:
+        """A batch that only carries an action. What was collected stays for the next one, or is read again."""
+        return Batch(self.epoch, np.empty(0, np.int64), (), self._fraction(), action)
+
+    def _fraction(self) -> float:
+        return (self.epoch + self.processed / self.examples) / self.epochs
+
+
+class _GatheredStream:
+    """The stream's samples as all ranks together receive them: every rank gets the parts of all.
+
+    Args:
+        reader: this rank's part.
+    """
+
+    def __init__(self, reader: StreamReader, dist: DistContext) -> None:
+        self.reader = reader
+        self.dist = dist
+        self.part_ended = False
+
+    def poll(self) -> pa.Table | None:
+        """New samples, possibly none; None once every rank's part has ended. Called on every rank."""
+        part = None
+        if not self.part_ended:
+            part = self.reader.poll()
+            self.part_ended = part is None
+        tables = self.dist.all_gather_tables(part)
+        if not tables:
+            return None
+        return pa.concat_tables(tables)
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        table = self.poll()
+        while table is not None:
+            yield table
+            table = self.poll()
 
 
 def epoch_order(examples: int, seed: int, epoch: int) -> Indices:
     """The indices of all examples in the order of an epoch: a pure function of (seed, epoch).
 
-    Epoch 0 takes them as they stand, since they were drawn at random by the seed. Later epochs shuffle windows of
-    `WINDOW` neighbours, and the indices inside each: neighbours lie in the same few parts of the store, so that an
-    epoch reads each part once, front to back, in bounded memory.
+    Epoch 0 keeps their order, since the training examples were drawn at random by the seed. Later epochs shuffle
+    windows of `WINDOW` neighbours, and the indices inside each window. Neighbours are stored in the same few parts, so
+    an epoch reads each part once, front to back, in bounded memory.
     """
     if epoch == 0:
         return np.arange(examples)
     generator = derive_generator(seed, "epoch", epoch)
-    windows = np.arange(-(-examples // WINDOW))
-    generator.shuffle(windows)
-    shuffled = [generator.permutation(np.arange(at * WINDOW, min((at + 1) * WINDOW, examples))) for at in windows]
+    starts = np.arange(0, examples, WINDOW)
+    generator.shuffle(starts)
+    shuffled = []
+    for start in starts:
+        window = np.arange(start, min(start + WINDOW, examples))
+        shuffled.append(generator.permutation(window))
     return np.concatenate(shuffled)

@@ -1,6 +1,5 @@
-import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import WINDOW, Action, Batch, BatchLoader, TrainingProgress, epoch_order
+from tests.support.ranks import run_threads, thread_ranks
 
 PER_BATCH = 3
 
@@ -51,26 +51,28 @@ def samples(indices: list[int], kept: set[int]) -> pa.Table:
 
 
 class Stream:
-    """Parts that come one by one; each is in the store first, as the tee has it. None: nothing has come yet."""
+    """Parts that come one by one; each is stored before it comes, as in sampling. None: nothing new has come.
 
-    def __init__(self, store: SampleStore, parts: list[pa.Table | None], kept_back: int = 0) -> None:
-        self.store, self.parts, self.kept_back = store, parts, kept_back
-        self.polls = 0
+    dropped: rows at the end of the last part that do not come, as Ray's split drops some.
+    """
+
+    def __init__(self, store: SampleStore, parts: list[pa.Table | None], dropped: int = 0) -> None:
+        self.store, self.parts, self.dropped = store, parts, dropped
 
     def poll(self) -> pa.Table | None:
-        self.polls += 1
         if not self.parts:
             return None
         part = self.parts.pop(0)
         if part is None:
             return SAMPLE_SCHEMA.empty_table()
         self.store.append(part)
-        # As Ray's split, which drops rows at its end: they are in the store and nowhere else.
-        return part if self.parts else part.slice(0, max(0, len(part) - self.kept_back))
+        if self.parts:
+            return part
+        return part.slice(0, max(0, len(part) - self.dropped))
 
 
 class World:
-    """A store, and feeds on it."""
+    """A store, and loaders that read it."""
 
     def __init__(self, count: int, kept: set[int] | None = None) -> None:
         self.count = count
@@ -84,11 +86,11 @@ class World:
             self.store.append(samples(indices, self.kept))
 
     def loader(
-        self, study: Study, parts: list[list[int] | None] = [], kept_back: int = 0, **settings: Any
+        self, study: Study, parts: Sequence[list[int] | None] = (), dropped: int = 0, **settings: Any
     ) -> BatchLoader:
         tables = [None if part is None else samples(part, self.kept) for part in parts]
         dist = settings.pop("dist", DistContext())
-        return BatchLoader(study, self.ids, self.store, lambda: Stream(self.store, tables, kept_back), dist, **settings)
+        return BatchLoader(study, self.ids, self.store, lambda: Stream(self.store, tables, dropped), dist, **settings)
 
 
 def trained(batches: Iterator[Batch]) -> list[list[int]]:
@@ -112,24 +114,24 @@ def drain(loader: BatchLoader, progress: TrainingProgress) -> list[Batch]:
 
 
 @given(st.integers(1, 1500), st.integers(0, 5), st.integers(0, 3))
-def test_an_epochs_order_is_a_permutation_and_a_pure_function(examples: int, seed: int, epoch: int) -> None:
+def test_epoch_order_is_a_permutation_and_a_pure_function(examples: int, seed: int, epoch: int) -> None:
     order = epoch_order(examples, seed, epoch)
     assert sorted(order.tolist()) == list(range(examples))
     assert order.tolist() == epoch_order(examples, seed, epoch).tolist()
 
 
-def test_later_epochs_are_shuffled_each_in_its_own_way_window_by_window() -> None:
+def test_epoch_order_shuffles_later_epochs_differently_window_by_window() -> None:
     first, second, third = (epoch_order(4 * WINDOW, 0, epoch) for epoch in (0, 1, 2))
     assert first.tolist() == list(range(4 * WINDOW))
     assert second.tolist() != third.tolist()
     assert epoch_order(4 * WINDOW, 1, 1).tolist() != second.tolist()
     for start in range(0, 4 * WINDOW, WINDOW):
         window = second[start : start + WINDOW]
-        assert window.max() - window.min() == WINDOW - 1  # neighbours, which lie in the same parts of the store
+        assert window.max() - window.min() == WINDOW - 1  # neighbours, which are in the same parts of the store
         assert sorted(window) != window.tolist()
 
 
-def test_one_order_is_pinned() -> None:
+def test_epoch_order_is_pinned() -> None:
     """Changing this value changes every training run."""
     assert epoch_order(6, seed=0, epoch=1).tolist() == [5, 2, 3, 4, 0, 1]
 
@@ -137,7 +139,7 @@ def test_one_order_is_pinned() -> None:
 # --- from the store
 
 
-def test_every_kept_example_is_trained_on_once_an_epoch_in_whole_batches() -> None:
+def test_batches_contain_every_kept_example_once_an_epoch() -> None:
     world = World(10, kept={0, 1, 2, 4, 5, 7, 8, 9})
     world.put([3, 1, 4, 0, 5])
     world.put([9, 2, 6, 8, 7])
@@ -145,11 +147,11 @@ def test_every_kept_example_is_trained_on_once_an_epoch_in_whole_batches() -> No
     assert trained(iter(batches[:3])) == [[0, 1, 2], [4, 5, 7], [8, 9]]
     assert [batch.indices.tolist() for batch in batches[:3]] == [[0, 1, 2], [3, 4, 5, 6, 7], [8, 9]]
     assert sorted(all_of(trained(iter(batches[3:])))) == sorted(world.kept)
-    assert [batch.share for batch in batches[:3]] == pytest.approx([0.15, 0.4, 0.5])
-    assert batches[-1].share == pytest.approx(1)
+    assert [batch.fraction for batch in batches[:3]] == pytest.approx([0.15, 0.4, 0.5])
+    assert batches[-1].fraction == pytest.approx(1)
 
 
-def test_how_the_store_is_cut_does_not_matter() -> None:
+def test_batches_do_not_depend_on_how_the_store_is_cut() -> None:
     one, other = World(600), World(600)
     one.put(list(range(600)))
     for start in range(0, 600, 7):
@@ -160,7 +162,7 @@ def test_how_the_store_is_cut_does_not_matter() -> None:
     )
 
 
-def test_nothing_kept_is_told() -> None:
+def test_batches_raise_if_no_sample_was_kept() -> None:
     world = World(4, kept=set())
     world.put([0, 1, 2, 3])
     with pytest.raises(UserError, match="no sample was kept, so there is nothing to train on"):
@@ -170,7 +172,7 @@ def test_nothing_kept_is_told() -> None:
 # --- from the stream
 
 
-def test_the_first_batch_comes_before_the_stream_has_ended() -> None:
+def test_batches_start_before_the_stream_has_ended() -> None:
     world = World(9)
     loader = world.loader(make_study(epochs=1), [[4, 2], None, [7, 0], [1, 3, 5, 6, 8]])
     batches = loader.batches(TrainingProgress.at_start(9))
@@ -179,7 +181,7 @@ def test_the_first_batch_comes_before_the_stream_has_ended() -> None:
     assert trained(batches) == [[0, 1, 3], [5, 6, 8]]
 
 
-def test_in_fixed_order_what_comes_early_waits() -> None:
+def test_batches_in_fixed_order_wait_for_their_samples() -> None:
     world = World(9)
     loader = world.loader(make_study("fixed", epochs=1), [[4, 2], None, [7, 0], [1, 3, 5, 6, 8]])
     assert trained(loader.batches(TrainingProgress.at_start(9))) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
@@ -197,14 +199,16 @@ def shuffled_parts(count: int, seed: int) -> list[list[int] | None]:
 
 @pytest.mark.parametrize("order", ["arrival", "fixed"])
 @given(count=st.integers(1, 40), seed=st.integers(0, 10**6), data=st.data())
-def test_exactly_once_whatever_is_stored_repeated_or_dropped(order: str, count: int, seed: int, data: Any) -> None:
+def test_batches_contain_each_example_exactly_once_from_store_and_stream(
+    order: str, count: int, seed: int, data: Any
+) -> None:
     """Some samples are stored before, some come twice, and the stream's last rows are in the store alone."""
     kept = set(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
     stored = data.draw(st.sets(st.integers(0, count - 1)))
     world = World(count, kept)
     world.put(sorted(stored))
     parts = shuffled_parts(count, seed)
-    loader = world.loader(make_study(order), [*parts, *parts[:1]], kept_back=data.draw(st.integers(0, 3)))
+    loader = world.loader(make_study(order), [*parts, *parts[:1]], dropped=data.draw(st.integers(0, 3)))
     progress = TrainingProgress.at_start(count)
     batches = drain(loader, progress)
     for epoch in (0, 1):
@@ -217,7 +221,7 @@ def test_exactly_once_whatever_is_stored_repeated_or_dropped(order: str, count: 
 
 
 @given(count=st.integers(4, 40), seed=st.integers(0, 10**6), stop=st.integers(1, 20))
-def test_a_fixed_order_goes_on_after_any_batch_as_if_nothing_had_happened(count: int, seed: int, stop: int) -> None:
+def test_batches_in_fixed_order_resume_after_any_batch_unchanged(count: int, seed: int, stop: int) -> None:
     kept = set(range(count)) - {1, 3}
     whole = World(count, kept)
     whole.put(list(range(count)))
@@ -236,7 +240,9 @@ def test_a_fixed_order_goes_on_after_any_batch_as_if_nothing_had_happened(count:
 
 
 @given(count=st.integers(4, 40), seed=st.integers(0, 10**6), stop=st.integers(1, 20))
-def test_in_order_of_arrival_no_example_is_lost_or_repeated_by_a_restart(count: int, seed: int, stop: int) -> None:
+def test_batches_in_order_of_arrival_resume_without_losing_or_repeating_an_example(
+    count: int, seed: int, stop: int
+) -> None:
     world, progress, got = World(count), TrainingProgress.at_start(count), []
     for batch in world.loader(make_study(epochs=1), shuffled_parts(count, seed)).batches(progress):
         progress.add(batch)
@@ -248,14 +254,14 @@ def test_in_order_of_arrival_no_example_is_lost_or_repeated_by_a_restart(count: 
     assert sorted(all_of(got)) == list(range(count))
 
 
-def test_samples_that_never_come_are_a_bug_and_told_as_one() -> None:
+def test_batches_raise_if_a_sample_never_arrives() -> None:
     world = World(5)
     with pytest.raises(RuntimeError, match="2 examples are neither in the store nor did the stream bring them"):
         list(world.loader(make_study(), [[0, 1, 2]]).batches(TrainingProgress.at_start(5)))
 
 
-def test_what_a_later_epoch_lacks_is_sampled_before_it_goes_on() -> None:
-    """A part was found damaged and set aside: the stream brings it again, and the order is what it would have been."""
+def test_batches_of_a_later_epoch_wait_for_what_the_store_lacks() -> None:
+    """A part was corrupt and quarantined: the stream brings it again, and the order is what it would have been."""
     world, whole = World(12), World(12)
     whole.put(list(range(12)))
     want = trained(whole.loader(make_study()).batches(TrainingProgress.at_start(12)))
@@ -264,22 +270,22 @@ def test_what_a_later_epoch_lacks_is_sampled_before_it_goes_on() -> None:
     assert trained(world.loader(make_study(), [[4, 5], [6, 7]]).batches(progress)) == want[4:]
 
 
-# --- wishes
+# --- actions
 
 
-def test_a_stop_ends_after_the_batch_it_was_wished_for() -> None:
+def test_batches_stop_after_the_batch_that_a_stop_was_requested_for() -> None:
     world = World(9)
     world.put(list(range(9)))
-    wishes = {2: Action.STOP}
-    loader = world.loader(make_study(), action=lambda step: wishes.get(step, Action.CONTINUE))
+    requested = {2: Action.STOP}
+    loader = world.loader(make_study(), action=lambda step: requested.get(step, Action.CONTINUE))
     batches = list(loader.batches(TrainingProgress.at_start(9)))
     assert [batch.action for batch in batches] == [Action.CONTINUE, Action.STOP]
 
 
-def test_a_stop_does_not_wait_for_samples_and_leaves_half_a_batch_for_later() -> None:
+def test_batches_stop_without_waiting_for_samples_and_leave_a_partial_batch_for_later() -> None:
     world = World(9)
-    asked = iter([Action.CONTINUE, Action.STOP])
-    loader = world.loader(make_study(), [[0, 1, 2, 3], None, [4, 5]], action=lambda _: next(asked))
+    actions = iter([Action.CONTINUE, Action.STOP])
+    loader = world.loader(make_study(), [[0, 1, 2, 3], None, [4, 5]], action=lambda _: next(actions))
     progress = TrainingProgress.at_start(9)
     batches = drain(loader, progress)
     assert trained(iter(batches)) == [[0, 1, 2], []]
@@ -287,82 +293,66 @@ def test_a_stop_does_not_wait_for_samples_and_leaves_half_a_batch_for_later() ->
     assert progress.step == 1
 
 
-def test_a_checkpoint_that_falls_due_while_waiting_is_made_and_loses_nothing() -> None:
+def test_batches_request_a_checkpoint_while_waiting_and_lose_nothing() -> None:
     world = World(9)
-    asked = iter([Action.CONTINUE, Action.CHECKPOINT, Action.CONTINUE, Action.CONTINUE])
-    loader = world.loader(make_study(epochs=1), [[0, 1, 2, 3], None, [4, 5], [6, 7, 8]], action=lambda _: next(asked))
+    actions = iter([Action.CONTINUE, Action.CHECKPOINT, Action.CONTINUE, Action.CONTINUE])
+    loader = world.loader(make_study(epochs=1), [[0, 1, 2, 3], None, [4, 5], [6, 7, 8]], action=lambda _: next(actions))
     batches = drain(loader, TrainingProgress.at_start(9))
     assert [batch.action for batch in batches] == [Action.CONTINUE, Action.CHECKPOINT, Action.CONTINUE, Action.CONTINUE]
     assert trained(iter(batches)) == [[0, 1, 2], [], [3, 4, 5], [6, 7, 8]]
 
 
-# --- dist
-
-
-class Meeting(DistContext):
-    """DistContext in threads of one process."""
-
-    __slots__ = ()
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        values, barrier = self.control
-        values[self.rank] = value
-        barrier.wait()
-        gathered = list(values)
-        barrier.wait()
-        return gathered
+# --- several ranks
 
 
 @pytest.mark.parametrize("order", ["arrival", "fixed"])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_all_ranks_see_the_same_batches(order: str, world_size: int) -> None:
-    """Each gets its own part of the stream, of another length and another pace; one wishes to stop late."""
+def test_batches_are_the_same_on_all_ranks(order: str, world_size: int) -> None:
+    """Each gets its own part of the stream, of another length and another pace; one requested to stop late."""
     count = 40
     world = World(count, set(range(count)) - {5, 6})
     world.put([1, 2, 30])
-    control = ([None] * world_size, threading.Barrier(world_size, timeout=30))
-    shares: list[list[list[int] | None]] = [
+    streams: list[list[list[int] | None]] = [
         [[index] for index in range(count) if index % world_size == rank] for rank in range(world_size)
     ]
-    shares[0] += [None, None]
-    shares[1].insert(1, None)
+    streams[0] += [None, None]
+    streams[1].insert(1, None)
 
-    def run(rank: int) -> list[Batch]:
-        loader = world.loader(make_study(order), shares[rank], dist=Meeting(rank, world_size, "cpu", control))
+    def run(dist: DistContext) -> list[Batch]:
+        loader = world.loader(make_study(order), streams[dist.rank], dist=dist)
         return list(loader.batches(TrainingProgress.at_start(count)))
 
-    with ThreadPoolExecutor(world_size) as pool:
-        runs = list(pool.map(run, range(world_size)))
+    runs = run_threads(run, world_size)
     batches = [trained(iter(each)) for each in runs]
     assert all(each == batches[0] for each in batches)
     assert sorted(all_of(batches[0])) == sorted(2 * sorted(world.kept))
 
 
-def test_the_wish_of_any_rank_counts_for_all() -> None:
+def test_batches_carry_the_action_that_any_rank_requests() -> None:
     world = World(9)
     world.put(list(range(9)))
-    control = ([None] * 2, threading.Barrier(2, timeout=30))
 
-    def run(rank: int) -> list[Action]:
-        action: Callable[[int], Action] = lambda step: Action.CHECKPOINT if rank == 1 and step == 2 else Action.CONTINUE  # noqa: E731
-        loader = world.loader(make_study(epochs=1), dist=Meeting(rank, 2, "cpu", control), action=action)
+    def run(dist: DistContext) -> list[Action]:
+        def action(step: int) -> Action:
+            return Action.CHECKPOINT if dist.rank == 1 and step == 2 else Action.CONTINUE
+
+        loader = world.loader(make_study(epochs=1), dist=dist, action=action)
         return [batch.action for batch in loader.batches(TrainingProgress.at_start(9))]
 
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(run, range(2))) == [[Action.CONTINUE, Action.CHECKPOINT, Action.CONTINUE]] * 2
+    assert run_threads(run, 2) == [[Action.CONTINUE, Action.CHECKPOINT, Action.CONTINUE]] * 2
 
 
-def test_tables_travel_between_ranks_without_what_they_were_cut_from() -> None:
+def test_all_gather_tables_sends_slices_without_the_rest_of_their_table() -> None:
     table = samples(list(range(50)), set())
-    control = ([None] * 2, threading.Barrier(2, timeout=30))
+    ranks = thread_ranks(2)
 
-    def run(rank: int) -> list[pa.Table]:
-        return list(Meeting(rank, 2, "cpu", control).all_gather_tables(table.slice(rank, 1) if rank else None))
+    def run(dist: DistContext) -> list[pa.Table]:
+        return list(dist.all_gather_tables(table.slice(1, 1) if dist.rank == 1 else None))
 
     with ThreadPoolExecutor(2) as pool:
-        for got in pool.map(run, range(2)):
+        for got in pool.map(run, ranks):
             assert [each["example_id"].to_pylist() for each in got] == [["e0001"]]
-    sent = control[0][1]
+    sent = ranks[0].control.values[1]
     assert isinstance(sent, bytes)
     assert len(sent) < 20_000
 
@@ -370,14 +360,14 @@ def test_tables_travel_between_ranks_without_what_they_were_cut_from() -> None:
 # --- progress
 
 
-def test_progress_survives_its_file(tmp_path: Path) -> None:
+def test_training_progress_load_restores_what_save_wrote(tmp_path: Path) -> None:
     progress = TrainingProgress(7, 1, np.array([True, False, True] * 5))
     progress.save(tmp_path)
     again = TrainingProgress.load(tmp_path)
     assert (again.step, again.epoch, again.done.tolist()) == (7, 1, progress.done.tolist())
 
 
-def test_a_new_epoch_starts_with_nothing_done() -> None:
+def test_training_progress_add_starts_a_new_epoch_with_nothing_done() -> None:
     progress = TrainingProgress(7, 0, np.array([True, True, True]))
     progress.add(Batch(1, np.array([2]), (), 0.7, Action.CONTINUE))
     assert (progress.step, progress.epoch, progress.done.tolist()) == (7, 1, [False, False, True])

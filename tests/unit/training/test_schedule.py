@@ -7,7 +7,7 @@ SETTINGS = TrainingSection(learning_rate=2e-4, warmup_ratio=0.05, min_lr_ratio=0
 
 
 @pytest.mark.parametrize(
-    ("share", "rate"),
+    ("fraction", "rate"),
     [
         (0.0125, 0.25),  # a quarter of the warm-up
         (0.05, 1.0),
@@ -15,11 +15,11 @@ SETTINGS = TrainingSection(learning_rate=2e-4, warmup_ratio=0.05, min_lr_ratio=0
         (1.0, 0.1),
     ],
 )
-def test_values_by_hand(share: float, rate: float) -> None:
-    assert learning_rate(share, SETTINGS) == pytest.approx(2e-4 * rate)
+def test_learning_rate_values_by_hand(fraction: float, rate: float) -> None:
+    assert learning_rate(fraction, SETTINGS) == pytest.approx(2e-4 * rate)
 
 
-def test_it_rises_then_falls_and_never_leaves_its_bounds() -> None:
+def test_learning_rate_rises_then_falls_within_its_bounds() -> None:
     rates = [learning_rate(step / 100, SETTINGS) for step in range(1, 101)]
     top = rates.index(max(rates))
     assert rates[: top + 1] == sorted(rates[: top + 1])
@@ -28,6 +28,6 @@ def test_it_rises_then_falls_and_never_leaves_its_bounds() -> None:
     assert min(rates[top:]) == pytest.approx(2e-5)
 
 
-def test_short_runs_and_no_warm_up() -> None:
+def test_learning_rate_of_one_step_and_without_warm_up() -> None:
     assert learning_rate(1.0, SETTINGS) == pytest.approx(2e-5)  # a run of one step ends with it
     assert learning_rate(0.001, TrainingSection(learning_rate=1.0, warmup_ratio=0.0)) == pytest.approx(1.0, rel=1e-5)
