@@ -37,7 +37,7 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import Placement
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader, StreamReader, TrainingProgress
-from pos2distill.training.loop import StepRecord, train
+from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.teachers import build_teacher
@@ -125,7 +125,8 @@ def _distill(recipe: Recipe, plan: Plan) -> None:
     strategy = build_strategy(study, recipe.runtime.trainers, device)
     teacher = build_teacher(study, strategy.frozen_states, device)
     progress = TrainingProgress.at_start(len(ids))
-    train(study, recipe.runtime.trainers, loader, build, strategy, teacher, DistContext(), progress, [log])
+    trainer = Trainer(study, recipe.runtime.trainers, build, strategy, teacher, DistContext())
+    trainer.train(loader, progress, [log])
     with plan.checkpoint.writing():
         model = Path(plan.checkpoint.path) / MODEL_FOLDER
         strategy.save(model)

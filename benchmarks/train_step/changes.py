@@ -43,7 +43,7 @@ def without_sharing(size: Size, folder: Path, device: torch.device) -> Step:
     step = with_everything(size, folder, device)
 
     def patched() -> float:
-        with patch("pos2distill.training.loop._lay", lay):
+        with patch("pos2distill.training.micro_batches.pack", lay):
             return step()
 
     return patched

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +20,14 @@ from pos2distill.records import Example, Slots, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import Action, Batch, TrainingProgress
-from pos2distill.training.loop import StepRecord, train
+from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.rows import Row, RowKey, Sample
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import build_teacher
 
-SHARE = 1e-9
-"""Of the run that is done: every step is made at the full learning rate."""
+FRACTION = 1e-9
+"""Of the run that is completed, for every step: the learning rate is always the full one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class Questions:
 
     def batches(self, _: TrainingProgress) -> Iterator[Batch]:
         """As `BatchLoader.batches`: one batch that holds everything."""
-        yield Batch(0, np.arange(len(self.samples)), self.samples, SHARE, Action.CONTINUE)
+        yield Batch(0, np.arange(len(self.samples)), self.samples, FRACTION, Action.CONTINUE)
 
 
 class OurStep:
@@ -182,17 +183,10 @@ class OurStep:
     def __call__(self) -> float:
         """Returns the step's loss."""
         records: list[StepRecord] = []
-        train(
-            self.study,
-            self.trainers,
-            self.questions,  # type: ignore[arg-type]
-            self.questions,  # type: ignore[arg-type]
-            self.strategy,
-            self.teacher,
-            self.dist,
-            self.progress,
-            [records.append],
-        )
+        build: Any = self.questions
+        loader: Any = self.questions
+        trainer = Trainer(self.study, self.trainers, build, self.strategy, self.teacher, self.dist)
+        trainer.train(loader, self.progress, [records.append])
         return records[0].loss
 
 

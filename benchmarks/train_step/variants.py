@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.train_step.problem import SHARE, Questions, Size
+from benchmarks.train_step.problem import FRACTION, Questions, Size
 from pos2distill.config import Study
 from pos2distill.losses.objectives import row_coefficients
 from pos2distill.models.load import load_model, torch_dtype
@@ -147,7 +147,7 @@ class PlainStep:
             loss_B = losses[index] if losses else self._losses(self.micros[index])
             (coefficient_B.to(self.device) * loss_B).sum().backward()
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(SHARE, self.study.training)
+            group["lr"] = learning_rate(FRACTION, self.study.training)
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), self.study.training.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ _PROGRESS_FILE = "progress.json"
 Indices = npt.NDArray[np.int64]
 
 
-class IndexedSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class IndexedSample:
     """An example's index among the training examples, and its sample; None if it was not kept."""
 
     index: int
@@ -261,7 +262,8 @@ class BatchLoader:
                     return
                 if len(table) == 0:
                     yield []
-                early.update(self._indexed(table))
+                for indexed in self._indexed(table):
+                    early[indexed.index] = indexed.sample
             yield [IndexedSample(index, early.pop(index))]
         yield from self._wait_for_end(stream)
 
@@ -390,6 +392,6 @@ def epoch_order(examples: int, seed: int, epoch: int) -> Indices:
     generator.shuffle(starts)
     shuffled = []
     for start in starts:
-        window = np.arange(start, min(start + WINDOW, examples))
+        window: Indices = np.arange(start, min(start + WINDOW, examples))
         shuffled.append(generator.permutation(window))
     return np.concatenate(shuffled)

@@ -1,8 +1,7 @@
-"""From a sample to its training rows, and from the rows of a global batch to one rank's share."""
+"""Training rows: the rows of a sample, and which rows of a global batch belong to which rank and micro-batch."""
 
 import functools
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,16 @@ from pos2distill.tasks.prompts import PromptBuilder
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A kept answer. What a cached teacher or the sampler knows of the frozen model at it is as the store keeps it."""
+    """An example and its kept answer.
+
+    Attributes:
+        prompt_ids: the advantageous prompt, which was answered.
+        response_ids: the answer.
+        hidden: the frozen model's hidden states at the response, as `hidden_to_bytes` encodes them.
+        hidden_dtype: of `hidden`.
+        top_ids: (S * K,), the K most likely tokens at each of the first S positions of the response.
+        top_logprobs: (S * K,), their log-probabilities by the frozen model.
+    """
 
     example: Example
     prompt_ids: Tokens
@@ -33,17 +41,21 @@ class Sample:
 
 
 RowKey = tuple[Sample, Slots]
-"""A training row: its sample, and where its gold documents stand."""
+"""Identifies a training row: its sample, and the slots of its gold documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One training row of a sample: the student's prompt with the gold documents at `slots`, and the response.
+    """One training row: the student's prompt with the gold documents at `slots`, and the response.
 
-    slot_id: one number for the slots, of a single slot that slot; ANCHOR on an anchor row, whose prompt is the
-    advantageous prompt itself; FILLER on rows that only make ranks equally long and count for nothing.
-    response_ids: the advantaged response, or of SFT the data set's answer; where the sampler is the teacher, the
-    response as far as it knows the frozen model there.
+    Attributes:
+        sample: that the row was built from.
+        slots: of the gold documents.
+        slot_id: a number that identifies `slots`; for a single slot, the slot itself. ANCHOR on an anchor row, whose
+            prompt is the advantageous prompt. FILLER on rows that only make ranks equally long and count for nothing.
+        prompt_ids: the student's prompt.
+        response_ids: the sampled response, or for SFT the data set's answer. With stored top-k log-probabilities, the
+            response as far as they reach.
     """
 
     sample: Sample
@@ -52,12 +64,17 @@ class Row:
     prompt_ids: Tokens
     response_ids: Tokens
 
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
 
 class RowBuilder:
-    """Fans a sample out to its rows, and builds a row when it is asked for.
+    """Lists the rows of a sample, and builds a row on demand.
 
     Args:
-        build_prompt: as in sampling.
+        build_prompt: the same as in sampling.
         study: method and seed.
     """
 
@@ -66,7 +83,7 @@ class RowBuilder:
         self.study = study
 
     def keys(self, sample: Sample) -> list[RowKey]:
-        """The anchor row, where the method has one, and K trivial rows, drawn by the seed and the example alone."""
+        """The anchor row, if the method has one, then K trivial rows, drawn from the seed and the example's id."""
         advantageous = self.study.advantageous(len(sample.example.golds))
         trivial = draw_trivial_slots(
             sample.example.example_id,
@@ -75,39 +92,44 @@ class RowBuilder:
             k=self.study.method.k,
             seed=self.study.seed,
         )
-        anchor = [advantageous] if self.study.method.anchor_weight else []
-        return [(sample, slots) for slots in (*anchor, *trivial)]
+        keys = [(sample, slots) for slots in trivial]
+        if self.study.method.anchor_weight:
+            keys.insert(0, (sample, advantageous))
+        return keys
 
     def row(self, key: RowKey) -> Row:
         """Build one row: arrange the documents, render and tokenise the prompt."""
         sample, slots = key
-        example, prompt_ids, slot_id = sample.example, sample.prompt_ids, ANCHOR
-        advantageous = self.study.advantageous(len(example.golds))
-        if slots != advantageous:
-            slot_id = _slot_id(slots, self.study.data.documents)
-            prompt_ids = self.build_prompt(
-                example,
-                self.study.data.documents,
-                slots,
-                order=self.study.method.distractor_order,
-                seed=self.study.seed,
-            )
-        return Row(sample, slots, slot_id, prompt_ids, self._response(sample))
+        response_ids = self._response(sample)
+        if slots == self.study.advantageous(len(sample.example.golds)):
+            return Row(sample, slots, ANCHOR, sample.prompt_ids, response_ids)
+        prompt_ids = self.build_prompt(
+            sample.example,
+            self.study.data.documents,
+            slots,
+            order=self.study.method.distractor_order,
+            seed=self.study.seed,
+        )
+        slot_id = _slot_id(slots, self.study.data.documents)
+        return Row(sample, slots, slot_id, prompt_ids, response_ids)
 
     def _response(self, sample: Sample) -> Tokens:
-        if self.study.method.spec.target == "gold":
+        method = self.study.method
+        if method.spec.target == "gold":
             return self._gold_response(sample.example)
-        if k := self.study.method.teacher_topk:
+        if method.teacher_topk:
             if sample.top_ids is None:
-                raise UserError("the samples hold no likeliest tokens; sample again with method.teacher=topk")
-            return sample.response_ids[: len(sample.top_ids) // k]
+                raise UserError("the samples hold no top-k log-probabilities; sample again with method.teacher=topk")
+            known_positions = len(sample.top_ids) // method.teacher_topk
+            return sample.response_ids[:known_positions]
         return sample.response_ids
 
     def _gold_response(self, example: Example) -> Tokens:
-        """The data set's answer as the model would say it: what SFT trains on."""
-        answer = example.answers[0] if self.study.data.metric == "sub_em" else f"The answer is: {example.answers[0]}"
-        tokenizer = self.build_prompt.tokenizer
-        ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        """The data set's answer in the form in which the model answers."""
+        answer = example.answers[0]
+        if self.study.data.metric != "sub_em":
+            answer = f"The answer is: {answer}"
+        ids = self.build_prompt.tokenizer(answer, add_special_tokens=False)["input_ids"]
         return np.asarray([*ids, self._end_of_turn], np.int32)
 
     @functools.cached_property
@@ -116,68 +138,87 @@ class RowBuilder:
 
 
 def kept_samples(table: pa.Table) -> list[Sample | None]:
-    """Rows of `SAMPLE_SCHEMA`; None for answers that are not trained on."""
-    names = ("example", "prompt_ids", "response_ids", "hidden", "hidden_dtype", "top_ids", "top_logprobs")
-    rows = zip(*(table[name] for name in names), strict=True)
-    return [
-        Sample(
-            example_from_row(example.as_py()),
-            _values(prompt),
-            _values(response),
-            hidden.as_py(),
-            dtype.as_py(),
-            _values(top_ids),
-            _values(top_logprobs),
+    """Decode a table of `SAMPLE_SCHEMA`; None for records that were not kept."""
+    names = ("outcome", "example", "prompt_ids", "response_ids", "hidden", "hidden_dtype", "top_ids", "top_logprobs")
+    samples: list[Sample | None] = []
+    for scalars in zip(*(table[name] for name in names), strict=True):
+        record = dict(zip(names, scalars, strict=True))
+        if record["outcome"].as_py() != "kept":
+            samples.append(None)
+            continue
+        samples.append(
+            Sample(
+                example=example_from_row(record["example"].as_py()),
+                prompt_ids=_values(record["prompt_ids"]),
+                response_ids=_values(record["response_ids"]),
+                hidden=record["hidden"].as_py(),
+                hidden_dtype=record["hidden_dtype"].as_py(),
+                top_ids=_values(record["top_ids"]),
+                top_logprobs=_values(record["top_logprobs"]),
+            )
         )
-        if outcome == "kept"
-        else None
-        for outcome, (example, prompt, response, hidden, dtype, top_ids, top_logprobs) in zip(
-            table["outcome"].to_pylist(), rows, strict=True
-        )
-    ]
+    return samples
 
 
 def examples_per_batch(study: Study) -> int:
-    """Examples of a global batch: as many as their K + 1 rows leave room for, the same for every method.
+    """Examples of a global batch: as many as fit with K + 1 rows each.
 
-    The index of the anchor row stays empty where the method has none: equal steps, less work.
+    The same for every method: without an anchor row, an example has only K rows, and the batch is smaller. So all
+    methods make equally many steps.
     """
     return study.training.global_batch_rows // (study.method.k + 1)
 
 
 def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowKey, bool]]:
-    """The part of a global batch that one rank works on, as (key, whether it is filler).
+    """One rank's rows of a global batch, as (key, whether it is filler).
 
-    Contiguous and equally long on all ranks, since ZeRO-3 needs every rank in every pass; the last dist are filled up
-    with copies of the first row. Rows of one example are neighbours, and are parted only where a rank's share ends:
-    whole examples would leave ranks idle whose number does not divide that of the examples.
+    Ranks take consecutive rows, equally many, since ZeRO-3 requires every rank in every pass; the last ranks are
+    filled up with copies of the first row. Rows of one example are neighbours, and are separated only at the end of a
+    rank's rows. (Whole examples for each rank would leave ranks idle when their number does not divide the examples.)
     """
     size = math.ceil(len(keys) / world)
-    own = list(keys[rank * size : (rank + 1) * size])
-    return [(key, False) for key in own] + [(keys[0], True)] * (size - len(own))
+    own = keys[rank * size : (rank + 1) * size]
+    rows = [(key, False) for key in own]
+    filler = [(keys[0], True)] * (size - len(own))
+    return rows + filler
 
 
 def count_parts(lengths: Sequence[int], limit: int) -> int:
-    """How many consecutive parts the rows make if none holds more than `limit` tokens, a longer row alone."""
+    """How many consecutive parts the rows make if no part exceeds `limit` tokens; a longer row is a part by itself."""
     return len(_fill(lengths, limit, 1))
 
 
 def split_rows(lengths: Sequence[int], parts: int) -> list[int]:
-    """The rows of each of so many consecutive parts, so that the one with most tokens has as few as possible.
+    """Divide rows into consecutive parts such that the largest has as few tokens as possible.
 
     Args:
-        lengths: of the rows, in tokens. parts: at most as many as rows; none is empty.
+        lengths: of the rows, in tokens.
+        parts: how many; at most as many as rows, and none is empty.
+    Returns: the number of rows in each part.
     """
-    limits = range(1, sum(lengths) + 1)
-    limit = limits[bisect_left(limits, True, key=lambda limit: count_parts(lengths, limit) <= parts)]
-    return _fill(lengths, limit, parts)
+    # Binary search for the smallest limit that needs no more than `parts`: a higher limit never needs more parts.
+    low, high = 1, sum(lengths)
+    while low < high:
+        middle = (low + high) // 2
+        if count_parts(lengths, middle) <= parts:
+            high = middle
+        else:
+            low = middle + 1
+    return _fill(lengths, low, parts)
 
 
 def _fill(lengths: Sequence[int], limit: int, parts: int) -> list[int]:
-    """Rows of each part where parts are filled up one by one, and later where `parts` would not come about."""
-    sizes, tokens = [0], 0
-    for done, length in enumerate(lengths):
-        if sizes[-1] and (tokens + length > limit or len(lengths) - done <= parts - len(sizes)):
+    """Fill parts one after another up to `limit` tokens; start new parts earlier if fewer than `parts` would result.
+
+    Returns: the number of rows in each part.
+    """
+    sizes = [0]
+    tokens = 0
+    for row, length in enumerate(lengths):
+        rows_left = len(lengths) - row
+        parts_left = parts - len(sizes)
+        is_full = tokens + length > limit or rows_left <= parts_left
+        if sizes[-1] > 0 and is_full:
             sizes.append(0)
             tokens = 0
         sizes[-1] += 1
@@ -186,11 +227,13 @@ def _fill(lengths: Sequence[int], limit: int, parts: int) -> list[int]:
 
 
 def _slot_id(slots: Slots, documents: int) -> int:
-    """Tuples of different lengths have different ids: those of one slot come first, then pairs, and so on."""
+    """A number for a tuple of slots: those of one slot come first, then pairs, and so on."""
     shorter = sum(math.perm(documents, hops) for hops in range(1, len(slots)))
     return shorter + slots_to_index(slots, documents)
 
 
-def _values(lists: Any) -> Any:
-    """The numbers of a list scalar, or None where it is null."""
-    return lists.values.to_numpy() if lists.is_valid else None
+def _values(scalar: Any) -> Any:
+    """The numbers of an Arrow list scalar as an array; None where it is null."""
+    if not scalar.is_valid:
+        return None
+    return scalar.values.to_numpy()

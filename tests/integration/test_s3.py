@@ -26,7 +26,7 @@ from pos2distill.store.lease import hold_lease
 from tests.support.paths import PROJECT
 from tests.support.results import artifact_of, read_steps, sample_store, training_ids
 from tests.support.s3_server import FAULTS, Faulty, s3_server
-from tests.unit.conftest import make_samples, open_store
+from tests.support.stores import make_samples, open_store
 
 IDS = [f"fox-{number:03d}" for number in range(240)]
 

@@ -19,7 +19,7 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import Batch, BatchLoader, TrainingProgress
-from pos2distill.training.loop import StepRecord, train
+from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
@@ -27,7 +27,7 @@ from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
 from tests.support.ranks import process_group, run_processes
 from tests.support.results import artifact_of, read_steps, training_ids
-from tests.unit.conftest import no_stream
+from tests.support.samples import no_stream
 
 pytestmark = [pytest.mark.xdist_group("heavy"), pytest.mark.usefixtures("local_ray")]
 
@@ -270,7 +270,8 @@ def first_step(
     records: list[StepRecord] = []
     progress = TrainingProgress.at_start(len(samples.ids))
     build = RowBuilder(prompts, study)
-    train(study, trainers, loader, build, recorder, teacher, dist, progress, [records.append])
+    trainer = Trainer(study, trainers, build, recorder, teacher, dist)
+    trainer.train(loader, progress, [records.append])
     return {"loss": records[0].loss, "gradients": recorder.gradients}
 
 

@@ -32,7 +32,7 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.distributed import DistContext, control_group
 from pos2distill.training.loader import Action, BatchLoader, TrainingProgress
-from pos2distill.training.loop import StepRecord, train
+from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.rows import RowBuilder, examples_per_batch
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
@@ -68,18 +68,9 @@ def train_worker(recipe: Recipe, plan: Plan, tracker_actor: ActorHandle) -> dict
         dist,
         checkpointer.action,
     )
-    finished = train(
-        study,
-        trainers,
-        loader,
-        RowBuilder(make_prompt_builder(study), study),
-        strategy,
-        teacher,
-        dist,
-        progress,
-        [log] if log else [],
-        checkpointer.save,
-    )
+    build = RowBuilder(make_prompt_builder(study), study)
+    trainer = Trainer(study, trainers, build, strategy, teacher, dist)
+    finished = trainer.train(loader, progress, [log] if log else [], checkpointer.save)
     if finished:
         _save_model(strategy, study, plan, write=dist.rank == 0)
     if log:
@@ -224,7 +215,7 @@ class StepLog:
     def __call__(self, record: StepRecord) -> None:
         """Log one step."""
         self.lines.append(json.dumps(record.as_dict()))
-        self.tracker_actor.count_step.remote(round(record.share * self.examples), record.step + 1, record.loss)
+        self.tracker_actor.count_step.remote(round(record.fraction * self.examples), record.step + 1, record.loss)
         for tracker in self.trackers:
             tracker.log(record)
 

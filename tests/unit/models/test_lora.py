@@ -19,7 +19,7 @@ from pos2distill.models.lora import add_adapters, merge
 from pos2distill.models.packing import ResponseBatch, collate, pack_rows
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import TrainingProgress
-from pos2distill.training.loop import StepRecord, train
+from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
@@ -71,17 +71,8 @@ def run(source: Source) -> tuple[list[StepRecord], TorchStrategy]:
     strategy = TorchStrategy(source.study, TRAINERS, CPU)
     teacher = build_teacher(source.study, strategy.frozen_states, CPU)
     progress = TrainingProgress.at_start(len(source.ids))
-    train(
-        source.study,
-        TRAINERS,
-        source.loader(),
-        source.build,
-        strategy,
-        teacher,
-        DistContext(),
-        progress,
-        [records.append],
-    )
+    trainer = Trainer(source.study, TRAINERS, source.build, strategy, teacher, DistContext())
+    trainer.train(source.loader(), progress, [records.append])
     return records, strategy
 
 

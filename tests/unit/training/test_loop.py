@@ -1,8 +1,6 @@
 import json
 import shutil
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -19,10 +17,11 @@ from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import TrainingProgress
-from pos2distill.training.loop import StepRecord, train
+from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import TeacherView, build_teacher
+from tests.support.ranks import run_threads
 from tests.support.samples import Source
 
 CPU = torch.device("cpu")
@@ -79,10 +78,8 @@ def work(result: Result, source: Source, trainers: TrainersSection, dist: DistCo
     study = source.study
     teacher = build_teacher(study, result.strategy.frozen_states, CPU)
     progress = TrainingProgress.at_start(len(source.ids))
-    loader = source.loader(dist)
-    assert train(
-        study, trainers, loader, source.build, result.strategy, teacher, dist, progress, [result.records.append]
-    )
+    trainer = Trainer(study, trainers, source.build, result.strategy, teacher, dist)
+    assert trainer.train(source.loader(dist), progress, [result.records.append])
     assert progress.step == len(result.records)
 
 
@@ -92,43 +89,11 @@ def run(source: Source, trainers: TrainersSection) -> Result:
     return result
 
 
-class Meeting:
-    """Where the ranks of one process, each in a thread, all_gather_object their values."""
-
-    def __init__(self, world: int) -> None:
-        self.values: list[Any] = [None] * world
-        self.barrier = threading.Barrier(world, timeout=60)  # so that one rank's failure ends the others
-
-    def all_gather_object(self, rank: int, value: Any) -> list[Any]:
-        self.values[rank] = value
-        self.barrier.wait()
-        gathered = list(self.values)
-        self.barrier.wait()
-        return gathered
-
-
-@dataclass(frozen=True, slots=True)
-class ThreadRanks(DistContext):
-    meeting: Any = None
-
-    def gather(self, value_C: Tensor) -> Tensor:
-        return torch.cat(self.meeting.all_gather_object(self.rank, value_C))
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        return self.control.all_gather_object(self.rank, value)
-
-
 def run_ranks(source: Source, trainers: TrainersSection, world: int) -> list[Result]:
     """The loop on every rank at once; each holds the whole model and its own part of the gradient."""
-    meeting, control = Meeting(world), Meeting(world)  # as the process groups: samples travel while gradients do
-    results = [prepare(source, trainers) for _ in range(world)]  # one by one: loading is not made for threads
-    with ThreadPoolExecutor(world) as pool:
-        works = [
-            pool.submit(work, result, source, trainers, ThreadRanks(rank, world, control=control, meeting=meeting))
-            for rank, result in enumerate(results)
-        ]
-        for each in works:
-            each.result()
+    # One after another, since transformers does not load models safely in several threads.
+    results = [prepare(source, trainers) for _ in range(world)]
+    run_threads(lambda dist: work(results[dist.rank], source, trainers, dist), world)
     return results
 
 
@@ -142,7 +107,7 @@ ROW_TOKENS = 220
 
 
 def trainers(micro_batch_rows: int, **settings: Any) -> TrainersSection:
-    """Micro-batches of so many rows."""
+    """Micro-batches of `micro_batch_rows` rows."""
     tokens = micro_batch_rows * ROW_TOKENS
     return TrainersSection(
         **{"strategy": "torch", "gradient_checkpointing": False, "micro_batch_tokens": tokens, **settings}
@@ -161,7 +126,7 @@ def assert_same_gradient(one: Tensor, other: Tensor) -> None:
     assert (one - other).norm() < 1e-5 * one.norm()
 
 
-def test_rows_are_as_long_as_the_cuts_below_take_them_to_be(make: Callable[..., Source]) -> None:
+def test_row_tokens_is_the_length_of_the_sources_longest_row(make: Callable[..., Source]) -> None:
     source = make()
     rows = [source.build.row(key) for key in source.row_keys()]
     lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
@@ -173,7 +138,9 @@ def test_rows_are_as_long_as_the_cuts_below_take_them_to_be(make: Callable[..., 
 
 
 @pytest.mark.parametrize("global_batch_rows", [32, 20])
-def test_micro_batches_do_not_change_loss_or_gradient(make: Callable[..., Source], global_batch_rows: int) -> None:
+def test_trainer_loss_and_gradient_do_not_depend_on_micro_batches(
+    make: Callable[..., Source], global_batch_rows: int
+) -> None:
     source = make(training={"global_batch_rows": global_batch_rows})
     whole = run(source, trainers(32))
     assert whole.records[0].rows == global_batch_rows
@@ -183,7 +150,7 @@ def test_micro_batches_do_not_change_loss_or_gradient(make: Callable[..., Source
         assert_same_gradient(whole.gradient, cut.gradient)
 
 
-def test_what_rows_of_an_example_begin_with_alike_is_computed_once(make: Callable[..., Source]) -> None:
+def test_trainer_computes_a_prefix_shared_by_rows_of_an_example_once(make: Callable[..., Source]) -> None:
     """A micro-batch of one row has nothing to share with, so the test above holds one against the other."""
     source = make()
     rows = [source.build.row(key) for key in source.row_keys()]
@@ -206,33 +173,35 @@ def _common(one: list[int], other: list[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def test_activation_checkpoints_do_not_change_the_gradient(make: Callable[..., Source]) -> None:
+def test_trainer_gradient_does_not_change_with_activation_checkpoints(make: Callable[..., Source]) -> None:
     source = make()
     assert_same_gradient(
         run(source, trainers(32)).gradient, run(source, trainers(8, gradient_checkpointing=True)).gradient
     )
 
 
-def test_a_models_own_dropout_is_off(make: Callable[..., Source], tmp_path: Path) -> None:
+def test_prepare_for_training_turns_dropout_off(make: Callable[..., Source], tmp_path: Path) -> None:
     """Else a row's weight and its gradient would be of two models."""
     study = make(method={"name": "seqkd"}).study
     folder = shutil.copytree(study.model.path, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
     dropping = study.model_copy(update={"model": study.model.model_copy(update={"path": str(folder)})})
-    steppers = [TorchStrategy(each, trainers(32), CPU) for each in (study, dropping)]
+    strategies = [TorchStrategy(each, trainers(32), CPU) for each in (study, dropping)]
     batch = collate([np.arange(20, 50)], [np.arange(60, 70)])
-    plain, own, again = (strategy.forward(batch, None) for strategy in (*steppers, steppers[1]))
+    plain, own, again = (strategy.forward(batch, None) for strategy in (*strategies, strategies[1]))
     assert torch.equal(own, plain)
     assert torch.equal(own, again)
-    assert steppers[1].student.training
-    steppers[1].save(tmp_path / "saved")
+    assert strategies[1].student.training
+    strategies[1].save(tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["attention_dropout"] == 0.5
 
 
 @pytest.mark.parametrize(("global_batch_rows", "world"), [(32, 2), (16, 3), (20, 3)])
-def test_ranks_do_not_change_loss_or_gradient(make: Callable[..., Source], global_batch_rows: int, world: int) -> None:
-    """16 and 20 rows leave the last of 3 dist with filler, which counts for nothing."""
+def test_trainer_loss_and_gradient_do_not_depend_on_ranks(
+    make: Callable[..., Source], global_batch_rows: int, world: int
+) -> None:
+    """16 and 20 rows leave the last of 3 ranks with filler, which counts for nothing."""
     source = make(training={"global_batch_rows": global_batch_rows})
     whole = run(source, trainers(32))
     parts = run_ranks(source, trainers(4), world)
@@ -241,7 +210,7 @@ def test_ranks_do_not_change_loss_or_gradient(make: Callable[..., Source], globa
     assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
 
 
-def test_one_micro_batch_needs_one_pass_and_several_need_two(make: Callable[..., Source]) -> None:
+def test_trainer_makes_one_pass_for_one_micro_batch_and_two_for_several(make: Callable[..., Source]) -> None:
     source = make()
     one, four = run(source, trainers(32)).strategy, run(source, trainers(8)).strategy
     assert (one.forwards, one.last) == (1, [True])
@@ -260,8 +229,10 @@ METHODS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: "-".join(method.values()))
-def test_no_method_sees_the_cut(make: Callable[..., Source], method: dict[str, Any]) -> None:
-    """DistContext and micro-batches at once, with filler: of 12 indices 3 are anchor rows, which are not built."""
+def test_trainer_loss_and_gradient_of_every_method_do_not_depend_on_the_cut(
+    make: Callable[..., Source], method: dict[str, Any]
+) -> None:
+    """Ranks and micro-batches at once, with filler: of 12 rows 3 would be anchor rows, which are not built."""
     source = make(training={"global_batch_rows": 12}, method=method)
     whole = run(source, trainers(32))
     parts = run_ranks(source, trainers(3), 2)
@@ -270,7 +241,7 @@ def test_no_method_sees_the_cut(make: Callable[..., Source], method: dict[str, A
     assert_same_gradient(whole.gradient, torch.stack([part.gradient for part in parts]).sum(0))
 
 
-def test_uniform_weights_need_no_pass_beforehand(make: Callable[..., Source]) -> None:
+def test_trainer_makes_one_pass_for_uniform_weights(make: Callable[..., Source]) -> None:
     strategy = run(make(method={"name": "seqkd"}, training={"global_batch_rows": 32}), trainers(8)).strategy
     assert (strategy.forwards, strategy.last) == (3, [False, False, True])  # 24 trivial rows
 
@@ -278,14 +249,14 @@ def test_uniform_weights_need_no_pass_beforehand(make: Callable[..., Source]) ->
 # --- teachers
 
 
-def test_cached_and_resident_teachers_agree(make: Callable[..., Source]) -> None:
+def test_trainer_with_cached_and_resident_teachers_agrees(make: Callable[..., Source]) -> None:
     cached, resident = (run(make(method={"teacher": teacher}), trainers(8)) for teacher in ("cached", "resident"))
     for one, other in zip(cached.records, resident.records, strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-6, abs=1e-6)
     assert_same_gradient(cached.gradient, resident.gradient)
 
 
-def test_more_of_the_likeliest_tokens_come_nearer_to_the_exact_teacher(make: Callable[..., Source]) -> None:
+def test_trainer_with_topk_teacher_approaches_the_exact_loss_as_k_grows(make: Callable[..., Source]) -> None:
     """The tiny model is unsure, so that a few tokens are a loose bound."""
     bounds = [run(make(method={"teacher": "topk", "teacher_topk": k}), trainers(32)).records[0] for k in (2, 50, 300)]
     few, many, every = (record.loss_trivial or 0.0 for record in bounds)
@@ -293,14 +264,14 @@ def test_more_of_the_likeliest_tokens_come_nearer_to_the_exact_teacher(make: Cal
     assert all(record.loss_anchor == pytest.approx(0, abs=1e-6) for record in bounds)
 
 
-def test_the_loss_falls_with_the_likeliest_tokens_alone(make: Callable[..., Source]) -> None:
+def test_trainer_with_topk_teacher_reduces_the_loss(make: Callable[..., Source]) -> None:
     method = {"teacher": "topk", "teacher_topk": 30}
     source = make(method=method, data={"train_examples": 4}, training={"epochs": 20, "learning_rate": 3e-3})
     losses = [record.loss for record in run(source, trainers(32)).records]
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
-def test_the_resident_teacher_stays_while_the_student_moves(make: Callable[..., Source]) -> None:
+def test_trainer_with_resident_teacher_keeps_the_teacher_fixed(make: Callable[..., Source]) -> None:
     overrides = {"data": {"train_examples": 4}, "training": {"epochs": 4, "learning_rate": 1e-2}}
     cached, resident = (
         run(make(method={"teacher": teacher}, **overrides), trainers(32)) for teacher in ("cached", "resident")
@@ -310,7 +281,9 @@ def test_the_resident_teacher_stays_while_the_student_moves(make: Callable[..., 
 
 
 @pytest.mark.parametrize("alignment", ["shifted", "official"])
-def test_at_first_the_student_equals_the_teacher_on_anchor_rows(make: Callable[..., Source], alignment: str) -> None:
+def test_trainer_starts_with_a_student_equal_to_the_teacher_on_anchor_rows(
+    make: Callable[..., Source], alignment: str
+) -> None:
     first = run(make(method={"alignment": alignment}), trainers(8)).records[0]
     assert first.loss_anchor is not None
     assert first.loss_anchor < 1e-6
@@ -319,7 +292,7 @@ def test_at_first_the_student_equals_the_teacher_on_anchor_rows(make: Callable[.
 
 
 @pytest.mark.parametrize("method", [{"name": "r1"}, {"name": "seqkd"}])
-def test_training_that_diverged_stops(make: Callable[..., Source], method: dict[str, Any]) -> None:
+def test_trainer_raises_if_a_loss_is_not_finite(make: Callable[..., Source], method: dict[str, Any]) -> None:
     source = make(method=method)
     result = prepare(source, trainers(8))
     with torch.no_grad():
@@ -329,7 +302,7 @@ def test_training_that_diverged_stops(make: Callable[..., Source], method: dict[
     assert result.records == []
 
 
-def test_a_gradient_that_is_not_finite_stops_training(make: Callable[..., Source]) -> None:
+def test_trainer_raises_if_the_gradient_is_not_finite(make: Callable[..., Source]) -> None:
     source = make(method={"name": "seqkd"})
     result = prepare(source, trainers(8))
     hidden = result.strategy.student.lm.get_input_embeddings().weight
@@ -342,7 +315,7 @@ def test_a_gradient_that_is_not_finite_stops_training(make: Callable[..., Source
 # --- the loop
 
 
-def test_the_loss_falls_by_half(make: Callable[..., Source]) -> None:
+def test_trainer_halves_the_loss(make: Callable[..., Source]) -> None:
     source = make(data={"train_examples": 4}, training={"epochs": 20, "learning_rate": 3e-3})
     records = run(source, trainers(32)).records
     losses = [record.loss for record in records]
@@ -350,17 +323,17 @@ def test_the_loss_falls_by_half(make: Callable[..., Source]) -> None:
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
-def test_records_say_what_was_done(make: Callable[..., Source]) -> None:
+def test_step_records_report_each_step(make: Callable[..., Source]) -> None:
     source = make(training={"epochs": 2, "global_batch_rows": 20}, method={"anchor_weight": 0.0})
     records = run(source, trainers(8)).records
     assert [(record.step, record.epoch, record.rows) for record in records] == [
-        (0, 0, 15),  # of 20 indices 5 are anchor rows, which are not built
+        (0, 0, 15),  # of 20 rows 5 would be anchor rows, which are not built
         (1, 0, 9),
         (2, 1, 15),
         (3, 1, 9),
     ]
     assert records[-1].learning_rate == pytest.approx(1e-4)
-    assert [record.share for record in records] == pytest.approx([5 / 16, 8 / 16, 13 / 16, 1])
+    assert [record.fraction for record in records] == pytest.approx([5 / 16, 8 / 16, 13 / 16, 1])
     for record in records:
         assert record.loss_anchor is None
         assert set(record.weight_by_slot) == {1, 2, 3}
@@ -368,12 +341,12 @@ def test_records_say_what_was_done(make: Callable[..., Source]) -> None:
         assert record.as_dict()["loss"] == record.loss
 
 
-def test_one_worker_gathers_its_own_values() -> None:
+def test_dist_context_of_one_worker_gathers_its_own_values() -> None:
     value = torch.tensor([1.0, 2.0])
     assert DistContext().gather(value).tolist() == [1.0, 2.0]
 
 
-def test_a_run_repeats_itself(make: Callable[..., Source]) -> None:
+def test_trainer_repeats_a_run_exactly(make: Callable[..., Source]) -> None:
     source = make(data={"train_examples": 4}, training={"epochs": 2})
     first, second = run(source, trainers(8)), run(source, trainers(8))
     assert [record.as_dict() for record in first.records] == [record.as_dict() for record in second.records]
@@ -382,7 +355,7 @@ def test_a_run_repeats_itself(make: Callable[..., Source]) -> None:
 # --- the strategy
 
 
-def test_a_step_is_clipped_adamw_at_the_given_rate(make: Callable[..., Source]) -> None:
+def test_torch_strategy_step_is_clipped_adamw_at_the_given_rate(make: Callable[..., Source]) -> None:
     """Against torch's own AdamW on a gradient clipped by hand."""
     source = make(training={"max_grad_norm": 0.01, "weight_decay": 0.1})
     settings = source.study.training
@@ -404,17 +377,25 @@ def test_a_step_is_clipped_adamw_at_the_given_rate(make: Callable[..., Source]) 
         assert own.grad is None
 
 
-def test_bfloat16_is_within_twice_its_own_rounding(make: Callable[..., Source]) -> None:
-    """Autocast over fp32 weights: losses near the fp32 ones, weights still fp32."""
+def test_torch_strategy_in_bfloat16_errs_at_most_twice_as_much_as_plain_bfloat16(make: Callable[..., Source]) -> None:
+    """Autocast over fp32 weights. The reference: the same weights cast to bfloat16, in plain torch."""
     exact = run(make(), trainers(32))
     rounded = run(make(training={"precision": "bfloat16"}), trainers(32))
+    plain = prepare(make(), trainers(32))
+    for parameter in plain.strategy.student.lm.parameters():
+        parameter.data = parameter.data.bfloat16()
+    work(plain, make(), trainers(32), DistContext())
+    error = (rounded.gradient - exact.gradient).norm()
+    reference_error = (plain.gradient.float() - exact.gradient).norm()
+    assert 0 < error <= 2 * reference_error
     assert rounded.records[0].loss == pytest.approx(exact.records[0].loss, rel=0.1)
     assert rounded.strategy.student.lm.dtype == torch.float32
-    cosine = torch.cosine_similarity(exact.gradient, rounded.gradient, dim=0)
-    assert cosine > 0.98
+    assert torch.cosine_similarity(exact.gradient, rounded.gradient, dim=0) > 0.98
 
 
-def test_the_saved_folder_loads_in_the_models_dtype(make: Callable[..., Source], tmp_path: Path) -> None:
+def test_torch_strategy_save_writes_a_folder_that_loads_in_the_models_dtype(
+    make: Callable[..., Source], tmp_path: Path
+) -> None:
     source = make(model={"dtype": "bfloat16"})
     result = run(source, trainers(32))
     weights = {name: value.bfloat16() for name, value in result.strategy.student.lm.state_dict().items()}
@@ -429,6 +410,6 @@ def test_the_saved_folder_loads_in_the_models_dtype(make: Callable[..., Source],
     assert any(not torch.equal(value, before[name]) for name, value in weights.items())
 
 
-def test_the_strategy_is_the_one_named(make: Callable[..., Source]) -> None:
+def test_build_strategy_makes_the_one_named(make: Callable[..., Source]) -> None:
     study = make().study
     assert isinstance(build_strategy(study, trainers(4), CPU), TorchStrategy)

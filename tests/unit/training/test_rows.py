@@ -23,14 +23,14 @@ def make(make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Sour
     return lambda **overrides: make_source(make_recipe(**overrides).study)
 
 
-def test_an_example_is_fanned_out_to_its_anchor_row_and_k_trivial_ones(make: Make) -> None:
+def test_row_builder_keys_are_the_anchor_row_and_k_trivial_rows(make: Make) -> None:
     source = make(method={"k": 2, "advantageous_slot": "last"}, seed=4)
     for index, example in enumerate(source.examples):
         trivial = draw_trivial_slots(example.example_id, documents=4, advantageous=(3,), k=2, seed=4)
         assert [slots for _, slots in source.build.keys(source.sample(index))] == [(3,), *trivial]
 
 
-def test_methods_without_an_anchor_leave_its_row_out(make: Make) -> None:
+def test_row_builder_keys_have_no_anchor_row_without_anchor_weight(make: Make) -> None:
     with_anchor, without = make(), make(method={"name": "kl"})
     assert [key[1] for key in with_anchor.row_keys() if key[1] != (0,)] == [key[1] for key in without.row_keys()]
 
@@ -38,7 +38,7 @@ def test_methods_without_an_anchor_leave_its_row_out(make: Make) -> None:
 @pytest.mark.parametrize(
     ("global_batch_rows", "k", "examples"), [(32, 4, 6), (20, 4, 4), (8, 3, 2), (5, 4, 1), (32, 0, 32)]
 )
-def test_a_batch_holds_whole_examples(
+def test_examples_per_batch_counts_whole_examples(
     make_recipe: Callable[..., Recipe], global_batch_rows: int, k: int, examples: int
 ) -> None:
     documents = {"documents": 8}
@@ -46,14 +46,14 @@ def test_a_batch_holds_whole_examples(
     assert examples_per_batch(study) == examples
 
 
-def test_only_kept_samples_are_trained_on(make: Make) -> None:
+def test_kept_samples_are_none_for_other_outcomes(make: Make) -> None:
     table = make().table
     outcomes = ["kept", "wrong", "empty", "kept", "failed", "wrong", "wrong", "wrong"]
     table = table.set_column(table.column_names.index("outcome"), "outcome", [outcomes])
     assert [sample is not None for sample in kept_samples(table)] == [outcome == "kept" for outcome in outcomes]
 
 
-def test_the_gold_document_stands_at_the_rows_slot(make: Make) -> None:
+def test_row_builder_puts_the_gold_document_at_the_rows_slot(make: Make) -> None:
     source = make()
     example = source.examples[2]
     for slot in range(4):
@@ -65,7 +65,7 @@ def test_the_gold_document_stands_at_the_rows_slot(make: Make) -> None:
         assert (row.slots, row.slot_id, index) == ((slot,), slot if slot else ANCHOR, slot)
 
 
-def test_an_anchor_row_is_the_advantageous_prompt_itself(make: Make) -> None:
+def test_row_builder_uses_the_advantageous_prompt_for_anchor_rows(make: Make) -> None:
     """Also with reshuffled distractors: the teacher answered that very prompt."""
     source = make(method={"distractor_order": "reshuffled"})
     anchor, trivial = source.row(0, (0,)), source.row(0, (1,))
@@ -73,7 +73,7 @@ def test_an_anchor_row_is_the_advantageous_prompt_itself(make: Make) -> None:
     assert trivial.prompt_ids.tolist() != anchor.prompt_ids.tolist()
 
 
-def test_what_the_store_lacks_is_none(make: Make) -> None:
+def test_kept_samples_have_none_for_null_columns(make: Make) -> None:
     source = make()
     table = source.table.set_column(source.table.column_names.index("hidden"), "hidden", [[None] * 8])
     (sample, *_) = kept_samples(table)
@@ -81,34 +81,34 @@ def test_what_the_store_lacks_is_none(make: Make) -> None:
     assert (sample.hidden, sample.top_ids, sample.top_logprobs) == (None, None, None)
 
 
-def test_rows_end_where_the_sampler_knows_no_more(make: Make) -> None:
+def test_row_builder_ends_responses_where_top_k_logprobs_end(make: Make) -> None:
     """The first two positions of a longer response, three tokens at each."""
     source = make(method={"teacher": "topk", "teacher_topk": 3})
     sample = source.sample(0)
     assert len(sample.response_ids) > 2
-    told = replace(sample, top_ids=np.arange(6, dtype=np.int32), top_logprobs=np.full(6, -2, np.float32))
-    row = source.build.row((told, (1,)))
+    shorter = replace(sample, top_ids=np.arange(6, dtype=np.int32), top_logprobs=np.full(6, -2, np.float32))
+    row = source.build.row((shorter, (1,)))
     assert row.response_ids.tolist() == sample.response_ids[:2].tolist()
     assert row.sample.response_ids is sample.response_ids
 
 
-def test_samples_without_the_likeliest_tokens_are_told(make: Make) -> None:
+def test_row_builder_requires_top_k_logprobs(make: Make) -> None:
     source = make(method={"teacher": "topk"})
     lacking = replace(source.sample(0), top_ids=None)
-    with pytest.raises(UserError, match=r"hold no likeliest tokens; sample again with method.teacher=topk"):
+    with pytest.raises(UserError, match=r"hold no top-k log-probabilities; sample again with method.teacher=topk"):
         source.build.row((lacking, (1,)))
 
 
 @given(st.integers(1, 70), st.integers(1, 9))
-def test_ranks_share_a_batch_equally_and_exactly_once(rows: int, world: int) -> None:
+def test_rows_of_rank_divide_a_batch_equally_and_exactly_once(rows: int, world: int) -> None:
     keys: list[Any] = [(index, (0,)) for index in range(rows)]
-    shares = [rows_of_rank(keys, rank, world) for rank in range(world)]
-    assert len({len(share) for share in shares}) == 1
-    assert [key for share in shares for key, filler in share if not filler] == keys
-    assert all(key == keys[0] for share in shares for key, filler in share if filler)
+    by_rank = [rows_of_rank(keys, rank, world) for rank in range(world)]
+    assert len({len(rows_of_one) for rows_of_one in by_rank}) == 1
+    assert [key for rows_of_one in by_rank for key, filler in rows_of_one if not filler] == keys
+    assert all(key == keys[0] for rows_of_one in by_rank for key, filler in rows_of_one if filler)
 
 
-def test_seventeen_rows_on_two_ranks() -> None:
+def test_rows_of_rank_divide_seventeen_rows_between_two_ranks() -> None:
     keys: list[Any] = [(index, (1,)) for index in range(17)]
     first, second = (rows_of_rank(keys, rank, 2) for rank in (0, 1))
     assert first == [(key, False) for key in keys[:9]]
@@ -116,7 +116,7 @@ def test_seventeen_rows_on_two_ranks() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 120))
-def test_parts_hold_no_more_than_the_limit_or_one_row(lengths: list[int], limit: int) -> None:
+def test_count_parts_allows_no_more_than_the_limit_or_one_row(lengths: list[int], limit: int) -> None:
     parts = count_parts(lengths, limit)
     sizes = split_rows(lengths, parts)
     assert (len(sizes), sum(sizes)) == (parts, len(lengths))
@@ -127,9 +127,7 @@ def test_parts_hold_no_more_than_the_limit_or_one_row(lengths: list[int], limit:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.data())
-def test_any_number_of_parts_can_be_asked_for_and_the_largest_is_as_small_as_can_be(
-    lengths: list[int], data: st.DataObject
-) -> None:
+def test_split_rows_makes_the_largest_part_as_small_as_possible(lengths: list[int], data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, len(lengths)))
 
     def largest(edges: tuple[int, ...]) -> int:
@@ -142,26 +140,26 @@ def test_any_number_of_parts_can_be_asked_for_and_the_largest_is_as_small_as_can
     assert largest(tuple(itertools.accumulate(sizes[:-1]))) == best
 
 
-def test_nine_rows_in_three_parts() -> None:
+def test_split_rows_by_hand() -> None:
     assert count_parts([5] * 9, 16) == 3
     assert split_rows([5] * 9, 3) == [3, 3, 3]
     assert split_rows([1, 1, 9, 1, 1, 9, 2], 3) == [3, 3, 1]
     assert count_parts([30, 1, 1], 16) == 2
 
 
-def test_sft_trains_on_the_data_sets_answer(make: Make) -> None:
+def test_row_builder_for_sft_uses_the_data_sets_answer(make: Make) -> None:
     source = make(method={"name": "sft"})
     text = source.build.build_prompt.tokenizer.decode(source.row(2, (1,)).response_ids)
     assert text == f"{source.examples[2].answers[0]}<|end|>"
 
 
-def test_sft_of_a_chain_says_the_answer_as_the_chain_ends(make: Make) -> None:
+def test_row_builder_for_sft_gives_the_answer_as_a_chain_of_thought_ends(make: Make) -> None:
     source = make(method={"name": "sft"}, data={"metric": "em"})
     text = source.build.build_prompt.tokenizer.decode(source.row(2, (1,)).response_ids)
     assert isinstance(text, str)
     assert text.startswith("The answer is: ")
 
 
-def test_tuples_of_different_lengths_have_different_ids() -> None:
+def test_slot_id_differs_between_tuples_of_different_lengths() -> None:
     ids = [_slot_id(slots, 4) for hops in (1, 2, 3) for slots in itertools.permutations(range(4), hops)]
     assert ids == list(range(4 + 12 + 24))

@@ -9,7 +9,7 @@ from pos2distill.training.trackers import Tracker, check_trackers, open_trackers
 
 RECORD = StepRecord(
     examples=("a", "b"),
-    share=0.5,
+    fraction=0.5,
     step=7,
     epoch=0,
     rows=4,

@@ -1,0 +1,128 @@
+"""Global batches prepared for one rank: its rows, cut into micro-batches and packed, while the last batch trains.
+
+Shapes: B rows of a micro-batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pos2distill.config import Study
+from pos2distill.losses.objectives import FILLER
+from pos2distill.models.packing import ResponseBatch, collate
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import Batch
+from pos2distill.training.rows import Row, RowBuilder, RowKey, count_parts, rows_of_rank, split_rows
+from pos2distill.training.teachers import TeacherView
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows that pass through the model together.
+
+    Attributes:
+        rows: B rows.
+        batch: the same rows, packed.
+        slot_B: (B,) int64, each row's `slot_id`.
+        teacher: what is known of the frozen model at the responses; None until training asks the teacher.
+    """
+
+    rows: Sequence[Row]
+    batch: ResponseBatch
+    slot_B: Tensor
+    teacher: TeacherView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """A global batch, and this rank's micro-batches of it; none if no sample of the batch was kept."""
+
+    batch: Batch
+    micro_batches: list[MicroBatch]
+
+
+class BatchPreparer:
+    """Prepares global batches in a thread, one ahead of training.
+
+    Args:
+        study: alignment and loss.
+        build: builds rows.
+        dist: the group of ranks; every rank prepares the same batches.
+        limit: tokens of a micro-batch; a longer row is a micro-batch by itself.
+    """
+
+    def __init__(self, study: Study, build: RowBuilder, dist: DistContext, limit: int) -> None:
+        self.study = study
+        self.build = build
+        self.dist = dist
+        self.limit = limit
+
+    def prepare_ahead(self, batches: Iterator[Batch]) -> Iterator[PreparedBatch]:
+        """Each batch, prepared. The next one is read and prepared while the caller uses the last one."""
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-batches")
+
+        def prepare_next() -> PreparedBatch | None:
+            batch = next(batches, None)
+            if batch is None:
+                return None
+            return self.prepare(batch)
+
+        try:
+            upcoming = pool.submit(prepare_next)
+            prepared = upcoming.result()
+            while prepared is not None:
+                upcoming = pool.submit(prepare_next)
+                yield prepared
+                prepared = upcoming.result()
+        finally:
+            # After an error, do not wait for the thread: it may be waiting for ranks that have exited.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        """Build this rank's rows of a batch, cut them into micro-batches and pack each."""
+        keys: list[RowKey] = []
+        for sample in batch.samples:
+            keys += self.build.keys(sample)
+        if not keys:
+            return PreparedBatch(batch, [])
+        rows = []
+        for key, is_filler in rows_of_rank(keys, self.dist.rank, self.dist.world):
+            row = self.build.row(key)
+            rows.append(_as_filler(row) if is_filler else row)
+        return PreparedBatch(batch, self._cut(rows))
+
+    def _cut(self, rows: list[Row]) -> list[MicroBatch]:
+        """Equally many micro-batches on every rank, since ZeRO-3 requires every rank in every pass."""
+        lengths = [row.length for row in rows]
+        parts = max(self.dist.all_gather_object(count_parts(lengths, self.limit)))
+        micro_batches = []
+        start = 0
+        for size in split_rows(lengths, parts):
+            part = rows[start : start + size]
+            slot_B = torch.tensor([row.slot_id for row in part])
+            micro_batches.append(MicroBatch(part, pack(part, self.study), slot_B))
+            start += size
+        return micro_batches
+
+
+def pack(rows: Sequence[Row], study: Study) -> ResponseBatch:
+    """Pack rows. Rows of one sample are neighbours, and the prefix that their prompts have in common is shared."""
+    # A cross-entropy is always that of the response's own tokens; `official` is a variant of the KL only.
+    alignment: Literal["shifted", "official"] = "shifted"
+    if study.method.loss == "kl":
+        alignment = study.method.alignment
+    return collate(
+        [row.prompt_ids for row in rows],
+        [row.response_ids for row in rows],
+        alignment=alignment,
+        group_ids=[id(row.sample) for row in rows],
+    )
+
+
+def _as_filler(row: Row) -> Row:
+    """A copy of a row that counts for nothing; with a short prompt, since its length does not matter."""
+    return replace(row, slot_id=FILLER, prompt_ids=row.prompt_ids[-1:])
