@@ -38,6 +38,7 @@ def run_cluster(
     if action == "submit" and _split_words(words)[0] is None:
         raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
 
+    # Every action checks its manifests first, so that nothing invalid is printed, written or applied.
     manifests = _load_manifests(action, source, words)
     errors = check(manifests, crds)
     if errors:
@@ -57,6 +58,7 @@ def run_cluster(
 
 
 def _write(manifests: Sequence[KubeManifest], folder: Path) -> None:
+    # The last manifest is the job or the cluster; the others have suffixes after its name.
     path = folder / f"{manifests[-1]['metadata']['name']}.yaml"
     try:
         folder.mkdir(parents=True, exist_ok=True)

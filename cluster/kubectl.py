@@ -34,6 +34,7 @@ def kubectl(*arguments: str, text: str | None = None) -> str:
             "kubectl: no cluster is configured; choose one with `kubectl config use-context NAME`, or set KUBECONFIG"
         )
     lines = [line for line in result.stderr.splitlines() if line.strip()]
+    # The lines before the last one are warnings and retries.
     last_line = lines[-1] if lines else f"exit code {result.returncode}"
     message = " ".join(last_line.split())
     # Only these two are certain to be permanent. There is no list of the failures that may pass.

@@ -48,6 +48,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
     job = get_object("rayjob", spec.name, spec.namespace)
     if job and _deployment_status(job) not in _ENDED:
         _check_same_command(spec, job, ray_job)
+        # A job that was applied by other means has no digest, and counts as unchanged.
         applied_digest = job.get("metadata", {}).get("annotations", {}).get(_DIGEST_ANNOTATION, digest)
         change = "" if applied_digest == digest else ", with a different image or spec"
         print(f"{spec.name} is already running{change}; following it", flush=True)
@@ -56,6 +57,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
             status_text = _deployment_status(job)
             print(f"{spec.name} has ended ({status_text}); submitting it again to resume from its storage", flush=True)
             kubectl("delete", "rayjob", spec.name, "--namespace", spec.namespace, "--wait=true")
+        # The manifests belong to the caller, so the annotation goes into copies.
         metadata = {**ray_job["metadata"], "annotations": {_DIGEST_ANNOTATION: digest}}
         annotated = [*manifests[:-1], {**ray_job, "metadata": metadata}]
         print(kubectl("apply", "--filename", "-", text=to_yaml(annotated)), end="", flush=True)

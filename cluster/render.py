@@ -159,6 +159,7 @@ def network_policies(spec: ClusterSpec) -> list[KubeManifest]:
     same_cluster = {"podSelector": {"matchLabels": spec.labels}}
     ingress: list[KubeManifest] = [{"from": [same_cluster]}]
     if spec.network.metrics_namespace:
+        # 8080 is the port on which KubeRay exports the metrics of every Ray node.
         ingress.append({"from": [_namespace(spec.network.metrics_namespace)], "ports": _ports(8080)})
     dns_servers = [_namespace("kube-system")] + [_addresses(cidr) for cidr in spec.network.dns]
     dns_ports = _ports(53, protocol="UDP") + _ports(53)

@@ -49,6 +49,7 @@ def load_schemas(path: str) -> dict[str, Draft202012Validator]:
 
 def check_schema(manifest: KubeManifest, validator: Draft202012Validator) -> Iterator[Fault]:
     """All faults of a manifest against the schema of its kind, sorted by path."""
+    # Paths contain names and list indices, which cannot be compared with each other.
     errors = sorted(validator.iter_errors(manifest), key=lambda error: [str(part) for part in error.absolute_path])
     for error in errors:
         yield from _to_faults(error)
@@ -89,6 +90,7 @@ def _strict(schema: Any) -> Any:
         return {name: _strict(value) for name, value in schema.items()}
     strict = {name: _strict(value) for name, value in schema.items() if name != "properties"}
     strict["properties"] = {name: _strict(value) for name, value in properties.items()}
+    # With this extension of Kubernetes, a CRD allows unknown fields.
     if not schema.get("x-kubernetes-preserve-unknown-fields"):
         strict.setdefault("additionalProperties", False)
     if "required" in strict:

@@ -23,6 +23,7 @@ PRESETS = Path(__file__).parent / "presets"
 STORES = ("gs", "s3")  # URL schemes that the image can write to; a test checks that it can open all of them
 READABLE = (*STORES, "hf", "http", "https")
 
+# Kubernetes and KubeRay derive the names of pods and services from these names.
 _DNS_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(Mi|Gi|Ti)$"
 _REMOTE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]+")
@@ -77,6 +78,7 @@ class NodeSection(Section):
 
     @model_validator(mode="after")
     def _check_shm(self) -> "NodeSection":
+        # Kubernetes counts an emptyDir in memory towards the memory limit of the pod.
         if quantity_bytes(self.shm) >= quantity_bytes(self.memory):
             raise ValueError(f"shm: {self.shm} must be less than memory, {self.memory}; lower it")
         if quantity_bytes(self.shm) < 2**27:

@@ -1,7 +1,7 @@
-# The project on CPUs, for trying a cluster out: docker build --file cluster/docker/cpu.Dockerfile --tag NAME:0.1.0 .
+# The project for CPUs, to try a cluster: docker build --file cluster/docker/cpu.Dockerfile --tag NAME:0.1.0 .
 FROM python:3.11-slim-bookworm
 
-# g++: DeepSpeed compiles its communication operator when training starts. wget: KubeRay asks Ray for its health with it.
+# g++: DeepSpeed compiles its communication operator when training starts. wget: KubeRay uses it for health checks.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends bash g++ make wget \
  && rm -rf /var/lib/apt/lists/*
@@ -18,7 +18,7 @@ COPY pipelines ./pipelines
 COPY cluster ./cluster
 COPY examples ./examples
 
-# In the profile too, since a login shell forgets the PATH of the image.
+# Also in the profile, because a login shell resets PATH.
 ENV PATH=/opt/pos2distill/.venv/bin:$PATH
 RUN echo 'PATH=/opt/pos2distill/.venv/bin:$PATH' > /etc/profile.d/pos2distill.sh \
  && useradd --uid 1000 --create-home ray

@@ -1,10 +1,10 @@
-# The project on NVIDIA GPUs: docker build --file cluster/docker/gpu.Dockerfile --tag NAME:0.1.0 .
-# flash-attn is compiled here, for which no GPU is needed, but an hour and much memory: 6 GB for each of MAX_JOBS.
+# The project for NVIDIA GPUs: docker build --file cluster/docker/gpu.Dockerfile --tag NAME:0.1.0 .
+# This compiles flash-attn, which needs no GPU, but about an hour and 6 GB of memory for each of MAX_JOBS.
 ARG CUDA=13.0.1
 FROM nvidia/cuda:${CUDA}-devel-ubuntu22.04 AS cuda
 
 FROM python:3.11-slim-bookworm AS base
-# g++: Triton and DeepSpeed compile when work starts. wget: KubeRay asks Ray for its health with it.
+# g++: Triton and DeepSpeed compile kernels at run time. wget: KubeRay uses it for health checks.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends bash g++ make wget \
  && rm -rf /var/lib/apt/lists/*
@@ -18,7 +18,7 @@ COPY Makefile ./
 COPY requirements ./requirements
 RUN make install-gpu
 
-# Without the CUDA toolkit: what runs brings its own libraries, and the machine its driver.
+# Without the CUDA toolkit: the packages contain the CUDA libraries, and the machine provides the driver.
 FROM base
 ENV PYTHONUNBUFFERED=1 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     LD_LIBRARY_PATH=/usr/local/nvidia/lib64
@@ -29,7 +29,7 @@ COPY pipelines ./pipelines
 COPY cluster ./cluster
 COPY examples ./examples
 
-# In the profile too, since a login shell forgets the PATH of the image.
+# Also in the profile, because a login shell resets PATH.
 ENV PATH=/opt/pos2distill/.venv/bin:$PATH
 RUN echo 'PATH=/opt/pos2distill/.venv/bin:$PATH' > /etc/profile.d/pos2distill.sh \
  && useradd --uid 1000 --create-home ray

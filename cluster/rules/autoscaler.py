@@ -30,6 +30,7 @@ def _uses_autoscaler_v2(cluster: Fields) -> bool:
     version = cluster.mapping("autoscalerOptions").get("version")
     if version is not None:
         return bool(version == "v2")
+    # KubeRay compares the variable with these two values.
     variable = _version_variable(cluster)
     return variable is None or str(variable.get("value")) in ("1", "true")
 

@@ -7,6 +7,7 @@ from .autoscaler import AUTOSCALER_RULES, ray_version
 from .fields import Fields, environment
 from .groups import check_group, check_head
 
+# Fields that the operator of KubeRay 1.7 rejects in its default configuration.
 _GATED_FIELDS = ("networkPolicy", "tlsOptions", "historyServerOptions")
 _REDIS_VARIABLES = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME")
 
@@ -38,7 +39,7 @@ def ray_version_supports_authentication(cluster: Fields) -> Iterator[Fault]:
     """Source: ValidateRayClusterSpec."""
     version = cluster.get("rayVersion")
     if cluster.mapping("authOptions").get("mode") != "token":
-        return
+        return  # the rule above reports it
     numbers = ray_version(version)
     if version is None:
         message = "missing: authOptions requires it; set the version in the image, for example 2.60.0"

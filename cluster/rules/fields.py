@@ -29,6 +29,7 @@ class Fields:
     def integer(self, name: str) -> int | None:
         """The value of a field that must be an integer."""
         value = self.values.get(name)
+        # bool is a subclass of int.
         is_integer = isinstance(value, int) and not isinstance(value, bool)
         return value if is_integer else None
 
@@ -61,6 +62,7 @@ def ray_container(group: Fields) -> Fields:
     """The Ray container of the head or of a node group. KubeRay takes the first container of the pod."""
     containers = group.mapping("template", "spec").mappings("containers")
     if not containers:
+        # An empty container, so that rules can read it; another rule reports that it is missing.
         return Fields(group.join("template.spec.containers[0]"), None)
     return containers[0]
 
@@ -73,4 +75,5 @@ def environment(group: Fields) -> list[Fields]:
 def gpu_limit(container: Fields) -> int:
     """GPUs of a container. A value that is not a number counts as 0."""
     amount = str(container.mapping("resources", "limits").get(GPU, "0"))
+    # The schema reports other values.
     return int(amount) if amount.isdecimal() else 0

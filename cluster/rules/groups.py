@@ -43,6 +43,7 @@ def labels_are_no_start_parameters(node: Fields) -> Iterator[Fault]:
 
 def resources_are_set_in_one_place(node: Fields) -> Iterator[Fault]:
     """Source: validateRayGroupResources."""
+    # One line is enough, even if several parameters are repeated.
     repeated = [name for name in _RESOURCE_PARAMETERS if name in node.mapping("rayStartParams")]
     if repeated and node.mapping("resources"):
         message = f"is not supported together with {node.join('resources')}; set one of them"
@@ -116,6 +117,7 @@ def replicas_are_in_range(group: Fields) -> Iterator[Fault]:
     """Source: ValidateRayClusterSpec."""
     minimum, maximum = group.integer("minReplicas"), group.integer("maxReplicas")
     replicas = group.integer("replicas")
+    # With an empty range, no number of replicas could be right.
     if minimum is not None and maximum is not None and minimum > maximum:
         yield group.fault("minReplicas", f"{minimum} is more than maxReplicas, {maximum}; lower it")
     elif replicas is not None:
@@ -187,6 +189,7 @@ def _check_sampling_group(group: Fields) -> Iterator[Fault]:
         yield group.fault("labels", f"no work is placed on this group; set {choices}")
     elif subcluster != SAMPLING.value:
         yield labels.fault(SUBCLUSTER_LABEL, f"'{subcluster}' is not a pool; set {SAMPLING.value}")
+    # Nodes without GPUs need no resource: they may be for data tasks.
     elif gpu_limit(ray_container(group)) and not _samples(group):
         yield group.fault(f"resources.{SAMPLING.resource}", "missing on nodes for sampling; set one for each GPU")
 
@@ -205,6 +208,7 @@ def _samples(group: Fields) -> bool:
 
 
 def _trains(group: Fields) -> bool:
+    # Either of the two shows what the group is for; the rules report the one that is missing.
     has_label = group.mapping("labels").get(TRAINING.label) == TRAINING.value
     return has_label or TRAINING.resource in group.mapping("resources")
 

@@ -12,6 +12,7 @@ from .pods import check_pod
 
 _SUBMISSION_MODES = ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode")
 _MANAGERS = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
+# Fields of a RayJob and their smallest values. All are optional.
 _MINIMA = (
     ("ttlSecondsAfterFinished", 0),
     ("backoffLimit", 0),
@@ -75,6 +76,7 @@ def submission_mode_is_known(job: Fields) -> Iterator[Fault]:
 
 def interactive_job_has_no_retries(job: Fields) -> Iterator[Fault]:
     """Source: ValidateRayJobSpec."""
+    # A retry keeps the id of the failed job, and so would be taken for running: ray-project/kuberay#3525.
     if job.integer("backoffLimit") and job.get("submissionMode") == "InteractiveMode":
         yield job.fault("backoffLimit", "is not supported in InteractiveMode; set 0")
 
@@ -122,6 +124,7 @@ def deletion_rules_exclude_other_settings(job: Fields) -> Iterator[Fault]:
 
 def autoscaled_workers_are_not_deleted(job: Fields) -> Iterator[Fault]:
     """Source: validateDeletionRules."""
+    # KubeRay 1.7 supports only one of the two, since both decide on the number of workers.
     if not job.mapping("rayClusterSpec").get("enableInTreeAutoscaling"):
         return
     for rule in job.mapping("deletionStrategy").mappings("deletionRules"):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ..types import Fault
 from .fields import Fields
 
+# A key may have a prefix, the name of a domain: kueue.x-k8s.io/queue-name.
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 

@@ -24,6 +24,7 @@ API_VERSIONS = {
 
 _NAME_LENGTHS = {"RayJob": RAY_JOB_NAME_LENGTH, "RayCluster": RAY_CLUSTER_NAME_LENGTH}
 _MAX_NAME_LENGTH = 63  # of a DNS label
+# KubeRay derives the names of services from these names, and services may not begin with a digit.
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -32,6 +33,7 @@ def check_manifest(manifest: KubeManifest) -> Iterator[Fault]:
     fields = Fields("", manifest)
     for rule in MANIFEST_RULES:
         yield from rule(fields)
+    # The other kinds have no rules beyond these: only this project's own code renders them.
     kind, spec = fields.get("kind"), fields.mapping("spec")
     if kind == "RayJob":
         yield from check_job(spec)
@@ -79,6 +81,7 @@ def labels_are_valid(manifest: Fields) -> Iterator[Fault]:
 def queued_cluster_has_fixed_size(manifest: Fields) -> Iterator[Fault]:
     """Kueue rejects a cluster that autoscales, unless its feature gate for elastic jobs is on."""
     metadata, spec = manifest.mapping("metadata"), manifest.mapping("spec")
+    # A RayJob contains the spec of its cluster; a RayCluster is that spec.
     cluster = spec.mapping("rayClusterSpec") if "rayClusterSpec" in spec else spec
     is_queued = QUEUE_LABEL in metadata.mapping("labels")
     is_elastic = ELASTIC_ANNOTATION in metadata.mapping("annotations")

@@ -62,6 +62,7 @@ def pod_has_a_container(pod: Fields) -> Iterator[Fault]:
 
 def pod_is_not_restarted(pod: Fields) -> Iterator[Fault]:
     """Source: ValidateRayClusterSpec."""
+    # KubeRay accepts a missing policy.
     policy = pod.get("restartPolicy")
     if policy not in (None, "Never"):
         yield pod.fault("restartPolicy", f"is {policy}, but autoscaler v2 replaces pods itself; set Never")
@@ -76,6 +77,7 @@ def host_namespaces_are_not_shared(pod: Fields) -> Iterator[Fault]:
 
 def pod_does_not_run_as_root(pod: Fields) -> Iterator[Fault]:
     """Source: Pod Security Standards of Kubernetes, level Restricted."""
+    # A container's setting overrides that of the pod, so either may forbid root.
     contexts = [container.mapping("securityContext") for container in pod.mappings("containers")]
     every_container_is_set = bool(contexts) and all(context.get("runAsNonRoot") for context in contexts)
     if not pod.mapping("securityContext").get("runAsNonRoot") and not every_container_is_set:
@@ -107,6 +109,7 @@ def gpus_fit_the_machine(pod: Fields) -> Iterator[Fault]:
         available, machine = int(count_label), "the selected machines have"
     else:
         available, machine = INSTANCE_GPUS.get(instance_type), f"{instance_type} has"
+    # The Ray container is the first one, and the only one that may request GPUs.
     containers = pod.mappings("containers")
     requested = gpu_limit(containers[0]) if containers else 0
     if available is not None and requested > available:
@@ -181,6 +184,7 @@ def root_file_system_is_read_only(container: Fields) -> Iterator[Fault]:
         message = "writable by default; set true, and mount an emptyDir where the container must write"
         yield container.fault("securityContext.readOnlyRootFilesystem", message)
         return
+    # Only a read-only root file system needs a mount for /tmp.
     mount_paths = [mount.get("mountPath") for mount in container.mappings("volumeMounts")]
     if "/tmp" not in mount_paths:
         yield container.fault("volumeMounts", "Ray writes to /tmp, which is read-only; mount an emptyDir there")

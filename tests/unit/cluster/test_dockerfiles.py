@@ -1,4 +1,4 @@
-"""The images as far as they can be read: no container engine is needed, and none has built them yet."""
+"""The Dockerfiles, checked as text: without a container engine."""
 
 import re
 from pathlib import Path
@@ -19,9 +19,9 @@ def instructions(path: Path) -> list[tuple[str, str]]:
 
 
 def last_stage(path: Path) -> list[tuple[str, str]]:
-    every = instructions(path)
-    start = max(index for index, (word, _) in enumerate(every) if word == "FROM")
-    return every[start:]
+    parsed = instructions(path)
+    start = max(index for index, (word, _) in enumerate(parsed) if word == "FROM")
+    return parsed[start:]
 
 
 def locked(name: str) -> str:
@@ -31,12 +31,12 @@ def locked(name: str) -> str:
     return found[1]
 
 
-def test_there_are_two_images() -> None:
+def test_dockerfiles_are_one_for_cpus_and_one_for_gpus() -> None:
     assert [path.name for path in FILES] == ["cpu.Dockerfile", "gpu.Dockerfile"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_what_is_copied_is_there_and_let_through(path: Path) -> None:
+def test_dockerfile_copies_only_files_that_exist_and_are_not_ignored(path: Path) -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     sources = [
         source
@@ -51,7 +51,7 @@ def test_what_is_copied_is_there_and_let_through(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_an_image_is_where_and_whose_the_pods_expect(path: Path) -> None:
+def test_dockerfile_has_the_folder_user_and_programs_of_the_pods(path: Path) -> None:
     stage = last_stage(path)
     words = dict(instructions(path))
     assert words["WORKDIR"] == PODS.project
@@ -62,14 +62,14 @@ def test_an_image_is_where_and_whose_the_pods_expect(path: Path) -> None:
     assert {"bash", "g++", "make", "wget"} <= set(installed.split())
 
 
-def test_the_locks_are_installed_by_the_makefile() -> None:
+def test_dockerfile_installs_the_locked_packages_by_a_makefile_target() -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for path, target in zip(FILES, ("install", "install-gpu"), strict=True):
         assert ("RUN", f"make {target}") in instructions(path)
         assert target in targets
 
 
-def test_versions_are_those_of_the_lock() -> None:
+def test_dockerfile_versions_match_the_locks() -> None:
     python = re.search(r"^LOCK_OPTIONS := .*--python-version (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert python
     for path in FILES:
@@ -77,11 +77,11 @@ def test_versions_are_those_of_the_lock() -> None:
         assert bases
         assert all(base.startswith(f"python:{python[1]}-") for base in bases)
     (cuda,) = [rest for word, rest in instructions(FILES[1]) if rest.startswith("CUDA=")]
-    # The compiler of flash-attn and the CUDA that torch was built with.
+    # The compiler of flash-attn must match the CUDA version that torch was built with.
     assert cuda.removeprefix("CUDA=").split(".")[:2] == locked("nvidia-cuda-runtime").split(".")[:2]
 
 
-def test_nothing_is_let_into_an_image_by_default() -> None:
+def test_dockerignore_excludes_everything_by_default_and_secrets_always() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     assert {"**/.*", "**/*.pem", "**/*secret*", "**/*credential*", "**/*.json", "**/*key.*"} <= set(lines)
