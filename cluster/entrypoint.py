@@ -14,7 +14,7 @@ from .spec import READABLE, STORES, ClusterSpec, NodeGroup
 
 _RESOURCES = ("gpus", "cpus")
 _CHECKOUT = Path(__file__).parent.parent
-_ROUNDING = 1e-9  # 1 / 0.1 actors must count as 10, whatever the floating-point quotient is
+_ROUNDING = 1e-9  # a quotient such as 0.3 / 0.1 is slightly less than 3 in floating point
 
 
 def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str] = ()) -> str:

@@ -103,7 +103,7 @@ def _print_pods(pods: Sequence[dict[str, Any]]) -> None:
     phases = Counter[tuple[str, str]]()
     reasons = Counter[tuple[str, str]]()
     for pod in pods:
-        # Only the submitter's pod has no group: KubeRay creates it, and labels the pods of the cluster alone.
+        # KubeRay labels the pods of the cluster with their group. The submitter's pod is not part of the cluster.
         group = pod["metadata"].get("labels", {}).get(GROUP_LABEL, "submitter")
         pod_status = pod.get("status", {})
         phases[group, pod_status.get("phase", "?")] += 1
