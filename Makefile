@@ -24,6 +24,7 @@ install: .venv/.installed
 
 .venv/.installed: $(LOCK) .uv/.installed
 	@test ! -e .venv/.for-gpus || { echo 'error: .venv is for GPUs and older than $(LOCK); run make install-gpu again'; exit 2; }
+	@test -e $(BIN)/python || echo 'Installing the packages of $(LOCK) into .venv: 4.3 GB, a minute or more, without further output.'
 	.uv/bin/uv venv --quiet --allow-existing --python $(PYTHON) .venv
 	.uv/bin/uv pip sync --quiet --compile-bytecode --python $(BIN)/python $(LOCK)
 	touch $@
@@ -36,7 +37,10 @@ install-gpu: .uv/.installed
 	touch .venv/.for-gpus .venv/.installed
 
 .uv/.installed: requirements/uv.txt
+	@command -v '$(PYTHON)' > /dev/null || { echo 'error: Python 3.11 was not found; install it, or set PYTHON=/path/to/python3.11'; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo 'error: $(PYTHON) is not Python 3.11; set PYTHON=/path/to/python3.11'; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo 'error: $(PYTHON) has no module venv or ensurepip; install it (Debian and Ubuntu: python3.11-venv)'; exit 2; }
+	@command -v $(CXX) > /dev/null || { echo 'error: no C++ compiler ($(CXX)) was found; install g++, or set CXX'; exit 2; }
 	$(PYTHON) -m venv .uv
 	.uv/bin/python -m pip install --quiet --requirement $<
 	touch $@

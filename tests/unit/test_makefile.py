@@ -26,13 +26,68 @@ def make(clone: Path, target: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", target], cwd=clone, capture_output=True, text=True, check=False)
 
 
-def test_an_environment_for_gpus_is_not_made_one_for_cpus(clone: Path) -> None:
+def test_make_install_does_not_overwrite_a_gpu_environment(clone: Path) -> None:
     done = make(clone, "install")
     assert done.returncode == 2
     assert "error: .venv is for GPUs and older than requirements/cpu.txt; run make install-gpu again\n" in done.stdout
 
 
-def test_an_environment_for_gpus_that_is_up_to_date_is_left_alone(clone: Path) -> None:
+def test_make_install_leaves_an_up_to_date_gpu_environment_alone(clone: Path) -> None:
     (clone / ".venv/.installed").touch()
     assert make(clone, "install").returncode == 0
     assert sorted(path.name for path in (clone / ".venv").iterdir()) == [".for-gpus", ".installed"]
+
+
+@pytest.fixture
+def empty_clone(tmp_path: Path) -> Path:
+    """A tree in which nothing is installed."""
+    shutil.copy(PROJECT / "Makefile", tmp_path)
+    shutil.copytree(PROJECT / "requirements", tmp_path / "requirements")
+    return tmp_path
+
+
+def write_script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("python", "setting", "message"),
+    [
+        (None, "PYTHON=", "error: Python 3.11 was not found; install it, or set PYTHON=/path/to/python3.11\n"),
+        ("exit 1", None, " is not Python 3.11; set PYTHON=/path/to/python3.11\n"),
+        ('case "$2" in *venv*) exit 1; esac', None, " has no module venv or ensurepip; install it (Debian and Ubuntu"),
+        (
+            "exit 0",
+            "CXX=no-such-compiler",
+            "error: no C++ compiler (no-such-compiler) was found; install g++, or set CXX",
+        ),
+    ],
+)
+def test_make_install_names_what_is_missing(
+    empty_clone: Path, python: str | None, setting: str | None, message: str
+) -> None:
+    settings = [setting] if setting else []
+    if python:
+        settings.append(f"PYTHON={write_script(empty_clone / 'python', python)}")
+    done = subprocess.run(["make", "install", *settings], cwd=empty_clone, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert not (empty_clone / ".uv").exists()
+
+
+def test_make_install_says_what_it_installs(empty_clone: Path) -> None:
+    """Before the first installation; a later one changes a few packages and takes seconds."""
+    write_script(empty_clone / ".uv/bin/uv", "mkdir -p .venv/bin && touch .venv/bin/python")
+    (empty_clone / ".uv/.installed").touch()
+    announcement = "Installing the packages of requirements/cpu.txt into .venv: 4.3 GB, a minute or more, "
+    first = make(empty_clone, "install")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith(announcement)
+    (empty_clone / ".venv/.installed").unlink()
+    second = make(empty_clone, "install")
+    assert second.returncode == 0, second.stderr
+    assert announcement not in second.stdout
