@@ -42,7 +42,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class CorruptPart(Exception):
-    """A part of the sample store cannot be read and was set aside: what was known of the store is out of date."""
+    """A part of the sample store cannot be read and was quarantined: earlier indexes of the store are out of date."""
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

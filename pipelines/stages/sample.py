@@ -188,7 +188,7 @@ def publish_samples(plan: Plan, seconds: float) -> Manifest:
     if absent := len(ids) - tally.outcomes.total():
         raise UserError(
             f"{plan.samples.url}: {len(ids) - absent} of {len(ids)} samples can be seen from here; "
-            f"run again if parts were set aside as damaged; else runtime.storage must be a folder or URL that all "
+            f"run again if parts were quarantined; else runtime.storage must be a folder or URL that all "
             f"nodes share"
         )
     counts = {"sampled": len(ids), **{name: tally.outcomes[name] for name in ("kept", "wrong", "empty", "failed")}}
@@ -208,7 +208,7 @@ def _tally(store: SampleStore, ids: pa.Array) -> Tally:
         try:
             return store.tally(store.index(ids), ids)
         except CorruptPart:
-            continue  # it has been set aside and named, and counts no more
+            continue  # it is quarantined and logged, and no longer counts
 
 
 def _blocks(missing: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:

@@ -1,1 +1,1 @@
-"""What stages leave behind: artifacts published whole or not at all, and the sample store."""
+"""Artifacts, which are published whole or not at all; the sample store; the driver's lease."""

@@ -1,7 +1,8 @@
-"""Artifacts: the folder that a stage leaves behind, at any fsspec URL, visible whole or not at all.
+"""Artifacts: the folder that a stage writes, at any fsspec URL, visible whole or not at all.
 
-An artifact is named after its stage and its fingerprint, `STORAGE/NAME-FINGERPRINT/`, and is there once its
-`manifest.json` is: the manifest is written last, in one atomic step. Results of other settings stay beside it.
+An artifact is named after its stage and its fingerprint, `STORAGE/NAME-FINGERPRINT/`. It is finished once its
+`manifest.json` exists: the manifest is written last, in one atomic step. Settings that change the fingerprint get a
+folder of their own, so results of other settings are kept.
 """
 
 import json
@@ -22,14 +23,20 @@ from pos2distill.errors import UserError
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.urls import open_url
 
-RUN_FILE, DRIVER_FILE = "run.json", "driver.json"  # whose storage it is; who works in it (see `lease`)
+RUN_FILE = "run.json"  # names the recipe that owns the storage
+DRIVER_FILE = "driver.json"  # names the running driver (see `lease`)
 
-_ROW_GROUP = 256  # rows that a reader of a few rows has to read
+# Rows of a Parquet row group, the least that a reader must read to get one row.
+_ROW_GROUP_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an artifact says of itself. Counts add up: rows in = the other counts' sum, as each stage documents."""
+    """Content of `manifest.json`.
+
+    counts: rows in, and what became of them; they add up, as each stage documents.
+    seconds: wall-clock time by stage. details: further values of the stage.
+    """
 
     fingerprint: str
     counts: dict[str, int]
@@ -38,7 +45,7 @@ class Manifest:
 
 
 class Artifact:
-    """One stage's result under `storage`."""
+    """The result of one stage in `storage`."""
 
     def __init__(self, storage: str, name: str, fingerprint: str) -> None:
         self.name = name
@@ -48,14 +55,14 @@ class Artifact:
 
     @property
     def is_local(self) -> bool:
-        """Whether the artifact lies in a folder of this machine (or of a file system mounted on it)."""
+        """Whether the artifact is in a folder of this machine, or of a file system mounted on it."""
         return isinstance(self.fs, LocalFileSystem)
 
     def manifest(self) -> Manifest | None:
         """The manifest, or None while the artifact is not finished.
 
         Raises:
-            UserError: if the artifact was written by another version or is damaged.
+            UserError: if another version wrote the artifact, or the manifest is corrupt.
         """
         path = f"{self.path}/manifest.json"
         if not self.fs.exists(path):
@@ -63,16 +70,16 @@ class Artifact:
         try:
             raw = json.loads(self.fs.cat_file(path))
             if raw.pop("schema_version") != SCHEMA_VERSION:
-                raise UserError(f"{self.url}: written by another version of this program; use another runtime.storage")
+                raise UserError(f"{self.url}: written by another version of pos2distill; use another runtime.storage")
             return Manifest(**raw)
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}: damaged manifest ({error}); delete {self.url} and run again") from None
+            raise UserError(f"{path}: corrupt manifest ({error}); delete {self.url} and run again") from None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """An empty folder to write to; if the body fails, nothing half-written stays.
+        """Provide an empty folder to write to, and remove it if the body fails before `publish`.
 
-        What a killed run left in the folder goes first. A published artifact is never removed.
+        Files of a killed run are removed first. A published artifact is never removed.
         """
         self._remove_unpublished()
         self.fs.makedirs(self.path, exist_ok=True)
@@ -89,7 +96,7 @@ class Artifact:
     def publish(
         self, *, counts: Mapping[str, int], seconds: Mapping[str, float], details: Mapping[str, Any] | None = None
     ) -> Manifest:
-        """Write the manifest: from now on the artifact is there."""
+        """Write the manifest, which makes the artifact visible."""
         manifest = Manifest(self.fingerprint, dict(counts), dict(seconds), dict(details or {}))
         fields = {name: getattr(manifest, name) for name in Manifest.__slots__}
         write_json(self.fs, f"{self.path}/manifest.json", {"schema_version": SCHEMA_VERSION, **fields})
@@ -104,20 +111,21 @@ class Artifact:
         return pq.read_table(f"{self.path}/{name}", filesystem=self.fs, columns=columns)
 
     def remove(self, name: str) -> None:
-        """Remove a folder of the artifact, if it is there."""
+        """Remove a folder of the artifact, if it exists."""
         if self.fs.exists(f"{self.path}/{name}"):
             self.fs.rm(f"{self.path}/{name}", recursive=True)
 
     def upload(self, folder: Path, name: str) -> None:
-        """Put a local folder into the artifact."""
+        """Copy a local folder into the artifact."""
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
 
 
 def check_storage(storage: str, name: str) -> bool:
-    """Whether a folder is taken for the run of this recipe; if not, it is free. Nothing is written.
+    """Whether a folder already belongs to this recipe. Nothing is written.
 
+    Returns: False if the folder is empty or does not exist.
     Raises:
-        UserError: if the folder holds another recipe's run, or files that are no run's.
+        UserError: if the folder belongs to another recipe, or holds files but no run.
     """
     fs, path = open_url(storage, "runtime.storage")
     marker = f"{path}/{RUN_FILE}"
@@ -125,22 +133,22 @@ def check_storage(storage: str, name: str) -> bool:
         try:
             owner = json.loads(fs.cat_file(marker))["name"]
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{storage}: damaged {RUN_FILE} ({error}); choose another runtime.storage") from None
+            raise UserError(f"{storage}: corrupt {RUN_FILE} ({error}); choose another runtime.storage") from None
         if owner != name:
             raise UserError(
                 f"{storage}: holds the run of recipe '{owner}', not '{name}'; choose another runtime.storage"
             )
         return True
-    if fs.exists(path) and (not fs.isdir(path) or _content(fs, path)):
+    if fs.exists(path) and (not fs.isdir(path) or _list_content(fs, path)):
         raise UserError(f"{storage}: is not empty and holds no run (no {RUN_FILE}); choose another runtime.storage")
     return False
 
 
 def claim_storage(storage: str, name: str) -> None:
-    """Take a folder for the run of one recipe.
+    """Create the folder if needed, and mark it as the storage of this recipe.
 
     Raises:
-        UserError: as `check_storage`, or if the folder cannot be made.
+        UserError: as `check_storage`, or if the folder cannot be created.
     """
     if check_storage(storage, name):
         return
@@ -150,44 +158,49 @@ def claim_storage(storage: str, name: str) -> None:
         write_json(fs, f"{path}/{RUN_FILE}", {"name": name})
     except OSError as error:
         raise UserError(
-            f"{storage}: cannot be made ({error.strerror or error}); choose another runtime.storage"
+            f"{storage}: cannot be created ({error.strerror or error}); choose another runtime.storage"
         ) from None
 
 
 def release_storage(storage: str) -> None:
-    """Give back a folder in which nothing was made. Who calls this holds its lease."""
+    """Undo `claim_storage` if no artifact was written. The caller must hold the lease."""
     fs, path = open_url(storage, "runtime.storage")
-    if not _content(fs, path):
+    if not _list_content(fs, path):
         fs.rm_file(f"{path}/{RUN_FILE}")
 
 
-def _content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:
-    """What a folder holds besides the files that say whose it is."""
-    return {str(entry).rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)} - {RUN_FILE, DRIVER_FILE}
+def _list_content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:
+    """Names of the entries of a folder, without the two files that mark its owner."""
+    names = {str(entry).rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
+    return names - {RUN_FILE, DRIVER_FILE}
 
 
 def other_fingerprints(storage: str, name: str, fingerprint: str) -> list[str]:
-    """Fingerprints of the finished artifacts of this stage that other settings left in the same storage."""
+    """Fingerprints of the finished artifacts of this stage in the same storage that have other settings."""
     fs, path = open_url(storage, "runtime.storage")
-    found = fs.glob(f"{path}/{name}-*/manifest.json")
-    stamps = [str(entry).rsplit("/", 2)[-2].removeprefix(f"{name}-") for entry in found]
-    return sorted(stamp for stamp in stamps if stamp != fingerprint)
+    others = []
+    for manifest_path in fs.glob(f"{path}/{name}-*/manifest.json"):
+        folder = str(manifest_path).rsplit("/", 2)[-2]
+        found = folder.removeprefix(f"{name}-")
+        if found != fingerprint:
+            others.append(found)
+    return sorted(others)
 
 
 def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:
     """Write a Parquet file atomically, with checksums."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, row_group_size=_ROW_GROUP)
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True, row_group_size=_ROW_GROUP_SIZE)
     write_bytes(fs, path, sink.getvalue().to_pybytes())
 
 
 def write_json(fs: fsspec.AbstractFileSystem, path: str, value: Any) -> None:
-    """Write JSON, indented for people, atomically."""
+    """Write indented JSON atomically."""
     write_bytes(fs, path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def write_bytes(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """Write a file so that readers see all of it or none: a rename on disk, one PUT on an object store."""
+    """Write a file atomically: on disk through a rename, on an object store in one PUT."""
     if not isinstance(fs, LocalFileSystem):
         fs.pipe_file(path, data)
         return
@@ -195,6 +208,7 @@ def write_bytes(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
     try:
         with open(partial, "wb") as file:
             file.write(data)
+            # On the disk before the rename: after a power failure the name may otherwise belong to an empty file.
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

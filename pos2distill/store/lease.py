@@ -1,13 +1,31 @@
-"""The driver's lease: of two drivers started on one storage, one works and the other waits.
+"""The driver's lease: of two drivers started on one storage, one runs and the other waits.
 
-The holder's `driver.json` lies in the storage; the holder renews it, and takes it away when it ends. A holder is dead
-if its process is gone from this machine, or if the file did not change for so many periods, as seen by the clock of
-whoever waits: clocks of different machines are never compared.
+The holder writes `driver.json` into the storage, rewrites it every period (a renewal), and removes it when it ends.
 
-The file is made in one exclusive step (on object stores a conditional PUT). On a disk, a dead holder's file is removed
-under a lock on it, and no other. On an object store, two drivers that take over at the same moment may remove each
-other's files; each reads back after a while what it wrote, and whoever was paused in between learns it at its next
-renewal. The sample store bears two writers for so long.
+               file absent: create it exclusively
+     ┌─────────┐ ───────────────────────────────▶ ┌─────────┐   body ends: remove the file
+     │ WAITING │                                  │ HOLDING │ ─────────────────────────────▶ done
+     └─────────┘ ◀─────────────────────────────── └─────────┘
+       │     ▲    another process was faster        │     ▲
+       └─────┘                                      └─────┘
+     another holder, alive: look again         a period passes: renew
+     another holder, dead: remove its file          │
+                                                    │ the file is another holder's, or no renewal succeeded
+                                                    ▼ for `_MISSED_PERIODS` periods
+                                                  LOST: `on_lost` is called (by default, the process exits)
+
+A holder is dead if its process no longer exists on this machine, or if its file did not change for `_MISSED_PERIODS`
+of its periods. The waiting process measures this with its own clock; clocks of different machines are never compared.
+
+Creation is exclusive: `open(..., "x")` on a disk, a conditional PUT on an object store. fsspec (2024.12 and later)
+spells the latter `pipe_file(..., mode="create")`: s3fs sends `If-None-Match: *`
+(docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html), gcsfs `ifGenerationMatch=0`, adlfs
+`overwrite=False`. S3 answers 412, and s3fs raises FileExistsError, if the object exists.
+
+Removal is not conditional on object stores: two drivers that find the same dead holder may remove each other's new
+file. Therefore a driver that replaced a dead holder waits before it reads its file back, and a holder that was paused
+in between finds the other's file at its next renewal. For that time two drivers may write; the sample store allows two
+writers. On a disk, a lock on the dead holder's file rules this out.
 """
 
 import contextlib
@@ -31,13 +49,13 @@ from pos2distill.store.artifacts import DRIVER_FILE, write_bytes
 from pos2distill.urls import open_url
 
 _PERIOD = 10.0  # seconds between renewals
-_MISSED = 6  # periods without a renewal until a holder counts as dead
-_LOOKS = 5  # times a period that whoever waits looks
+_MISSED_PERIODS = 6  # without a renewal, until a holder counts as dead
+_POLLS_PER_PERIOD = 5  # of a waiting driver
 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """What stands in the file. machine: where `pid` means this process; beat: counts the renewals."""
+    """Content of `driver.json`. machine: on which `pid` is this process; beat: number of renewals."""
 
     owner: str
     host: str
@@ -47,11 +65,14 @@ class _Holder:
     period: float
     beat: int = 0
 
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since}"
+
 
 def exit_immediately(line: str) -> None:
-    """End this process without tidying up: what lies in the storage may be another driver's by now.
+    """End this process without cleanup, since another driver may own the files in the storage by now.
 
-    What it started ends with it, as after a crash.
+    Its child processes end as after a crash.
     """
     print(f"error: {line}", file=sys.stderr, flush=True)
     os._exit(2)
@@ -59,82 +80,86 @@ def exit_immediately(line: str) -> None:
 
 @contextlib.contextmanager
 def hold_lease(
-    storage: str, *, period: float = _PERIOD, leave: Callable[[str], None] = exit_immediately
+    storage: str, *, period: float = _PERIOD, on_lost: Callable[[str], None] = exit_immediately
 ) -> Iterator[None]:
-    """Wait until no other driver works on this storage, and keep others waiting.
+    """Wait until no other driver uses this storage, and keep others waiting.
 
     Args:
-        storage: a folder that is there.
+        storage: an existing folder.
         period: seconds between renewals.
-        leave: called from a thread, with the reason, if the lease is lost inside: another driver took over, or the
-            storage could not be reached for so long that one may have.
+        on_lost: called from a thread, with the reason, if the lease is lost inside the body: another driver took over,
+            or the storage could not be reached for so long that one may have.
     """
     fs, path = open_url(f"{storage.rstrip('/')}/{DRIVER_FILE}", "runtime.storage")
     since = datetime.now().astimezone().isoformat(" ", "seconds")
-    me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine(), os.getpid(), since, period)
+    me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine_id(), os.getpid(), since, period)
     _acquire(fs, path, me, storage)
     stop = threading.Event()
-    renewal = threading.Thread(target=_renew, args=(fs, path, me, storage, stop, leave), daemon=True)
+    renewal = threading.Thread(target=_renew_until, args=(stop, fs, path, me, storage, on_lost), daemon=True)
     renewal.start()
     try:
         yield
     finally:
         stop.set()
         renewal.join()
-        holder = _from_bytes(_read(fs, path) or b"")
-        if holder and holder.owner == me.owner:
+        if _is_ours(_read(fs, path), me):
             fs.rm_file(path)
 
 
 def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str) -> None:
-    seen: bytes | None = None
-    seen_at, told = 0.0, ""
+    """Return once the file is ours."""
+    last_data: bytes | None = None
+    last_change = 0.0  # on this process's monotonic clock
+    last_printed = ""
     while True:
-        if (data := _read(fs, path)) is None:
+        data = _read(fs, path)
+        if data is None:
             _create(fs, path, _to_bytes(me))
-            # If two took over at once, this is when the other's file replaces ours.
-            time.sleep(0 if seen is None else me.period / _LOOKS)
+            if last_data is not None:
+                # Another driver may have seen the same dead holder and may still replace our file: wait, then check.
+                time.sleep(me.period / _POLLS_PER_PERIOD)
             continue
-        holder = _from_bytes(data)
-        if holder and holder.owner == me.owner:
+        if _is_ours(data, me):
             return
-        if data != seen:
-            seen, seen_at = data, time.monotonic()
-        silent = time.monotonic() - seen_at
-        if silent > _MISSED * (holder.period if holder else me.period) or (holder and _is_gone(holder)):
+        holder = _from_bytes(data)
+        if data != last_data:
+            last_data = data
+            last_change = time.monotonic()
+        if _is_dead(holder, silent_for=time.monotonic() - last_change, default_period=me.period):
             _remove(fs, path, data)
             continue
-        who = f"process {holder.pid} on {holder.host} since {holder.since}" if holder else "an unknown process"
-        if who != told:
-            print(f"{storage}: in use by {who}; waiting for its end (Ctrl-C to leave)", file=sys.stderr, flush=True)
-            told = who
-        time.sleep(me.period / _LOOKS)
+        who = str(holder or "an unknown process")
+        if who != last_printed:
+            print(f"{storage}: in use by {who}; waiting until it ends (Ctrl-C to cancel)", file=sys.stderr, flush=True)
+            last_printed = who
+        time.sleep(me.period / _POLLS_PER_PERIOD)
 
 
-def _renew(
+def _renew_until(
+    stop: threading.Event,
     fs: fsspec.AbstractFileSystem,
     path: str,
     me: _Holder,
     storage: str,
-    stop: threading.Event,
-    leave: Callable[[str], None],
+    on_lost: Callable[[str], None],
 ) -> None:
-    """Until told to stop, or the lease is lost."""
-    renewed, lost = time.monotonic(), ""
-    while not lost and not stop.wait(me.period):
+    """Rewrite the file every period, until `stop` is set or the lease is lost."""
+    last_renewal = time.monotonic()
+    while not stop.wait(me.period):
+        lost = ""
         try:
-            holder = _from_bytes(_read(fs, path) or b"")
-            if holder is None or holder.owner != me.owner:
-                lost = "another run took over while this one gave no sign of life"
-                break
-            me = replace(me, beat=me.beat + 1)
-            write_bytes(fs, path, _to_bytes(me))
-            renewed = time.monotonic()
-        except Exception as error:  # file systems raise what they like; each is a renewal that failed
-            if time.monotonic() - renewed > _MISSED * me.period:
+            if _is_ours(_read(fs, path), me):
+                me = replace(me, beat=me.beat + 1)
+                write_bytes(fs, path, _to_bytes(me))
+                last_renewal = time.monotonic()
+            else:
+                lost = "another run took over because this one did not renew its lease"
+        except Exception as error:  # fsspec's file systems share no base class for failed requests
+            if time.monotonic() - last_renewal > _MISSED_PERIODS * me.period:
                 lost = f"cannot be reached ({error}) and another run may take over"
-    if lost:
-        leave(f"{storage}: {lost}, so this run stops")
+        if lost:
+            on_lost(f"{storage}: {lost}; this run stops")
+            return
 
 
 def _read(fs: fsspec.AbstractFileSystem, path: str) -> bytes | None:
@@ -146,9 +171,10 @@ def _read(fs: fsspec.AbstractFileSystem, path: str) -> bytes | None:
 
 
 def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """Write the file unless there is one."""
+    """Write the file, unless it exists."""
     with contextlib.suppress(FileExistsError):
         if isinstance(fs, LocalFileSystem):
+            # Not through fsspec, whose local file system checks for the file and then opens it: two steps.
             with open(path, "xb") as file:
                 file.write(data)
         else:
@@ -156,16 +182,17 @@ def _create(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
 
 
 def _remove(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
-    """Take a dead holder's file away; on a disk, only as long as it is the one that holds this data."""
+    """Remove a dead holder's file. On a disk, only if it still is the file that holds `data`."""
     with contextlib.suppress(FileNotFoundError):
         if not isinstance(fs, LocalFileSystem):
             fs.rm_file(path)
             return
         with open(path, "rb") as file:
-            with contextlib.suppress(OSError):  # a file system without locks
+            with contextlib.suppress(OSError):  # the file system has no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Whoever waited for the lock may find that the file it opened is no longer there, or another is.
-            if file.read() == data and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            # While this process waited for the lock, another one may have removed or replaced the file.
+            still_there = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+            if still_there and file.read() == data:
                 os.unlink(path)
 
 
@@ -174,15 +201,27 @@ def _to_bytes(holder: _Holder) -> bytes:
 
 
 def _from_bytes(data: bytes) -> _Holder | None:
-    """The holder, or None for a file that is damaged or being written."""
+    """The holder, or None if the file is corrupt or not yet fully written."""
     try:
         return _Holder(**json.loads(data))
     except (ValueError, TypeError):
         return None
 
 
-def _machine() -> str:
-    """This boot and process namespace of this machine, where that can be told."""
+def _is_ours(data: bytes | None, me: _Holder) -> bool:
+    holder = _from_bytes(data or b"")
+    return holder is not None and holder.owner == me.owner
+
+
+def _is_dead(holder: _Holder | None, silent_for: float, default_period: float) -> bool:
+    """Whether a holder's process is gone, or its file did not change for too long. None: the file names no holder."""
+    if holder is None:
+        return silent_for > _MISSED_PERIODS * default_period
+    return silent_for > _MISSED_PERIODS * holder.period or _is_gone(holder)
+
+
+def _machine_id() -> str:
+    """This boot of this machine and this process namespace; where /proc does not exist, the host's name."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -190,10 +229,11 @@ def _machine() -> str:
 
 
 def _is_gone(holder: _Holder) -> bool:
-    if holder.machine != _machine():
+    """Whether the holder ran on this machine and its process no longer exists."""
+    if holder.machine != _machine_id():
         return False
     try:
-        os.kill(holder.pid, 0)
+        os.kill(holder.pid, 0)  # signal 0 only checks that the process exists
     except ProcessLookupError:
         return True
     except PermissionError:

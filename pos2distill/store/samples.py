@@ -1,8 +1,8 @@
-"""The sample store: append-only Parquet parts in one artifact, each example in it once.
+"""The sample store: append-only Parquet parts in one artifact; each example is read once.
 
-A part is named after the examples it holds, so that a batch written twice (its actor died after the write) is one
-file. Readers take an example from the first part that holds it, in the order of part names, whatever racing writers
-left. A damaged part is named, moved to `damaged/` beside `parts/`, and its examples count as missing.
+A part is named after the ids of its examples, so a batch that is written twice (its actor died after the write) gives
+one file. Writers that race may leave an example in several parts; every reader uses the first of them in the order of
+part names. A corrupt part is named in the log, moved from `parts/` to `quarantine/`, and its examples count as missing.
 """
 
 import contextlib
@@ -24,11 +24,12 @@ from pos2distill.errors import CorruptPart
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact, write_table
 
-# Parts are small, and an object store answers many requests at once.
-_READERS = 16
+# Parts are small, and an object store serves many requests in parallel.
+_READ_THREADS = 16
 
-# What a damaged part raises; pyarrow's own, and what it says of checksums and of text that is none.
-_DAMAGE = (pa.ArrowException, OSError, ValueError)
+# What reading a corrupt part raises. pyarrow 26 raises OSError for a checksum or a page that is wrong, ArrowException
+# for other faults of the format, and UnicodeDecodeError, a ValueError, for text that is not UTF-8.
+_CORRUPTION_ERRORS = (pa.ArrowException, OSError, ValueError)
 
 Indices = npt.NDArray[np.integer[Any]]
 _T = TypeVar("_T")
@@ -37,9 +38,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoreIndex:
-    """Which part holds which example of a list of ids.
+    """Which part holds each example of a list of N ids.
 
-    parts: names of the parts, sorted. part_of: (N,) int32, for each index of the list the index of its part, or -1.
+    parts: names of the parts, sorted. part_of: (N,) int32, for each example the index of its part in `parts`, or -1
+    if it is not stored.
     """
 
     parts: tuple[str, ...]
@@ -47,7 +49,7 @@ class StoreIndex:
 
     @property
     def stored(self) -> npt.NDArray[np.bool_]:
-        """(N,) whether the example at each index is stored."""
+        """(N,) bool: whether each example is stored."""
         return self.part_of >= 0
 
     @property
@@ -58,7 +60,7 @@ class StoreIndex:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of stored examples: how many of each outcome and finish reason, and the teacher's time in seconds."""
+    """Counts of the stored examples by outcome and by finish reason, and the teacher's total time in seconds."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     finish_reasons: Counter[str] = field(default_factory=Counter)
@@ -66,25 +68,25 @@ class Tally:
 
 
 class SampleStore:
-    """Samples under an artifact of their own.
+    """The samples of one artifact.
 
-    `ids` is everywhere the same list of all training ids, none of them twice; an index is an index into it.
+    In every method, `ids` is the same list of all training ids, each of them once, and an index is an index into it.
     """
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
         self.folder = f"{artifact.path}/parts"
-        self.damaged = f"{artifact.path}/damaged"
+        self.quarantine = f"{artifact.path}/quarantine"
 
     def open(self) -> None:
-        """Make ready to append; parts of an interrupted run stay and count."""
+        """Create the folder of parts. Parts of an interrupted run remain and count."""
         self.artifact.fs.makedirs(self.folder, exist_ok=True)
 
     def append(self, samples: pa.Table) -> str:
-        """Write one part, whole or not at all.
+        """Write one part atomically: readers see all of it or nothing.
 
         Args:
-            samples: rows of `SAMPLE_SCHEMA`, at least one.
+            samples: a table of `SAMPLE_SCHEMA` with at least one row.
         Returns: the part's name.
         """
         name = _part_name(samples["example_id"])
@@ -98,64 +100,77 @@ class SampleStore:
         return sorted(str(path).rsplit("/", 1)[-1] for path in paths)
 
     def index(self, ids: Sequence[str] | pa.Array, known: StoreIndex | None = None) -> StoreIndex:
-        """Find the part of every example; damaged parts are set aside. Examples that `ids` lacks are ignored.
+        """Find the part of every example, and quarantine corrupt parts. Examples that `ids` lacks are ignored.
 
         Args:
-            known: an earlier index of the same ids; parts that it knows are not read again.
+            known: an earlier index of the same ids; the parts it lists are not read again.
         """
         names = self.part_names()
-        if known and not set(known.parts) <= set(names):
-            known = None  # a part was set aside, and others may hold examples of it
-        new = sorted(set(names).difference(known.parts if known else ()))
-        held = {name: part for name, part in zip(new, _map(self._ids_of, new), strict=True) if part is not None}
-        parts = tuple(sorted([*held, *(known.parts if known else ())]))
-        number = {name: index for index, name in enumerate(parts)}
-        none = len(parts)  # higher than any part, so that the first part in name order is the least number
-        part_of = np.full(len(ids), none, np.int32)
-        if known:
-            part_of = np.asarray([*(number[name] for name in known.parts), none], np.int32)[known.part_of]
-        if held:
-            owners = np.repeat([number[name] for name in held], [len(part) for part in held.values()])
-            # Indices that `ids` lacks are null, here -1.
-            indices = pc.index_in(pa.concat_arrays(list(held.values())), value_set=_array(ids)).fill_null(-1).to_numpy()
-            np.minimum.at(part_of, indices[indices >= 0], owners[indices >= 0].astype(np.int32))
-        part_of[part_of == none] = -1
+        if known is None or not set(known.parts) <= set(names):
+            # A part of the earlier index was quarantined. Other parts may hold its examples, so all are read again.
+            known = StoreIndex((), np.full(len(ids), -1, np.int32))
+        new_names = sorted(set(names) - set(known.parts))
+        new_ids: dict[str, pa.Array] = {}
+        for name, part_ids in zip(new_names, _parallel_map(self._read_ids, new_names), strict=True):
+            if part_ids is not None:
+                new_ids[name] = part_ids
+
+        parts = tuple(sorted([*known.parts, *new_ids]))
+        number_of = {name: number for number, name in enumerate(parts)}
+        # The first part in name order counts, so an example gets the least number of the parts that hold it. Until a
+        # part is found, its number is higher than that of any part.
+        no_part = len(parts)
+        part_of = np.full(len(ids), no_part, np.int32)
+        # The earlier index numbered its own parts; new parts may sort between them.
+        new_number = np.asarray([number_of[name] for name in known.parts], np.int32)
+        part_of[known.stored] = new_number[known.part_of[known.stored]]
+        if new_ids:
+            # One lookup for all parts, since each lookup builds a hash table of all ids.
+            found = pc.index_in(pa.concat_arrays(list(new_ids.values())), value_set=_to_array(ids))
+            part_sizes = [len(part_ids) for part_ids in new_ids.values()]
+            part_numbers = np.repeat(np.asarray([number_of[name] for name in new_ids], np.int32), part_sizes)
+            in_ids = found.is_valid().to_numpy(zero_copy_only=False)
+            np.minimum.at(part_of, found.drop_null().to_numpy(), part_numbers[in_ids])
+        part_of[part_of == no_part] = -1
         return StoreIndex(parts, part_of)
 
     def load(
         self, index: StoreIndex, ids: Sequence[str] | pa.Array, indices: Indices, columns: Sequence[str] | None = None
     ) -> pa.Table:
-        """The samples at these indices, in their order. Each part concerned is read once, and no other.
+        """The samples at these indices, in this order. Only the parts that hold them are read, each of them once.
 
         Args:
-            columns: which to read, by default all.
+            columns: the columns to read; all by default.
         Raises:
-            ValueError: if the index has no sample at one of the indices.
-            CorruptPart: if a part is damaged or gone; it is set aside, and the index is out of date.
+            ValueError: if `index` has no sample at one of the indices.
+            CorruptPart: if a part is corrupt or missing. It is quarantined, and `index` is out of date.
         """
         indices = np.asarray(indices)
-        if absent := indices[~index.stored[indices]].tolist():
+        absent = indices[~index.stored[indices]].tolist()
+        if absent:
             raise ValueError(f"{self.artifact.url}: no sample at indices {absent[:5]}")
         names = list(columns or SAMPLE_SCHEMA.names)
         schema = pa.schema([SAMPLE_SCHEMA.field(name) for name in names], SAMPLE_SCHEMA.metadata)
-        order = np.argsort(index.part_of[indices], kind="stable")
-        pieces = self._map_parts(lambda piece: piece, index, ids, indices[order], names)
-        table = pa.concat_tables([schema.empty_table(), *pieces])
-        return table.take(np.argsort(order))
+        # Read part by part, then restore the requested order: the argsort of a permutation is its inverse.
+        by_part = np.argsort(index.part_of[indices], kind="stable")
+        tables = self._map_parts(lambda table: table, index, ids, indices[by_part], names)
+        loaded = pa.concat_tables([schema.empty_table(), *tables])
+        return loaded.take(np.argsort(by_part))
 
     def tally(self, index: StoreIndex, ids: Sequence[str] | pa.Array) -> Tally:
-        """Count what became of the stored examples, each once, part by part.
+        """Count outcomes and finish reasons of the stored examples, each example once. Reads one part at a time.
 
         Raises:
             CorruptPart: as `load`.
         """
         total = Tally()
-        indices = np.argsort(index.part_of, kind="stable")[len(index.missing) :]
-        names = ["outcome", "finish_reason", "teacher_seconds"]
-        for each in self._map_parts(_tally_of, index, ids, indices, names):
-            total.outcomes += each.outcomes
-            total.finish_reasons += each.finish_reasons
-            total.teacher_seconds += each.teacher_seconds
+        stored = np.flatnonzero(index.stored)
+        by_part = np.argsort(index.part_of[stored], kind="stable")
+        columns = ["outcome", "finish_reason", "teacher_seconds"]
+        for part in self._map_parts(_tally_table, index, ids, stored[by_part], columns):
+            total.outcomes += part.outcomes
+            total.finish_reasons += part.finish_reasons
+            total.teacher_seconds += part.teacher_seconds
         return total
 
     def _map_parts(
@@ -164,21 +179,23 @@ class SampleStore:
         index: StoreIndex,
         ids: Sequence[str] | pa.Array,
         indices: Indices,
-        names: list[str],
+        columns: list[str],
     ) -> Iterator[_T]:
-        """`function` of each part's rows at these indices, which are sorted by part."""
+        """Apply `function` to the samples of each part, in the order of `indices`, which are sorted by part."""
         numbers, starts = np.unique(index.part_of[indices], return_index=True)
-        wanted = _array(ids).take(pa.array(indices))
+        stops = [*starts[1:], len(indices)]
+        sorted_ids = _to_array(ids).take(pa.array(indices))
+        read_columns = [*columns] if "example_id" in columns else [*columns, "example_id"]
 
-        def of_part(number: int, start: int, stop: int) -> _T:
-            table = self._read(index.parts[number], list({*names, "example_id"}))
-            rows = pc.index_in(wanted[start:stop], value_set=table["example_id"].combine_chunks())
-            return function(table.select(names).take(rows))
+        def apply(number: int, start: int, stop: int) -> _T:
+            table = self._read(index.parts[number], read_columns)
+            rows = pc.index_in(sorted_ids[start:stop], value_set=table["example_id"].combine_chunks())
+            return function(table.select(columns).take(rows))
 
-        return _map(of_part, numbers, starts, [*starts[1:], len(indices)])
+        return _parallel_map(apply, numbers, starts, stops)
 
-    def _ids_of(self, name: str) -> pa.Array | None:
-        """The examples of a part, or None where it is damaged or gone."""
+    def _read_ids(self, name: str) -> pa.Array | None:
+        """The ids of a part's examples, or None if the part is corrupt or missing."""
         try:
             return self._read(name, ["example_id"])["example_id"].combine_chunks()
         except CorruptPart:
@@ -187,72 +204,84 @@ class SampleStore:
     def _read(self, name: str, columns: list[str]) -> pa.Table:
         """Columns of one part, `example_id` among them.
 
-        What cannot be read is looked at again from a copy in memory, where no fault on the way looks like damage; a
-        storage that does not answer raises its own error.
+        A part that cannot be read is downloaded whole and parsed again, so that an error of the connection is not
+        taken for corruption. A storage that does not respond raises its own error.
 
         Raises:
-            CorruptPart: if the part is damaged, and now set aside, or gone.
+            CorruptPart: if the part is corrupt, and now quarantined, or missing.
         """
         path = f"{self.folder}/{name}"
         fs = self.artifact.fs
-        with contextlib.suppress(*_DAMAGE), fs.open(path, cache_type="none") as file:
+        with contextlib.suppress(*_CORRUPTION_ERRORS), fs.open(path, cache_type="none") as file:
             return _parse(file, name, columns)
         try:
             data = fs.cat_file(path)
         except FileNotFoundError:
-            raise CorruptPart(f"{path}: is gone; its examples are sampled again") from None
+            raise CorruptPart(f"{path}: not found; its examples will be sampled again") from None
         try:
             return _parse(pa.BufferReader(data), name, SAMPLE_SCHEMA.names).select(columns)
-        except _DAMAGE as error:
-            raise self._set_aside(name, str(error).partition("\n")[0]) from None
+        except _CORRUPTION_ERRORS as error:
+            raise self._quarantine(name, str(error).partition("\n")[0]) from None
 
-    def _set_aside(self, name: str, reason: str) -> CorruptPart:
+    def _quarantine(self, name: str, reason: str) -> CorruptPart:
+        """Move a part to `quarantine/`, log it, and return the error to raise."""
         fs = self.artifact.fs
-        fs.makedirs(self.damaged, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another process was first
-            fs.mv(f"{self.folder}/{name}", f"{self.damaged}/{name}")
-        damage = CorruptPart(
-            f"{self.folder}/{name}: damaged ({reason}); moved to {self.damaged}, its examples are sampled again"
+        fs.makedirs(self.quarantine, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has moved it already
+            fs.mv(f"{self.folder}/{name}", f"{self.quarantine}/{name}")
+        error = CorruptPart(
+            f"{self.folder}/{name}: corrupt ({reason}); moved to {self.quarantine}, its examples will be sampled again"
         )
-        _logger.warning("%s", damage)
-        return damage
+        _logger.warning("%s", error)
+        return error
 
 
 def _part_name(example_ids: pa.ChunkedArray) -> str:
+    """A name that depends on the ids only, not on their order."""
     ids = "\n".join(sorted(example_ids.to_pylist()))
     return f"part-{hashlib.sha256(ids.encode()).hexdigest()[:16]}.parquet"
 
 
 def _parse(source: Any, name: str, columns: list[str]) -> pa.Table:
-    """Columns of a part.
+    """Read columns of a part and check its schema, checksums and name.
 
     Raises:
-        one of `_DAMAGE`: if it is damaged in what was looked at.
+        one of `_CORRUPTION_ERRORS`: if the schema, the name or one of the columns is wrong.
     """
     file = pq.ParquetFile(source, page_checksum_verification=True)
-    schema = file.schema_arrow
-    found, wanted = ((each.metadata or {}).get(b"schema_version", b"none") for each in (schema, SAMPLE_SCHEMA))
-    if found != wanted:
-        raise ValueError(f"schema version {found.decode()}, not {wanted.decode()}")
-    if not schema.equals(SAMPLE_SCHEMA):
-        raise ValueError("its columns are not those of a sample")
+    version = _schema_version(file.schema_arrow)
+    expected_version = _schema_version(SAMPLE_SCHEMA)
+    if version != expected_version:
+        raise ValueError(f"schema version {version}, expected {expected_version}")
+    if not file.schema_arrow.equals(SAMPLE_SCHEMA):
+        raise ValueError("its columns are not those of SAMPLE_SCHEMA")
+    # Parts are read in parallel already, so each of them uses one thread.
     table = file.read(columns, use_threads=False)
     table.validate()
     if _part_name(table["example_id"]) != name:
-        raise ValueError("it does not hold the examples that it is named after")
+        raise ValueError("its examples are not those that it is named after")
     return table.select(columns)
 
 
-def _tally_of(samples: pa.Table) -> Tally:
-    outcomes, reasons, seconds = samples.columns
-    return Tally(Counter(outcomes.to_pylist()), Counter(reasons.to_pylist()), pc.sum(seconds).as_py() or 0.0)
+def _schema_version(schema: pa.Schema) -> str:
+    metadata: dict[bytes, bytes] = schema.metadata or {}
+    return metadata.get(b"schema_version", b"none").decode()
 
 
-def _array(ids: Sequence[str] | pa.Array) -> pa.Array:
+def _tally_table(samples: pa.Table) -> Tally:
+    outcomes, finish_reasons, teacher_seconds = samples.columns
+    return Tally(
+        Counter(outcomes.to_pylist()),
+        Counter(finish_reasons.to_pylist()),
+        pc.sum(teacher_seconds).as_py() or 0.0,  # None if every value is null
+    )
+
+
+def _to_array(ids: Sequence[str] | pa.Array) -> pa.Array:
     return ids if isinstance(ids, pa.Array) else pa.array(ids, pa.string())
 
 
-def _map(function: Callable[..., _T], *items: Iterable[Any]) -> Iterator[_T]:
-    """As the built-in `map`, several calls at a time."""
-    with ThreadPoolExecutor(_READERS) as pool:
+def _parallel_map(function: Callable[..., _T], *items: Iterable[Any]) -> Iterator[_T]:
+    """The built-in `map`, with several calls at a time. Results are in order."""
+    with ThreadPoolExecutor(_READ_THREADS) as pool:
         yield from pool.map(function, *items)

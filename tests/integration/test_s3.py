@@ -84,8 +84,8 @@ def test_sample_store_with_racing_writers_loses_nothing_and_shows_whole_parts(
     assert len(parts) == len(blocks)
     assert store.load(index, IDS, np.arange(240), ["example_id"])["example_id"].to_pylist() == IDS
     assert store.tally(index, IDS).outcomes == {"kept": 240}
-    assert not store.artifact.fs.exists(store.damaged)
-    assert not [record for record in caplog.records if "damaged" in record.message]
+    assert not store.artifact.fs.exists(store.quarantine)
+    assert not [record for record in caplog.records if "corrupt" in record.message]
     assert all(faulty.requests[fault] for fault in FAULTS), faulty.requests
 
 
@@ -105,7 +105,7 @@ def test_sample_store_quarantines_corrupt_parts(storage: str) -> None:
     with pytest.raises(CorruptPart):
         store.load(index, IDS[:24], np.arange(16, 24))
     assert store.index(IDS[:24], index).parts == (good,)
-    assert {path.rsplit("/", 1)[-1] for path in fs.ls(store.damaged, detail=False)} == {scanned, loaded}
+    assert {path.rsplit("/", 1)[-1] for path in fs.ls(store.quarantine, detail=False)} == {scanned, loaded}
 
 
 def test_artifact_is_visible_once_it_is_published(storage: str, tmp_path: Path) -> None:

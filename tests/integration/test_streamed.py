@@ -127,7 +127,7 @@ def run_undisturbed(path: Path, recipe: Recipe) -> None:
     assert stored_samples(recipe) <= EXAMPLES / 2
     assert [driver.end() for driver in drivers] == [0, 0]
     logs = [driver.log.read_text() for driver in drivers]
-    assert sum("in use by" in log and "waiting for its end" in log for log in logs) == 1
+    assert sum("in use by" in log and "waiting until it ends" in log for log in logs) == 1
     assert sum("done before" in log for log in logs) == 1
 
 
@@ -162,8 +162,8 @@ def run_disturbed(path: Path, recipe: Recipe) -> None:
     driver = Driver(path, storage)
     assert driver.end() == 0
     folder = Path(artifact_of(recipe, "sample").path)
-    assert sorted(path.name for path in (folder / "damaged").iterdir()) == corrupt
-    assert f"{corrupt[0]}: damaged" in driver.log.read_text()
+    assert sorted(path.name for path in (folder / "quarantine").iterdir()) == corrupt
+    assert f"{corrupt[0]}: corrupt" in driver.log.read_text()
 
 
 def corrupt_two_parts(recipe: Recipe) -> list[str]:

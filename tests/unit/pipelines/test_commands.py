@@ -4,8 +4,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import fsspec
 import pytest
 
+from pipelines import commands
 from pipelines.commands import run_study
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
@@ -39,3 +41,30 @@ def test_a_tracker_that_is_not_installed_is_told_first(
     with pytest.raises(UserError, match=r"^runtime.trackers: wandb is not installed"):
         run_study(make_recipe(runtime={"trackers": ["wandb"]}))
     assert capsys.readouterr().out == ""
+
+
+COMMANDS: dict[str, Callable[[Recipe], None]] = {
+    "study": commands.run_study,
+    "evaluate": commands.run_evaluate,
+    "sample": commands.run_sample,
+    "distill": commands.run_distill,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_that_write_artifacts_hold_the_lease(
+    make_recipe: Callable[..., Recipe], command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reached(Exception):
+        pass
+
+    def check_lease(*arguments: Any) -> None:
+        fs, path = fsspec.url_to_fs(f"{recipe.storage}/driver.json")
+        assert fs.exists(path)
+        raise Reached
+
+    recipe = make_recipe()
+    monkeypatch.setattr(commands, "_run", check_lease)
+    monkeypatch.setattr(commands, "_require", lambda *arguments: None)
+    with pytest.raises(Reached):
+        COMMANDS[command](recipe)

@@ -22,7 +22,7 @@ from tests.support.stores import make_samples, open_store
 # --- one file at a time
 
 
-def test_a_crash_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_bytes_leaves_nothing_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(str(tmp_path))
     store.append(make_samples("a"))
 
@@ -36,7 +36,7 @@ def test_a_crash_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     assert len(list(Path(store.folder).iterdir())) == 1
 
 
-def test_a_file_is_written_over_whole(storage: str) -> None:
+def test_write_bytes_replaces_the_whole_file(storage: str) -> None:
     fs, path = fsspec.url_to_fs(f"{storage}/file")
     fs.makedirs(fs._parent(path), exist_ok=True)
     write_bytes(fs, path, b"a long first content")
@@ -48,7 +48,7 @@ def test_a_file_is_written_over_whole(storage: str) -> None:
 # --- artifacts
 
 
-def test_an_artifact_is_there_once_it_is_published(storage: str) -> None:
+def test_artifact_is_visible_once_published(storage: str) -> None:
     artifact = Artifact(storage, "examples", "abcd")
     table = pa.table({"a": [1, 2]})
     with artifact.writing():
@@ -63,7 +63,7 @@ def test_an_artifact_is_there_once_it_is_published(storage: str) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_failure_leaves_nothing_half_written(storage: str, error: type[BaseException]) -> None:
+def test_artifact_writing_removes_the_folder_after_a_failure(storage: str, error: type[BaseException]) -> None:
     artifact = Artifact(storage, "examples", "abcd")
 
     def fail() -> None:
@@ -76,7 +76,7 @@ def test_a_failure_leaves_nothing_half_written(storage: str, error: type[BaseExc
     assert not artifact.fs.exists(artifact.path)
 
 
-def test_what_a_killed_run_left_goes_first(storage: str) -> None:
+def test_artifact_writing_removes_files_of_a_killed_run(storage: str) -> None:
     artifact = Artifact(storage, "examples", "abcd")
     with artifact.writing():
         artifact.write_table("left.parquet", pa.table({"a": [1]}))
@@ -84,7 +84,7 @@ def test_what_a_killed_run_left_goes_first(storage: str) -> None:
         assert not artifact.fs.exists(f"{artifact.path}/left.parquet")
 
 
-def test_a_folder_is_uploaded(storage: str, tmp_path: Path) -> None:
+def test_artifact_upload_copies_a_folder(storage: str, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
     (folder / "weights").write_bytes(b"123")
@@ -102,24 +102,24 @@ def publish(storage: str, fingerprint: str = "abcd") -> Artifact:
     return artifact
 
 
-def test_another_schema_version_is_refused(storage: str) -> None:
+def test_artifact_manifest_refuses_another_schema_version(storage: str) -> None:
     artifact = publish(storage)
     path = f"{artifact.path}/manifest.json"
     raw = json.loads(artifact.fs.cat_file(path))
     write_json(artifact.fs, path, {**raw, "schema_version": raw["schema_version"] + 1})
-    with pytest.raises(UserError, match=r"written by another version of this program; use another runtime.storage"):
+    with pytest.raises(UserError, match=r"written by another version of pos2distill; use another runtime.storage"):
         artifact.manifest()
 
 
 @pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 4, "counts": {}}'])
-def test_a_damaged_manifest_is_told(storage: str, content: str) -> None:
+def test_artifact_manifest_reports_a_corrupt_file(storage: str, content: str) -> None:
     artifact = publish(storage)
     write_bytes(artifact.fs, f"{artifact.path}/manifest.json", content.encode())
-    with pytest.raises(UserError, match=f"damaged manifest .*; delete {artifact.url} and run again"):
+    with pytest.raises(UserError, match=f"corrupt manifest .*; delete {artifact.url} and run again"):
         artifact.manifest()
 
 
-def test_other_settings_stay_beside(storage: str) -> None:
+def test_other_fingerprints_lists_finished_artifacts_only(storage: str) -> None:
     publish(storage, "bbbb")
     publish(storage, "aaaa")
     with Artifact(storage, "samples", "cccc").writing():
@@ -129,10 +129,10 @@ def test_other_settings_stay_beside(storage: str) -> None:
     assert other_fingerprints(storage, "checkpoint", "aaaa") == []
 
 
-# --- the run's folder
+# --- the folder of a run
 
 
-def test_a_folder_belongs_to_one_recipe(storage: str) -> None:
+def test_claim_storage_refuses_another_recipe(storage: str) -> None:
     claim_storage(storage, "mine")
     claim_storage(storage, "mine")
     with pytest.raises(UserError) as caught:
@@ -142,10 +142,10 @@ def test_a_folder_belongs_to_one_recipe(storage: str) -> None:
     )
 
 
-def test_a_folder_in_which_nothing_was_made_is_given_back(storage: str) -> None:
+def test_release_storage_frees_a_folder_without_artifacts_only(storage: str) -> None:
     fs, path = fsspec.url_to_fs(storage)
     claim_storage(storage, "mine")
-    fs.pipe_file(f"{path}/driver.json", b"{}")  # of whoever gives it back
+    fs.pipe_file(f"{path}/driver.json", b"{}")  # of the driver that releases the storage
     release_storage(storage)
     claim_storage(storage, "yours")
     publish(storage, "aaaa")
@@ -153,17 +153,17 @@ def test_a_folder_in_which_nothing_was_made_is_given_back(storage: str) -> None:
     assert check_storage(storage, "yours")
 
 
-def test_looking_at_a_folder_does_not_take_it(storage: str) -> None:
+def test_check_storage_does_not_claim(storage: str) -> None:
     assert not check_storage(storage, "mine")
     claim_storage(storage, "yours")
     with pytest.raises(UserError, match="holds the run of recipe 'yours', not 'mine'"):
         check_storage(storage, "mine")
 
 
-def test_a_folder_that_is_no_run_is_refused(storage: str) -> None:
+def test_claim_storage_refuses_a_folder_with_foreign_files(storage: str) -> None:
     fs, path = fsspec.url_to_fs(storage)
     fs.makedirs(path)
-    claim_storage(storage, "mine")  # empty: taken
+    claim_storage(storage, "mine")  # empty, so it can be claimed
     fs.rm(f"{path}/run.json")
     fs.pipe_file(f"{path}/thesis.tex", b"years of work")
     with pytest.raises(UserError, match=r"is not empty and holds no run \(no run.json\); choose another"):
@@ -173,15 +173,15 @@ def test_a_folder_that_is_no_run_is_refused(storage: str) -> None:
         claim_storage(f"{storage}/thesis.tex", "mine")
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_claim_storage_reports_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"runtime.storage"):
+    with pytest.raises(UserError, match=r"/file/run: cannot be created \(.+\); choose another runtime.storage"):
         claim_storage(f"{tmp_path}/file/run", "mine")
 
 
-def test_a_damaged_marker_is_told(storage: str) -> None:
+def test_claim_storage_reports_a_corrupt_run_file(storage: str) -> None:
     claim_storage(storage, "mine")
     fs, path = fsspec.url_to_fs(storage)
     fs.pipe_file(f"{path}/run.json", b"")
-    with pytest.raises(UserError, match=r"run.json"):
+    with pytest.raises(UserError, match=r"corrupt run.json \(.+\); choose another runtime.storage"):
         claim_storage(storage, "mine")

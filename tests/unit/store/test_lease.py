@@ -1,6 +1,7 @@
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -12,76 +13,82 @@ from typing import Any
 import fsspec
 import pytest
 
-from pipelines import commands as study
-from pos2distill.config import Recipe
 from pos2distill.store import lease
-from pos2distill.store.artifacts import claim_storage
+from pos2distill.store.artifacts import claim_storage, write_bytes
 from pos2distill.store.lease import hold_lease
 
-PERIOD = 0.2
+PERIOD = 0.05  # of holders that do not renew
+LIVE_PERIOD = 0.2  # of holders that renew: on a busy machine a renewal, which waits for the disk, may take long
 
 
 @pytest.fixture
-def place(storage: str) -> str:
+def claimed(storage: str) -> str:
     claim_storage(storage, "mine")
     return storage
 
 
-def lease_file(place: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    fs, path = fsspec.url_to_fs(f"{place}/driver.json")
+def lease_file(storage: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    fs, path = fsspec.url_to_fs(f"{storage}/driver.json")
     return fs, path
 
 
-def write(place: str, **changes: Any) -> None:
+def write_holder(storage: str, **changes: Any) -> None:
     """A holder that never renews; by default on another machine."""
     holder = {"owner": "o", "host": "far", "machine": "x", "pid": 7, "since": "noon", "period": PERIOD, "beat": 0}
-    fs, path = lease_file(place)
+    fs, path = lease_file(storage)
     fs.pipe_file(path, json.dumps(holder | changes).encode())
 
 
-def test_the_file_says_who_holds_the_storage_and_goes_with_the_holder(place: str) -> None:
-    fs, path = lease_file(place)
-    with hold_lease(place, period=PERIOD):
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_hold_lease_writes_renews_and_removes_the_file(claimed: str) -> None:
+    fs, path = lease_file(claimed)
+    with hold_lease(claimed, period=LIVE_PERIOD):
         first = json.loads(fs.cat_file(path))
-        assert (first["pid"], first["period"], first["beat"]) == (os.getpid(), PERIOD, 0)
-        time.sleep(2 * PERIOD)
-        assert json.loads(fs.cat_file(path))["beat"] >= 1
+        assert (first["pid"], first["period"], first["beat"]) == (os.getpid(), LIVE_PERIOD, 0)
+        wait_for(lambda: json.loads(fs.cat_file(path))["beat"] >= 1)
     assert not fs.exists(path)
-    with pytest.raises(RuntimeError), hold_lease(place, period=PERIOD):
+    with pytest.raises(RuntimeError), hold_lease(claimed, period=LIVE_PERIOD):
         raise RuntimeError
     assert not fs.exists(path)
 
 
-def test_a_second_driver_waits_until_the_first_ends(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hold_lease_waits_until_the_holder_ends(claimed: str, capsys: pytest.CaptureFixture[str]) -> None:
     events: list[str] = []
 
     def second() -> None:
-        with hold_lease(place, period=PERIOD):
+        with hold_lease(claimed, period=LIVE_PERIOD):
             events.append("second")
 
     waiting = threading.Thread(target=second)
-    with hold_lease(place, period=PERIOD):
-        since = json.loads(lease_file(place)[0].cat_file(lease_file(place)[1]))["since"]
+    with hold_lease(claimed, period=LIVE_PERIOD):
+        fs, path = lease_file(claimed)
+        since = json.loads(fs.cat_file(path))["since"]
         waiting.start()
-        time.sleep(10 * PERIOD)  # far longer than a dead holder is waited for
+        time.sleep(8 * LIVE_PERIOD)  # a holder that does not renew is dead after 6 periods
         events.append("first")
     waiting.join()
     assert events == ["first", "second"]
-    host = lease.socket.gethostname()  # type: ignore[attr-defined]
+    host = socket.gethostname()  # type: ignore[attr-defined]
     assert capsys.readouterr().err == (
-        f"{place}: in use by process {os.getpid()} on {host} since {since}; waiting for its end (Ctrl-C to leave)\n"
+        f"{claimed}: in use by process {os.getpid()} on {host} since {since}; waiting until it ends (Ctrl-C to cancel)\n"
     )
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_of_many_drivers_one_works_at_a_time(place: str, dead: bool) -> None:
-    if dead:  # all see it, and take over at once
-        write(place, machine=lease._machine(), pid=process_that_is_gone())
+def test_hold_lease_admits_one_of_many_drivers_at_a_time(claimed: str, dead: bool) -> None:
+    if dead:  # all of them find a dead holder at the same time
+        write_holder(claimed, machine=lease._machine_id(), pid=pid_of_ended_process())
     inside: list[int] = []
     most: list[int] = []
 
     def drive(number: int) -> None:
-        with hold_lease(place, period=1.0):
+        with hold_lease(claimed, period=1.0):
             inside.append(number)
             most.append(len(inside))
             time.sleep(PERIOD)
@@ -95,58 +102,62 @@ def test_of_many_drivers_one_works_at_a_time(place: str, dead: bool) -> None:
     assert most == [1] * 4
 
 
-def test_on_a_disk_a_file_that_came_meanwhile_is_not_taken_away(
+def test_remove_keeps_a_file_that_replaced_the_dead_holders_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver that was paused between its look at a dead holder and the removal, while another one took over."""
-    place = str(tmp_path)
-    write(place, machine=lease._machine(), pid=process_that_is_gone())
-    paused, goes_on, events = threading.Event(), threading.Event(), []
+    """A driver is paused between reading a dead holder's file and removing it, while another one takes over."""
+    storage = str(tmp_path)
+    write_holder(storage, machine=lease._machine_id(), pid=pid_of_ended_process())
+    paused, resumed, removed = threading.Event(), threading.Event(), threading.Event()
+    events: list[str] = []
     remove = lease._remove
 
-    def pause(*args: Any) -> None:
+    def pause_then_remove(*args: Any) -> None:
         if threading.current_thread().name == "late":
             paused.set()
-            assert goes_on.wait(30)
+            assert resumed.wait(30)
         remove(*args)
+        if threading.current_thread().name == "late":
+            removed.set()
 
-    monkeypatch.setattr(lease, "_remove", pause)
+    monkeypatch.setattr(lease, "_remove", pause_then_remove)
 
     def drive() -> None:
-        with hold_lease(place, period=PERIOD):
+        with hold_lease(storage, period=LIVE_PERIOD):
             events.append("late")
 
     late = threading.Thread(target=drive, name="late")
     late.start()
     assert paused.wait(30)
-    with hold_lease(place, period=PERIOD):
-        goes_on.set()
-        time.sleep(10 * PERIOD)
+    with hold_lease(storage, period=LIVE_PERIOD):
+        resumed.set()
+        assert removed.wait(30)
+        time.sleep(3 * LIVE_PERIOD)  # a driver that finds no file creates its own at once
         events.append("first")
     late.join()
     assert events == ["first", "late"]
 
 
-def process_that_is_gone() -> int:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    return gone.pid
+def pid_of_ended_process() -> int:
+    ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    ended.wait()
+    return ended.pid
 
 
-def test_a_holder_whose_process_is_gone_is_not_waited_for(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hold_lease_does_not_wait_for_a_process_that_ended(claimed: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         "import os, sys\n"
         "from pos2distill.store.lease import hold_lease\n"
         "with hold_lease(sys.argv[1]):\n"
-        "    os._exit(1)\n"  # as by SIGKILL: nothing is cleaned up
+        "    os._exit(1)\n"  # as after SIGKILL, nothing is cleaned up
     )
-    if place.startswith("memory"):
-        write(place, machine=lease._machine(), pid=process_that_is_gone(), period=1000.0)
+    if claimed.startswith("memory"):
+        write_holder(claimed, machine=lease._machine_id(), pid=pid_of_ended_process(), period=1000.0)
     else:
-        subprocess.run([sys.executable, "-c", code, place], check=False)
-    assert lease_file(place)[0].exists(lease_file(place)[1])
+        subprocess.run([sys.executable, "-c", code, claimed], check=False)
+    assert lease_file(claimed)[0].exists(lease_file(claimed)[1])
     start = time.monotonic()
-    with hold_lease(place, period=PERIOD):
+    with hold_lease(claimed, period=PERIOD):
         assert time.monotonic() - start < 5
     assert capsys.readouterr().err == ""
 
@@ -156,63 +167,64 @@ def test_a_holder_whose_process_is_gone_is_not_waited_for(place: str, capsys: py
     [
         (None, "an unknown process"),
         ({}, "process 7 on far since noon"),
-        ({"pid": os.getppid(), "machine": lease._machine()}, f"process {os.getppid()} on far since noon"),
+        ({"pid": os.getppid(), "machine": lease._machine_id()}, f"process {os.getppid()} on far since noon"),
     ],
 )
-def test_a_silent_holder_is_dead_after_a_while(
-    place: str, holder: dict[str, Any] | None, who: str, capsys: pytest.CaptureFixture[str]
+def test_hold_lease_takes_over_from_a_holder_that_does_not_renew(
+    claimed: str, holder: dict[str, Any] | None, who: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(place, **(holder or {}))
+    write_holder(claimed, **(holder or {}))
     if holder is None:
-        lease_file(place)[0].pipe_file(lease_file(place)[1], b"")
+        fs, path = lease_file(claimed)
+        fs.pipe_file(path, b"")
     start = time.monotonic()
-    with hold_lease(place, period=PERIOD):
+    with hold_lease(claimed, period=PERIOD):
         assert time.monotonic() - start > 6 * PERIOD
-    assert capsys.readouterr().err == f"{place}: in use by {who}; waiting for its end (Ctrl-C to leave)\n"
+    assert capsys.readouterr().err == f"{claimed}: in use by {who}; waiting until it ends (Ctrl-C to cancel)\n"
 
 
-def test_another_users_process_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_gone_of_another_users_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int, number: int) -> None:
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    assert not lease._is_gone(lease._Holder("o", "here", lease._machine(), 1, "noon", PERIOD))
+    assert not lease._is_gone(lease._Holder("o", "here", lease._machine_id(), 1, "noon", PERIOD))
 
 
-def test_without_proc_a_machine_is_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_id_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> str:
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "readlink", refuse)
-    assert lease._machine() == lease.socket.gethostname()  # type: ignore[attr-defined]
+    assert lease._machine_id() == socket.gethostname()
 
 
-def test_who_was_taken_over_leaves(place: str) -> None:
-    """We were paused for so long that another driver took us for dead."""
-    told: queue.Queue[str] = queue.Queue()
-    with hold_lease(place, period=PERIOD, leave=told.put):
-        write(place)
-        line = told.get(timeout=20)
-    assert line == f"{place}: another run took over while this one gave no sign of life, so this run stops"
-    fs, path = lease_file(place)
-    assert json.loads(fs.cat_file(path))["owner"] == "o"  # theirs stays
+def test_hold_lease_reports_that_another_run_took_over(claimed: str) -> None:
+    """This driver was paused for so long that another one took it for dead."""
+    lost: queue.Queue[str] = queue.Queue()
+    with hold_lease(claimed, period=LIVE_PERIOD, on_lost=lost.put):
+        write_holder(claimed)
+        line = lost.get(timeout=20)
+    assert line == f"{claimed}: another run took over because this one did not renew its lease; this run stops"
+    fs, path = lease_file(claimed)
+    assert json.loads(fs.cat_file(path))["owner"] == "o"  # the other run's file is kept
 
 
-def test_who_cannot_reach_the_storage_leaves(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_lease_reports_a_storage_that_cannot_be_reached(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> None:
         raise ConnectionError("no route to host")
 
-    told: queue.Queue[str] = queue.Queue()
+    lost: queue.Queue[str] = queue.Queue()
     start = time.monotonic()
-    with hold_lease(place, period=PERIOD, leave=told.put):
+    with hold_lease(claimed, period=PERIOD, on_lost=lost.put):
         monkeypatch.setattr(lease, "write_bytes", fail)
-        line = told.get(timeout=20)
+        line = lost.get(timeout=20)
     assert time.monotonic() - start > 6 * PERIOD
-    assert line == f"{place}: cannot be reached (no route to host) and another run may take over, so this run stops"
+    assert line == f"{claimed}: cannot be reached (no route to host) and another run may take over; this run stops"
 
 
-def test_to_leave_is_to_touch_nothing_any_more(tmp_path: Path) -> None:
-    """The folder that the work would tidy up is another driver's by now."""
+def test_exit_immediately_cleans_nothing_up(tmp_path: Path) -> None:
+    """The folder that `writing` would remove belongs to another driver by now."""
     script = (
         "import sys, time\n"
         "from pos2distill.store.artifacts import Artifact\n"
@@ -227,64 +239,34 @@ def test_to_leave_is_to_touch_nothing_any_more(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: {tmp_path}: another run took over while this one gave no sign of life, so this run stops\n"
+        f"error: {tmp_path}: another run took over because this one did not renew its lease; this run stops\n"
     )
     assert (tmp_path / "samples-f00d").is_dir()
 
 
-def test_a_renewal_that_fails_once_is_no_loss(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures: list[int] = []
-    works = lease.write_bytes  # type: ignore[attr-defined]
+def test_hold_lease_survives_a_renewal_that_fails(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
 
     def fail_once(*arguments: Any) -> None:
-        failures.append(1)
-        if len(failures) == 1:
+        attempts.append(1)
+        if len(attempts) == 1:
             raise ConnectionError("no route to host")
-        works(*arguments)
+        write_bytes(*arguments)
 
-    with hold_lease(place, period=PERIOD):
+    with hold_lease(claimed, period=LIVE_PERIOD):
         monkeypatch.setattr(lease, "write_bytes", fail_once)
-        time.sleep(5 * PERIOD)
-    assert len(failures) > 2
+        wait_for(lambda: len(attempts) > 2)
 
 
-def test_a_file_that_was_written_although_the_answer_was_lost_is_ours(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An object store does the conditional PUT, the connection breaks, and the retry is refused."""
-    fs, path = lease_file(place)
+def test_hold_lease_accepts_its_own_file_after_a_refused_retry(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store performs the conditional PUT, the connection breaks, and the retry is refused."""
+    fs, path = lease_file(claimed)
     create = lease._create
 
-    def twice(*arguments: Any) -> None:
+    def create_twice(*arguments: Any) -> None:
         create(*arguments)
         create(*arguments)
 
-    monkeypatch.setattr(lease, "_create", twice)
-    with hold_lease(place, period=PERIOD):
+    monkeypatch.setattr(lease, "_create", create_twice)
+    with hold_lease(claimed, period=PERIOD):
         assert fs.exists(path)
-
-
-COMMANDS: dict[str, Callable[[Recipe], None]] = {
-    "study": study.run_study,
-    "evaluate": study.run_evaluate,
-    "sample": study.run_sample,
-    "distill": study.run_distill,
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_that_make_artifacts_hold_the_storage(
-    make_recipe: Callable[..., Recipe], command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Reached(Exception):
-        pass
-
-    def reach(*arguments: Any) -> None:
-        assert lease_file(recipe.storage)[0].exists(lease_file(recipe.storage)[1])
-        raise Reached
-
-    recipe = make_recipe()
-    monkeypatch.setattr(study, "_run", reach)
-    monkeypatch.setattr(study, "_require", lambda *arguments: None)
-    with pytest.raises(Reached):
-        COMMANDS[command](recipe)

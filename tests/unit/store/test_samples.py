@@ -27,7 +27,7 @@ def indices(*values: int) -> np.ndarray:
 
 
 def texts(store: SampleStore, ids: list[str]) -> dict[str, str]:
-    """What the store gives for each stored id."""
+    """The stored text of each stored id."""
     index = store.index(ids)
     table = store.load(index, ids, np.flatnonzero(index.stored), ["example_id", "text"])
     return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
@@ -36,15 +36,15 @@ def texts(store: SampleStore, ids: list[str]) -> dict[str, str]:
 # --- index and load
 
 
-def test_samples_are_found_and_loaded_in_the_order_asked_for(storage: str) -> None:
+def test_load_returns_samples_in_the_requested_order(storage: str) -> None:
     store = open_store(storage)
     names = sorted([store.append(make_samples("c", "a")), store.append(make_samples("b"))])
     ids = ["a", "b", "x", "c"]
     index = store.index(ids)
     assert index.parts == tuple(names)
-    assert [names[part] if part >= 0 else None for part in index.part_of] == [
-        next((name for name in names if ids[index] in read_ids(store, name)), None) for index in range(4)
-    ]
+    assert index.part_of[2] == -1
+    for example in (0, 1, 3):
+        assert ids[example] in read_ids(store, names[index.part_of[example]])
     assert index.part_of.dtype == np.int32
     assert (index.stored.tolist(), index.missing.tolist()) == ([True, True, False, True], [2])
     assert store.load(index, ids, indices(3, 0, 1, 0)).equals(make_samples("c", "a", "b", "a"))
@@ -58,13 +58,13 @@ def read_ids(store: SampleStore, name: str) -> list[str]:
     return pq.read_table(f"{store.folder}/{name}", filesystem=store.artifact.fs)["example_id"].to_pylist()
 
 
-def test_an_empty_store_lacks_everything(storage: str) -> None:
+def test_index_of_an_empty_store(storage: str) -> None:
     index = open_store(storage).index(["a", "b"])
     assert (index.parts, index.missing.tolist()) == ((), [0, 1])
     assert SampleStore(open_store(f"{storage}/other").artifact).index([]).missing.tolist() == []
 
 
-def test_a_place_without_a_sample_is_refused(storage: str) -> None:
+def test_load_refuses_an_index_without_a_sample(storage: str) -> None:
     store = open_store(storage)
     store.append(make_samples("a"))
     index = store.index(["a", "b", "c"])
@@ -72,7 +72,7 @@ def test_a_place_without_a_sample_is_refused(storage: str) -> None:
         store.load(index, ["a", "b", "c"], indices(2, 0, 1))
 
 
-def test_only_the_parts_concerned_are_read_each_once(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_and_index_read_only_the_parts_they_need(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(storage)
     for start in range(0, 12, 3):
         store.append(make_samples(*IDS[start : start + 3]))
@@ -86,21 +86,21 @@ def test_only_the_parts_concerned_are_read_each_once(storage: str, monkeypatch: 
 
     monkeypatch.setattr(SampleStore, "_read", spy)
     store.load(index, IDS, indices(4, 0, 5, 1, 4))
-    assert sorted(read) == sorted({index.parts[index.part_of[wanted]] for wanted in (0, 4)})
+    assert sorted(read) == sorted({index.parts[index.part_of[example]] for example in (0, 4)})
     read.clear()
     new = store.append(make_samples("fox-0", "other"))
     store.index(IDS, index)
     assert read == [new]
 
 
-def test_a_batch_written_twice_is_one_part(storage: str) -> None:
+def test_append_of_the_same_examples_gives_one_part(storage: str) -> None:
     store = open_store(storage)
     names = {store.append(make_samples("a", "b")), store.append(make_samples("b", "a"))}
     assert store.part_names() == list(names)
     assert store.append(make_samples("a", "c")) not in names
 
 
-def test_an_example_in_two_parts_counts_once(storage: str) -> None:
+def test_load_and_tally_use_one_part_of_an_example(storage: str) -> None:
     """Two writers raced with overlapping batches; every reader takes the same one of the two rows."""
     store = open_store(storage)
     named = {store.append(make_samples("a", "b", text=text)): text for text in ["one"]}
@@ -113,12 +113,12 @@ batches = st.lists(st.lists(st.sampled_from(IDS), min_size=1, max_size=5), max_s
 
 
 @given(batches, batches, st.sets(st.integers(0, 15)), st.permutations(IDS))
-def test_whatever_writers_and_damage_leave_each_example_is_read_once(
+def test_store_reads_each_example_once_after_races_and_corruption(
     before: list[list[str]], after: list[list[str]], broken: set[int], wanted: list[str]
 ) -> None:
-    """Racing writers leave overlapping parts, and the same part twice; some are damaged; one scan sees half of them."""
+    """Racing writers leave overlapping parts, and the same part twice; some are corrupt; `known` has half of them."""
     store = open_store(f"memory://{uuid.uuid4().hex}")
-    ids = wanted[:10]  # parts also hold examples that nobody asks for
+    ids = wanted[:10]  # parts also hold examples that are not in the list
     held: dict[str, dict[str, str]] = {}
 
     def append(groups: list[list[str]]) -> None:
@@ -132,12 +132,12 @@ def test_whatever_writers_and_damage_leave_each_example_is_read_once(
     for number in sorted(broken & set(range(len(held)))):
         name = sorted(held)[number]
         store.artifact.fs.pipe_file(f"{store.folder}/{name}", b"PAR1")
-    damaged = {sorted(held)[number] for number in broken if number < len(held)}
+    corrupt = {sorted(held)[number] for number in broken if number < len(held)}
     fresh = store.index(ids)
-    assert set(fresh.parts) == set(held) - damaged
+    assert set(fresh.parts) == set(held) - corrupt
 
     expected: dict[str, str] = {}
-    for name in sorted(set(held) - damaged, reverse=True):
+    for name in sorted(set(held) - corrupt, reverse=True):
         expected |= held[name]
     expected = {example_id: text for example_id, text in expected.items() if example_id in ids}
     assert texts(store, ids) == expected
@@ -147,7 +147,7 @@ def test_whatever_writers_and_damage_leave_each_example_is_read_once(
     assert store.tally(fresh, ids).outcomes.total() == len(expected)
 
 
-def test_the_tally_counts_what_became_of_each_example(storage: str) -> None:
+def test_tally_counts_outcomes_and_finish_reasons(storage: str) -> None:
     store = open_store(storage)
     store.append(make_samples("a", "b", finish_reason="length", teacher_seconds=0.5))
     store.append(make_samples("c", "x", outcome="wrong", finish_reason="stop"))
@@ -160,26 +160,26 @@ def test_the_tally_counts_what_became_of_each_example(storage: str) -> None:
     assert empty.tally(empty.index(ids), ids).outcomes == {}
 
 
-def test_parts_of_an_interrupted_run_stay(storage: str) -> None:
+def test_open_keeps_parts_of_an_interrupted_run(storage: str) -> None:
     open_store(storage).append(make_samples("a"))
     assert open_store(storage).index(["a"]).stored.all()
 
 
 @pytest.mark.parametrize("hand_on", [True, False])
-def test_the_tee_tells_the_board_and_fills_teacher_columns_with_nulls(
+def test_write_samples_reports_to_the_tracker_and_fills_teacher_columns_with_nulls(
     storage: str, monkeypatch: pytest.MonkeyPatch, hand_on: bool
 ) -> None:
     store = open_store(storage)
     batch = make_samples("a", "b").drop_columns(["hidden", "hidden_dtype", "teacher_seconds"])
     tracker_actor = MagicMock()
-    monkeypatch.setattr("ray.get", lambda told: told)
+    monkeypatch.setattr("ray.get", lambda result: result)
     handed = write_samples(batch, store.artifact, tracker_actor, hand_on)
     tracker_actor.count_stored.remote.assert_called_once_with(["kept", "kept"], [None, None], ["a", "b"])
     assert handed.equals(make_samples("a", "b") if hand_on else make_samples("a", "b").select(["example_id"]))
     assert store.load(store.index(["a", "b"]), ["a", "b"], indices(0, 1)).equals(make_samples("a", "b"))
 
 
-# --- damage
+# --- corrupt parts
 
 
 def written(samples: pa.Table) -> bytes:
@@ -193,7 +193,7 @@ def flipped(data: bytes, byte: int) -> bytes:
 
 
 def page_of(data: bytes, column: str) -> int:
-    """Where the last bytes of a column's data stand."""
+    """Offset of the last bytes of a column's data."""
     group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
     chunk = next(group.column(i) for i in range(group.num_columns) if group.column(i).path_in_schema == column)
     return (
@@ -212,51 +212,50 @@ def without_column(data: bytes) -> bytes:
     return written(pq.read_table(pa.BufferReader(data)).drop_columns(["hidden"]))
 
 
-# Each way to damage a part that the scan of the ids sees, and what is said of it.
-SEEN = {
+# Ways to corrupt a part so that reading its ids finds it, and the reason in the message.
+CORRUPTIONS = {
     "empty": (lambda data: b"", "Parquet file size is 0 bytes"),
     "truncated": (lambda data: data[: len(data) // 2], "Parquet magic bytes not found in footer"),
     "not Parquet": (lambda data: b"<html>" * 999, "Parquet magic bytes not found in footer"),
     "flipped footer": (lambda data: flipped(data, len(data) - 6), "footer"),
     "flipped ids": (lambda data: flipped(data, page_of(data, "example_id")), "CRC checksum verification failed"),
-    "other version": (other_version, "schema version 2, not 4"),
-    "no version": (lambda data: written(make_samples("a").replace_schema_metadata()), "schema version none, not 4"),
-    "missing column": (without_column, "its columns are not those of a sample"),
+    "other version": (other_version, "schema version 2, expected 4"),
+    "no version": (
+        lambda data: written(make_samples("a").replace_schema_metadata()),
+        "schema version none, expected 4",
+    ),
+    "missing column": (without_column, "its columns are not those of SAMPLE_SCHEMA"),
     "another part": (
         lambda data: written(make_samples("x")),
-        "it does not hold the examples that it is named after",
+        "its examples are not those that it is named after",
     ),
 }
 
 
-@pytest.mark.parametrize("kind", SEEN)
-def test_a_damaged_part_is_named_set_aside_and_sampled_again(
-    storage: str, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    damage, reason = SEEN[kind]
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+def test_index_quarantines_a_corrupt_part(storage: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    corrupt, reason = CORRUPTIONS[kind]
     store = open_store(storage)
     good, bad = store.append(make_samples("a")), store.append(make_samples("b", "c"))
     fs, path = store.artifact.fs, f"{store.folder}/{bad}"
-    data = damage(fs.cat_file(path))
+    data = corrupt(fs.cat_file(path))
     fs.pipe_file(path, data)
     index = store.index(["a", "b", "c"])
     assert (index.parts, index.missing.tolist()) == ((good,), [1, 2])
     assert store.part_names() == [good]
-    assert fs.cat_file(f"{store.damaged}/{bad}") == data
+    assert fs.cat_file(f"{store.quarantine}/{bad}") == data
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert "\n" not in record.message
-    assert record.message.startswith(f"{path}: damaged (")
-    assert record.message.endswith(f"); moved to {store.damaged}, its examples are sampled again")
+    assert record.message.startswith(f"{path}: corrupt (")
+    assert record.message.endswith(f"); moved to {store.quarantine}, its examples will be sampled again")
     assert reason in record.message
 
     store.append(make_samples("b", "c"))
     assert store.index(["a", "b", "c"], index).stored.all()
 
 
-def test_damage_that_only_the_data_shows_is_told_when_it_is_read(
-    storage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_load_quarantines_a_part_with_corrupt_data(storage: str, caplog: pytest.LogCaptureFixture) -> None:
     store = open_store(storage)
     store.append(make_samples("a"))
     bad = store.append(make_samples("b", hidden=os.urandom(99)))
@@ -264,19 +263,19 @@ def test_damage_that_only_the_data_shows_is_told_when_it_is_read(
     data = fs.cat_file(path)
     fs.pipe_file(path, flipped(data, page_of(data, "hidden")))
     index = store.index(["a", "b"])
-    assert index.stored.all()  # the ids are whole
+    assert index.stored.all()  # the ids can be read
     assert store.load(index, ["a", "b"], indices(0)).num_rows == 1
-    with pytest.raises(CorruptPart, match=rf"^{path}: damaged \(.*CRC checksum verification failed.*\); moved to "):
+    with pytest.raises(CorruptPart, match=rf"^{path}: corrupt \(.*CRC checksum verification failed.*\); moved to "):
         store.load(index, ["a", "b"], indices(0, 1))
-    assert [str(record.message).startswith(f"{path}: damaged") for record in caplog.records] == [True]
-    # Who comes later, with the same index, is told as well; whoever scans again is not.
-    with pytest.raises(CorruptPart, match=rf"^{path}: is gone; its examples are sampled again$"):
+    assert [str(record.message).startswith(f"{path}: corrupt") for record in caplog.records] == [True]
+    # A later call with the same index fails too; a new index does not.
+    with pytest.raises(CorruptPart, match=rf"^{path}: not found; its examples will be sampled again$"):
         store.tally(index, ["a", "b"])
     assert store.index(["a", "b"], index).missing.tolist() == [1]
 
 
-def test_no_single_flipped_bit_changes_a_sample(tmp_path: Path) -> None:
-    """Damage is found, or it is where nothing is read from (statistics, padding)."""
+def test_read_never_returns_a_sample_with_a_flipped_bit(tmp_path: Path) -> None:
+    """The flip is found, or it is in bytes that are not read (statistics, padding)."""
     values = {"prompt_ids": [5, 6, 7], "f1": 0.5, "seed": 7, "hidden": os.urandom(64), "answers": ["x", "y"]}
     samples = make_samples("a", "b", **values)
     store = open_store(str(tmp_path))
@@ -298,7 +297,7 @@ def test_no_single_flipped_bit_changes_a_sample(tmp_path: Path) -> None:
     assert found > 100
 
 
-def test_a_fault_on_the_way_is_no_damage(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_does_not_quarantine_after_a_connection_error(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(storage)
     store.append(make_samples("a"))
 
@@ -311,14 +310,14 @@ def test_a_fault_on_the_way_is_no_damage(storage: str, monkeypatch: pytest.Monke
         return (fail if "cache_type" in options else read)(*arguments, **options)
 
     monkeypatch.setattr(store.artifact.fs, "open", fail_at_parts)
-    assert store.index(["a"]).stored.all()  # at the second look
+    assert store.index(["a"]).stored.all()  # downloaded whole and parsed again
     monkeypatch.setattr(store.artifact.fs, "cat_file", fail)
     with pytest.raises(ConnectionError, match="network is down"):
         store.index(["a"])
     assert len(store.part_names()) == 1
 
 
-def test_a_set_aside_part_that_another_process_took_is_no_error(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quarantine_of_a_part_that_another_process_moved(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(storage)
     name = store.append(make_samples("a"))
     path = f"{store.folder}/{name}"
