@@ -1,1 +1,1 @@
-"""Accuracy by slot with intervals, paired comparison, and the report that shows them."""
+"""Accuracy by slot with intervals, paired comparison of two models, and the report."""

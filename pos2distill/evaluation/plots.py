@@ -1,4 +1,4 @@
-"""The report's pictures, as PNG bytes. Positions count from 1 here, since people read them."""
+"""The report's plots, as PNG bytes. Positions are 1-based in plots."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,21 @@ from matplotlib.figure import Figure
 
 from pos2distill.evaluation.scores import Curve, format_slots
 
-BEFORE, AFTER, QUIET = "#c2410c", "#0f766e", "#64748b"
+BEFORE_COLOR = "#c2410c"
+AFTER_COLOR = "#0f766e"
+MUTED_COLOR = "#64748b"
+GRID_COLOR = "#e2e8f0"
 
 
 def plot_curves(before: Curve, after: Curve, *, advantageous: int | None = None, width: float = 8) -> bytes:
-    """Accuracy by where the gold documents stand, before and after, with 95 % intervals. `width`: in inches.
+    """Accuracy by position of the gold documents, before and after, with 95 % intervals.
 
-    One gold document: a curve over its positions. Two at every ordered pair of some slots: two heat maps. Else a pair
-    of bars for every placement, group by group.
+    One gold document: a curve over its positions. Two gold documents at every ordered pair of some slots: two heat
+    maps. Otherwise: a pair of bars for every placement, group by group.
+
+    Args:
+        advantageous: 0-based slot to mark in a curve.
+        width: inches.
     """
     if _is_pair_grid(before):
         return _plot_heat_maps(before, after)
@@ -25,60 +32,83 @@ def plot_curves(before: Curve, after: Curve, *, advantageous: int | None = None,
         return _plot_placements(before, after, width)
     figure = Figure(figsize=(width, 2 + width / 4), layout="constrained")
     axes = figure.add_subplot()
-    _draw_curve(axes, before, BEFORE, "before")
-    _draw_curve(axes, after, AFTER, "after")
+    _draw_curve(axes, before, BEFORE_COLOR, "before")
+    _draw_curve(axes, after, AFTER_COLOR, "after")
     if advantageous is not None:
-        axes.axvline(advantageous + 1, color=QUIET, linewidth=0.8, linestyle=":")
-        axes.annotate(
-            "advantageous",
-            (advantageous + 1, 0.02),
-            xytext=(-4 if advantageous > before.documents / 2 else 4, 0),
-            textcoords="offset points",
-            ha="right" if advantageous > before.documents / 2 else "left",
-            color=QUIET,
-            fontsize=8,
-        )
+        _mark_advantageous(axes, advantageous, before.documents)
     axes.set(xlabel=f"position of the gold document among {before.documents} (from 1)", ylabel="accuracy")
     axes.set_ylim(0, 1.02)
-    _count_from_one(axes, before.documents)
+    _set_position_ticks(axes, before.documents)
     axes.legend(loc="lower center", frameon=False, ncols=2)
     return _to_png(figure)
+
+
+def _draw_curve(axes: Axes, curve: Curve, color: str, label: str) -> None:
+    positions = np.asarray(curve.slots) + 1
+    low, high = np.asarray(curve.accuracy_ci95).T
+    axes.fill_between(positions, low, high, color=color, alpha=0.15, linewidth=0)
+    label = f"{label}: {curve.mean:.3f}"
+    axes.plot(positions, curve.accuracy_by_slot, color=color, marker="o", markersize=3, label=label)
+
+
+def _mark_advantageous(axes: Axes, slot: int, documents: int) -> None:
+    """A dotted line at the slot, with its text on the side that has more room."""
+    axes.axvline(slot + 1, color=MUTED_COLOR, linewidth=0.8, linestyle=":")
+    in_right_half = slot > documents / 2
+    axes.annotate(
+        "advantageous",
+        (slot + 1, 0.02),
+        xytext=(-4, 0) if in_right_half else (4, 0),
+        textcoords="offset points",
+        ha="right" if in_right_half else "left",
+        color=MUTED_COLOR,
+        fontsize=8,
+    )
 
 
 def _plot_placements(before: Curve, after: Curve, width: float) -> bytes:
     figure = Figure(figsize=(width, 2.4 + width / 4), layout="constrained")
     axes = figure.add_subplot()
-    place_S = np.arange(len(before.slots)) + 0.7 * np.unique(before.groups, return_inverse=True)[1]
-    for curve, color, label, offset in ((before, BEFORE, "before", -0.2), (after, AFTER, "after", 0.2)):
-        accuracy_S, (low_S, high_S) = np.asarray(curve.accuracy_by_slot), np.asarray(curve.accuracy_ci95).T
-        errors = np.abs(np.stack([accuracy_S - low_S, high_S - accuracy_S]))
+    # A gap of 0.7 bars between the groups.
+    group_number_S = np.unique(before.groups, return_inverse=True)[1]
+    x_S = np.arange(len(before.slots)) + 0.7 * group_number_S
+    for curve, color, label, offset in ((before, BEFORE_COLOR, "before", -0.2), (after, AFTER_COLOR, "after", 0.2)):
+        low_S, high_S = np.asarray(curve.accuracy_ci95).T
         axes.bar(
-            place_S + offset,
-            accuracy_S,
+            x_S + offset,
+            curve.accuracy_by_slot,
             width=0.4,
             color=color,
             label=f"{label}: {curve.mean:.3f}",
-            yerr=errors,
-            ecolor=QUIET,
+            yerr=_error_bars(curve.accuracy_by_slot, low_S, high_S),
+            ecolor=MUTED_COLOR,
             capsize=2,
         )
-    for group in dict.fromkeys(filter(None, before.groups)):
-        own = [place for place, name in zip(place_S, before.groups, strict=True) if name == group]
-        axes.annotate(group, (float(np.mean(own)), 1.04), ha="center", color=QUIET, fontsize=9)
-    axes.set_xticks(place_S, [format_slots(slots) for slots in before.slots], fontsize=8, rotation=45)
-    axes.set(
-        xlabel=f"positions of the gold documents among {before.documents}, in hop order (from 1)", ylabel="accuracy"
-    )
+    for group in set(before.groups) - {""}:
+        center = float(x_S[np.asarray(before.groups) == group].mean())
+        axes.annotate(group, (center, 1.04), ha="center", color=MUTED_COLOR, fontsize=9)
+    axes.set_xticks(x_S, [format_slots(slots) for slots in before.slots], fontsize=8, rotation=45)
+    axes.set_xlabel(f"positions of the gold documents among {before.documents}, in hop order (from 1)")
+    axes.set_ylabel("accuracy")
     axes.set_ylim(0, 1.12)
     figure.legend(loc="outside lower center", frameon=False, ncols=2)
     return _to_png(figure)
+
+
+def _error_bars(value: Any, low: Any, high: Any) -> Any:
+    """(2, N) distances below and above the values, as matplotlib takes them.
+
+    A bootstrap interval may lie on one side of its value, and matplotlib refuses negative distances.
+    """
+    return np.abs(np.stack([np.asarray(value) - low, high - np.asarray(value)]))
 
 
 def _is_pair_grid(curve: Curve) -> bool:
     """Whether the placements are every ordered pair of some slots."""
     pairs = [slot for slot in curve.slots if not isinstance(slot, int) and len(slot) == 2]
     slots = {slot for pair in pairs for slot in pair}
-    return len(pairs) == len(curve.slots) == len(slots) * (len(slots) - 1) > 2
+    all_pairs = len(slots) * (len(slots) - 1)
+    return len(curve.slots) == len(pairs) == all_pairs and all_pairs > 2
 
 
 def _plot_heat_maps(before: Curve, after: Curve) -> bytes:
@@ -86,110 +116,107 @@ def _plot_heat_maps(before: Curve, after: Curve) -> bytes:
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     all_axes = figure.subplots(1, 2, sharey=True)
     for axes, curve, label in zip(all_axes, (before, after), ("before", "after"), strict=True):
-        slots = sorted({slot for pair in curve.slots for slot in pair})  # type: ignore[union-attr]
-        value = np.full((len(slots), len(slots)), np.nan)
-        for pair, accuracy in zip(curve.slots, curve.accuracy_by_slot, strict=True):
-            first, second = pair  # type: ignore[misc]
-            value[slots.index(first), slots.index(second)] = accuracy
-        image = axes.imshow(value, vmin=0, vmax=1, cmap="viridis")
-        for (row, column), accuracy in np.ndenumerate(value):
-            if not np.isnan(accuracy):
-                ink = "white" if accuracy < 0.6 else "black"
-                axes.text(column, row, f"{accuracy:.2f}", ha="center", va="center", color=ink, fontsize=8)
-        ticks = [str(slot + 1) for slot in slots]
-        axes.set_xticks(range(len(slots)), ticks)
-        axes.set_yticks(range(len(slots)), ticks)
+        slots = np.unique(np.asarray(curve.slots))
+        accuracy = np.full((len(slots), len(slots)), np.nan)  # a pair of one slot with itself does not exist
+        first_S, second_S = np.searchsorted(slots, np.asarray(curve.slots)).T
+        accuracy[first_S, second_S] = curve.accuracy_by_slot
+        image = axes.imshow(accuracy, vmin=0, vmax=1, cmap="viridis")
+        for row, column, value in zip(first_S, second_S, curve.accuracy_by_slot, strict=True):
+            color = "white" if value < 0.6 else "black"  # readable on viridis, which is dark at 0
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
+        axes.set_xticks(range(len(slots)), [str(slot + 1) for slot in slots])
+        axes.set_yticks(range(len(slots)), [str(slot + 1) for slot in slots])
         axes.set(title=f"{label}: {curve.mean:.3f}", xlabel="position of the second hop's document (from 1)")
-    all_axes[0].set_ylabel("position of the first hop's document")
+    all_axes[0].set_ylabel("position of the first hop's document (from 1)")
     figure.colorbar(image, ax=all_axes, shrink=0.8)
     return _to_png(figure, grid=False)
 
 
 def plot_sweep(rows: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> bytes:
-    """Mean and GAP of every setting of a sweep, before and after, with intervals over seeds.
+    """Mean accuracy and GAP of every setting of a sweep, before and after, with intervals over seeds.
 
     Args:
-        rows: label, and for before and after {"mean": (value, low, high), "gap": (value, low, high)}.
+        rows: (label, before, after) of each setting; the last two are
+            {"mean": (value, low, high), "gap": (value, low, high)}.
     """
     figure = Figure(figsize=(9, 1.6 + 0.42 * len(rows)), layout="constrained")
-    for axes, name in zip(figure.subplots(1, 2, sharey=True), ("mean", "gap"), strict=True):
-        for part, color, label, offset in ((1, BEFORE, "before", 0.13), (2, AFTER, "after", -0.13)):
-            value_R, low_R, high_R = np.asarray([row[part][name] for row in rows]).T  # type: ignore[index]
-            axes.errorbar(
-                value_R,
-                np.arange(len(rows))[::-1] + offset,
-                xerr=np.abs(np.stack([value_R - low_R, high_R - value_R])),
-                fmt="o",
-                color=color,
-                markersize=4,
-                linewidth=1.2,
-                label=label,
-            )
-        axes.set_yticks(range(len(rows)), [row[0] for row in rows][::-1])
+    labels = [label for label, _, _ in rows]
+    y_R = np.arange(len(rows))[::-1]  # the first setting at the top
+    mean_axes, gap_axes = figure.subplots(1, 2, sharey=True)
+    for axes, name, title in ((mean_axes, "mean", "mean accuracy"), (gap_axes, "gap", "GAP")):
+        _draw_estimates(axes, [before[name] for _, before, _ in rows], y_R + 0.13, BEFORE_COLOR, "before")
+        _draw_estimates(axes, [after[name] for _, _, after in rows], y_R - 0.13, AFTER_COLOR, "after")
+        axes.set_yticks(y_R, labels)
         axes.set_ylim(-0.5, len(rows) - 0.5)
-        axes.set_xlabel({"mean": "mean accuracy", "gap": "GAP"}[name])
+        axes.set_xlabel(title)
         axes.set_xlim(-0.02, 1.02)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=2)
+    figure.legend(*mean_axes.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=2)
     return _to_png(figure)
 
 
+def _draw_estimates(axes: Axes, estimates: Sequence[Any], y: Any, color: str, label: str) -> None:
+    """Horizontal intervals. estimates: (value, low, high) for each y."""
+    value, low, high = np.asarray(estimates).T
+    errors = _error_bars(value, low, high)
+    axes.errorbar(value, y, xerr=errors, fmt="o", color=color, markersize=4, linewidth=1.2, label=label)
+
+
 def plot_loss(steps: Sequence[Mapping[str, Any]]) -> bytes:
-    """The objective, and the mean loss of trivial and anchor rows, by step, on a logarithmic axis."""
+    """The objective, and the mean loss of trivial and anchor rows, by optimizer step, on a logarithmic axis."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes = figure.add_subplot()
-    shown = (
-        ("loss", "objective", AFTER),
-        ("loss_trivial", "trivial rows", BEFORE),
-        ("loss_anchor", "anchor rows", QUIET),
+    lines = (
+        ("loss", "objective", AFTER_COLOR),
+        ("loss_trivial", "trivial rows", BEFORE_COLOR),
+        ("loss_anchor", "anchor rows", MUTED_COLOR),
     )
-    for name, label, color in shown:
-        points = [(step["step"] + 1, step[name]) for step in steps if step[name]]
-        if points:
-            axes.plot(*zip(*points, strict=True), color=color, label=label, linewidth=1.3)
+    for name, label, color in lines:
+        shown = [step for step in steps if step[name]]  # a logarithmic axis cannot show a loss of 0
+        if shown:
+            x = [step["step"] + 1 for step in shown]
+            axes.plot(x, [step[name] for step in shown], color=color, label=label, linewidth=1.3)
     axes.set(xlabel="optimizer step", ylabel="nats", yscale="log")
-    if axes.lines:  # losses of 0 have no place on a logarithmic axis
+    if axes.lines:
         axes.legend(frameon=False)
     return _to_png(figure)
 
 
 def plot_weights(steps: Sequence[Mapping[str, Any]], slots: int) -> bytes:
-    """Where the position weights went: each position's weight in a step, early and late in training."""
+    """Mean weight of each gold position in a step's loss, in the first and in the last third of training."""
     third = max(1, len(steps) // 3)
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     axes = figure.add_subplot()
-    parts = ((steps[:third], "first third", BEFORE, -0.2), (steps[-third:], "last third", AFTER, 0.2))
+    parts = ((steps[:third], "first third", BEFORE_COLOR, -0.2), (steps[-third:], "last third", AFTER_COLOR, 0.2))
     for part, label, color, offset in parts:
-        totals = np.zeros(slots)
+        total_by_slot = np.zeros(slots)
         for step in part:
             for slot, weight in step["weight_by_slot"].items():
-                totals[int(slot)] += weight
-        axes.bar(np.arange(1, slots + 1) + offset, totals / len(part), width=0.4, color=color, label=label)
+                total_by_slot[int(slot)] += weight
+        axes.bar(np.arange(1, slots + 1) + offset, total_by_slot / len(part), width=0.4, color=color, label=label)
     axes.set(xlabel="position of the gold document (from 1)", ylabel="weight in a step's loss")
-    _count_from_one(axes, slots)
+    _set_position_ticks(axes, slots)
     axes.legend(frameon=False)
     return _to_png(figure)
 
 
-def _draw_curve(axes: Axes, curve: Curve, color: str, label: str) -> None:
-    position = np.asarray(curve.slots) + 1
-    low, high = np.asarray(curve.accuracy_ci95).T
-    axes.fill_between(position, low, high, color=color, alpha=0.15, linewidth=0)
-    axes.plot(
-        position, curve.accuracy_by_slot, color=color, marker="o", markersize=3, label=f"{label}: {curve.mean:.3f}"
-    )
-
-
-def _count_from_one(axes: Axes, documents: int) -> None:
-    """Ticks at 1 and at about six round positions."""
-    step = max(1, round(documents / 6 / 5) * 5) if documents > 10 else 1
-    axes.set_xticks([1, *(position for position in range(step, documents + 1, step) if position > 1)])
+def _set_position_ticks(axes: Axes, documents: int) -> None:
+    """Ticks at 1 and at about six multiples of 5; at every position if there are at most 10."""
+    step = 1
+    if documents > 10:
+        step = max(1, round(documents / 6 / 5) * 5)
+    ticks = [1]
+    for position in range(step, documents + 1, step):
+        if position > 1:
+            ticks.append(position)
+    axes.set_xticks(ticks)
 
 
 def _to_png(figure: Figure, *, grid: bool = True) -> bytes:
-    for axes in figure.axes if grid else ():
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#e2e8f0", linewidth=0.6)
-        axes.set_axisbelow(True)
+    if grid:
+        for axes in figure.axes:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", color=GRID_COLOR, linewidth=0.6)
+            axes.set_axisbelow(True)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=144)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page, `summary.json`, the pictures, and the checkpoint's model card."""
+"""The report: one self-contained HTML page, `summary.json`, the plots as PNG, and the checkpoint's model card."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -21,17 +21,17 @@ TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters["slots"] = format_slots
-TEMPLATES.filters["cuts"] = truncation_warning
+TEMPLATES.filters["format_slots"] = format_slots
+TEMPLATES.filters["truncation_warning"] = truncation_warning
 METRICS = {
     "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
-    "em": "EM of what follows 'The answer is:', SQuAD normalisation, greedy",
+    "em": "EM of the text after 'The answer is:', SQuAD normalisation, greedy",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The base model and the distilled one on the same prompts of one length."""
+    """Scores of the base model and of the distilled one on the same prompts of one length."""
 
     dataset: str
     metric: str
@@ -42,9 +42,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class ReportInputs:
-    """All that a report tells. `main` has the length trained on; `others` further lengths; `transfers` other tasks.
+    """Everything that the report shows.
 
-    choice: how the advantageous slots were measured, if they were.
+    main: at the prompt length of the training data; others: at further lengths; transfers: on other tasks, by name.
+    choice: accuracy and interval of the advantageous slots if they were chosen by measurement.
+    steps: the training log. counts, seconds: by stage.
     """
 
     name: str
@@ -65,24 +67,29 @@ class ReportInputs:
 
 
 def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison:
-    """Compare two tables of `PREDICTION_SCHEMA` at one prompt length.
+    """Compare the predictions of two models at one prompt length.
 
     Args:
-        study: whose data and evaluation these are.
+        before: a table of `PREDICTION_SCHEMA`, of the base model; after: of the distilled one.
+        documents: the prompt length.
+        study: names the data set and its metric, and sets the bootstrap.
+    Raises:
+        ValueError: as `to_grid` and `paired_difference`.
     """
     bootstrap_samples, seed = study.evaluation.bootstrap_samples, study.seed
-    one, other = to_grid(before, documents), to_grid(after, documents)
+    before_grid = to_grid(before, documents)
+    after_grid = to_grid(after, documents)
     return Comparison(
         dataset=dataset_name(study.data),
         metric=METRICS[study.data.metric],
-        before=to_curve(one, bootstrap_samples=bootstrap_samples, seed=seed),
-        after=to_curve(other, bootstrap_samples=bootstrap_samples, seed=seed),
-        paired=paired_difference(one, other, bootstrap_samples=bootstrap_samples, seed=seed),
+        before=to_curve(before_grid, bootstrap_samples=bootstrap_samples, seed=seed),
+        after=to_curve(after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
+        paired=paired_difference(before_grid, after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
     )
 
 
 def build_summary(inputs: ReportInputs) -> dict[str, Any]:
-    """What programs read: curves, paired difference, counts, seconds."""
+    """Content of `summary.json`: curves, paired differences, counts, seconds."""
     return {
         "name": inputs.name,
         "method": inputs.method,
@@ -90,7 +97,7 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
         "choice": inputs.choice,
         **summarise(inputs.main),
         "other_documents": {str(other.before.documents): summarise(other) for other in inputs.others},
-        "transfers": {name: summarise(each) for name, each in inputs.transfers.items()},
+        "transfers": {name: summarise(transfer) for name, transfer in inputs.transfers.items()},
         "counts": inputs.counts,
         "seconds": inputs.seconds,
         "checkpoint": inputs.checkpoint,
@@ -99,15 +106,14 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
 
 
 def render_report(inputs: ReportInputs) -> dict[str, bytes]:
-    """The report's files by name: `index.html` with its pictures inside, and the pictures."""
-    one_hop = len(inputs.advantageous) == 1
+    """The report's files by name: `index.html`, which embeds the plots, and the plots."""
     before, after = inputs.main.before, inputs.main.after
-    pictures = {
-        "accuracy.png": plot_curves(before, after, advantageous=inputs.advantageous[0] if one_hop else None),
-        "loss.png": plot_loss(inputs.steps),
-    }
-    if one_hop:
+    pictures = {"loss.png": plot_loss(inputs.steps)}
+    if len(inputs.advantageous) == 1:
+        pictures["accuracy.png"] = plot_curves(before, after, advantageous=inputs.advantageous[0])
         pictures["weights.png"] = plot_weights(inputs.steps, before.documents)
+    else:
+        pictures["accuracy.png"] = plot_curves(before, after)
     for other in inputs.others:
         pictures[f"accuracy-{other.before.documents}-documents.png"] = plot_curves(other.before, other.after, width=5)
     embedded = {name: to_data_uri(png) for name, png in pictures.items()}
@@ -116,19 +122,20 @@ def render_report(inputs: ReportInputs) -> dict[str, bytes]:
 
 
 def to_data_uri(png: bytes) -> str:
-    """A picture as it stands inside a page."""
+    """A PNG as the `src` of an `<img>`, so that the page needs no other file."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def render_model_card(inputs: ReportInputs) -> str:
-    """The checkpoint's README.md: where it comes from and its measured curve."""
+    """The checkpoint's README.md: its base model, its method and its measured curve."""
     return TEMPLATES.get_template("model_card.md.j2").render(report=inputs)
 
 
 def summarise(comparison: Comparison) -> dict[str, Any]:
-    """A comparison as plain values."""
-    named = {"dataset": comparison.dataset, "metric": comparison.metric}
-    return named | {
+    """A comparison as plain values for JSON."""
+    return {
+        "dataset": comparison.dataset,
+        "metric": comparison.metric,
         "base": asdict(comparison.before),
         "distilled": asdict(comparison.after),
         "paired": comparison.paired,

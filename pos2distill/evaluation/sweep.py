@@ -1,4 +1,4 @@
-"""The report of a sweep: one table and one plot, every setting with its interval over seeds."""
+"""The report of a sweep: one table and one plot, with every setting's interval over seeds."""
 
 import json
 import math
@@ -10,17 +10,17 @@ import numpy as np
 
 from pos2distill.evaluation.plots import plot_sweep
 from pos2distill.evaluation.report import TEMPLATES, Comparison, summarise, to_data_uri
-from pos2distill.evaluation.scores import Interval
+from pos2distill.evaluation.scores import Curve, Interval
 
 SEED = "seed"
-SIDES = ("before", "after")
-# 97.5 % quantiles of Student's t for 1, 2, … degrees of freedom; the last stands for more, which errs on the wide side.
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom. The last one is also used for more degrees of
+# freedom, which makes those intervals slightly too wide.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """One study of a sweep: its settings, and the comparison on every task, the one trained on first."""
+    """One study of a sweep: its settings, and its comparison on every task, the training task first."""
 
     settings: Mapping[str, Any]
     tasks: Mapping[str, Comparison]
@@ -28,40 +28,74 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds with its 95 % interval: Student's t over seeds; of one seed, the bootstrap over examples."""
+    """A mean over seeds with its 95 % interval: Student's t over seeds; for one seed, the bootstrap over examples."""
 
     value: float
     low: float
     high: float
 
 
-def estimate(values: Sequence[float], alone: Interval) -> Estimate:
-    """The mean of one value a seed.
+@dataclass(frozen=True, slots=True)
+class ModelEstimates:
+    """One model's scores on one task, over seeds. groups: mean accuracy of each group of placements."""
+
+    mean: Estimate
+    gap: Estimate
+    groups: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEstimates:
+    """One task's scores before and after distillation, over seeds. difference: paired, after minus before."""
+
+    before: ModelEstimates
+    after: ModelEstimates
+    difference: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """One row of the report: a setting with all its seeds. tasks: by name, the training task first."""
+
+    label: str
+    seeds: int
+    tasks: Mapping[str, TaskEstimates]
+
+
+def estimate(values: Sequence[float], single_seed_interval: Interval) -> Estimate:
+    """Mean and interval of one value for each seed.
 
     Args:
-        alone: the interval to state where there is one seed only.
+        values: at least one.
+        single_seed_interval: the interval to report if there is one value only.
     """
     mean = float(np.mean(values))
     if len(values) == 1:
-        return Estimate(mean, *alone)
-    quantile = _STUDENT_T[min(len(values) - 1, len(_STUDENT_T)) - 1]
-    half = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Estimate(mean, mean - half, mean + half)
+        low, high = single_seed_interval
+        return Estimate(mean, low, high)
+    degrees_of_freedom = len(values) - 1
+    quantile = _STUDENT_T[min(degrees_of_freedom, len(_STUDENT_T)) - 1]
+    half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Estimate(mean, mean - half_width, mean + half_width)
 
 
 def render_sweep(
     name: str, description: str, cells: Sequence[CellResult], versions: Mapping[str, str]
 ) -> dict[str, bytes]:
-    """The files of a sweep's report: `index.html` and `sweep.png`, which shows the task trained on."""
-    rows = [_row(settings, group) for settings, group in _by_settings(cells)]
-    tasks = dict.fromkeys(task for row in rows for task in row["tasks"])
-    main = next(iter(tasks))
-    picture = plot_sweep([(row["label"], *map(_plotted, (row["tasks"][main][side] for side in SIDES))) for row in rows])
+    """The files of a sweep's report: `index.html`, and `sweep.png`, which shows the training task."""
+    rows = _to_rows(cells)
+    task_names = list(dict.fromkeys(task for row in rows for task in row.tasks))
+    training_task = task_names[0]
+    points = []
+    for row in rows:
+        estimates = row.tasks[training_task]
+        points.append((row.label, _to_points(estimates.before), _to_points(estimates.after)))
+    picture = plot_sweep(points)
     html = TEMPLATES.get_template("sweep.html.j2").render(
         name=name,
         description=description,
         rows=rows,
-        tasks={task: _asked(task, cells) for task in tasks},
+        tasks={task: _describe_task(task, cells) for task in task_names},
         versions=versions,
         picture=to_data_uri(picture),
     )
@@ -69,57 +103,71 @@ def render_sweep(
 
 
 def summarise_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
-    """What programs read: every cell's settings, curves and paired differences."""
-    summaries = [
-        {"settings": cell.settings, "tasks": {task: summarise(each) for task, each in cell.tasks.items()}}
-        for cell in cells
-    ]
+    """Content of `summary.json`: every cell's settings, curves and paired differences."""
+    summaries = []
+    for cell in cells:
+        tasks = {task: summarise(comparison) for task, comparison in cell.tasks.items()}
+        summaries.append({"settings": cell.settings, "tasks": tasks})
     return {"name": name, "cells": summaries}
 
 
-def _asked(task: str, cells: Sequence[CellResult]) -> str:
-    """What was asked: data set, metric and size, each as often as cells differ in it."""
-    asked = [cell.tasks[task] for cell in cells if task in cell.tasks]
-    sizes = (f"{len(each.before.slots)} placements × {each.before.examples} examples" for each in asked)
-    return "; ".join(
-        dict.fromkeys(f"{each.dataset}, {each.metric}, {size}" for each, size in zip(asked, sizes, strict=True))
-    )
-
-
-def _by_settings(cells: Sequence[CellResult]) -> list[tuple[dict[str, Any], list[CellResult]]]:
-    """Cells that differ by their seed alone stand together."""
-    groups: dict[str, tuple[dict[str, Any], list[CellResult]]] = {}
+def _to_rows(cells: Sequence[CellResult]) -> list[SweepRow]:
+    """One row for all cells whose settings differ in the seed only."""
+    groups: dict[str, list[CellResult]] = {}
     for cell in cells:
-        settings = {key: value for key, value in cell.settings.items() if key != SEED}
-        groups.setdefault(json.dumps(settings), (settings, []))[1].append(cell)
-    return list(groups.values())
+        groups.setdefault(json.dumps(_without_seed(cell.settings)), []).append(cell)
+    rows = []
+    for group in groups.values():
+        labels = [_label(key, value) for key, value in _without_seed(group[0].settings).items()]
+        tasks = {task: _estimate_task([cell.tasks[task] for cell in group]) for task in group[0].tasks}
+        rows.append(SweepRow(", ".join(labels) or "all", len(group), tasks))
+    return rows
 
 
-def _row(settings: Mapping[str, Any], cells: Sequence[CellResult]) -> dict[str, Any]:
-    label = ", ".join(_label(key, value) for key, value in settings.items()) or "all"
-    tasks = {task: _estimates([cell.tasks[task] for cell in cells]) for task in cells[0].tasks}
-    return {"label": label, "seeds": len(cells), "tasks": tasks}
+def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != SEED}
 
 
-def _label(dotted: str, value: Any) -> str:
-    field = dotted.rsplit(".", 1)[-1]
+def _label(dotted_name: str, value: Any) -> str:
+    field = dotted_name.rsplit(".", 1)[-1]
     return str(value) if field == "name" else f"{field.replace('_', ' ')} {value}"
 
 
-def _estimates(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    first = comparisons[0]
-    return {
-        side: {
-            "mean": estimate([getattr(each, side).mean for each in comparisons], getattr(first, side).ci95),
-            "gap": estimate([getattr(each, side).gap for each in comparisons], getattr(first, side).gap_ci95),
-            "groups": {
-                name: estimate([getattr(each, side).by_group[name] for each in comparisons], (math.nan, math.nan))
-                for name in getattr(first, side).by_group
-            },
-        }
-        for side in SIDES
-    } | {"difference": estimate([each.paired["mean_difference"] for each in comparisons], first.paired["ci95"])}
+def _estimate_task(comparisons: Sequence[Comparison]) -> TaskEstimates:
+    """Estimates over comparisons on one task, one for each seed."""
+    differences = [comparison.paired["mean_difference"] for comparison in comparisons]
+    return TaskEstimates(
+        before=_estimate_model([comparison.before for comparison in comparisons]),
+        after=_estimate_model([comparison.after for comparison in comparisons]),
+        difference=estimate(differences, comparisons[0].paired["ci95"]),
+    )
 
 
-def _plotted(side: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
-    return {key: astuple(side[key]) for key in ("mean", "gap")}
+def _estimate_model(curves: Sequence[Curve]) -> ModelEstimates:
+    """Estimates over curves on the same prompts, one for each seed."""
+    first = curves[0]
+    groups = {}
+    for name in first.by_group:
+        # A curve has no bootstrap interval for its groups.
+        groups[name] = estimate([curve.by_group[name] for curve in curves], (math.nan, math.nan))
+    return ModelEstimates(
+        mean=estimate([curve.mean for curve in curves], first.ci95),
+        gap=estimate([curve.gap for curve in curves], first.gap_ci95),
+        groups=groups,
+    )
+
+
+def _to_points(model: ModelEstimates) -> dict[str, tuple[float, float, float]]:
+    """(value, low, high) of mean and GAP, as `plot_sweep` takes them."""
+    return {"mean": astuple(model.mean), "gap": astuple(model.gap)}
+
+
+def _describe_task(task: str, cells: Sequence[CellResult]) -> str:
+    """Data set, metric and size of a task; each variant once, if cells differ in them."""
+    variants: dict[str, None] = {}
+    for cell in cells:
+        if task in cell.tasks:
+            comparison = cell.tasks[task]
+            size = f"{len(comparison.before.slots)} placements × {comparison.before.examples} examples"
+            variants[f"{comparison.dataset}, {comparison.metric}, {size}"] = None
+    return "; ".join(variants)

@@ -1,1 +1,1 @@
-"""Generation engines, the judge of what they give, and the teacher stage."""
+"""Generation engines, post-processing of their responses, and the teacher's hidden states."""

@@ -1,42 +1,42 @@
-"""How many failures sampling bears: a bad row is recorded and passed over, a bad run is stopped."""
+"""The limit on failed samples: a failed sample is recorded and skipped, but too many of them stop the run."""
 
 from collections.abc import Sequence
 
 from pos2distill.errors import UserError
 
-_ENOUGH = 20
-_SHOWN = 3
+_MIN_SAMPLES = 20  # until then, a fraction says too little
+_SHOWN_ERRORS = 3
 
 
 class FailureGuard:
-    """Stops a run once too large a share of its samples has failed or is empty.
+    """Stops a run once too large a fraction of its samples failed or is empty.
 
     Args:
-        max_share: the share that is borne.
-        total: samples that are to come; the share counts from 20 of them on, or from all if they are fewer.
+        max_fraction: of failed and empty samples.
+        total: samples to expect. The fraction is checked from 20 samples on, or from `total` if that is less.
     """
 
-    def __init__(self, max_share: float, total: int) -> None:
-        self.max_share = max_share
-        self.enough = min(_ENOUGH, total)
+    def __init__(self, max_fraction: float, total: int) -> None:
+        self.max_fraction = max_fraction
+        self.min_samples = min(_MIN_SAMPLES, total)
         self.seen = 0
         self.failed = 0
-        self._shown: list[str] = []
+        self._first_errors: list[str] = []
 
     def add(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
         """Count samples.
 
         Raises:
-            UserError: with the first errors, once the share is exceeded.
+            UserError: with the first errors, if the fraction is exceeded.
         """
         for outcome, error, example_id in zip(outcomes, errors, example_ids, strict=True):
             self.seen += 1
             if outcome in ("failed", "empty"):
                 self.failed += 1
-                if len(self._shown) < _SHOWN:
-                    self._shown.append(f"example {example_id}: {error or 'an empty answer'}")
-        if self.seen >= self.enough and self.failed > self.max_share * self.seen:
+                if len(self._first_errors) < _SHOWN_ERRORS:
+                    self._first_errors.append(f"example {example_id}: {error or 'an empty answer'}")
+        if self.seen >= self.min_samples and self.failed > self.max_fraction * self.seen:
             raise UserError(
                 f"{self.failed} of {self.seen} samples failed (more than runtime.max_failed_fraction="
-                f"{self.max_share:g}): {'; '.join(self._shown)}"
+                f"{self.max_fraction:g}): {'; '.join(self._first_errors)}"
             )

@@ -1,4 +1,4 @@
-"""From a completion to a judged answer: cut, judge, keep."""
+"""Post-processing of generated responses: truncate, score, filter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedResponse:
-    """A response cut, judged and sorted.
+    """A response after truncation, scoring and filtering.
 
-    response_ids: the tokens that were kept, closed by the end-of-turn token; this is what is distilled.
-    outcome: `kept`, or why not: `wrong`, `empty` (no text in it), `failed` (no response at all).
-    top: of a kept response, where the engine told them, the likeliest tokens at the first S of its positions: those
-        before which the engine had generated the very same tokens. Where it cut the line itself, that is all of them:
-        what it would have gone on with is the distribution at the closing token. There is none at the closing token of
-        a response that was cut at its greatest length, nor behind a token that was made anew.
+    text: as generated; truncated_text: the part that is scored.
+    response_ids: token ids of the truncated text and the end-of-turn token; the student is distilled on these.
+    outcome: `kept`, or the reason why not: `wrong`, `empty` (no text), `failed` (no response).
+    top: the most likely tokens at the first S positions of `response_ids`; None if the engine recorded none or the
+        response is not kept. The engine's distribution at a position holds only if it generated the same tokens
+        before it, so S is the length of the common prefix of generated and kept tokens, plus 1. S is shorter than
+        `response_ids` if generation reached `max_new_tokens` (no distribution at the end-of-turn token), or if a
+        truncated line was tokenized again.
     """
 
     text: str
@@ -36,16 +38,17 @@ class ProcessedResponse:
 
 
 class ResponseProcessor:
-    """Cuts and judges completions.
+    """Truncates, scores and filters generation results.
 
-    Retrieval (`sub_em`) keeps the first line alone, as the benchmarks judge it; a chain of thought (`em`) stays whole.
+    Retrieval (`sub_em`) keeps the first line only, which is what the benchmarks score; a chain of thought (`em`) is
+    kept whole.
 
     Args:
+        tokenizer: decodes token ids, and encodes a truncated line that ends inside a token.
         metric: of the data set.
-        tokenizer: decodes; and encodes a cut line whose end falls inside a token.
-        end_of_turn: the id that closes an assistant's turn.
+        end_of_turn: the id that ends an assistant's turn.
         stop_ids: all ids that end generation.
-        keep: `correct` keeps right answers only (paper), `all` every response with text in it.
+        keep: `correct` keeps correct answers only (paper), `all` keeps every response with text.
     """
 
     def __init__(
@@ -63,45 +66,60 @@ class ResponseProcessor:
         self.stop_ids = frozenset(stop_ids)
         self.keep = keep
 
-    def __call__(self, reply: GenerationResult, answers: Sequence[str]) -> ProcessedResponse:
-        """Cut, judge, keep: in this order, so that what is cut away does not count."""
-        if isinstance(reply, Failure):
+    def __call__(self, result: GenerationResult, answers: Sequence[str]) -> ProcessedResponse:
+        """Process one result.
+
+        Args:
+            answers: accepted answers to the question.
+        """
+        if isinstance(result, Failure):
             return ProcessedResponse("", "", np.empty(0, np.int32), False, 0.0, "failed")
-        ids = reply.token_ids
+        ids = result.token_ids
         if len(ids) and int(ids[-1]) in self.stop_ids:
             ids = ids[:-1]
         text = self._decode(ids)
-        truncated_text = first_line(text) if self.metric == "sub_em" else text.strip()
-        kept_ids = self._cut(ids, text) if self.metric == "sub_em" else ids
+        if self.metric == "sub_em":
+            truncated_text = first_line(text)
+            kept_ids = self._truncate_to_line(ids, text)
+        else:
+            truncated_text = text.strip()
+            kept_ids = ids
+        # After truncation, so that a correct answer on a later line does not count.
         correct, f1 = score(self.metric, truncated_text, answers)
         outcome: Literal["kept", "wrong", "empty"] = "kept"
         if not truncated_text:
             outcome = "empty"
         elif not correct and self.keep == "correct":
             outcome = "wrong"
-        response_ids = self._close(kept_ids)
-        top = reply.top[: _seen(reply.token_ids, response_ids)] if reply.top and outcome == "kept" else None
+        response_ids = np.append(kept_ids, self.end_of_turn).astype(np.int32)
+        top = None
+        if result.top is not None and outcome == "kept":
+            top = result.top[: _known_positions(result.token_ids, response_ids)]
         return ProcessedResponse(text, truncated_text, response_ids, correct, f1, outcome, top)
 
-    def _cut(self, ids: Tokens, text: str) -> Tokens:
-        """The longest run of sampled tokens inside the first line; the line tokenised anew where a token straddles."""
+    def _truncate_to_line(self, ids: Tokens, text: str) -> Tokens:
+        """The generated tokens of the first line. If a token crosses the line break, the line is tokenized again."""
         line = text.split("\n", 1)[0]
         if line == text:
             return ids
-        count = next(n for n in range(len(ids) + 1) if "\n" in self._decode(ids[:n])) - 1
+        count = 0
+        while "\n" not in self._decode(ids[: count + 1]):
+            count += 1
         if self._decode(ids[:count]).strip() == line.strip():
             return ids[:count]
         return np.asarray(self.tokenizer(line, add_special_tokens=False)["input_ids"], np.int32)
-
-    def _close(self, ids: Tokens) -> Tokens:
-        return np.append(ids, self.end_of_turn).astype(np.int32)
 
     def _decode(self, ids: Tokens) -> str:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
-def _seen(sampled_ids: Tokens, response_ids: Tokens) -> int:
-    """How many positions of a response, from its first, the engine predicted after the very same tokens."""
+def _known_positions(sampled_ids: Tokens, response_ids: Tokens) -> int:
+    """Number of leading positions of a response at which the engine's distribution is valid.
+
+    A distribution is valid if all tokens before it are equal: up to and including the first difference.
+    """
     length = min(len(sampled_ids), len(response_ids))
-    same = np.cumprod(sampled_ids[:length] == response_ids[:length])
-    return min(length, int(same.sum()) + 1)
+    differences = np.flatnonzero(sampled_ids[:length] != response_ids[:length])
+    if len(differences) == 0:
+        return length
+    return int(differences[0]) + 1

@@ -1,6 +1,7 @@
-"""The teacher stage: the frozen model's hidden states at the response, once an example.
+"""Hidden states of the frozen teacher at the response tokens, computed once for each example.
 
-The trainer recovers exact logits from them with the initial lm_head: 8 KB a token at H = 4096 instead of 256 KB.
+The trainer multiplies them with the teacher's lm_head to get the exact logits. Hidden states of size 4096 in bfloat16
+take 8 KB a token; bfloat16 logits over 128,000 words would take 256 KB.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,12 @@ from pos2distill.records import Tokens
 
 
 class TeacherEncoder:
-    """Computes the states that enter lm_head at the positions that predict a response."""
+    """Computes the hidden states that lm_head gets at the positions that predict a response.
+
+    Args:
+        alignment: as of `collate`.
+        threads: of torch, on a CPU.
+    """
 
     def __init__(
         self,
@@ -34,7 +40,7 @@ class TeacherEncoder:
 
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> list[Tensor]:
-        """One (T, H) tensor a row, in the model's dtype, on the CPU."""
+        """A (T, H) tensor for each response of T tokens, in the model's dtype, on the CPU."""
         batch = collate(prompts, responses, alignment=self.alignment).to(self.device)
         hidden_TH = response_hidden_states(self.model, batch).cpu()
         return list(hidden_TH.split([len(response) for response in responses]))

@@ -172,7 +172,7 @@ def generate():
 async def work():
     await generate()
     helper = reaper.start_reaper().pid
-    pids = reaper._below([os.getpid()], reaper._processes(), spared=[helper])
+    pids = reaper.descendants([os.getpid()], reaper.read_processes(), ignored=[helper])
     print("UP", *pids, flush=True)
     sys.stdin.readline()
     for pid in pids:
@@ -212,7 +212,7 @@ def actor(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 @pytest.mark.slow
 def test_reaper_ends_engine_processes_of_a_killed_actor(actor: tuple[subprocess.Popen[str], list[int]]) -> None:
     process, pids = actor
-    table = reaper._processes()
+    table = reaper.read_processes()
     assert pids
     assert all(pid in table for pid in pids)
     process.kill()
@@ -232,7 +232,7 @@ def test_vllm_engine_is_dead_after_its_core_was_killed(actor: tuple[subprocess.P
 
 
 def alive(pids: list[int]) -> list[int]:
-    table = reaper._processes()
+    table = reaper.read_processes()
     return [pid for pid in pids if pid in table and not table[pid].dead]
 
 

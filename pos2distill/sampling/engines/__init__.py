@@ -1,11 +1,15 @@
-"""Engines generate responses: vllm, hf (transformers) and fake (tests), behind one protocol."""
+"""Engines that generate responses: vllm, hf (transformers) and fake (for tests), with one protocol."""
 
 from pos2distill.config import ModelSection, Runtime
 from pos2distill.sampling.engines.protocol import Engine
 
 
 def build_engine(model: ModelSection, runtime: Runtime, *, threads: int, device: str) -> Engine:
-    """The engine that `model.engine` names; its package is imported only here."""
+    """Build the engine that `model.engine` names. Only its own package is imported.
+
+    Args:
+        threads: on a CPU. device: "cpu" or "cuda".
+    """
     if model.engine == "vllm":
         from pos2distill.sampling.engines.vllm import VllmEngine
 

@@ -1,4 +1,4 @@
-"""An engine without a model, for tests: a delay, a reply that is known beforehand, and faults."""
+"""An engine without a model, for tests: a delay, a predictable response, and programmable faults."""
 
 import asyncio
 import math
@@ -12,7 +12,10 @@ from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failur
 
 
 class FakeEngine:
-    """Replies with the prompt's last tokens, then a stop token, after `delay_s`; or fails as its settings say."""
+    """Responds with the last `reply_tokens` tokens of the prompt and a stop token, after `delay_s`.
+
+    `fail_every` fails the prompts whose seed it divides; from call number `die_at_call` on, every call raises.
+    """
 
     def __init__(self, settings: FakeSection) -> None:
         self.settings = settings
@@ -25,23 +28,23 @@ class FakeEngine:
         if self.settings.die_at_call and self.calls >= self.settings.die_at_call:
             raise EngineDied(f"the fake engine ends at call {self.settings.die_at_call}")
         await asyncio.sleep(self.settings.delay_s)
-        return [self._reply(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+        return [self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
 
-    def _reply(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
+    def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
         if self.settings.fail_every and seed % self.settings.fail_every == 0:
             return Failure(f"the fake engine fails at every seed that {self.settings.fail_every} divides")
         length = min(self.settings.reply_tokens, params.max_new_tokens - 1)
         token_ids = np.append(prompt[len(prompt) - length :], params.stop_ids[0]).astype(np.int32)
-        return Completion(token_ids, "stop", _top_tokens(len(token_ids), params.stored_top_k))
+        return Completion(token_ids, "stop", _uniform_top_k(len(token_ids), params.stored_top_k))
 
     def shutdown(self) -> None:
-        """Nothing to end."""
+        """Nothing to shut down."""
 
 
-def _top_tokens(places: int, k: int) -> TopKLogprobs | None:
-    """The first k tokens of any vocabulary, each as likely as all that are not told together."""
-    if not k:
+def _uniform_top_k(positions: int, k: int) -> TopKLogprobs | None:
+    """Tokens 0 to k - 1 with probability 1 / (k + 1) each; the rest of the vocabulary shares the remainder."""
+    if k == 0:
         return None
-    return TopKLogprobs(
-        np.tile(np.arange(k, dtype=np.int32), (places, 1)), np.full((places, k), -math.log(k + 1), np.float32)
-    )
+    ids_SK = np.tile(np.arange(k, dtype=np.int32), (positions, 1))
+    logprobs_SK = np.full((positions, k), -math.log(k + 1), np.float32)
+    return TopKLogprobs(ids_SK, logprobs_SK)

@@ -1,4 +1,4 @@
-"""The reference engine: transformers' own `generate`, with one seed a request."""
+"""The reference engine: `generate` of transformers, with one seed for each prompt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,8 +14,9 @@ from pos2distill.models.load import load_model
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, Failure, GenerationResult, SamplingParams
 
-# What torch raises for one batch and not for the next: out of memory, and token ids that the model does not know.
-_TROUBLE = (RuntimeError, IndexError)
+# What torch raises because of one batch: RuntimeError when out of memory (torch.OutOfMemoryError is one), IndexError
+# for token ids outside the vocabulary. Later batches may succeed.
+_BATCH_ERRORS = (RuntimeError, IndexError)
 
 
 class HfEngine:
@@ -31,17 +32,21 @@ class HfEngine:
     ) -> list[GenerationResult]:
         try:
             return list(self._generate(prompts, params, seeds))
-        except _TROUBLE as error:
+        except _BATCH_ERRORS as error:
             if len(prompts) == 1:
                 return [Failure.of(error)]
-        # One bad prompt, or too many for the memory: each on its own gives the same samples.
-        alone = [self.generate([prompt], params, [seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
-        return [reply for each in alone for reply in await each]
+        # One prompt is invalid, or the batch needs too much memory. One at a time, prompts give the same responses.
+        results: list[GenerationResult] = []
+        for prompt, seed in zip(prompts, seeds, strict=True):
+            results += await self.generate([prompt], params, [seed])
+        return results
 
     def _generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Completion]:
         input_ids_BL, attention_mask_BL = _pad_left(prompts)
-        told = TopKRecorder(params.stored_top_k) if params.stored_top_k else None
-        processors = LogitsProcessorList([told] if told else [])
+        processors = LogitsProcessorList()
+        recorder = TopKRecorder(params.stored_top_k)
+        if params.stored_top_k:
+            processors.append(recorder)  # first, so that it sees the model's own scores
         if params.temperature > 0:
             processors += [TemperatureLogitsWarper(params.temperature), TopPLogitsWarper(params.top_p)]
             processors.append(SeededGumbel(seeds))
@@ -49,7 +54,8 @@ class HfEngine:
             output: Tensor = self.model.generate(
                 input_ids_BL.to(self.device),
                 attention_mask=attention_mask_BL.to(self.device),
-                # Drawn by the processors, so that each row has its own seed; the argmax of what they leave is the draw.
+                # Greedy: SeededGumbel has added noise to the scores, so their argmax is a sample. transformers 5.19
+                # itself samples a whole batch from torch's global generator, so rows cannot have their own seeds.
                 do_sample=False,
                 temperature=None,
                 top_p=None,
@@ -60,47 +66,57 @@ class HfEngine:
                 logits_processor=processors,
             )
         generated = output[:, input_ids_BL.shape[1] :].cpu().numpy().astype(np.int32)
-        completions = [_until_stop(row, params.stop_ids) for row in generated]
-        return told.beside(completions) if told else completions
+        completions = [_cut_at_stop(row, params.stop_ids) for row in generated]
+        return recorder.attach(completions) if params.stored_top_k else completions
 
     def shutdown(self) -> None:
-        """Nothing to end: the model lives in this process."""
+        """Nothing to shut down: the model is in this process."""
 
 
 class TopKRecorder(LogitsProcessor):
-    """Keeps the k likeliest tokens of every step, from scores that nothing has changed yet: it stands first."""
+    """Records the k most likely tokens of every step. Must be the first processor, before any changes the scores."""
 
     def __init__(self, k: int) -> None:
         self.k = k
         self.steps: list[tuple[Tensor, Tensor]] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores (B, V) of the next token, as they came."""
+        """Record, and return the (B, V) scores of the next token unchanged."""
         logprobs_BK, ids_BK = scores.float().log_softmax(-1).topk(self.k)
         self.steps.append((ids_BK.int().cpu(), logprobs_BK.cpu()))
         return scores
 
-    def beside(self, completions: Sequence[Completion]) -> list[Completion]:
-        """The batch's completions, each with the likeliest tokens at its positions."""
-        ids_BSK, logprobs_BSK = (torch.stack(each, dim=1).numpy() for each in zip(*self.steps, strict=True))
-        rows = zip(completions, ids_BSK, logprobs_BSK, strict=True)
-        return [replace(each, top=TopKLogprobs(ids, logprobs)[: len(each.token_ids)]) for each, ids, logprobs in rows]
+    def attach(self, completions: Sequence[Completion]) -> list[Completion]:
+        """The batch's completions with the most likely tokens at their positions."""
+        ids_BSK = torch.stack([ids_BK for ids_BK, _ in self.steps], dim=1).numpy()
+        logprobs_BSK = torch.stack([logprobs_BK for _, logprobs_BK in self.steps], dim=1).numpy()
+        attached = []
+        for completion, ids_SK, logprobs_SK in zip(completions, ids_BSK, logprobs_BSK, strict=True):
+            # The batch runs until its longest response ends; positions after a response's own end are not part of it.
+            top = TopKLogprobs(ids_SK, logprobs_SK)[: len(completion.token_ids)]
+            attached.append(replace(completion, top=top))
+        return attached
 
 
 class SeededGumbel(LogitsProcessor):
-    """Adds Gumbel noise from one generator a row: argmax(logits + noise) is a draw from softmax(logits)."""
+    """Adds Gumbel noise to the scores: argmax(scores + noise) is a sample from softmax(scores).
+
+    Each row has its own generator. Gumbel noise is -log(e) with e from the exponential distribution of rate 1.
+    """
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores (B, V) of the next token, with each row's own noise."""
-        shape = scores.shape[1:]
-        noise = torch.stack([torch.empty(shape).exponential_(generator=each) for each in self.generators])
-        return scores - noise.log().to(scores.device)
+        """The (B, V) scores of the next token plus noise."""
+        exponential_BV = torch.empty(scores.shape)
+        for row_V, generator in zip(exponential_BV, self.generators, strict=True):
+            row_V.exponential_(generator=generator)
+        return scores - exponential_BV.log().to(scores.device)
 
 
 def _pad_left(prompts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, (B, L) each. Padding is on the left, where `generate` expects it."""
     longest = max(map(len, prompts))
     input_ids_BL = torch.zeros(len(prompts), longest, dtype=torch.long)
     attention_mask_BL = torch.zeros_like(input_ids_BL)
@@ -110,7 +126,8 @@ def _pad_left(prompts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
     return input_ids_BL, attention_mask_BL
 
 
-def _until_stop(row: Tokens, stop_ids: Sequence[int]) -> Completion:
+def _cut_at_stop(row: Tokens, stop_ids: Sequence[int]) -> Completion:
+    """One row up to its first stop token. `generate` pads rows that end before the longest one."""
     stops = np.flatnonzero(np.isin(row, stop_ids))
     if len(stops) == 0:
         return Completion(row, "length")

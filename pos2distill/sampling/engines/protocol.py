@@ -1,4 +1,4 @@
-"""What an engine is: token ids in, token ids and a finish reason out, one seed a request."""
+"""The engine protocol: token ids in, token ids and a finish reason out, one seed for each prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,10 @@ from pos2distill.records import Tokens, TopKLogprobs
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn. `temperature` 0 is greedy; `stop_ids` end a response and are part of it.
+    """How tokens are sampled.
 
-    stored_top_k: so many of the likeliest tokens are told at each position.
+    temperature: 0 for greedy decoding. stop_ids: any of them ends a response and is its last token.
+    stored_top_k: number of most likely tokens to return at each position.
     """
 
     temperature: float
@@ -23,9 +24,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A generated response. `stop`: its last token is a stop token; `length`: it was cut at `max_new_tokens`.
+    """A generated response of S tokens.
 
-    top: the likeliest tokens at each of its positions, where they were asked for.
+    token_ids: (S,) int32, with the stop token. finish_reason: `stop`, or `length` if `max_new_tokens` was reached.
+    top: the `stored_top_k` most likely tokens at each of the S positions; None if `stored_top_k` is 0.
     """
 
     token_ids: Tokens
@@ -35,36 +37,40 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A prompt that the engine could not answer, while it goes on answering others. `error`: why, in one line."""
+    """The engine failed on this prompt only and continues with others. error: the reason, in one line."""
 
     error: str
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
-        """The failure that an exception tells of, or the exception behind it."""
+        """A failure with the type and the first line of an exception, or of its cause if it has one."""
         cause = error.__cause__ or error
-        text = str(cause).strip()
-        return cls(f"{type(cause).__name__}: {text.splitlines()[0]}" if text else type(cause).__name__)
+        lines = str(cause).strip().splitlines()
+        if not lines:
+            return cls(type(cause).__name__)
+        return cls(f"{type(cause).__name__}: {lines[0]}")
 
 
 GenerationResult = Completion | Failure
 
 
 class EngineDied(Exception):
-    """The engine is gone and answers nothing any more: its process must end, so that another takes its place."""
+    """The engine cannot serve any further call. Its process must end, so that a new one replaces it."""
 
 
 class Engine(Protocol):
-    """Generates responses. Several calls may be under way at once."""
+    """Generates responses. Calls of `generate` may overlap."""
 
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
     ) -> list[GenerationResult]:
-        """One reply a prompt, in order. A prompt's sample depends on its own seed alone.
+        """One result for each prompt, in order. A response depends on its prompt and its seed, not on its batch.
 
+        Args:
+            prompts: 1-D int32 token ids. seeds: one for each prompt, 0 to 2^63 - 1.
         Raises:
             EngineDied: if no further call can succeed.
         """
 
     def shutdown(self) -> None:
-        """End every process and thread the engine started."""
+        """End every process and thread that the engine started."""

@@ -1,34 +1,29 @@
-"""The production engine: vLLM's asynchronous engine, so that batches overlap. The only importer of vllm."""
+"""The production engine: the asynchronous engine of vLLM, so that batches overlap. Only this module imports vllm."""
 
 import asyncio
 import itertools
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from pos2distill.config import ModelSection, VllmSection
+from pos2distill.environment import set_vllm_variables
 from pos2distill.models.files import local_folder
 from pos2distill.models.load import context_length
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.reaper import start_reaper
 
-# vLLM's seeds are signed 64-bit in name but torch generators of some backends take 32 bits.
+# vLLM 0.32 accepts signed 64-bit seeds, but the torch generators of some backends take 32 bits.
 _SEED_MASK = 2**31 - 1
 
 
 class VllmEngine:
-    """Generates with vLLM. Token ids go in and come out; no text is made or parsed."""
+    """Generates with vLLM, on token ids only: vLLM neither tokenizes nor decodes text."""
 
     def __init__(self, model: ModelSection, settings: VllmSection, *, threads: int = 1, device: str = "cpu") -> None:
-        if device == "cpu":
-            # Read by the CPU build when it starts.
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.cpu_kv_cache_gib)
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-            os.environ["OMP_NUM_THREADS"] = str(threads)
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        set_vllm_variables(device=device, threads=threads, cpu_kv_cache_gib=settings.cpu_kv_cache_gib)
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -38,9 +33,11 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        self._params, self._prompt, self._kind = VllmParams, TokensPrompt, RequestOutputKind
-        self._dead, self._refused = EngineDeadError, (VLLMError, ValueError)
-        self._numbers = itertools.count()
+        # Classes that later calls need; vllm is imported in this constructor only, as importing it takes seconds.
+        self._params_class, self._prompt_class, self._output_kind = VllmParams, TokensPrompt, RequestOutputKind
+        self._dead_error = EngineDeadError
+        self._request_errors = (VLLMError, ValueError)
+        self._request_numbers = itertools.count()
         arguments = AsyncEngineArgs(
             model=local_folder(model),
             dtype=model.dtype,
@@ -49,38 +46,39 @@ class VllmEngine:
             skip_tokenizer_init=True,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             tensor_parallel_size=settings.tensor_parallel_size,
-            # Never Ray's executor, which would look for GPUs on other nodes: the actor has its own.
+            # Processes, never Ray's executor: it would look for GPUs on other nodes, and the actor has its own.
             distributed_executor_backend="mp" if settings.tensor_parallel_size > 1 else None,
             enforce_eager=settings.enforce_eager,
             enable_prefix_caching=settings.enable_prefix_caching,
             max_num_seqs=settings.max_num_seqs,
-            logprobs_mode="raw_logprobs",  # of the model itself, before temperature and top-p
-            max_logprobs=-1,  # as many as a request asks for
-            # A seeded prompt that is read in two steps kills the CPU build: its generators cannot go back (vLLM 0.32).
+            logprobs_mode="raw_logprobs",  # before temperature and top-p
+            max_logprobs=-1,  # no upper limit
+            # The CPU build of vLLM 0.32 dies when it prefills a seeded prompt in two steps, because torch's CPU
+            # generators cannot be set back. None: vLLM's default.
             enable_chunked_prefill=False if device == "cpu" else None,
-            generation_config="vllm",  # our sampling settings, not defaults from the model's folder
+            generation_config="vllm",  # sampling settings come from us, not from the model's generation_config.json
             disable_log_stats=True,
         )
-        start_reaper()  # before there is anything that it could miss
-        # As vLLM's own class for many prompts at once: more tokens in a step than a server takes.
+        start_reaper()  # before the engine starts processes
+        # The context of vLLM's offline class `LLM`: in vLLM 0.32 it gets more tokens in a step than a server does.
         self.engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
 
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
     ) -> list[GenerationResult]:
-        tasks = (self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True))
+        tasks = [self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
         return list(await asyncio.gather(*tasks))
 
     async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
         try:
             return await self._complete(prompt, params, seed)
-        except self._dead as error:
+        except self._dead_error as error:
             raise EngineDied(str(error)) from error
-        except self._refused as error:
+        except self._request_errors as error:
             return Failure.of(error)
 
     async def _complete(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
-        request = self._params(
+        request = self._params_class(
             temperature=params.temperature,
             top_p=params.top_p,
             max_tokens=params.max_new_tokens,
@@ -88,27 +86,30 @@ class VllmEngine:
             stop_token_ids=list(params.stop_ids),
             detokenize=False,
             logprobs=params.stored_top_k or None,
-            flat_logprobs=True,
-            output_kind=self._kind.FINAL_ONLY,
+            flat_logprobs=True,  # lists of numbers instead of one object for each token
+            output_kind=self._output_kind.FINAL_ONLY,
         )
-        stream = self.engine.generate(
-            self._prompt(prompt_token_ids=prompt.tolist()), request, request_id=str(next(self._numbers))
-        )
+        vllm_prompt = self._prompt_class(prompt_token_ids=prompt.tolist())
+        stream = self.engine.generate(vllm_prompt, request, request_id=str(next(self._request_numbers)))
         async for output in stream:
             last = output.outputs[0]
         if last.finish_reason not in ("stop", "length"):
             return Failure(f"vLLM ended the request with {last.finish_reason!r}")
         token_ids = np.asarray(last.token_ids, np.int32)
-        return Completion(token_ids, last.finish_reason, _top_tokens(last.logprobs, len(token_ids)))
+        return Completion(token_ids, last.finish_reason, _to_top_k(last.logprobs, len(token_ids)))
 
     def shutdown(self) -> None:
-        """End the engine's processes in good order."""
+        """Shut down the engine's processes."""
         self.engine.shutdown()
 
 
-def _top_tokens(flat: Any, places: int) -> TopKLogprobs | None:
-    """From vLLM's flat lists: at each position the token drawn, then the likeliest ones, which may hold it too."""
+def _to_top_k(flat: Any, positions: int) -> TopKLogprobs | None:
+    """The most likely tokens from vLLM's flat lists, or None if they were not requested.
+
+    At each position, vLLM 0.32 lists the sampled token and then the k most likely ones, which may include it.
+    """
     if flat is None:
         return None
-    ids, logprobs = (np.asarray(each).reshape(places, -1)[:, 1:] for each in (flat.token_ids, flat.logprobs))
-    return TopKLogprobs(ids.astype(np.int32), logprobs.astype(np.float32))
+    ids_SK = np.asarray(flat.token_ids).reshape(positions, -1)[:, 1:]
+    logprobs_SK = np.asarray(flat.logprobs).reshape(positions, -1)[:, 1:]
+    return TopKLogprobs(ids_SK.astype(np.int32), logprobs_SK.astype(np.float32))

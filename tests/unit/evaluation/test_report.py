@@ -102,7 +102,7 @@ def html(files: dict[str, bytes]) -> str:
     return files["index.html"].decode()
 
 
-def test_the_summary_is_the_contract(inputs: ReportInputs) -> None:
+def test_build_summary_keys_and_values(inputs: ReportInputs) -> None:
     summary: dict[str, Any] = json.loads(json.dumps(build_summary(inputs)))
     assert summary["base"]["accuracy_by_slot"] == [1.0, 0.5, 0.0]
     assert summary["distilled"]["accuracy_by_slot"] == [1.0, 1.0, 0.5]
@@ -119,48 +119,48 @@ def test_the_summary_is_the_contract(inputs: ReportInputs) -> None:
     assert (summary["fingerprint"], summary["dataset"]) == ("0123456789abcdef", "jsonl")
 
 
-def test_the_page_stands_alone(html: str) -> None:
+def test_render_report_page_needs_no_other_file(html: str) -> None:
     sources = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]+)""", html)
     assert len(sources) == 4
     assert all(source.startswith("data:image/png;base64,iVBORw0KGgo") for source in sources)
     assert not re.search(r"@import|url\(|<link|<iframe|<object", html)
 
 
-def test_the_page_escapes_what_it_is_given(html: str) -> None:
+def test_render_report_escapes_text(html: str) -> None:
     assert "<script>" not in html
     assert "A run &lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; more" in html
 
 
-def test_the_page_tells_the_numbers(html: str) -> None:
+def test_render_report_shows_the_numbers(html: str) -> None:
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
     for part in ("0.500 → 0.833", "1.000 → 0.500", "+0.333", "train unused 2", "0.2 s", "torch 2.13.0", "Seed 3"):
         assert part in text
 
 
-def test_the_page_warns_of_answers_that_were_cut(inputs: ReportInputs, html: str) -> None:
+def test_render_report_warns_of_truncated_answers(inputs: ReportInputs, html: str) -> None:
     assert "Warning" not in html
     counts = {**inputs.counts, "evaluate base": {"prompts": 20, "hit_max_tokens": 3}}
     page = render_report(replace(inputs, counts=counts))["index.html"].decode()
     assert page.count("Warning:") == 1
     assert (
-        "evaluate base: 3 of 20 answers were cut at evaluation.max_new_tokens; raise it if they were not done." in page
+        "evaluate base: 3 of 20 answers were cut at evaluation.max_new_tokens; raise it if they are incomplete." in page
     )
 
 
-def test_pictures_are_png(files: dict[str, bytes]) -> None:
+def test_render_report_plots_are_png(files: dict[str, bytes]) -> None:
     pictures = {"accuracy.png", "loss.png", "weights.png", "accuracy-5-documents.png"}
     assert files.keys() == pictures | {"index.html"}
     assert all(files[name].startswith(PNG) for name in pictures)
     assert len({files[name] for name in pictures}) == 4
 
 
-def test_a_run_that_learned_nothing_is_drawn_too(inputs: ReportInputs) -> None:
-    """Losses of 0 have no place on a logarithmic axis."""
+def test_plot_loss_of_zero_losses(inputs: ReportInputs) -> None:
+    """A logarithmic axis cannot show a loss of 0."""
     step: dict[str, Any] = {"step": 0, "loss": 0.0, "loss_trivial": 0.0, "loss_anchor": None, "weight_by_slot": {}}
     assert render_report(replace(inputs, steps=[step]))["loss.png"].startswith(PNG)
 
 
-def test_the_model_card_holds_the_curve(inputs: ReportInputs) -> None:
+def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
     card = render_model_card(inputs)
     _, head, body = card.split("---\n", 2)
     assert card.startswith("---\n")
@@ -176,7 +176,7 @@ def test_the_model_card_holds_the_curve(inputs: ReportInputs) -> None:
     assert "0123456789abcdef" in body
 
 
-def test_two_hops_have_a_heat_map_and_no_position_weights(inputs: ReportInputs, pairs: Comparison) -> None:
+def test_render_report_of_two_hops_has_a_heat_map_and_no_weights(inputs: ReportInputs, pairs: Comparison) -> None:
     choice = {"slots": [1, 2], "accuracy": 0.75, "ci95": (0.7, 0.8)}
     two_hop = replace(inputs, main=pairs, others=[], advantageous=(1, 2), choice=choice, method="r2")
     files = render_report(two_hop)
@@ -188,7 +188,7 @@ def test_two_hops_have_a_heat_map_and_no_position_weights(inputs: ReportInputs, 
     assert build_summary(two_hop)["base"]["slots"][1] == (0, 2)
 
 
-def test_another_task_stands_in_page_and_summary(inputs: ReportInputs, html: str) -> None:
+def test_render_report_and_summary_include_other_tasks(inputs: ReportInputs, html: str) -> None:
     assert build_summary(inputs)["transfers"]["chains"]["paired"]["mean_difference"] == 0.5
     assert re.search(r"<th>chains</th><td>0.500</td><td>1.000</td>", html)
     assert "chains: sub-EM of the first line, SQuAD normalisation, greedy, on jsonl." in html

@@ -38,40 +38,40 @@ def grid_of(correct: list[list[float]]) -> Grid:
     return Grid(9, slots, ("",) * len(slots), ids, values, values)
 
 
-def test_the_grid_by_hand() -> None:
+def test_to_grid_by_hand() -> None:
     grid = to_grid(pa.concat_tables([predictions(ROWS), predictions(ROWS[:1], documents=9)]), 5)
     assert (grid.documents, grid.slots, grid.example_ids) == (5, ((0,), (2,), (4,)), ("a", "b"))
     assert grid.correct_ES.tolist() == [[1, 0, 0], [1, 0, 1]]
 
 
 @pytest.mark.parametrize("rows", [ROWS[1:], [*ROWS, ROWS[0]], []])
-def test_a_missing_or_double_cell_is_told(rows: list[tuple[str, int, int]]) -> None:
-    with pytest.raises(ValueError, match="5 documents: want each example once at each slot"):
+def test_to_grid_refuses_missing_and_duplicate_predictions(rows: list[tuple[str, int, int]]) -> None:
+    with pytest.raises(ValueError, match="5 documents: expected each example once at each slot"):
         to_grid(predictions(rows), 5)
 
 
-def test_the_curve_by_hand() -> None:
+def test_to_curve_by_hand() -> None:
     curve = to_curve(to_grid(predictions(ROWS), 5), bootstrap_samples=100, seed=0)
     assert curve.accuracy_by_slot == (1.0, 0.0, 0.5)
     assert (curve.mean, curve.gap, curve.examples, curve.slots) == (0.5, 1.0, 2, (0, 2, 4))
     assert (curve.f1, curve.by_group) == (0.25, {})
-    assert curve.accuracy_ci95[:2] == ((1.0, 1.0), (0.0, 0.0))  # no resample changes these
+    assert curve.accuracy_ci95[:2] == ((1.0, 1.0), (0.0, 0.0))  # the same in every resample
 
 
-def test_examples_are_resampled_whole() -> None:
+def test_to_curve_resamples_whole_examples() -> None:
     """Where all slots of an example agree, resampling examples keeps GAP at 0; resampling cells would not."""
     curve = to_curve(grid_of([[1, 1], [0, 0], [1, 1], [0, 0]]), bootstrap_samples=500, seed=0)
     assert curve.gap_ci95 == (0.0, 0.0)
     assert curve.ci95[0] < 0.5 < curve.ci95[1]
 
 
-def test_the_interval_is_the_binomials() -> None:
+def test_to_curve_interval_equals_the_binomial_one() -> None:
     """400 examples, 30 % right: the standard error is sqrt(.3 * .7 / 400) = .0229."""
     curve = to_curve(grid_of([[1.0]] * 120 + [[0.0]] * 280), bootstrap_samples=4000, seed=0)
     assert curve.ci95 == pytest.approx((0.3 - 1.96 * 0.0229, 0.3 + 1.96 * 0.0229), abs=0.004)
 
 
-def test_the_interval_covers_the_truth_about_95_times_in_100() -> None:
+def test_to_curve_interval_covers_the_true_mean_in_95_percent() -> None:
     random = np.random.default_rng(0)
     ability = np.asarray([0.9, 0.5, 0.3, 0.6])
     covered = 0
@@ -82,27 +82,27 @@ def test_the_interval_covers_the_truth_about_95_times_in_100() -> None:
     assert 178 <= covered <= 199
 
 
-def test_intervals_are_pure_functions_of_the_seed() -> None:
+def test_to_curve_intervals_depend_on_the_seed_only() -> None:
     grid = grid_of(np.random.default_rng(1).integers(0, 2, (30, 3)).tolist())
     first, again, other = (to_curve(grid, bootstrap_samples=200, seed=seed) for seed in (5, 5, 6))
     assert first == again
     assert first.ci95 != other.ci95 or first.gap_ci95 != other.gap_ci95
 
 
-def test_the_paired_difference_by_hand() -> None:
+def test_paired_difference_by_hand() -> None:
     before, after = grid_of([[1, 0], [0, 0]]), grid_of([[1, 1], [1, 1]])
     paired = paired_difference(before, after, bootstrap_samples=1000, seed=0)
     assert paired["mean_difference"] == 0.75
-    # Examples gain 1/2 and 1; bootstrap_samples of two are 1/2, 3/4 or 1.
+    # Examples gain 1/2 and 1, so a resample of the two has a mean of 1/2, 3/4 or 1.
     assert paired["ci95"] == (0.5, 1.0)
 
 
-def test_equal_models_differ_by_nothing() -> None:
+def test_paired_difference_of_equal_models_is_zero() -> None:
     grid = grid_of([[1, 0], [0, 1], [1, 1]])
     assert paired_difference(grid, grid, bootstrap_samples=100, seed=0) == {"mean_difference": 0.0, "ci95": (0.0, 0.0)}
 
 
-def test_different_prompts_are_not_compared() -> None:
+def test_paired_difference_refuses_different_prompts() -> None:
     one = grid_of([[1, 0], [0, 1]])
     for other in (
         grid_of([[1, 0], [0, 1], [1, 1]]),
@@ -110,12 +110,12 @@ def test_different_prompts_are_not_compared() -> None:
         replace(one, documents=8),
         replace(one, example_ids=("x", "y")),
     ):
-        with pytest.raises(ValueError, match="wants the same examples at the same slots"):
+        with pytest.raises(ValueError, match="requires the same examples at the same slots"):
             paired_difference(one, other, bootstrap_samples=100, seed=0)
 
 
-def test_groups_of_pairs_by_hand() -> None:
-    """Two examples, the second of three hops: one column a placement, named after the fewest hops."""
+def test_to_curve_groups_of_pairs_by_hand() -> None:
+    """Two examples, the second of three hops: one column for each placement, with the slots of the fewest hops."""
     placed = [("connected", [0, 1], [0, 1, 2]), ("connected", [3, 4], [2, 3, 4]), ("reversed", [4, 0], [4, 2, 0])]
     rows = [
         {
@@ -137,7 +137,7 @@ def test_groups_of_pairs_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("slots", "shown"), [(6, "7"), ((6,), "7"), ((6, 18), "7>19")])
-def test_people_count_from_one(slots: int | tuple[int, ...], shown: str) -> None:
+def test_format_slots(slots: int | tuple[int, ...], shown: str) -> None:
     assert format_slots(slots) == shown
 
 
@@ -152,10 +152,14 @@ def test_people_count_from_one(slots: int | tuple[int, ...], shown: str) -> None
             {"sampled": 10, "kept": 9, "hit_max_tokens": 2},
             "2 of 10 answers were cut at sampling.max_new_tokens; raise ",
         ),
-        ({"prompts": 20, "hit_max_tokens": 2}, None),  # a tenth is not more than a tenth
+        ({"prompts": 20, "hit_max_tokens": 2}, None),  # exactly a tenth
         ({"rows": 5}, None),
     ],
 )
-def test_more_than_a_tenth_of_the_answers_cut_is_worth_a_warning(counts: dict[str, int], warning: str | None) -> None:
-    told = truncation_warning(counts)
-    assert told is None if warning is None else told and told.startswith(warning)
+def test_truncation_warning_above_a_tenth_of_the_answers(counts: dict[str, int], warning: str | None) -> None:
+    actual = truncation_warning(counts)
+    if warning is None:
+        assert actual is None
+    else:
+        assert actual is not None
+        assert actual.startswith(warning)

@@ -33,17 +33,17 @@ def comparison(after: float, **changes: Any) -> Comparison:
 
 
 def cell(method: str, seed: int, after: float, **tasks: Comparison) -> CellResult:
-    return CellResult({"method.name": method, "seed": seed}, {"as trained": comparison(after)} | tasks)
+    return CellResult({"method.name": method, "seed": seed}, {"training task": comparison(after)} | tasks)
 
 
-def test_the_interval_over_seeds_by_hand() -> None:
+def test_estimate_over_seeds_by_hand() -> None:
     # Standard deviation .1, Student's t of 2 degrees of freedom 4.303: 4.303 * .1 / sqrt(3) = .24844.
     found = estimate([0.5, 0.6, 0.7], (0, 0))
     assert found.value == pytest.approx(0.6)
     assert (found.low, found.high) == pytest.approx((0.6 - 0.24844, 0.6 + 0.24844), abs=1e-5)
 
 
-def test_one_seed_has_the_interval_over_examples() -> None:
+def test_estimate_of_one_seed_has_the_given_interval() -> None:
     assert estimate([0.5], (0.25, 0.75)) == Estimate(0.5, 0.25, 0.75)
 
 
@@ -55,20 +55,20 @@ CELLS = [
 ]
 
 
-def test_the_page_has_one_row_a_setting_and_every_task() -> None:
+def test_render_sweep_shows_a_row_for_each_setting_of_every_task() -> None:
     files = render_sweep("ablation", "Two methods.", CELLS, {"torch": "2.13"})
     assert files["sweep.png"].startswith(b"\x89PNG")
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", files["index.html"].decode()))
     assert "sft 2 0.500 [0.500, 0.500] 0.750 [0.750, 0.750]" in text
     assert "jsonl, sub_em, 2 placements × 7 examples" in text
-    # A task of some cells only has their rows; groups stand in them.
+    # A task that only some cells have shows the rows of these cells, with their groups.
     chains = text[text.index("chains") :]
     assert "r1 2" in chains
     assert "sft" not in chains
     assert "connected 0.625" in chains
 
 
-def test_the_summary_holds_every_cell() -> None:
+def test_summarise_sweep_holds_every_cell() -> None:
     summary = json.loads(json.dumps(summarise_sweep("ablation", CELLS)))
     assert [each["settings"]["seed"] for each in summary["cells"]] == [0, 1, 0, 1]
     assert summary["cells"][2]["tasks"]["chains"]["distilled"]["mean"] == 0.25

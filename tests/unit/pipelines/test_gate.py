@@ -76,7 +76,7 @@ def test_many_answers_that_were_cut_are_one_line_of_warning(
     assert evaluate("5") == 0
     assert capsys.readouterr().err == (
         "warning: evaluate distilled: 7 of 60 answers were cut at evaluation.max_new_tokens; "
-        "raise it if they were not done\n"
+        "raise it if they are incomplete\n"
     )
 
 

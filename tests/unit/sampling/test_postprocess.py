@@ -123,7 +123,7 @@ def test_f1(text: str, answers: list[str], value: float) -> None:
         ("sub_em", "", (False, 0.0)),
         ("em", "Paris is a city.\nThe answer is: Paris.", (True, 1.0)),
         ("em", "The answer is: Paris, France", (False, 2 / 3)),
-        ("em", "Paris", (False, 0.0)),  # never says that it is the answer
+        ("em", "Paris", (False, 0.0)),  # does not say that it is the answer
         ("em", "The answer is:", (False, 0.0)),
         ("em", "", (False, 0.0)),
     ],
@@ -149,7 +149,9 @@ def token_id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
     return index
 
 
-def make_judge(tokenizer: PreTrainedTokenizerBase, keep: str = "correct", metric: str = "sub_em") -> ResponseProcessor:
+def make_processor(
+    tokenizer: PreTrainedTokenizerBase, keep: str = "correct", metric: str = "sub_em"
+) -> ResponseProcessor:
     end = end_of_turn_id(tokenizer)
     eos = token_id(tokenizer, "<s>")
     return ResponseProcessor(tokenizer, metric=metric, end_of_turn=end, stop_ids=[end, eos], keep=keep)  # type: ignore[arg-type]
@@ -171,12 +173,17 @@ def complete(ids: list[int]) -> Completion:
         ("  \t\n42", "", False, "empty"),
     ],
 )
-def test_a_response_is_cut_then_judged(
+def test_response_processor_truncates_then_scores(
     tokenizer: PreTrainedTokenizerBase, text: str, cut: str, correct: bool, outcome: str
 ) -> None:
     ids = encode(tokenizer, text)
-    judged = make_judge(tokenizer)(complete([*ids, end_of_turn_id(tokenizer)]), ["42", "forty"])
-    assert (judged.text, judged.truncated_text, judged.correct, judged.outcome) == (text, cut, correct, outcome)
+    processed = make_processor(tokenizer)(complete([*ids, end_of_turn_id(tokenizer)]), ["42", "forty"])
+    assert (processed.text, processed.truncated_text, processed.correct, processed.outcome) == (
+        text,
+        cut,
+        correct,
+        outcome,
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,47 +195,49 @@ def test_a_response_is_cut_then_judged(
         (" \n", False, 0.0, "empty"),
     ],
 )
-def test_a_chain_of_thought_stays_whole_and_its_answer_is_judged(
+def test_response_processor_keeps_a_chain_of_thought_whole(
     tokenizer: PreTrainedTokenizerBase, text: str, correct: bool, f1: float, outcome: str
 ) -> None:
     ids = encode(tokenizer, text)
-    judged = make_judge(tokenizer, metric="em")(complete(ids), ["42", "forty"])
-    assert (judged.truncated_text, judged.correct, judged.outcome) == (text.strip(), correct, outcome)
-    assert judged.f1 == pytest.approx(f1)
-    assert judged.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
+    processed = make_processor(tokenizer, metric="em")(complete(ids), ["42", "forty"])
+    assert (processed.truncated_text, processed.correct, processed.outcome) == (text.strip(), correct, outcome)
+    assert processed.f1 == pytest.approx(f1)
+    assert processed.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
 
 
 @pytest.mark.parametrize("keep", ["correct", "all"])
-def test_a_failure_has_no_response(tokenizer: PreTrainedTokenizerBase, keep: str) -> None:
-    judged = make_judge(tokenizer, keep=keep)(Failure("out of memory"), ["42", ""])
-    assert (judged.text, judged.truncated_text, judged.correct, judged.f1, judged.outcome) == (
+def test_response_processor_of_a_failure(tokenizer: PreTrainedTokenizerBase, keep: str) -> None:
+    processed = make_processor(tokenizer, keep=keep)(Failure("out of memory"), ["42", ""])
+    assert (processed.text, processed.truncated_text, processed.correct, processed.f1, processed.outcome) == (
         "",
         "",
         False,
         0.0,
         "failed",
     )
-    assert judged.response_ids.tolist() == []
+    assert processed.response_ids.tolist() == []
 
 
-def test_keep_all_keeps_wrong_answers_but_no_empty_ones(tokenizer: PreTrainedTokenizerBase) -> None:
-    judge = make_judge(tokenizer, keep="all")
-    wrong, empty = (judge(complete(encode(tokenizer, text)), ["42"]) for text in ("43", "\n42"))
+def test_response_processor_keep_all_drops_only_empty_answers(tokenizer: PreTrainedTokenizerBase) -> None:
+    processor = make_processor(tokenizer, keep="all")
+    wrong, empty = (processor(complete(encode(tokenizer, text)), ["42"]) for text in ("43", "\n42"))
     assert (wrong.correct, wrong.outcome, empty.outcome) == (False, "kept", "empty")
 
 
 @pytest.mark.parametrize("stop", ["<|end|>", "<s>", None])
-def test_end_of_turn_closes_the_response_once(tokenizer: PreTrainedTokenizerBase, stop: str | None) -> None:
+def test_response_processor_ends_the_response_with_one_end_of_turn(
+    tokenizer: PreTrainedTokenizerBase, stop: str | None
+) -> None:
     ids = encode(tokenizer, "It is 42.")
     sampled = ids if stop is None else [*ids, token_id(tokenizer, stop)]
-    judged = make_judge(tokenizer)(complete(sampled), ["42"])
-    assert judged.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
-    assert judged.response_ids.dtype == np.int32
+    processed = make_processor(tokenizer)(complete(sampled), ["42"])
+    assert processed.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
+    assert processed.response_ids.dtype == np.int32
 
 
-def test_the_cut_falls_on_the_sampled_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    judged = make_judge(tokenizer)(complete(encode(tokenizer, "  Zürich 42 \nno")), ["42"])
-    assert judged.response_ids.tolist() == [*encode(tokenizer, "  Zürich 42 "), end_of_turn_id(tokenizer)]
+def test_response_processor_truncates_at_sampled_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    processed = make_processor(tokenizer)(complete(encode(tokenizer, "  Zürich 42 \nno")), ["42"])
+    assert processed.response_ids.tolist() == [*encode(tokenizer, "  Zürich 42 "), end_of_turn_id(tokenizer)]
 
 
 @pytest.fixture(scope="module")
@@ -244,62 +253,62 @@ def merging() -> PreTrainedTokenizerBase:
 
 
 def complete_with_top(sampled: list[int]) -> Completion:
-    """With the number of its position as the likeliest token at each."""
-    places = np.arange(len(sampled), dtype=np.int32)[:, None]
-    return Completion(np.asarray(sampled, np.int32), "stop", TopKLogprobs(places, -places.astype(np.float32)))
+    """A completion whose most likely token at each position is the position's number."""
+    positions = np.arange(len(sampled), dtype=np.int32)[:, None]
+    return Completion(np.asarray(sampled, np.int32), "stop", TopKLogprobs(positions, -positions.astype(np.float32)))
 
 
 @pytest.mark.parametrize(
     ("said", "known"),
     [
         ("It is 42.<|end|>", 9 + 1),
-        ("It is 42.<s>", 9 + 1),  # another end of the same response: the distribution there is the model's own
-        ("It is 42.\nOr 43.<|end|>", 9 + 1),  # it did not draw the closing token, but its distribution there is known
-        ("It is 42.", 9),  # cut at its greatest length: of the closing token it was not asked
+        ("It is 42.<s>", 9 + 1),  # another stop token: the distribution at this position is known
+        ("It is 42.\nOr 43.<|end|>", 9 + 1),  # the engine sampled another token here, but its distribution is known
+        ("It is 42.", 9),  # cut at max_new_tokens: no distribution at the end-of-turn token
     ],
 )
-def test_the_likeliest_tokens_are_known_where_the_model_was_asked(
+def test_response_processor_keeps_top_k_where_it_is_known(
     tokenizer: PreTrainedTokenizerBase, said: str, known: int
 ) -> None:
-    judged = make_judge(tokenizer)(complete_with_top(encode(tokenizer, said)), ["42"])
-    assert len(judged.response_ids) == 9 + 1
-    assert judged.top is not None
-    assert judged.top.ids_SK.tolist() == [[place] for place in range(known)]
-    assert judged.top.logprobs_SK.tolist() == [[-place] for place in range(known)]
+    processed = make_processor(tokenizer)(complete_with_top(encode(tokenizer, said)), ["42"])
+    assert len(processed.response_ids) == 9 + 1
+    assert processed.top is not None
+    assert processed.top.ids_SK.tolist() == [[position] for position in range(known)]
+    assert processed.top.logprobs_SK.tolist() == [[-position] for position in range(known)]
 
 
-def test_what_is_not_kept_keeps_no_likeliest_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    judged = make_judge(tokenizer)(complete_with_top(encode(tokenizer, "It is 43.")), ["42"])
-    assert (judged.outcome, judged.top) == ("wrong", None)
+def test_response_processor_drops_top_k_of_a_wrong_answer(tokenizer: PreTrainedTokenizerBase) -> None:
+    processed = make_processor(tokenizer)(complete_with_top(encode(tokenizer, "It is 43.")), ["42"])
+    assert (processed.outcome, processed.top) == ("wrong", None)
 
 
-def test_behind_a_token_made_anew_no_likeliest_tokens_are_known(merging: PreTrainedTokenizerBase) -> None:
-    """`is 4`, `2\\n`, `no` becomes `is 42`: up to the first token that differs, the model was asked."""
+def test_response_processor_drops_top_k_after_a_retokenized_token(merging: PreTrainedTokenizerBase) -> None:
+    """`is 4`, `2\\n`, `no` becomes `is 42`: distributions are known up to the first token that differs."""
     sampled = [*encode(merging, "is 4"), token_id(merging, "2Ċ"), *encode(merging, "no")]
-    judged = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
+    processed = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
         complete_with_top(sampled), ["42"]
     )
     same = len(encode(merging, "is "))
-    assert judged.response_ids.tolist() == [*sampled[:same], token_id(merging, "42"), 0]
-    assert judged.top is not None
-    assert len(judged.top.ids_SK) == same + 1
+    assert processed.response_ids.tolist() == [*sampled[:same], token_id(merging, "42"), 0]
+    assert processed.top is not None
+    assert len(processed.top.ids_SK) == same + 1
 
 
-def test_a_token_that_straddles_the_line_break_is_tokenised_anew(merging: PreTrainedTokenizerBase) -> None:
+def test_response_processor_retokenizes_a_token_across_the_line_break(merging: PreTrainedTokenizerBase) -> None:
     straddling = token_id(merging, "2Ċ")
     sampled = [*encode(merging, "is 4"), straddling, *encode(merging, "no")]
-    judge = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")
-    judged = judge(complete(sampled), ["42"])
-    assert judged.truncated_text == "is 42"
-    assert judged.response_ids.tolist() == [*encode(merging, "is 42"), 0]
-    assert straddling not in judged.response_ids
+    processor = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")
+    processed = processor(complete(sampled), ["42"])
+    assert processed.truncated_text == "is 42"
+    assert processed.response_ids.tolist() == [*encode(merging, "is 42"), 0]
+    assert straddling not in processed.response_ids
 
 
-def test_tokens_before_the_break_stay_as_sampled(merging: PreTrainedTokenizerBase) -> None:
-    """The text 42 is one token when tokenised, but the model said it in two, and those are distilled."""
+def test_response_processor_keeps_sampled_tokens_before_the_line_break(merging: PreTrainedTokenizerBase) -> None:
+    """The tokenizer encodes 42 as one token, but the model generated two, and the student is distilled on these."""
     two = [token_id(merging, "4"), token_id(merging, "2")]
     sampled: Tokens = np.asarray([*two, *encode(merging, "\nno")], np.int32)
-    judged = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
+    processed = ResponseProcessor(merging, metric="sub_em", end_of_turn=0, stop_ids=[0], keep="correct")(
         Completion(sampled, "length"), ["42"]
     )
-    assert judged.response_ids.tolist() == [*two, 0]
+    assert processed.response_ids.tolist() == [*two, 0]

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from pos2distill.sampling import reaper
 PROJECT = Path(__file__).parents[3]
 
 # Starts a child before the reaper and two after it: one in a session of its own that has a child itself, one forked.
-# Then tells all pids: before, child, grandchild, forked, reaper.
+# Sleeps until the reaper has scanned the processes, then prints all pids: before, child, grandchild, forked, reaper.
 PARENT = """
 import os, subprocess, sys, time
 from pos2distill.sampling.reaper import start_reaper
@@ -38,64 +37,7 @@ if sys.argv[1:] == ["end"]:
 time.sleep(300)
 """
 
-
-def alive(pid: int) -> bool:
-    table = reaper._processes()
-    return pid in table and not table[pid].dead
-
-
-def wait_until(true: Callable[[], bool], seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.1)
-    return true()
-
-
-Start = Callable[..., tuple[subprocess.Popen[str], list[int]]]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """`start(*arguments)`: the parent above and the pids it tells. The child from before the reaper is ended here."""
-    parents: list[tuple[subprocess.Popen[str], list[int]]] = []
-
-    def run(*arguments: str) -> tuple[subprocess.Popen[str], list[int]]:
-        parent = subprocess.Popen(
-            [sys.executable, "-c", PARENT, *arguments], cwd=PROJECT, stdout=subprocess.PIPE, text=True
-        )
-        assert parent.stdout is not None
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        parents.append((parent, pids))
-        return parents[-1]
-
-    yield run
-    for parent, pids in parents:
-        parent.kill()
-        if pids and alive(pids[0]):
-            os.kill(pids[0], signal.SIGKILL)
-        parent.communicate()
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "end"])
-def test_what_a_process_started_dies_with_it(start: Start, how: Any) -> None:
-    parent, (before, *started, helper) = start(*(["end"] if how == "end" else []))
-    if how != "end":
-        assert all(map(alive, [before, *started, helper]))
-        parent.send_signal(how)
-    assert wait_until(lambda: not any(map(alive, [*started, helper])))
-    assert alive(before)
-
-
-def test_it_waits_while_the_parent_lives(start: Start) -> None:
-    parent, (_, child, grandchild, *_) = start()
-    os.kill(child, signal.SIGKILL)  # its own child is an orphan now, and known all the same
-    time.sleep(1.5)
-    assert alive(grandchild)
-    parent.kill()
-    assert wait_until(lambda: not alive(grandchild))
-
-
-SHARING = """
+SHARED_MEMORY_PARENT = """
 import time
 from multiprocessing import get_context, shared_memory
 from pos2distill.sampling.reaper import start_reaper
@@ -108,35 +50,94 @@ print(memory.name, process.pid, flush=True)
 time.sleep(300)
 """
 
+Parent = subprocess.Popen[str]
 
-def test_shared_memory_is_removed(tmp_path: Path) -> None:
-    """By Python's own resource tracker, which is among the processes below the parent."""
-    with subprocess.Popen([sys.executable, "-c", SHARING], cwd=PROJECT, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        name, child = parent.stdout.readline().split()
-        memory = Path("/dev/shm", name)
-        started = reaper._below([parent.pid], reaper._processes(), ())
-        assert len(started) == 3  # the reaper, the tracker, the child
-        assert memory.exists()
+
+def alive(pid: int) -> bool:
+    table = reaper.read_processes()
+    return pid in table and not table[pid].dead
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20) -> bool:
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.1)
+    return true()
+
+
+def start_parent(script: str, *arguments: str) -> Parent:
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+
+
+def read_line(parent: Parent) -> list[str]:
+    assert parent.stdout is not None
+    return parent.stdout.readline().split()
+
+
+@pytest.fixture(scope="module")
+def parents() -> Iterator[dict[str, Parent]]:
+    """One parent for each test. All of them start at once, so that their sleeps overlap."""
+    started = {name: start_parent(PARENT, name) for name in ("SIGKILL", "SIGTERM", "end", "orphan")}
+    started["shared memory"] = start_parent(SHARED_MEMORY_PARENT)
+    yield started
+    for parent in started.values():
         parent.kill()
+        parent.communicate()
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "end"])
+def test_start_reaper_kills_later_processes_with_their_parent(parents: dict[str, Parent], how: str) -> None:
+    before, *started, helper = map(int, read_line(parents[how]))
+    try:
+        if how != "end":
+            assert all(map(alive, [before, *started, helper]))
+            parents[how].send_signal(getattr(signal, how))
+        assert wait_until(lambda: not any(map(alive, [*started, helper])))
+        assert alive(before)
+    finally:
+        os.kill(before, signal.SIGKILL)
+
+
+def test_start_reaper_kills_nothing_while_the_parent_lives(parents: dict[str, Parent]) -> None:
+    parent = parents["orphan"]
+    before, child, grandchild, *_ = map(int, read_line(parent))
+    try:
+        os.kill(child, signal.SIGKILL)  # its child, which the reaper already knows, is an orphan now
+        time.sleep(1.5)  # three scans
+        assert alive(grandchild)
+        parent.kill()
+        assert wait_until(lambda: not alive(grandchild))
+    finally:
+        os.kill(before, signal.SIGKILL)
+
+
+def test_kill_lets_the_resource_tracker_remove_shared_memory(parents: dict[str, Parent]) -> None:
+    """Python's own resource tracker is among the descendants of the parent."""
+    parent = parents["shared memory"]
+    name, child = read_line(parent)
+    memory = Path("/dev/shm", name)
+    started = reaper.descendants([parent.pid], reaper.read_processes())
+    assert len(started) == 3  # the reaper, the tracker, the child
+    assert memory.exists()
+    parent.kill()
     assert wait_until(lambda: not any(map(alive, started)))
     assert int(child) in started
     assert not memory.exists()
 
 
-def test_a_later_process_of_the_same_pid_is_not_killed() -> None:
+def test_kill_spares_a_later_process_with_the_same_pid() -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(300)"]) as process:
-        begun = reaper._processes()[process.pid].start
-        reaper.kill({process.pid: begun - 1})
+        start = reaper.read_processes()[process.pid].start
+        reaper.kill({process.pid: start - 1})
         assert process.poll() is None
-        reaper.kill({process.pid: begun})
+        reaper.kill({process.pid: start})
         assert process.wait(10) == -signal.SIGKILL
 
 
-def test_names_with_brackets_are_read(tmp_path: Path) -> None:
+def test_read_processes_of_a_name_with_brackets(tmp_path: Path) -> None:
     odd = tmp_path / "a) S 1 (b"
     odd.symlink_to("/bin/sleep")
     with subprocess.Popen([odd, "300"]) as process:
-        entry = reaper._processes()[process.pid]
+        entry = reaper.read_processes()[process.pid]
         assert (entry.parent, entry.dead) == (os.getpid(), False)
         process.kill()

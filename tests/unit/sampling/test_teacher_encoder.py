@@ -8,7 +8,7 @@ from pos2distill.sampling.teacher_encoder import TeacherEncoder
 
 
 @pytest.mark.parametrize(("alignment", "lag"), [("shifted", 1), ("official", 0)])
-def test_states_of_each_response_in_the_models_dtype(tiny_model_path: str, alignment: str, lag: int) -> None:
+def test_teacher_encoder_equals_the_decoders_hidden_states(tiny_model_path: str, alignment: str, lag: int) -> None:
     model = ModelSection(path=tiny_model_path, dtype="float32")
     random = np.random.default_rng(0)
     prompts, responses = (

@@ -74,10 +74,9 @@ def test_hold_lease_waits_until_the_holder_ends(claimed: str, capsys: pytest.Cap
         events.append("first")
     waiting.join()
     assert events == ["first", "second"]
-    host = socket.gethostname()  # type: ignore[attr-defined]
-    assert capsys.readouterr().err == (
-        f"{claimed}: in use by process {os.getpid()} on {host} since {since}; waiting until it ends (Ctrl-C to cancel)\n"
-    )
+    host = socket.gethostname()
+    who = f"process {os.getpid()} on {host} since {since}"
+    assert capsys.readouterr().err == f"{claimed}: in use by {who}; waiting until it ends (Ctrl-C to cancel)\n"
 
 
 @pytest.mark.parametrize("dead", [False, True])
