@@ -1,8 +1,8 @@
-"""Training batches of the toy tasks, written straight into tensors: thousands of fresh prompts a second.
+"""Training batches of the toy tasks, generated as tensors: thousands of new prompts a second.
 
-A sequence is one context and a few questions about it, in the form the chat template gives:
+A sequence is one context and a few questions about it, in the format of the chat template:
 `<s> <|user|> documents question <|assistant|> response <|end|> <|user|> question <|assistant|> ...`
-Several questions a context cost little more than one, and each is a training signal.
+Several questions about a context cost little more than one, and each of them is a training signal.
 
 Shapes: B sequences, D documents, P chains (D / 2), Q questions, H hops of a question (1 or 2), F fields of a fact (5),
 W words of a template, T tokens of a sequence.
@@ -36,9 +36,9 @@ from torch import Tensor
 # One-hop contexts and questions; one-hop questions about two-hop contexts; two-hop contexts and questions.
 Kind = Literal["one hop", "mixed", "two hops"]
 
-TOKEN_ID = {token: place for place, token in enumerate(TWO_HOP_VOCABULARY)}
+TOKEN_ID = {token: index for index, token in enumerate(TWO_HOP_VOCABULARY)}
 FIRST_NUMBER_ID, LAST_NUMBER_ID = TOKEN_ID[NUMBERS[0]], TOKEN_ID[NUMBERS[-1]]
-# A turn is a question, filled with the fact of its first hop, and a response: one template for each hop.
+# A turn is a question, filled with the fact of its first hop, and the response, with one template for each hop.
 ONE_HOP_TURN = (f"{QUESTION_BLOCK} {ASSISTANT}", (f"{RESPONSE} {END}",))
 TWO_HOP_TURN = (f"Question: {TWO_HOP_QUESTION} {ASSISTANT}", (RESPONSE, f"{RESPONSE} {CONCLUSION} {END}"))
 
@@ -48,7 +48,7 @@ def _turn(kind: Kind) -> tuple[str, tuple[str, ...]]:
 
 
 def sequence_length(documents: int, questions: int, kind: Kind = "one hop") -> int:
-    """Tokens of one sequence of `training_batch`."""
+    """Number of tokens in a sequence of `training_batch`."""
     question, responses = _turn(kind)
     turn = " ".join([USER, question, *responses])
     return 1 + documents * len(DOCUMENT_BLOCK.split()) + questions * len(turn.split())
@@ -63,45 +63,48 @@ def training_batch(
     generator: torch.Generator,
     kind: Kind = "one hop",
 ) -> tuple[Tensor, Tensor]:
-    """Draw a batch; the documents asked about are uniform over the slots, so the data teaches no position bias.
+    """Draw a batch. Questions are about documents at uniformly random slots, so the data teaches no position bias.
 
     Args:
         sequences: B.
         documents: D, at most 40; even unless the kind is one hop.
-        questions: Q, about different documents, at most D; of two hops about different chains, at most D / 2.
+        questions: Q, about different documents, at most D; with two hops about different chains, at most D / 2.
         copy_weight: loss weight of a document's words that repeat its title. Learning to copy them is a step
-            towards retrieval, and there are many more of them than of answers.
+            towards retrieval, and they are far more frequent than answers.
         generator: the only source of randomness.
         kind: of contexts and questions.
     Returns: token ids (B, T) int64; loss weights (B, T) float32: 1 on responses and on the animal of a question,
-        copy_weight on repeated words, 0 elsewhere. A question's adjective stands in one title only, so its animal can
-        be looked up: the easiest retrieval there is, and the way to the others.
+        copy_weight on repeated words, 0 elsewhere. A question's adjective is in one title only, so its animal can be
+        looked up: this is the easiest retrieval, and the model learns it first.
     """
     facts_BDF, asked_BQHF = _draw_context(sequences, documents, questions, kind, generator)
     question_template, response_templates = _turn(kind)
-    opening, user = (torch.full((sequences, 1), TOKEN_ID[token]) for token in (BOS, USER))
+    bos_B1 = torch.full((sequences, 1), TOKEN_ID[BOS])
+    user_B1 = torch.full((sequences, 1), TOKEN_ID[USER])
     documents_BT = write(DOCUMENT_BLOCK, facts_BDF).flatten(1)
     copied_W = torch.tensor(_repeats(DOCUMENT_BLOCK)) * copy_weight
-    animal_W = [float(word == "{animal}") for word in question_template.split()]
+    animal_W = torch.tensor([float(word == "{animal}") for word in question_template.split()])
 
-    tokens = [opening, user, documents_BT]
+    tokens = [bos_B1, user_B1, documents_BT]
     weights = [torch.zeros(2), copied_W.repeat(documents)]
     for turn, asked_BHF in enumerate(asked_BQHF.unbind(1)):
-        if turn > 0:  # the first question stands in the same message as the documents
-            tokens.append(user)
+        if turn > 0:  # the first question is in the same message as the documents
+            tokens.append(user_B1)
             weights.append(torch.zeros(1))
         question_BW = write(question_template, asked_BHF[:, 0])
-        hops = zip(response_templates, asked_BHF.unbind(1), strict=True)
-        response_BW = torch.cat([write(template, hop_BF) for template, hop_BF in hops], 1)
-        tokens += [question_BW, response_BW]
-        weights += [torch.tensor(animal_W), torch.ones(response_BW.shape[1])]
+        tokens.append(question_BW)
+        weights.append(animal_W)
+        for template, hop_BF in zip(response_templates, asked_BHF.unbind(1), strict=True):
+            response_BW = write(template, hop_BF)
+            tokens.append(response_BW)
+            weights.append(torch.ones(response_BW.shape[1]))
     return torch.cat(tokens, 1), torch.cat(weights).expand(sequences, -1)
 
 
 def _draw_context(
     sequences: int, documents: int, questions: int, kind: Kind, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """What the documents say, in their order, and the hops of every question: (B, D, F) and (B, Q, H, F)."""
+    """The facts of the documents in prompt order, (B, D, F), and of the hops of every question, (B, Q, H, F)."""
     facts_BDF = draw_facts(sequences, documents, generator)
     if kind == "one hop":
         asked_BQ = _draw_distinct(sequences, documents, questions, generator)
@@ -117,7 +120,7 @@ def _draw_context(
 
 
 def draw_facts(sequences: int, documents: int, generator: torch.Generator) -> Tensor:
-    """What the documents of each sequence say: (B, D, F) token ids, all different within a sequence."""
+    """The facts of each sequence's documents: (B, D, F) token ids, all different within a sequence."""
     adjective_BD = _draw_distinct(sequences, len(ADJECTIVES), documents, generator) + TOKEN_ID[ADJECTIVES[0]]
     animal_BD = _draw_distinct(sequences, len(ANIMALS), documents, generator) + TOKEN_ID[ANIMALS[0]]
     number_BN = _draw_distinct(sequences, len(NUMBERS), 2 * documents, generator) + FIRST_NUMBER_ID
@@ -126,7 +129,7 @@ def draw_facts(sequences: int, documents: int, generator: torch.Generator) -> Te
 
 
 def _link(facts_BDF: Tensor) -> Tensor:
-    """Make the animals of the second half of the documents mentors of those of the first, in the same order."""
+    """Make the animals of the second half of the facts mentors of those of the first half, in the same order."""
     pupil_BPF, mentor_BPF = facts_BDF.chunk(2, dim=1)
     relation_BP1 = torch.full_like(pupil_BPF[..., :1], TOKEN_ID[MENTOR])
     linked_BPF = torch.cat([relation_BP1, pupil_BPF[..., 1:3], mentor_BPF[..., 1:3]], dim=-1)
@@ -134,17 +137,18 @@ def _link(facts_BDF: Tensor) -> Tensor:
 
 
 def _pick(facts_BDF: Tensor, index_BQ: Tensor) -> Tensor:
-    """The facts at these places: (B, Q, F)."""
+    """The facts at these indices: (B, Q, F)."""
     return facts_BDF.gather(1, index_BQ[..., None].expand(-1, -1, len(FIELDS)))
 
 
 def write(template: str, facts_xF: Tensor) -> Tensor:
     """Fill a template with facts: (..., F) ids of fields to (..., W) ids of words."""
-    shape = facts_xF.shape[:-1]
-    words = [
-        facts_xF[..., FIELDS.index(word)] if word in FIELDS else torch.full(shape, TOKEN_ID[word])
-        for word in template.split()
-    ]
+    words = []
+    for word in template.split():
+        if word in FIELDS:
+            words.append(facts_xF[..., FIELDS.index(word)])
+        else:
+            words.append(torch.full(facts_xF.shape[:-1], TOKEN_ID[word]))
     return torch.stack(words, dim=-1)
 
 
@@ -154,6 +158,6 @@ def _draw_distinct(rows: int, population: int, count: int, generator: torch.Gene
 
 
 def _repeats(template: str) -> list[bool]:
-    """Which words of a template are fields that it has already shown."""
+    """For each word of a template, whether it is a field that occurred earlier in it."""
     words = template.split()
-    return [word in FIELDS and word in words[:place] for place, word in enumerate(words)]
+    return [word in FIELDS and word in words[:index] for index, word in enumerate(words)]

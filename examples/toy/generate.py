@@ -1,7 +1,7 @@
 """Write examples of a toy task to a gzipped JSON-lines file.
 
-The bytes are a function of the arguments: each example depends on (seed, its index) alone, and the archive carries
-no time stamp.
+The bytes depend on the arguments only: each example depends on (seed, index, documents), and the archive has no time
+stamp.
 
 Examples:
   python examples/toy/generate.py --examples 1500 --documents 40 --seed 0 --out examples/toy/data.jsonl.gz
@@ -20,7 +20,7 @@ from task import MAX_DOCUMENTS, MAX_EXAMPLES, Example, make_example, make_two_ho
 
 
 def write_examples(examples: Iterable[Example], path: Path) -> None:
-    """Write one compact JSON object a line; same examples, same bytes."""
+    """Write one compact JSON object on each line. The same examples give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as archive:
         for example in examples:
@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Write the file that the command line asks for."""
+    """Write the file given on the command line."""
     arguments = parse_arguments()
     make = make_example if arguments.hops == 1 else make_two_hop_example
     examples = (make(arguments.seed, index, arguments.documents) for index in range(arguments.examples))

@@ -28,13 +28,15 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(vocabulary: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One token a word, its id the word's place in the vocabulary.
+    """A tokenizer with one token for each word; a token's id is the word's index in the vocabulary.
 
-    Words are split at whitespace, so a newline in a prompt is a space to the model.
+    Text is split at whitespace, so the model cannot tell a newline from a space.
     """
-    words = Tokenizer(models.WordLevel({token: place for place, token in enumerate(vocabulary)}, unk_token=UNKNOWN))
+    words = Tokenizer(models.WordLevel({token: index for index, token in enumerate(vocabulary)}, unk_token=UNKNOWN))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    words.decoder = decoders.WordPiece(prefix="##", cleanup=False)  # no word has the prefix: joins with single spaces
+    words.decoder = decoders.WordPiece(
+        prefix="##", cleanup=False
+    )  # no word has the prefix, so words are joined by spaces
     words.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=words,
@@ -49,7 +51,7 @@ def build_tokenizer(vocabulary: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def build_model(seed: int) -> LlamaForCausalLM:
-    """A fresh model whose first layer starts by looking at the previous tokens. Sets torch's global seed."""
+    """A new model whose first layer attends to the previous tokens at the start. Sets torch's global seed."""
     bos, end, pad = (VOCABULARY.index(token) for token in (BOS, END, PAD))
     config = LlamaConfig(
         vocab_size=len(VOCABULARY),
@@ -76,24 +78,24 @@ def build_model(seed: int) -> LlamaForCausalLM:
 
 @torch.no_grad()
 def _look_back(model: LlamaForCausalLM, amplitude: float) -> None:
-    """Let head h of the first layer start by attending to the token h + 1 back, whatever the tokens are.
+    """Initialise head h of the first layer to attend to the token h + 1 positions back, for any tokens.
 
-        score(t, s) = sum_j amplitude^2 cos(f_j (t - s - h - 1)) + what the tokens say,  largest at s = t - h - 1
+        score(t, s) = sum_j amplitude^2 cos(f_j (t - s - h - 1)) + (a term of the tokens), largest at s = t - h - 1
 
-    RoPE turns pair j of a query at t by t f_j and of a key at s by s f_j, so a constant query bias (amplitude, 0) and
-    the same key bias turned by (h + 1) f_j give this score. Only the faster half of the frequencies takes part: they
-    tell neighbouring tokens apart. All of it stays trainable; it spares the model the slow discovery of "the word
-    before", on which retrieval is built.
+    RoPE rotates pair j of a query at position t by the angle t f_j, and of a key at position s by s f_j. So a constant
+    query bias (amplitude, 0) and the same key bias rotated by (h + 1) f_j give this score. Only the higher half of the
+    frequencies is used, since they distinguish neighbouring positions. The biases are trained like all weights.
+    Without this start the model is slow to discover the previous token, which retrieval requires.
     """
     attention = model.model.layers[0].self_attn
     pairs = HEAD_SIZE // 2
     frequency = ROPE_THETA ** (-torch.arange(pairs) / pairs)
     strength = torch.where(torch.arange(pairs) < pairs // 2, amplitude, 0.0)
     for head in range(HEADS):
-        turn = frequency * (head + 1)
-        place = slice(head * HEAD_SIZE, (head + 1) * HEAD_SIZE)
-        attention.q_proj.bias[place] = torch.cat([strength, torch.zeros(pairs)])
-        attention.k_proj.bias[place] = torch.cat([strength * turn.cos(), strength * turn.sin()])
+        angle = frequency * (head + 1)
+        channels = slice(head * HEAD_SIZE, (head + 1) * HEAD_SIZE)
+        attention.q_proj.bias[channels] = torch.cat([strength, torch.zeros(pairs)])
+        attention.k_proj.bias[channels] = torch.cat([strength * angle.cos(), strength * angle.sin()])
 
 
 def save(model: LlamaForCausalLM, folder: Path, vocabulary: Sequence[str]) -> None:

@@ -1,11 +1,11 @@
 """Train the toy's base model: retrieval over at most 8 documents, no position preferred.
 
-Asked over 20 to 40 documents, more than it ever saw, the model loses those far from the question. Nothing teaches it
-that: it is the position bias which the quickstart then repairs. About five minutes on one CPU core.
+With 20 to 40 documents, more than in any training prompt, the model fails on documents far from the question. The
+training data does not cause this position bias; the quickstart reduces it. About five minutes on one CPU core.
 
 Examples:
   python examples/toy/train_base.py --seed 0 --out examples/toy/base
-  python examples/toy/measure.py examples/toy/base
+  python run.py evaluate quickstart evaluation.slots=all   # the accuracy at every slot
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TOKENS_PER_STEP = 2048
 QUESTIONS_PER_CONTEXT = 3
 COPY_WEIGHT = 0.1
 WARMUP_STEPS = 50
-DATA_SEEDS = 1_000_000  # of one training seed: more than it has steps
+DATA_SEEDS = 1_000_000  # reserved for each training seed; larger than the number of steps
 
 
 @dataclass
 class Curriculum:
-    """How many documents a context has: up to `most`, which grows from 2 to `limit` as the model learns."""
+    """Number of documents in a context: up to `most`, which grows from 2 to `limit` as the model learns."""
 
     limit: int
     most: int = 2
@@ -41,13 +41,13 @@ class Curriculum:
     steps_since_growth: int = 0
 
     def draw(self, generator: torch.Generator) -> int:
-        """Half of the steps have the most documents allowed, the others any number from 2."""
+        """Half of the steps have `most` documents, the others a uniform number from 2."""
         if torch.rand((), generator=generator) < 0.5:
             return self.most
         return int(torch.randint(2, self.most + 1, (), generator=generator))
 
     def record(self, documents: int, accuracy: float) -> None:
-        """Take in one step's accuracy and grow by half once nine answers of ten are right."""
+        """Update the accuracy with one step's; above 0.9, increase `most` by half."""
         self.steps_since_growth += 1
         if documents == self.most:
             self.accuracy = accuracy if self.accuracy is None else 0.9 * self.accuracy + 0.1 * accuracy
@@ -58,13 +58,13 @@ class Curriculum:
 
 
 def learning_rate(step: int, peak: float, *, left: int | None, last_steps: int) -> float:
-    """Linear warm-up, constant until the curriculum is through, then linear decay to a twentieth.
+    """Linear warm-up, constant until the curriculum is finished, then linear decay to a twentieth.
 
     Args:
         step: from 0.
         peak: the constant.
-        left: steps to go; None while the curriculum still grows, for nobody knows then when it ends.
-        last_steps: what `left` starts from.
+        left: remaining steps; None while the curriculum grows, because the number is not known yet.
+        last_steps: initial value of `left`.
     """
     warmup = min(1.0, (step + 1) / WARMUP_STEPS)
     decay = 1.0 if left is None else max(0.05, left / last_steps)
@@ -83,7 +83,7 @@ def build_optimizers(model: LlamaForCausalLM, rate: float) -> tuple[Optimizer, O
 def weighted_loss(model: LlamaForCausalLM, ids_BT: Tensor, weight_BT: Tensor) -> tuple[Tensor, float]:
     """Cross-entropy of the next token, averaged with the batch's weights.
 
-    Returns: the loss in nats, and the share of code numbers in responses whose most likely token is right.
+    Returns: the loss in nats, and the accuracy on code numbers in responses (fraction whose argmax is correct).
     """
     logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1]
     target_BT, weight_BT = ids_BT[:, 1:], weight_BT[:, 1:]
@@ -92,8 +92,8 @@ def weighted_loss(model: LlamaForCausalLM, ids_BT: Tensor, weight_BT: Tensor) ->
     logits_NV, target_N, weight_N = logits_BTV[counted_BT].float(), target_BT[counted_BT], weight_BT[counted_BT]
     loss = (cross_entropy(logits_NV, target_N, reduction="none") * weight_N).sum() / weight_N.sum()
     code_N = (weight_N == 1) & (target_N >= FIRST_NUMBER_ID) & (target_N <= LAST_NUMBER_ID)
-    right_N = logits_NV.argmax(-1) == target_N
-    return loss, right_N[code_N].float().mean().item()
+    correct_N = logits_NV.argmax(-1) == target_N
+    return loss, correct_N[code_N].float().mean().item()
 
 
 def apply_step(loss: Tensor, optimizers: tuple[Optimizer, Optimizer], rate: float) -> None:
@@ -108,12 +108,12 @@ def apply_step(loss: Tensor, optimizers: tuple[Optimizer, Optimizer], rate: floa
 
 
 def train(model: LlamaForCausalLM, *, seed: int, most_steps: int, last_steps: int, documents: int, peak: float) -> None:
-    """Train in place: until it answers over `documents` documents, then `last_steps` more with a falling rate.
+    """Train in place until the curriculum reaches `documents` documents, then `last_steps` more with a decaying rate.
 
-    The data of a step is a function of (seed, step, most documents allowed). A context has more documents than
-    questions: asked about both of two documents, a model can give the second answer by elimination, and stays there.
+    The data of a step depends on (seed, step, most documents allowed). A context has more documents than questions:
+    with questions about both of two documents, a model finds the second answer by elimination, and learns only that.
 
-    Raises: SystemExit if `most_steps` end before the model gets as far as `documents` documents.
+    Raises: SystemExit if the curriculum does not reach `documents` documents within `most_steps`.
     """
     optimizers = build_optimizers(model, peak)
     curriculum = Curriculum(limit=documents)
@@ -142,8 +142,8 @@ def train(model: LlamaForCausalLM, *, seed: int, most_steps: int, last_steps: in
                 flush=True,
             )
     if left is None:
-        reached = f"seed {seed} got to {curriculum.most} documents of {documents} in {most_steps} steps"
-        raise SystemExit(f"{reached}, so it has not learned the task: try another --seed or more --steps")
+        reached = f"seed {seed} reached {curriculum.most} of {documents} documents in {most_steps} steps"
+        raise SystemExit(f"{reached}; try another --seed or more --steps")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -151,18 +151,20 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the data (default: %(default)s)")
     parser.add_argument(
-        "--steps", type=int, default=2000, help="most steps until it knows --documents (default: %(default)s)"
+        "--steps", type=int, default=2000, help="most steps until it reaches --documents (default: %(default)s)"
     )
-    parser.add_argument("--last-steps", type=int, default=500, help="steps from there (default: %(default)s)")
+    parser.add_argument("--last-steps", type=int, default=500, help="steps after that (default: %(default)s)")
     parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate (default: %(default)s)")
-    parser.add_argument("--documents", type=int, default=8, help="most documents it learns on (default: %(default)s)")
+    parser.add_argument(
+        "--documents", type=int, default=8, help="most documents of a training prompt (default: %(default)s)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="the weights depend on it (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model to")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Train and save the model that the command line asks for."""
+    """Train and save a model."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     model = build_model(arguments.seed)

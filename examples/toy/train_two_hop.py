@@ -1,12 +1,12 @@
-"""Teach the toy's base model two-hop questions: a second phase, still over at most 8 documents.
+"""Train the toy's base model on two-hop questions: a second phase, again with at most 8 documents.
 
 The model learns to follow a chain, `The mentor of X is Y . The code of Y is 48 72 . The answer is: 48 72`, and keeps
-answering one-hop questions. As in the first phase, the documents asked about stand anywhere, so the position bias over
-20 to 40 documents is again one that nobody taught. A few minutes on one CPU core.
+answering one-hop questions. As in the first phase, questions are about documents at uniformly random slots, so the
+training data does not cause the position bias over 20 to 40 documents. A few minutes on one CPU core.
 
 Examples:
   python examples/toy/train_two_hop.py --seed 0 --out examples/toy/two_hop_base
-  python examples/toy/measure.py examples/toy/two_hop_base --hops 2
+  python run.py evaluate quickstart_r2   # the accuracy by pairs of slots
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from train_base import (
 from transformers import LlamaForCausalLM
 
 TOKENS_PER_STEP = 4096
-# How many of the steps are of which kind: one-hop questions stay in, so that they are not forgotten.
-SHARES: dict[Kind, float] = {"one hop": 0.4, "mixed": 0.25, "two hops": 0.35}
-# The rate is constant, then falls over this share of the steps.
-FALLING = 0.3
+# Fraction of the steps of each kind. One-hop questions remain, so that the model does not forget them.
+KIND_FRACTIONS: dict[Kind, float] = {"one hop": 0.4, "mixed": 0.25, "two hops": 0.35}
+# The learning rate is constant, then decays over this fraction of the steps.
+DECAY_FRACTION = 0.3
 
 
 def load_with_new_words(folder: Path, seed: int) -> LlamaForCausalLM:
-    """The base model with the words of two-hop questions added; the old ones keep their vectors.
+    """The base model with the words of two-hop questions added; the existing words keep their embeddings.
 
-    Sets torch's global seed, from which the new vectors are drawn as those of a fresh model.
+    Sets torch's global seed; the new embeddings are drawn from it like those of a new model.
     """
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     torch.manual_seed(seed)
@@ -51,25 +51,25 @@ def load_with_new_words(folder: Path, seed: int) -> LlamaForCausalLM:
 def draw_shape(most: int, generator: torch.Generator) -> tuple[Kind, int, int]:
     """Kind, documents and questions of one step; half of the steps have the most documents allowed.
 
-    Chains come in twos at least and one of them is not asked about: from the only chain, or the last one left, the
-    answer could be told without reading the question.
+    A context has at least two chains, and no question is about one of them: with a single chain, or a single one left,
+    the model could answer without reading the question.
     """
-    share = torch.tensor(list(SHARES.values()))
-    kind = list(SHARES)[int(torch.multinomial(share, 1, generator=generator))]
+    fractions = torch.tensor(list(KIND_FRACTIONS.values()))
+    kind = list(KIND_FRACTIONS)[int(torch.multinomial(fractions, 1, generator=generator))]
     if kind == "one hop":
         documents = int(torch.randint(2, most + 1, (), generator=generator))
     else:
         documents = 2 * int(torch.randint(2, most // 2 + 1, (), generator=generator))
     if torch.rand((), generator=generator) < 0.5:
         documents = most
-    askable = documents // 2 if kind == "two hops" else documents
-    return kind, documents, min(QUESTIONS_PER_CONTEXT, askable - 1)
+    subjects = documents // 2 if kind == "two hops" else documents
+    return kind, documents, min(QUESTIONS_PER_CONTEXT, subjects - 1)
 
 
 def train(model: LlamaForCausalLM, *, seed: int, steps: int, documents: int, peak: float) -> None:
-    """Train in place. The data of a step is a function of (seed, step, most documents allowed)."""
+    """Train in place. The data of a step depends on (seed, step, most documents allowed)."""
     optimizers = build_optimizers(model, peak)
-    falling = max(1, round(FALLING * steps))
+    decay_steps = max(1, round(DECAY_FRACTION * steps))
     accuracy: dict[Kind, float] = {}
     started = time.monotonic()
     for step in range(steps):
@@ -80,9 +80,10 @@ def train(model: LlamaForCausalLM, *, seed: int, steps: int, documents: int, pea
             sequences, shown, questions, copy_weight=COPY_WEIGHT, generator=generator, kind=kind
         )
         loss, accuracy[kind] = weighted_loss(model, ids_BT, weight_BT)
-        apply_step(loss, optimizers, learning_rate(step, peak, left=min(falling, steps - step), last_steps=falling))
+        left = min(decay_steps, steps - step)
+        apply_step(loss, optimizers, learning_rate(step, peak, left=left, last_steps=decay_steps))
         if (step + 1) % 100 == 0:
-            last = ", ".join(f"{kind} {accuracy[kind]:.2f}" for kind in SHARES if kind in accuracy)
+            last = ", ".join(f"{kind} {accuracy[kind]:.2f}" for kind in KIND_FRACTIONS if kind in accuracy)
             print(f"step {step + 1}  {time.monotonic() - started:.0f} s  last accuracy: {last}", flush=True)
 
 
@@ -105,7 +106,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train and save the model that the command line asks for."""
+    """Train and save a model."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     model = load_with_new_words(arguments.base, arguments.seed)
