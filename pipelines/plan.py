@@ -13,7 +13,6 @@ from pos2distill.errors import UserError
 from pos2distill.models.files import model_digest
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact
-from pos2distill.tasks.formats import PUBLISHED
 from pos2distill.tasks.readers import file_digest
 
 # In a checkpoint: the model in Hugging Face format, and what each step did.
@@ -69,7 +68,7 @@ def make_plan(recipe: Recipe) -> Plan:
     method = study.method
     # How many examples are eval_specs does not change which are trained on.
     trained = {key: value for key, value in data.items() if key != "eval_examples"}
-    if study.data.format in PUBLISHED and study.data.distractors == "given":
+    if study.data.spec.skips_unusable and study.data.distractors == "given":
         trained["longest"] = _longest(study)  # rows with fewer documents are passed over
     where: Any
     slot_scores = None

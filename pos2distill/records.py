@@ -5,7 +5,7 @@ a pair for two hops. Token ids are int32. `SCHEMA_VERSION` rises whenever a sche
 of another version is refused, never guessed at.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 _METADATA = {"schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.int32())
 _SLOTS = pa.list_(pa.int32())
-_CHUNK = 1024
+_CHUNK_EXAMPLES = 256  # of 20 documents of 100 words: 4 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +170,16 @@ def example_from_row(row: Mapping[str, Any]) -> Example:
     return Example(row["example_id"], row["question"], tuple(row["answers"]), documents)
 
 
+def example_tables(examples: Sequence[Example]) -> Iterator[pa.Table]:
+    """Examples as tables of `EXAMPLE_SCHEMA`, 256 in each: as dictionaries they take several times the memory.
+
+    With examples that are read from a file when they are accessed, memory holds one table at a time.
+    """
+    for start in range(0, len(examples), _CHUNK_EXAMPLES):
+        rows = [asdict(example) for example in examples[start : start + _CHUNK_EXAMPLES]]
+        yield pa.Table.from_pylist(rows, schema=EXAMPLE_SCHEMA)
+
+
 def examples_to_table(examples: Sequence[Example]) -> pa.Table:
-    """Examples as a table of `EXAMPLE_SCHEMA`, some at a time: as dictionaries they take several times their memory."""
-    parts = (examples[start : start + _CHUNK] for start in range(0, len(examples), _CHUNK))
-    tables = [pa.Table.from_pylist([asdict(each) for each in part], schema=EXAMPLE_SCHEMA) for part in parts]
-    return pa.concat_tables([EXAMPLE_SCHEMA.empty_table(), *tables])
+    """Examples as one table of `EXAMPLE_SCHEMA`."""
+    return pa.concat_tables([EXAMPLE_SCHEMA.empty_table(), *example_tables(examples)])

@@ -7,10 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pos2distill.config.base import Count, Section
+from pos2distill.config.formats import FORMATS, Format, FormatName
 from pos2distill.config.methods import METHODS, Method, MethodName, RowWeights
-
-ONE_HOP_FORMATS = ("nq", "nq_oracle", "kv", "dpr")
-SEVERAL_HOP_FORMATS = ("musique", "hotpotqa", "2wiki")  # `jsonl` holds either
 
 _DEFAULT_SLOTS = 10  # to try for `auto`, and to evaluate at further prompt lengths
 _DEFAULT_TOPK = 64
@@ -36,9 +34,7 @@ class ModelSection(Section):
 class DataSection(Section):
     """The questions, and how they are shown."""
 
-    format: Literal["nq", "nq_oracle", "kv", "dpr", "musique", "hotpotqa", "2wiki", "jsonl"] = Field(
-        description="see docs/data.md"
-    )
+    format: FormatName = Field(description="see docs/data.md")
     path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
     prompt: Literal["qa", "kv", "plain", "coc", "reasoning"] = Field(
         "qa",
@@ -67,14 +63,19 @@ class DataSection(Section):
         True, description="to_user_error a row of one hop whose gold document holds none of the answers"
     )
 
+    @property
+    def spec(self) -> Format:
+        """The format's entry in the table."""
+        return FORMATS[self.format]
+
     @model_validator(mode="after")
     def _hops_fit_the_format(self) -> "DataSection":
         if not self.hops or len(set(self.hops)) != len(self.hops) or min(self.hops) < 1 or max(self.hops) > 4:
             raise ValueError("hops: expected numbers of gold documents from 1 to 4, each of them once")
-        if self.format in ONE_HOP_FORMATS and self.hops != (1,):
-            raise ValueError(f"hops: rows of format '{self.format}' have one gold document; set [1]")
-        if self.format in SEVERAL_HOP_FORMATS and 1 in self.hops:
-            raise ValueError(f"hops: rows of format '{self.format}' have several gold documents; set [2]")
+        if self.spec.hops == "one" and self.hops != (1,):
+            raise ValueError(f"hops: records of format '{self.format}' have one gold document; set [1]")
+        if self.spec.hops == "several" and 1 in self.hops:
+            raise ValueError(f"hops: records of format '{self.format}' have several gold documents; set [2]")
         if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
             asked = "asks" if self.metric == "sub_em" else "does not ask"
             other = "em" if self.metric == "sub_em" else "sub_em"
@@ -83,7 +84,7 @@ class DataSection(Section):
                 f"set data.metric={other} or another data.prompt"
             )
         if 1 in self.hops and len(self.hops) > 1:
-            raise ValueError("hops: one hop and several cannot be mixed; they are judged and placed differently")
+            raise ValueError("hops: one hop and several cannot be mixed; they are scored and placed differently")
         if max(self.hops) >= self.documents:
             raise ValueError(f"hops: {max(self.hops)} gold documents leave no distractor among {self.documents}")
         return self

@@ -2,29 +2,33 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from pos2distill.config import DataSection
 from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator, derive_seed
 from pos2distill.records import Document, Example
-from pos2distill.tasks.formats import PUBLISHED, REASONS, Reason, holds_answer, parse_row, question_id
+from pos2distill.tasks.formats import REASONS, Reason, holds_answer, parse_record, question_id
 from pos2distill.tasks.metrics import normalize, sub_exact_match
-from pos2distill.tasks.readers import read_rows
+from pos2distill.tasks.readers import read_records
+from pos2distill.tasks.spill import ExampleFile, StoredExamples
 
-_SIDES = ("train", "eval")
+Side = Literal["train", "eval"]
+_SIDES: tuple[Side, ...] = ("train", "eval")
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Training and evaluation examples that share no question, and how the rows of the file were used.
+    """Training and evaluation examples that have no question in common, and what became of the file's records.
 
-    `counts`: rows = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`.
+    The examples are in a temporary file: memory holds those that are accessed.
+    counts: records = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`.
     """
 
-    train: list[Example]
-    evaluation: list[Example]
+    train: Sequence[Example]
+    evaluation: Sequence[Example]
     counts: dict[str, int]
 
 
@@ -32,96 +36,129 @@ def dataset_name(data: DataSection) -> str:
     """The name that results carry."""
     if data.format == "nq_oracle":
         return "nq-oracle-random-distractors"
-    return f"{data.format}-random-distractors" if _draws(data) else data.format
+    return f"{data.format}-random-distractors" if _draws_distractors(data) else data.format
 
 
 def load_split(data: DataSection, *, documents: int, seed: int) -> Split:
     """Read a data set and choose its training and evaluation examples.
 
-    The side of the split is a hash of the normalised question alone, so the same question never stands on both sides,
+    The side of the split is a hash of the normalised question alone, so the same question is never on both sides,
     whatever the file, its format, its order or the seed. Within a side, a seeded hash chooses and orders examples.
 
+    Memory holds one record at a time, besides a hash of each question; where distractors are drawn, also the gold
+    documents of all records.
+
     Args:
-        data: format, path and how many examples are wanted.
-        documents: the longest prompt that will be asked for; every example gets or has as many.
+        data: format, path and how many examples are needed.
+        documents: in the longest prompt; every example has or gets as many.
         seed: of the choice and of drawn distractors.
     Raises:
-        UserError: naming file, row and field, or the side that has too few examples.
+        UserError: naming file, record and field, or the side that has too few examples.
     """
-    sides, pools, counts = _choose(data, documents, seed)
-    for side in _SIDES:
-        wanted = getattr(data, f"{side}_examples")
-        if len(sides[side]) < wanted:
-            passed = ", ".join(f"{counts[reason]} {reason}" for reason in REASONS if counts[reason])
-            raise UserError(
-                f"{data.path}: {len(sides[side])} {side} examples, but data.{side}_examples asks for {wanted}; "
-                f"lower it or move data.eval_fraction ({data.eval_fraction})"
-                + (f"; rows passed over: {passed}" if passed else "")
-            )
-        counts[side] = wanted
-    if _draws(data):
-        for side in _SIDES:
-            # In an order of their own, so that the file's does not matter.
-            pool = sorted(pools[side], key=lambda document: (document.title, document.text))
-            sides[side] = [
-                draw_distractors(example, pool, documents - len(example.documents), seed, data.path)
-                for example in sides[side]
-            ]
-    return Split(sides["train"], sides["eval"], dict(counts))
-
-
-def _choose(
-    data: DataSection, documents: int, seed: int
-) -> tuple[dict[str, list[Example]], dict[str, list[Document]], Counter[str]]:
-    """By side: the examples chosen, at most as many as wanted; and, if any are drawn, all documents to draw from."""
-    chosen: dict[str, list[tuple[int, str, Example]]] = {side: [] for side in _SIDES}
-    pools: dict[str, list[Document]] = {side: [] for side in _SIDES}
-    counts, question_of, asked = Counter(rows=0, duplicate=0), dict[str, str](), set[str]()
+    selection = _Selection(data, seed)
     for example in read_examples(data, documents):
-        counts["rows"] += 1
+        selection.add(example)
+    selection.check_any_usable()
+    sides = {side: selection.chosen(side) for side in _SIDES}
+    if _draws_distractors(data):
+        sides = {side: _fill_up(sides[side], selection.pools[side], data, documents, seed) for side in _SIDES}
+    return Split(sides["train"], sides["eval"], dict(selection.counts))
+
+
+@dataclass(slots=True)
+class _Selection:
+    """The examples chosen so far, by side, and the counts of records.
+
+    ranked: of each side, a heap with at most as many entries as examples are needed; each is (-rank, id, offset in the
+    file). The rank is a seeded hash, and the smallest ones are chosen. It is negated because heapq drops the smallest.
+    """
+
+    data: DataSection
+    seed: int
+    counts: Counter[str] = field(default_factory=lambda: Counter(records=0, duplicate=0))
+    pools: dict[Side, list[Document]] = field(default_factory=lambda: {side: [] for side in _SIDES})
+    ranked: dict[Side, list[tuple[int, str, int]]] = field(default_factory=lambda: {side: [] for side in _SIDES})
+    question_of: dict[str, str] = field(default_factory=dict)
+    questions: set[str] = field(default_factory=set)
+    file: ExampleFile = field(default_factory=ExampleFile)
+
+    def add(self, example: Example | Reason) -> None:
+        self.counts["records"] += 1
         if isinstance(example, str):
-            counts[example] += 1
-            continue
+            self.counts[example] += 1
+            return
+        if self._is_duplicate(example):
+            self.counts["duplicate"] += 1
+            return
+        side: Side = "eval" if _unit_hash(example.question) < self.data.eval_fraction else "train"
+        if _draws_distractors(self.data):
+            self.pools[side] += example.golds
+        self._rank(side, example)
+
+    def _is_duplicate(self, example: Example) -> bool:
         question = question_id(example.question)
-        if question_of.setdefault(example.example_id, question) != question:
-            raise UserError(f"{data.path}: id {example.example_id!r} stands for two questions; ids must be unique")
-        if question in asked:
-            counts["duplicate"] += 1
-            continue
-        asked.add(question)
-        side = "eval" if _unit_hash(example.question) < data.eval_fraction else "train"
-        if _draws(data):
-            pools[side] += example.golds
-        # A heap of the smallest ranks: memory holds what is wanted, not the file. Negated, since heapq keeps minima.
-        ranked = (-derive_seed(seed, "choose", example.example_id), example.example_id, example)
-        if len(chosen[side]) < getattr(data, f"{side}_examples"):
-            heapq.heappush(chosen[side], ranked)
-        else:
-            heapq.heappushpop(chosen[side], ranked)
-            counts[f"{side}_unused"] += 1
-    if not asked:
-        why = "; ".join(f"{counts[reason]} {reason} ({told})" for reason, told in REASONS.items() if counts[reason])
-        raise UserError(f"{data.path}: none of {counts['rows']} rows can be used: {why}")
-    return {side: [each for *_, each in sorted(chosen[side], reverse=True)] for side in _SIDES}, pools, counts
+        if self.question_of.setdefault(example.example_id, question) != question:
+            raise UserError(
+                f"{self.data.path}: id {example.example_id!r} is used for two questions; ids must be unique"
+            )
+        duplicate = question in self.questions
+        self.questions.add(question)
+        return duplicate
+
+    def _rank(self, side: Side, example: Example) -> None:
+        heap = self.ranked[side]
+        rank = -derive_seed(self.seed, "choose", example.example_id)
+        if len(heap) < self._needed(side):
+            heapq.heappush(heap, (rank, example.example_id, self.file.append(example)))
+            return
+        self.counts[f"{side}_unused"] += 1
+        # Only an example that is chosen goes to the file.
+        if (rank, example.example_id) > heap[0][:2]:
+            heapq.heapreplace(heap, (rank, example.example_id, self.file.append(example)))
+
+    def _needed(self, side: Side) -> int:
+        return self.data.train_examples if side == "train" else self.data.eval_examples
+
+    def check_any_usable(self) -> None:
+        if self.questions:
+            return
+        reasons = []
+        for reason, meaning in REASONS.items():
+            if self.counts[reason]:
+                reasons.append(f"{self.counts[reason]} {reason} ({meaning})")
+        raise UserError(f"{self.data.path}: none of {self.counts['records']} records can be used: {'; '.join(reasons)}")
+
+    def chosen(self, side: Side) -> StoredExamples:
+        """The examples of a side in the order of their ranks."""
+        heap, needed = self.ranked[side], self._needed(side)
+        if len(heap) < needed:
+            skipped = ", ".join(f"{self.counts[reason]} {reason}" for reason in REASONS if self.counts[reason])
+            raise UserError(
+                f"{self.data.path}: {len(heap)} {side} examples, but data.{side}_examples asks for {needed}; "
+                f"lower it or change data.eval_fraction ({self.data.eval_fraction})"
+                + (f"; records skipped: {skipped}" if skipped else "")
+            )
+        self.counts[side] = needed
+        return StoredExamples(self.file, [offset for _, _, offset in sorted(heap, reverse=True)])
 
 
 def read_examples(data: DataSection, documents: int) -> Iterator[Example | Reason]:
-    """Yield every row of the file in its order: a valid example, or why the row of a published file is passed over."""
+    """Yield every record of the file in its order: a valid example, or why the record is skipped."""
     empty = True
-    for place, row in read_rows(data.path):
-        where = f"{data.path}, {place}"
+    for position, record in read_records(data.path):
+        location = f"{data.path}, {position}"
         empty = False
-        parsed = parse_row(data.format, row, where)
-        yield _fit(parsed, data, documents, where) if isinstance(parsed, Example) else parsed
+        parsed = parse_record(data.format, record, location)
+        yield _fit(parsed, data, documents, location) if isinstance(parsed, Example) else parsed
     if empty:
         raise UserError(f"{data.path}: holds no examples")
 
 
-def draw_distractors(example: Example, pool: list[Document], count: int, seed: int, path: str) -> Example:
+def draw_distractors(example: Example, pool: Sequence[Document], count: int, seed: int, path: str) -> Example:
     """The example with `count` further distractors, gold documents of other examples, after its own.
 
-    None of them holds an answer or is there already. Of several hops the answers yes and no do not count: they are
-    judgements on the gold documents, and nearly every text holds the letters.
+    None of them contains an answer or is in the example already. For an example of several hops the answers yes and no
+    are not looked for: they are judgements on the gold documents, and nearly every text contains the letters.
     """
     if count <= 0:
         return example
@@ -141,49 +178,68 @@ def draw_distractors(example: Example, pool: list[Document], count: int, seed: i
     raise UserError(f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r}")
 
 
-def _draws(data: DataSection) -> bool:
-    return data.distractors == "random" or data.format == "nq_oracle"
+def _fill_up(
+    examples: Sequence[Example], pool: Sequence[Document], data: DataSection, documents: int, seed: int
+) -> StoredExamples:
+    """The examples with drawn distractors, as many as the longest prompt needs."""
+    # Sorted, so that the draw does not depend on the order of the file.
+    ordered = sorted(pool, key=lambda document: (document.title, document.text))
+    file = ExampleFile()
+    offsets = []
+    for example in examples:
+        filled = draw_distractors(example, ordered, documents - len(example.documents), seed, data.path)
+        offsets.append(file.append(filled))
+    return StoredExamples(file, offsets)
 
 
-def _fit(example: Example, data: DataSection, documents: int, where: str) -> Example | Reason:
-    """The example if it is what the settings ask for; else the reason, or an error for a file of one's own."""
-    _check_words(example, where)
-    golds, published = len(example.golds), data.format in PUBLISHED
+def _draws_distractors(data: DataSection) -> bool:
+    return data.distractors == "random" or data.spec.keeps_gold_only
+
+
+def _fit(example: Example, data: DataSection, documents: int, location: str) -> Example | Reason:
+    """The example if it is what the settings ask for; else the reason to skip it, or an error for a user's own file."""
+    _check_words(example, location)
+    golds = len(example.golds)
     if golds not in data.hops:
-        if published:
+        if data.spec.skips_unusable:
             return "other_hops"
-        wanted = "exactly one" if data.hops == (1,) else " or ".join(map(str, sorted(data.hops)))
-        raise UserError(
-            f"{where}: {golds or 'no'} gold document{'s' if golds > 1 else ''}; expected {wanted}"
-            + (f" (data.hops); if that is right, set data.hops=[{golds}]" if data.format == "jsonl" and golds else "")
-        )
+        raise UserError(_wrong_hops(golds, data, location))
     if data.answer_in_gold and golds == 1 and not sub_exact_match(example.golds[0].text, example.answers):
         raise UserError(
-            f"{where}: the gold document holds none of the answers {list(example.answers)!r:.80}; "
-            f"mend the row or set data.answer_in_gold=false"
+            f"{location}: the gold document contains none of the answers {list(example.answers)!r:.80}; "
+            f"correct the record or set data.answer_in_gold=false"
         )
-    if data.format == "nq_oracle":
+    if data.spec.keeps_gold_only:
         return replace(example, documents=example.golds)
-    if len(example.documents) < documents and not _draws(data):
-        if published:
+    if len(example.documents) < documents and not _draws_distractors(data):
+        if data.spec.skips_unusable:
             return "too_few_documents"
         raise UserError(
-            f"{where}: {len(example.documents)} documents, but prompts of {documents} slots are asked for "
+            f"{location}: {len(example.documents)} documents, but prompts of {documents} slots are asked for "
             f"(data.documents, evaluation.other_documents); lower them or set data.distractors=random"
         )
     return example
 
 
-def _check_words(example: Example, where: str) -> None:
+def _wrong_hops(golds: int, data: DataSection, location: str) -> str:
+    """The message for a record with another number of gold documents than `data.hops` has."""
+    expected = "exactly one" if data.hops == (1,) else " or ".join(map(str, sorted(data.hops)))
+    message = f"{location}: {golds or 'no'} gold document{'s' if golds > 1 else ''}; expected {expected}"
+    if data.spec.hops == "any" and golds:
+        message += f" (data.hops); if that is right, set data.hops=[{golds}]"
+    return message
+
+
+def _check_words(example: Example, location: str) -> None:
     if not example.question.strip():
-        raise UserError(f"{where}, question: empty")
+        raise UserError(f"{location}, question: empty")
     if not example.answers:
-        raise UserError(f"{where}, answers: empty; expected at least one answer")
+        raise UserError(f"{location}, answers: empty; expected at least one answer")
     if any(not answer.strip() for answer in example.answers):
-        raise UserError(f"{where}, answers: one is blank; expected text")
+        raise UserError(f"{location}, answers: one is blank; expected text")
     if not any(normalize(answer) for answer in example.answers):
         raise UserError(
-            f"{where}, answers: {list(example.answers)!r:.80} are all empty once normalised; expected words"
+            f"{location}, answers: {list(example.answers)!r:.80} are all empty once normalised; expected words"
         )
 
 

@@ -116,9 +116,9 @@ def test_run_study_on_published_formats(
     run_study(load_recipe(str(path)))
     summary = json.loads((tmp_path / "run" / "report" / "summary.json").read_text())
     counts = summary["counts"]
-    records = counts["examples"]["rows"]
+    records = counts["examples"]["records"]
     assert records == data_set.records
-    assert records == sum(value for name, value in counts["examples"].items() if name != "rows")
+    assert records == sum(value for name, value in counts["examples"].items() if name != "records")
     assert counts["sample"]["sampled"] == train_examples
     assert counts["sample"]["kept"] + counts["sample"]["empty"] == train_examples
     prompts = EVALUATION * (12 if slots == "pairs" else 3)

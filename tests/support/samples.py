@@ -67,7 +67,7 @@ def answered_source(study: Study) -> Source:
     """
     tokenizer = load_tokenizer(study.model)
     build = PromptBuilder(tokenizer, study.data.prompt, max_length=512, reserve=16)
-    examples = load_split(study.data, documents=study.data.documents, seed=study.seed).train
+    examples = list(load_split(study.data, documents=study.data.documents, seed=study.seed).train)
     prompts = [build(example, study.data.documents, study.advantageous(len(example.golds))) for example in examples]
     # Responses of different lengths, so that a mean over tokens differs from a mean over rows.
     texts = [example.answers[0] + "!" * (index % 3) for index, example in enumerate(examples)]

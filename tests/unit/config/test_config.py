@@ -115,8 +115,11 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ("method={name: r2, weights: paper}", "method.weights: 'paper' does not go with method 'r2'"),
         ("method={name: r2, alignment: official}", "method.alignment: 'official' is about distributions; method 'r2'"),
         ("method={name: kl, k: 0}", "method.k: 0 trivial slots and no weight on the advantageous one leave nothing"),
-        ("data.hops=[2]", "data.hops: rows of format 'nq' have one gold document; set [1]"),
-        ("data={format: musique, path: x}", "data.hops: rows of format 'musique' have several gold documents; set [2]"),
+        ("data.hops=[2]", "data.hops: records of format 'nq' have one gold document; set [1]"),
+        (
+            "data={format: musique, path: x}",
+            "data.hops: records of format 'musique' have several gold documents; set [2]",
+        ),
         ("data={format: jsonl, path: x, hops: [5]}", "data.hops: expected numbers of gold documents from 1 to 4"),
         ("data={format: jsonl, path: x, hops: [3], documents: 3}", "data.hops: 3 gold documents leave no distractor"),
         ("data={format: jsonl, path: x, hops: [1, 2]}", "data.hops: one hop and several cannot be mixed"),

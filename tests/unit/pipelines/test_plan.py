@@ -135,7 +135,7 @@ def test_the_examples_stage_writes_the_split(make_recipe: Make) -> None:
     assert manifest.counts == split.counts
     assert plan.examples.manifest() == manifest
     assert training_ids(plan).to_pylist() == [example.example_id for example in split.train]
-    assert [example_from_row(row) for row in plan.examples.read_table("train.parquet").to_pylist()] == split.train
+    assert [example_from_row(row) for row in plan.examples.read_table("train.parquet").to_pylist()] == list(split.train)
     assert plan.examples.read_table("evaluation.parquet")["example_id"].to_pylist() == [
         example.example_id for example in split.evaluation
     ]

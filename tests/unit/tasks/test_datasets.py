@@ -1,5 +1,6 @@
 import json
 import random
+import tracemalloc
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +16,17 @@ from pos2distill.records import Document, Example
 from pos2distill.tasks.datasets import Split, dataset_name, draw_distractors, load_split, read_examples
 from pos2distill.tasks.formats import REASONS
 from pos2distill.tasks.metrics import normalize, sub_exact_match
+from pos2distill.tasks.spill import ExampleFile, StoredExamples
 
-Rows = list[dict[str, Any]]
-Write = Callable[[Rows], str]
+Records = list[dict[str, Any]]
+Write = Callable[[Records], str]
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    def write(rows: Rows) -> str:
+    def write(records: Records) -> str:
         path = tmp_path / f"{uuid.uuid4().hex}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
         return str(path)
 
     return write
@@ -35,7 +37,7 @@ def section(path: str, **fields: Any) -> DataSection:
     return DataSection(path=path, **given)
 
 
-def question_row(index: int, question: str | None = None) -> dict[str, Any]:
+def question_record(index: int, question: str | None = None) -> dict[str, Any]:
     return {
         "id": f"row-{index}",
         "question": question or f"Which code has animal {index}?",
@@ -47,12 +49,12 @@ def question_row(index: int, question: str | None = None) -> dict[str, Any]:
     }
 
 
-def oracle_row(index: int) -> dict[str, Any]:
+def oracle_record(index: int) -> dict[str, Any]:
     gold = {"title": f"t{index}", "text": f"It is code{index:03d}.", "isgold": True}
     return {"question": f"Which code has animal {index}?", "answers": [f"code{index:03d}"], "ctxs": [gold]}
 
 
-def hotpot_row(index: int, question: str | None = None, hops: int = 2) -> dict[str, Any]:
+def hotpot_record(index: int, question: str | None = None, hops: int = 2) -> dict[str, Any]:
     """A paragraph a hop and one distractor; every third answer is a yes."""
     titles = [f"t{index}-{hop}" for hop in range(hops)]
     return {
@@ -64,72 +66,74 @@ def hotpot_row(index: int, question: str | None = None, hops: int = 2) -> dict[s
     }
 
 
-def test_an_empty_file(write: Write) -> None:
+def test_read_examples_refuses_an_empty_file(write: Write) -> None:
     data = section(write([]))
     with pytest.raises(UserError, match=r"holds no examples$"):
         list(read_examples(data, 2))
 
 
-def test_one_id_for_two_questions(write: Write) -> None:
-    path = write([{**question_row(1), "id": "same"}, {**question_row(2), "id": "same"}])
-    with pytest.raises(UserError, match=r"id 'same' stands for two questions; ids must be unique$"):
+def test_load_split_refuses_one_id_for_two_questions(write: Write) -> None:
+    path = write([{**question_record(1), "id": "same"}, {**question_record(2), "id": "same"}])
+    with pytest.raises(UserError, match=r"id 'same' is used for two questions; ids must be unique$"):
         load_split(section(path), documents=2, seed=0)
 
 
-def test_too_few_examples(write: Write) -> None:
-    path = write([question_row(index) for index in range(20)])
+def test_load_split_refuses_too_few_examples(write: Write) -> None:
+    path = write([question_record(index) for index in range(20)])
     with pytest.raises(UserError) as caught:
         load_split(section(path, train_examples=50), documents=2, seed=0)
     assert str(caught.value).endswith(
-        "train examples, but data.train_examples asks for 50; lower it or move data.eval_fraction (0.5)"
+        "train examples, but data.train_examples asks for 50; lower it or change data.eval_fraction (0.5)"
     )
 
 
-# --- rows that are passed over
+# --- records that are skipped
 
 
 def hotpot(path: str, **fields: Any) -> DataSection:
     return section(path, **{"format": "hotpotqa", "hops": (2,), "documents": 3, **fields})
 
 
-def test_rows_passed_over_are_counted_by_reason(write: Write) -> None:
-    rows = [hotpot_row(index) for index in range(40)]
-    rows += [hotpot_row(100 + index, hops=3) for index in range(7)]
-    rows += [{**hotpot_row(200 + index), "answer": "The The"} for index in range(3)]
-    short = hotpot_row(300)
-    rows += [{**short, "context": short["context"][1:]}]
-    rows += [{**hotpot_row(400 + index), "question": "Which code has animal 7"} for index in range(2)]
-    split = load_split(hotpot(write(rows), train_examples=4, eval_examples=4), documents=3, seed=0)
-    assert split.counts["rows"] == 53 == sum(count for name, count in split.counts.items() if name != "rows")
+def test_load_split_counts_skipped_records_by_reason(write: Write) -> None:
+    records = [hotpot_record(index) for index in range(40)]
+    records += [hotpot_record(100 + index, hops=3) for index in range(7)]
+    records += [{**hotpot_record(200 + index), "answer": "The The"} for index in range(3)]
+    short = hotpot_record(300)
+    records += [{**short, "context": short["context"][1:]}]
+    records += [{**hotpot_record(400 + index), "question": "Which code has animal 7"} for index in range(2)]
+    split = load_split(hotpot(write(records), train_examples=4, eval_examples=4), documents=3, seed=0)
+    assert split.counts["records"] == 53 == sum(count for name, count in split.counts.items() if name != "records")
     assert {name: split.counts[name] for name in (*REASONS, "duplicate") if name in split.counts} == {
         "no_answer": 3,
         "other_hops": 7,
         "too_few_documents": 1,
         "duplicate": 2,
     }
-    assert all(len(example.golds) == 2 for example in split.train + split.evaluation)
+    assert all(len(example.golds) == 2 for example in [*split.train, *split.evaluation])
 
 
-def test_a_file_in_which_nothing_is_left_is_refused_with_its_reasons(write: Write) -> None:
-    path = write([hotpot_row(index, hops=3) for index in range(2)] + [hotpot_row(9)])
+def test_load_split_refuses_a_file_without_usable_records(write: Write) -> None:
+    path = write([hotpot_record(index, hops=3) for index in range(2)] + [hotpot_record(9)])
     with pytest.raises(UserError) as caught:
         load_split(hotpot(path, documents=20), documents=20, seed=0)
     assert str(caught.value) == (
-        f"{path}: none of 3 rows can be used: 2 other_hops (so many gold documents are not asked for in data.hops); "
+        f"{path}: none of 3 records can be used: 2 other_hops (a number of gold documents that is not in data.hops); "
         "1 too_few_documents (shorter than the longest prompt; lower data.documents or set data.distractors=random)"
     )
 
 
-def test_too_few_examples_of_a_file_with_rows_passed_over(write: Write) -> None:
-    path = write([hotpot_row(index) for index in range(20)] + [hotpot_row(50 + index, hops=3) for index in range(5)])
-    with pytest.raises(UserError, match=r"eval_fraction \(0\.5\); rows passed over: 5 other_hops$"):
+def test_load_split_names_skipped_records_if_examples_are_too_few(write: Write) -> None:
+    path = write(
+        [hotpot_record(index) for index in range(20)] + [hotpot_record(50 + index, hops=3) for index in range(5)]
+    )
+    with pytest.raises(UserError, match=r"eval_fraction \(0\.5\); records skipped: 5 other_hops$"):
         load_split(hotpot(path, train_examples=50), documents=3, seed=0)
 
 
 # --- drawn distractors
 
 
-def test_results_name_random_distractors() -> None:
+def test_dataset_name_shows_random_distractors() -> None:
     assert dataset_name(section("x", format="nq_oracle")) == "nq-oracle-random-distractors"
     assert dataset_name(section("x", format="nq_oracle", distractors="random")) == "nq-oracle-random-distractors"
     assert dataset_name(section("x", format="nq")) == "nq"
@@ -144,8 +148,8 @@ def everything(data: DataSection) -> DataSection:
     return data.model_copy(update=wanted)
 
 
-def test_oracle_rows_get_distractors_from_their_own_side(write: Write) -> None:
-    data = everything(section(write([oracle_row(index) for index in range(40)]), format="nq_oracle"))
+def test_load_split_draws_distractors_of_oracle_records_from_their_own_side(write: Write) -> None:
+    data = everything(section(write([oracle_record(index) for index in range(40)]), format="nq_oracle"))
     split = load_split(data, documents=5, seed=0)
     for side in (split.train, split.evaluation):
         own = {document.text for example in side for document in example.golds}
@@ -156,8 +160,8 @@ def test_oracle_rows_get_distractors_from_their_own_side(write: Write) -> None:
             assert sum(sub_exact_match(text, example.answers) for text in texts) == 1
 
 
-def test_rows_of_several_hops_are_filled_from_their_own_side(write: Write) -> None:
-    data = everything(hotpot(write([hotpot_row(index) for index in range(40)]), distractors="random"))
+def test_load_split_fills_up_records_of_several_hops_from_their_own_side(write: Write) -> None:
+    data = everything(hotpot(write([hotpot_record(index) for index in range(40)]), distractors="random"))
     plain = load_split(data, documents=3, seed=0)
     filled = load_split(data, documents=9, seed=0)
     for before, after in ((plain.train, filled.train), (plain.evaluation, filled.evaluation)):
@@ -173,20 +177,20 @@ def test_rows_of_several_hops_are_filled_from_their_own_side(write: Write) -> No
                 assert not any(sub_exact_match(text, example.answers) for _, text in drawn)
 
 
-def test_a_longer_prompt_adds_to_the_same_draw(write: Write) -> None:
-    data = hotpot(write([hotpot_row(index) for index in range(30)]), distractors="random")
+def test_load_split_adds_to_the_same_draw_for_a_longer_prompt(write: Write) -> None:
+    data = hotpot(write([hotpot_record(index) for index in range(30)]), distractors="random")
     short, long = (load_split(data, documents=n, seed=4).train[0] for n in (6, 9))
     assert short.documents == long.documents[:6]
 
 
-def test_a_draw_depends_on_seed_and_example_alone(write: Write) -> None:
-    rows = [hotpot_row(index) for index in range(30)]
+def test_load_split_draws_by_seed_and_example_alone(write: Write) -> None:
+    records = [hotpot_record(index) for index in range(30)]
     few, many, other = (
         {example.example_id: example for example in load_split(data, documents=8, seed=seed).train}
         for data, seed in (
-            (hotpot(write(rows), distractors="random", train_examples=3), 0),
-            (hotpot(write(rows[::-1]), distractors="random", train_examples=9), 0),
-            (hotpot(write(rows), distractors="random", train_examples=9), 1),
+            (hotpot(write(records), distractors="random", train_examples=3), 0),
+            (hotpot(write(records[::-1]), distractors="random", train_examples=9), 0),
+            (hotpot(write(records), distractors="random", train_examples=9), 1),
         )
     )
     assert few == {name: many[name] for name in few}
@@ -197,7 +201,7 @@ def gold_and(*others: Document) -> Example:
     return Example("e", "Which?", ("code001",), (Document("gold", "It is code001.", 0), *others))
 
 
-def test_distractors_that_hold_an_answer_or_are_there_already_are_passed_over() -> None:
+def test_draw_distractors_skips_documents_with_an_answer_and_repetitions() -> None:
     own = Document("own", "mine")
     pool = [
         Document("a", "It is CODE001!"),
@@ -215,12 +219,12 @@ def test_distractors_that_hold_an_answer_or_are_there_already_are_passed_over() 
         draw_distractors(gold_and(own), pool, 3, 0, "file")
 
 
-def test_nothing_is_drawn_where_nothing_is_wanted() -> None:
+def test_draw_distractors_of_no_count_changes_nothing() -> None:
     assert draw_distractors(gold_and(), [Document("b", "fine")], 0, 0, "file") == gold_and()
     assert draw_distractors(gold_and(), [], -3, 0, "file") == gold_and()
 
 
-def test_yes_and_no_exclude_no_distractor_of_several_hops() -> None:
+def test_draw_distractors_ignores_yes_and_no_of_several_hops() -> None:
     golds = (Document("a", "x", 0), Document("b", "y", 1))
     pool = [Document("c", "Nothing is known of it, yes.")]
     assert len(draw_distractors(Example("e", "Both?", ("No",), golds), pool, 1, 0, "file").documents) == 3
@@ -239,25 +243,25 @@ def ids(split: Split) -> tuple[list[str], list[str]]:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.randoms(use_true_random=False), seed=st.integers(0, 5), repeats=st.integers(0, 6))
-def test_counts_add_up_and_the_sides_share_no_question(
+def test_load_split_counts_add_up_and_no_question_is_on_both_sides(
     write: Write, order: random.Random, seed: int, repeats: int
 ) -> None:
-    rows = [question_row(index) for index in range(30)]
-    # The same questions again under other ids, in other dress; and the same rows again.
-    rows += [question_row(100 + index, f"the WHICH code, has: animal {index}") for index in range(repeats)]
-    rows += rows[:repeats]
-    order.shuffle(rows)
-    split = load_split(section(write(rows), train_examples=5, eval_examples=5), documents=2, seed=seed)
+    records = [question_record(index) for index in range(30)]
+    # The same questions again under other ids, in other dress; and the same records again.
+    records += [question_record(100 + index, f"the WHICH code, has: animal {index}") for index in range(repeats)]
+    records += records[:repeats]
+    order.shuffle(records)
+    split = load_split(section(write(records), train_examples=5, eval_examples=5), documents=2, seed=seed)
     parts = ("duplicate", "train_unused", "eval_unused", "train", "eval")
-    assert split.counts["rows"] == len(rows) == sum(split.counts.get(part, 0) for part in parts)
+    assert split.counts["records"] == len(records) == sum(split.counts.get(part, 0) for part in parts)
     assert split.counts["duplicate"] == 2 * repeats
     train, evaluation = ({normalize(each.question) for each in side} for side in (split.train, split.evaluation))
     assert not train & evaluation
 
 
-def test_the_sides_share_no_question_across_files_and_seeds(write: Write) -> None:
-    one = write([question_row(index) for index in range(40)])
-    two = write([question_row(500 + index, f"WHICH code has the animal {index}??") for index in range(60)])
+def test_load_split_keeps_sides_apart_across_files_and_seeds(write: Write) -> None:
+    one = write([question_record(index) for index in range(40)])
+    two = write([question_record(500 + index, f"WHICH code has the animal {index}??") for index in range(60)])
     sides = [
         load_split(section(path, train_examples=12, eval_examples=12), documents=2, seed=seed)
         for path, seed in ((one, 0), (two, 1), (two, 2))
@@ -267,11 +271,11 @@ def test_the_sides_share_no_question_across_files_and_seeds(write: Write) -> Non
     assert not trained & asked
 
 
-def test_the_sides_share_no_question_across_formats(write: Write) -> None:
+def test_load_split_keeps_sides_apart_across_formats(write: Write) -> None:
     """The same questions in two formats, in other dress, under other ids, with other seeds and sizes."""
-    one = write([question_row(index) for index in range(60)])
-    two = write([hotpot_row(index, f"the WHICH code, has animal: {index}") for index in range(60)][::-1])
-    three = write([oracle_row(index) for index in range(60)])
+    one = write([question_record(index) for index in range(60)])
+    two = write([hotpot_record(index, f"the WHICH code, has animal: {index}") for index in range(60)][::-1])
+    three = write([oracle_record(index) for index in range(60)])
     every = [
         load_split(everything(data), documents=2, seed=seed)
         for data, seed in (
@@ -289,23 +293,59 @@ def test_the_sides_share_no_question_across_formats(write: Write) -> None:
 
 
 @pytest.mark.parametrize("form", ["jsonl", "nq_oracle"])
-def test_the_choice_does_not_depend_on_file_order(write: Write, form: str) -> None:
-    make = question_row if form == "jsonl" else oracle_row
-    rows = [make(index) for index in range(40)]
+def test_load_split_does_not_depend_on_file_order(write: Write, form: str) -> None:
+    make = question_record if form == "jsonl" else oracle_record
+    records = [make(index) for index in range(40)]
     data = {"format": form, "train_examples": 6, "eval_examples": 6}
-    forward, backward = (load_split(section(write(r), **data), documents=2, seed=3) for r in (rows, rows[::-1]))
+    forward, backward = (load_split(section(write(r), **data), documents=2, seed=3) for r in (records, records[::-1]))
     assert ids(forward) == ids(backward)
-    assert (forward.train, forward.evaluation) == (backward.train, backward.evaluation)
+    assert list(forward.train) == list(backward.train)
+    assert list(forward.evaluation) == list(backward.evaluation)
 
 
-def test_the_seed_chooses_within_a_side(write: Write) -> None:
-    path = write([question_row(index) for index in range(60)])
+def test_load_split_chooses_by_seed_within_a_side(write: Write) -> None:
+    path = write([question_record(index) for index in range(60)])
     first, second = (load_split(section(path, train_examples=8), documents=2, seed=seed) for seed in (0, 1))
     assert set(ids(first)[0]) != set(ids(second)[0])
 
 
-def test_more_training_examples_leave_the_evaluation_as_it_was(write: Write) -> None:
-    path = write([question_row(index) for index in range(60)])
+def test_load_split_evaluation_does_not_depend_on_train_examples(write: Write) -> None:
+    path = write([question_record(index) for index in range(60)])
     few, many = (load_split(section(path, train_examples=n, eval_examples=9), documents=2, seed=0) for n in (3, 12))
-    assert few.evaluation == many.evaluation
-    assert few.train == many.train[:3]
+    assert list(few.evaluation) == list(many.evaluation)
+    assert list(few.train) == many.train[:3]
+
+
+def test_load_split_memory_does_not_grow_with_the_examples(tmp_path: Path) -> None:
+    """16 MB of documents, all of which are chosen and become tables."""
+    path = tmp_path / "data.jsonl"
+    with path.open("w") as file:
+        for index in range(800):
+            record = question_record(index)
+            record["documents"][1]["text"] = "x " * 10_000
+            file.write(json.dumps(record) + "\n")
+    tracemalloc.start()
+    try:
+        split = load_split(everything(section(str(path))), documents=2, seed=0)
+        kept = tracemalloc.get_traced_memory()[1]
+        for start in range(0, len(split.train), 10):
+            assert len(split.train[start : start + 10]) > 0
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(split.train) + len(split.evaluation) == 800
+    assert kept < 4 << 20
+    assert peak < 4 << 20
+
+
+def test_stored_examples_are_a_sequence() -> None:
+    file = ExampleFile()
+    examples = [gold_and(Document("own", str(index))) for index in range(5)]
+    offsets = [file.append(example) for example in examples]
+    stored = StoredExamples(file, offsets[::-1])
+    assert list(stored) == examples[::-1]
+    assert (stored[0], stored[-1], stored[1:3]) == (examples[4], examples[0], [examples[3], examples[2]])
+    offsets.append(file.append(examples[0]))  # after a read
+    assert StoredExamples(file, offsets)[5] == examples[0]
+    with pytest.raises(IndexError):
+        stored[5]

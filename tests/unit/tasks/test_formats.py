@@ -1,4 +1,4 @@
-"""Rows of every format: what becomes of good ones, and what is said of bad ones."""
+"""Records of every format: what becomes of good ones, and what is said of bad ones."""
 
 import copy
 import json
@@ -10,16 +10,17 @@ from typing import Any, get_args
 import pytest
 
 from pos2distill.config import DataSection
+from pos2distill.config.formats import FORMATS, FormatName
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
 from pos2distill.tasks.datasets import read_examples
-from pos2distill.tasks.formats import _REQUIRED, REASONS, Reason
+from pos2distill.tasks.formats import _PARSERS, REASONS, Reason
 from pos2distill.tasks.metrics import sub_exact_match
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 Read = Callable[..., Any]
 
-NQ: Row = {
+NQ: Record = {
     "question": "who wrote the song Photograph",
     "answers": ["Ringo Starr"],
     "ctxs": [
@@ -27,17 +28,17 @@ NQ: Row = {
         {"id": "8", "title": "Camera", "text": "It takes pictures.", "isgold": False, "score": 1.2},
     ],
 }
-KV: Row = {"key": "k-2", "value": "v-2", "ordered_kv_records": [["k-1", "v-1"], ["k-2", "v-2"], ["k-3", "v-3"]]}
-OWL: Row = {"title": "Owl", "text": "The owl has 17.", "gold": False}
-FOX: Row = {"text": "The fox has 42.", "gold": True}
-GENERIC: Row = {"question": "Which code has the fox?", "answers": ["42", "forty-two"], "documents": [OWL, FOX]}
-DEN: Row = {"title": "Den", "text": "The fox lives in the den.", "gold": True}
-TWO_HOPS: Row = {
+KV: Record = {"key": "k-2", "value": "v-2", "ordered_kv_records": [["k-1", "v-1"], ["k-2", "v-2"], ["k-3", "v-3"]]}
+OWL: Record = {"title": "Owl", "text": "The owl has 17.", "gold": False}
+FOX: Record = {"text": "The fox has 42.", "gold": True}
+GENERIC: Record = {"question": "Which code has the fox?", "answers": ["42", "forty-two"], "documents": [OWL, FOX]}
+DEN: Record = {"title": "Den", "text": "The fox lives in the den.", "gold": True}
+TWO_HOPS: Record = {
     "question": "Which code has who lives in the den?",
     "answers": ["42"],
     "documents": [{**FOX, "hop": 2}, OWL, {**DEN, "hop": 1}],
 }
-DPR: Row = {
+DPR: Record = {
     "dataset": "webq",
     "question": "who is the capital of france",
     "answers": ["Paris"],
@@ -57,7 +58,7 @@ DPR: Row = {
         {"title": "Rome", "text": "It has seven hills."},
     ],
 }
-MUSIQUE: Row = {
+MUSIQUE: Record = {
     "id": "2hop__1_2",
     "question": "Who was the first president of the publisher of the journal?",
     "answer": "G. Stanley Hall",
@@ -73,7 +74,7 @@ MUSIQUE: Row = {
         {"id": 2, "question": "first president of #1", "answer": "G. Stanley Hall", "paragraph_support_idx": 0},
     ],
 }
-HOTPOTQA: Row = {
+HOTPOTQA: Record = {
     "_id": "5a7a",
     "question": "Are the Alû and the Lilu both demons?",
     "answer": "yes",
@@ -85,7 +86,7 @@ HOTPOTQA: Row = {
         ["Lilu", ["Lilu is a spirit.", "It is male."]],
     ],
 }
-WIKI: Row = {
+WIKI: Record = {
     "_id": "8813",
     "question": "Which film has the director who was born first?",
     "answer": "Film A",
@@ -104,11 +105,11 @@ HOPS = {"musique": (2,), "hotpotqa": (2,), "2wiki": (2, 4)}
 
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
-    """`read(format, row, …)`: what the one row of a file becomes, with prompts of two documents asked for."""
+    """`read(format, record, …)`: what the one record of a file becomes, with prompts of two documents asked for."""
 
-    def read(form: str, row: Row, documents: int = 2, **fields: Any) -> Any:
+    def read(form: str, record: Record, documents: int = 2, **fields: Any) -> Any:
         path = tmp_path / f"{uuid.uuid4().hex}.jsonl"
-        path.write_text(json.dumps(row))
+        path.write_text(json.dumps(record))
         given = {"format": form, "hops": HOPS.get(form, (1,)), "documents": 5, **fields}
         (found,) = read_examples(DataSection(path=str(path), **given), documents)
         return found
@@ -116,31 +117,31 @@ def read(tmp_path: Path) -> Read:
     return read
 
 
-def changed(row: Row, path: str, value: Any) -> Row:
-    """A copy of the row with the value at `field.0.field` replaced."""
-    row = copy.deepcopy(row)
-    inner: Any = row
+def changed(record: Record, path: str, value: Any) -> Record:
+    """A copy of the record with the value at `field.0.field` replaced."""
+    record = copy.deepcopy(record)
+    inner: Any = record
     *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
     for step in steps:
         inner = inner[step]
     inner[last] = value
-    return row
+    return record
 
 
-def without(row: Row, path: str) -> Row:
-    row = copy.deepcopy(row)
-    inner: Any = row
+def without(record: Record, path: str) -> Record:
+    record = copy.deepcopy(record)
+    inner: Any = record
     *steps, last = (int(step) if step.isdigit() else step for step in path.split("."))
     for step in steps:
         inner = inner[step]
     del inner[last]
-    return row
+    return record
 
 
-# --- good rows
+# --- good records
 
 
-def test_lost_in_the_middle(read: Read) -> None:
+def test_parse_lost_in_the_middle(read: Read) -> None:
     example = read("nq", NQ)
     assert (example.question, example.answers) == ("who wrote the song Photograph", ("Ringo Starr",))
     assert example.documents == (
@@ -149,17 +150,17 @@ def test_lost_in_the_middle(read: Read) -> None:
     )
 
 
-def test_the_oracle_format_takes_the_gold_document_alone(read: Read) -> None:
+def test_parse_nq_oracle_keeps_the_gold_document_alone(read: Read) -> None:
     assert read("nq_oracle", NQ).documents == (Document("Photograph", "A song by Ringo Starr.", 0),)
 
 
-def test_key_value(read: Read) -> None:
+def test_parse_key_value(read: Read) -> None:
     example = read("kv", KV)
     assert (example.question, example.answers) == ("k-2", ("v-2",))
     assert example.documents == (Document("k-1", "v-1"), Document("k-2", "v-2", 0), Document("k-3", "v-3"))
 
 
-def test_generic_rows_need_neither_id_nor_title(read: Read) -> None:
+def test_parse_generic_needs_neither_id_nor_title(read: Read) -> None:
     bare, named = read("jsonl", GENERIC), read("jsonl", {**GENERIC, "id": "fox-1"})
     assert bare.documents == (Document("Owl", "The owl has 17."), Document("", "The fox has 42.", 0))
     assert bare.answers == ("42", "forty-two")
@@ -168,14 +169,14 @@ def test_generic_rows_need_neither_id_nor_title(read: Read) -> None:
     assert bare.example_id == read("jsonl", {**GENERIC, "question": "which code has THE fox"}).example_id
 
 
-def test_generic_rows_may_hold_further_fields(read: Read) -> None:
+def test_parse_generic_ignores_further_fields(read: Read) -> None:
     """Also one that is like an optional field, if that is there too."""
-    further: Row = {"titles": ["Owl"], "source": "zoo", "idea": 5}
-    row = {**GENERIC, **further, "documents": [{**OWL, **further}, FOX]}
-    assert read("jsonl", row) == read("jsonl", GENERIC)
+    further: Record = {"titles": ["Owl"], "source": "zoo", "idea": 5}
+    record = {**GENERIC, **further, "documents": [{**OWL, **further}, FOX]}
+    assert read("jsonl", record) == read("jsonl", GENERIC)
 
 
-def test_generic_hops_are_told_by_the_row(read: Read) -> None:
+def test_parse_generic_takes_hops_from_the_record(read: Read) -> None:
     example = read("jsonl", TWO_HOPS, hops=(2,))
     assert example.documents == (
         Document("", "The fox has 42.", 1),
@@ -185,17 +186,22 @@ def test_generic_hops_are_told_by_the_row(read: Read) -> None:
     assert [document.title for document in example.golds] == ["Den", ""]
 
 
-def test_generic_hops_are_in_file_order_else(read: Read) -> None:
-    rows = [{**TWO_HOPS, "documents": documents} for documents in ([FOX, OWL, DEN], [{**FOX, "hop": None}, OWL, DEN])]
-    for row in rows:
-        assert [document.hop for document in read("jsonl", row, hops=(2,)).documents] == [0, None, 1]
+def test_parse_generic_numbers_hops_in_file_order(read: Read) -> None:
+    records = [
+        {**TWO_HOPS, "documents": documents} for documents in ([FOX, OWL, DEN], [{**FOX, "hop": None}, OWL, DEN])
+    ]
+    for record in records:
+        assert [document.hop for document in read("jsonl", record, hops=(2,)).documents] == [0, None, 1]
 
 
-def test_a_file_of_ones_own_may_mix_numbers_of_hops(read: Read) -> None:
-    assert [len(read("jsonl", row, hops=hops).golds) for row, hops in ((GENERIC, (1,)), (TWO_HOPS, (2, 3)))] == [1, 2]
+def test_parse_generic_accepts_several_numbers_of_hops(read: Read) -> None:
+    assert [len(read("jsonl", record, hops=hops).golds) for record, hops in ((GENERIC, (1,)), (TWO_HOPS, (2, 3)))] == [
+        1,
+        2,
+    ]
 
 
-def test_dpr(read: Read) -> None:
+def test_parse_dpr(read: Read) -> None:
     example = read("dpr", DPR)
     assert example.answers == ("Paris",)
     # The first positive that holds an answer; then hard negatives, then negatives, each once and without the answer.
@@ -207,7 +213,7 @@ def test_dpr(read: Read) -> None:
     )
 
 
-def test_musique(read: Read) -> None:
+def test_parse_musique(read: Read) -> None:
     example = read("musique", MUSIQUE)
     assert (example.example_id, example.answers) == (
         "2hop__1_2",
@@ -221,12 +227,12 @@ def test_musique(read: Read) -> None:
     assert [document.title for document in example.golds] == ["Journal", "APA"]
 
 
-def test_musique_paragraphs_are_found_by_idx_and_not_by_place(read: Read) -> None:
-    row = {**MUSIQUE, "paragraphs": MUSIQUE["paragraphs"][::-1]}
-    assert read("musique", row).golds == read("musique", MUSIQUE).golds
+def test_parse_musique_finds_paragraphs_by_idx(read: Read) -> None:
+    record = {**MUSIQUE, "paragraphs": MUSIQUE["paragraphs"][::-1]}
+    assert read("musique", record).golds == read("musique", MUSIQUE).golds
 
 
-def test_hotpotqa(read: Read) -> None:
+def test_parse_hotpotqa(read: Read) -> None:
     example = read("hotpotqa", HOTPOTQA)
     assert (example.example_id, example.answers) == ("5a7a", ("yes",))
     assert example.documents == (
@@ -236,17 +242,17 @@ def test_hotpotqa(read: Read) -> None:
     )
 
 
-def test_hotpotqa_id_goes_by_either_name(read: Read) -> None:
+def test_parse_hotpotqa_accepts_either_name_of_the_id(read: Read) -> None:
     assert read("hotpotqa", {**without(HOTPOTQA, "_id"), "id": "x"}).example_id == "x"
 
 
-def test_2wiki(read: Read) -> None:
+def test_parse_2wiki(read: Read) -> None:
     example = read("2wiki", WIKI)
     assert [document.title for document in example.golds] == ["Film A", "Film B", "Anna", "Bert"]
     assert [document.hop for document in example.documents] == [3, 1, 2, 0]
 
 
-def test_answers_that_normalise_to_nothing_are_left_out_of_published_rows(read: Read) -> None:
+def test_parse_record_drops_empty_answers_of_published_records(read: Read) -> None:
     assert read("musique", changed(MUSIQUE, "answer_aliases", ["The", "", "Hall"])).answers == (
         "G. Stanley Hall",
         "Hall",
@@ -254,19 +260,19 @@ def test_answers_that_normalise_to_nothing_are_left_out_of_published_rows(read: 
     assert read("dpr", changed(DPR, "answers", ["*", " ", "Rhône"])).answers == ("Rhône",)
 
 
-def test_a_gold_document_without_the_answer_can_be_allowed(read: Read) -> None:
+def test_read_examples_allows_a_gold_document_without_the_answer_if_set(read: Read) -> None:
     assert read("jsonl", {**GENERIC, "answers": ["43"]}, answer_in_gold=False).answers == ("43",)
 
 
-def test_answers_of_several_hops_may_be_derived(read: Read) -> None:
+def test_read_examples_allows_derived_answers_of_several_hops(read: Read) -> None:
     assert read("jsonl", {**TWO_HOPS, "answers": ["no"]}, hops=(2,)).answers == ("no",)
 
 
-# --- rows that are passed over
+# --- records that are passed over
 
 
 @pytest.mark.parametrize(
-    ("form", "row", "reason"),
+    ("form", "record", "reason"),
     [
         ("dpr", changed(DPR, "answers", ["The"]), "no_answer"),
         ("musique", changed(changed(MUSIQUE, "answer", "A"), "answer_aliases", []), "no_answer"),
@@ -290,26 +296,28 @@ def test_answers_of_several_hops_may_be_derived(read: Read) -> None:
         ("2wiki", changed(WIKI, "supporting_facts", WIKI["supporting_facts"][:3]), "other_hops"),
     ],
 )
-def test_a_published_row_of_no_use_is_passed_over_with_its_reason(
-    read: Read, form: str, row: Row, reason: Reason
+def test_parse_record_skips_unusable_published_records_with_a_reason(
+    read: Read, form: str, record: Record, reason: Reason
 ) -> None:
-    assert read(form, row) == reason
-
-
-@pytest.mark.parametrize(("form", "row"), [("dpr", DPR), ("musique", MUSIQUE), ("hotpotqa", HOTPOTQA), ("2wiki", WIKI)])
-def test_a_published_row_with_too_few_documents_is_passed_over(read: Read, form: str, row: Row) -> None:
-    assert isinstance(read(form, row, documents=3), Example)
-    assert read(form, row, documents=5) == "too_few_documents"
-    assert isinstance(read(form, row, documents=5, distractors="random"), Example)
-
-
-def test_a_title_of_two_distractors_does_no_harm(read: Read) -> None:
-    row = {**HOTPOTQA, "context": [*HOTPOTQA["context"], ["Owl", ["Another bird."]]]}
-    assert [document.title for document in read("hotpotqa", row).distractors] == ["Owl", "Owl"]
+    assert read(form, record) == reason
 
 
 @pytest.mark.parametrize(
-    ("form", "row"),
+    ("form", "record"), [("dpr", DPR), ("musique", MUSIQUE), ("hotpotqa", HOTPOTQA), ("2wiki", WIKI)]
+)
+def test_read_examples_skips_published_records_with_too_few_documents(read: Read, form: str, record: Record) -> None:
+    assert isinstance(read(form, record, documents=3), Example)
+    assert read(form, record, documents=5) == "too_few_documents"
+    assert isinstance(read(form, record, documents=5, distractors="random"), Example)
+
+
+def test_parse_hotpotqa_accepts_two_distractors_of_one_title(read: Read) -> None:
+    record = {**HOTPOTQA, "context": [*HOTPOTQA["context"], ["Owl", ["Another bird."]]]}
+    assert [document.title for document in read("hotpotqa", record).distractors] == ["Owl", "Owl"]
+
+
+@pytest.mark.parametrize(
+    ("form", "record"),
     [
         ("nq", NQ),
         ("kv", KV),
@@ -320,24 +328,26 @@ def test_a_title_of_two_distractors_does_no_harm(read: Read) -> None:
         ("2wiki", WIKI),
     ],
 )
-def test_one_missing_field_is_no_wrong_format(read: Read, form: str, row: Row) -> None:
-    for name in _REQUIRED[form]:
+def test_parse_record_names_the_one_missing_field(read: Read, form: str, record: Record) -> None:
+    for name in FORMATS[form].required:
         with pytest.raises(UserError, match=f"line 1: field '{name}' is missing"):
-            read(form, without(row, name))
+            read(form, without(record, name))
 
 
-def test_every_reason_and_every_format_stands_on_the_page() -> None:
+def test_reasons_and_formats_are_all_in_the_docs() -> None:
     assert set(REASONS) == set(get_args(Reason))
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
-    for name in (*REASONS, *get_args(DataSection.model_fields["format"].annotation)):
+    assert list(FORMATS) == list(get_args(FormatName))
+    assert {spec.parser for spec in FORMATS.values()} == set(_PARSERS)
+    for name in (*REASONS, *FORMATS):
         assert f"| `{name}` | " in page
 
 
-# --- rows that are refused
+# --- records that are refused
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("record", "message"),
     [
         (
             without(GENERIC, "answers"),
@@ -375,7 +385,8 @@ def test_every_reason_and_every_format_stands_on_the_page() -> None:
         ),
         (
             {**GENERIC, "answers": ["43"]},
-            "line 1: the gold document holds none of the answers ['43']; mend the row or set data.answer_in_gold=false",
+            "line 1: the gold document contains none of the answers ['43']; correct the record or set "
+            "data.answer_in_gold=false",
         ),
         (
             {**GENERIC, "documents": [FOX]},
@@ -408,9 +419,9 @@ def test_every_reason_and_every_format_stands_on_the_page() -> None:
         ),
     ],
 )
-def test_a_bad_generic_row(read: Read, tmp_path: Path, row: Row, message: str) -> None:
+def test_parse_generic_refuses_a_bad_record(read: Read, tmp_path: Path, record: Record, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        read("jsonl", row)
+        read("jsonl", record)
     assert str(caught.value).startswith(f"{tmp_path}/")
     assert message in str(caught.value)
 
@@ -419,14 +430,14 @@ def test_a_bad_generic_row(read: Read, tmp_path: Path, row: Row, message: str) -
     ("hops", "message"),
     [((2,), "1 gold document; expected 2 (data.hops)"), ((3, 2), "1 gold document; expected 2 or 3 (data.hops)")],
 )
-def test_other_hops_in_a_file_of_ones_own_are_refused(read: Read, hops: tuple[int, ...], message: str) -> None:
+def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: tuple[int, ...], message: str) -> None:
     with pytest.raises(UserError) as caught:
         read("jsonl", GENERIC, hops=hops)
     assert str(caught.value).endswith(f"line 1: {message}; if that is right, set data.hops=[1]")
 
 
 @pytest.mark.parametrize(
-    ("form", "row", "message"),
+    ("form", "record", "message"),
     [
         ("nq", without(NQ, "ctxs"), "line 1: field 'ctxs' is missing"),
         ("nq", {**NQ, "ctxs": [7]}, "line 1, ctxs[0]: expected an object, got 7"),
@@ -498,12 +509,12 @@ def test_other_hops_in_a_file_of_ones_own_are_refused(read: Read, hops: tuple[in
         ("2wiki", changed(WIKI, "evidences", {}), "line 1, evidences: expected a list, got {}"),
     ],
 )
-def test_a_bad_row_of_other_formats(read: Read, form: str, row: Row, message: str) -> None:
+def test_parse_record_refuses_bad_records(read: Read, form: str, record: Record, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        read(form, row)
+        read(form, record)
     assert message in str(caught.value)
 
 
-def test_no_dpr_distractor_holds_an_answer(read: Read) -> None:
+def test_parse_dpr_drops_distractors_that_contain_an_answer(read: Read) -> None:
     for document in read("dpr", DPR).distractors:
         assert not sub_exact_match(f"{document.title} {document.text}", DPR["answers"])

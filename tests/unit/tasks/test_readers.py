@@ -13,45 +13,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pos2distill.errors import UserError
-from pos2distill.tasks.readers import _array_rows, file_digest, read_rows
+from pos2distill.tasks.readers import _array_records, file_digest, read_records
 
-ROW = {"question": "Größe 😀?", "answers": ["42"], "score": 1.5, "count": 3}
+RECORD = {"question": "Größe 😀?", "answers": ["42"], "score": 1.5, "count": 3}
 
 
 def read(url: str) -> list[Any]:
-    return list(read_rows(url))
+    return list(read_records(url))
 
 
-def as_lines(rows: list[Any], **options: Any) -> bytes:
-    return "\n".join(json.dumps(row, **options) for row in rows).encode()
+def as_lines(records: list[Any], **options: Any) -> bytes:
+    return "\n".join(json.dumps(record, **options) for record in records).encode()
 
 
-def as_array(rows: list[Any], **options: Any) -> bytes:
-    return json.dumps(rows, **options).encode()
+def as_array(records: list[Any], **options: Any) -> bytes:
+    return json.dumps(records, **options).encode()
 
 
-@pytest.mark.parametrize("place", ["plain", "gzip", "memory", "memory gzip"])
+@pytest.mark.parametrize("storage", ["plain", "gzip", "memory", "memory gzip"])
 @pytest.mark.parametrize("shape", [as_lines, as_array])
-def test_files_are_read_from_anywhere_plain_or_gzip(tmp_path: Path, shape: Callable[..., bytes], place: str) -> None:
-    root = f"memory://{uuid.uuid4().hex}" if "memory" in place else str(tmp_path)
-    url = f"{root}/data.json" + (".gz" if "gzip" in place else "")
-    rows = [ROW, {**ROW, "count": 4}]
-    for text in (shape(rows), shape(rows, ensure_ascii=False), b"\xef\xbb\xbf \n " + shape(rows) + b"\n\n"):
+def test_read_records_of_any_url_plain_or_gzip(tmp_path: Path, shape: Callable[..., bytes], storage: str) -> None:
+    root = f"memory://{uuid.uuid4().hex}" if "memory" in storage else str(tmp_path)
+    url = f"{root}/data.json" + (".gz" if "gzip" in storage else "")
+    records = [RECORD, {**RECORD, "count": 4}]
+    for text in (shape(records), shape(records, ensure_ascii=False), b"\xef\xbb\xbf \n " + shape(records) + b"\n\n"):
         with fsspec.open(url, "wb", compression="infer") as file:
             file.write(text)
-        assert [row for _, row in read(url)] == rows
+        assert [record for _, record in read(url)] == records
 
 
-def test_places_count_lines_and_rows(tmp_path: Path) -> None:
+def test_read_records_counts_lines_and_records(tmp_path: Path) -> None:
     lines, array = tmp_path / "lines", tmp_path / "array"
     lines.write_text('\n{"a": 1}\n\n  \n{"a": 2}\n')
     array.write_text('\n[\n\n{"a": 1},\n{"a":\n2}\n]')
     assert read(str(lines)) == [("line 2", {"a": 1}), ("line 5", {"a": 2})]
-    assert read(str(array)) == [("row 1", {"a": 1}), ("row 2", {"a": 2})]
+    assert read(str(array)) == [("record 1", {"a": 1}), ("record 2", {"a": 2})]
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\n", b"[]", b"[ \n]"])
-def test_an_empty_file_has_no_rows(tmp_path: Path, content: bytes) -> None:
+def test_read_records_of_an_empty_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "data"
     path.write_bytes(content)
     assert read(str(path)) == []
@@ -74,19 +74,19 @@ class Dribble(io.BytesIO):
 
 
 @given(st.lists(st.dictionaries(st.text(st.characters(codec="utf-8"), max_size=3), values, max_size=3)), st.booleans())
-def test_an_array_means_what_json_says_wherever_it_is_cut_into_chunks(rows: list[Any], ascii_only: bool) -> None:
-    text = json.dumps(rows, ensure_ascii=ascii_only).encode()
-    found = list(_array_rows(Dribble(text), "file"))
-    assert found == [(f"row {number}", row) for number, row in enumerate(rows, start=1)]
-    assert [json.dumps(row) for _, row in found] == [json.dumps(row) for row in rows]  # 1 is not 1.0
+def test_array_records_equal_json_however_the_file_is_cut_into_chunks(records: list[Any], ascii_only: bool) -> None:
+    text = json.dumps(records, ensure_ascii=ascii_only).encode()
+    found = list(_array_records(Dribble(text), "file"))
+    assert found == [(f"record {number}", record) for number, record in enumerate(records, start=1)]
+    assert [json.dumps(record) for _, record in found] == [json.dumps(record) for record in records]  # 1 is not 1.0
 
 
-def test_an_array_is_read_in_flat_memory(tmp_path: Path) -> None:
+def test_read_records_of_an_array_needs_constant_memory(tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_bytes(as_array([{"text": "x " * 2000}] * 2000))  # 8 MB
     tracemalloc.start()
     try:
-        count = sum(1 for _ in read_rows(str(path)))
+        count = sum(1 for _ in read_records(str(path)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -94,7 +94,7 @@ def test_an_array_is_read_in_flat_memory(tmp_path: Path) -> None:
     assert peak < 1 << 20
 
 
-def test_the_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
+def test_file_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
     path = tmp_path / "abc.jsonl.gz"
     path.write_bytes(b"abc")
     assert file_digest(str(path)) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
@@ -116,8 +116,10 @@ def test_the_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
         ("nosuch://bucket/data.jsonl", r"^nosuch://bucket/data.jsonl: cannot be opened \(Protocol not known: nosuch"),
     ],
 )
-def test_a_file_that_cannot_be_opened(tmp_path: Path, use: Callable[[str], Any], name: str, message: str) -> None:
-    (tmp_path / "data.jsonl").write_text(json.dumps(ROW))
+def test_read_records_and_file_digest_refuse_unreadable_files(
+    tmp_path: Path, use: Callable[[str], Any], name: str, message: str
+) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps(RECORD))
     with pytest.raises(UserError, match=message):
         use(name if "://" in name else f"{tmp_path}/{name}")
 
@@ -126,15 +128,18 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path, use: Callable[[str], Any],
     ("content", "message"),
     [
         (gzip.compress(b'{"a": 1}\n' * 4000)[:60], r"broken gzip after line \d+ \(.*\); fetch the file again$"),
-        (gzip.compress(b"[" + b'{"a": 1},' * 40000)[:400], r"broken gzip after row \d+ \(.*\); fetch the file again$"),
-        (gzip.compress(b'{"a": 1}')[:12], r"broken gzip before its first row \(.*\); fetch the file again$"),
         (
-            json.dumps(ROW).encode(),
+            gzip.compress(b"[" + b'{"a": 1},' * 40000)[:400],
+            r"broken gzip after record \d+ \(.*\); fetch the file again$",
+        ),
+        (gzip.compress(b'{"a": 1}')[:12], r"broken gzip before its first record \(.*\); fetch the file again$"),
+        (
+            json.dumps(RECORD).encode(),
             r"is no gzip file, whatever its name says \(Not a gzipped file .*\); rename or fetch it again$",
         ),
     ],
 )
-def test_broken_gzip(tmp_path: Path, content: bytes, message: str) -> None:
+def test_read_records_refuses_broken_gzip(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
@@ -154,9 +159,9 @@ def test_broken_gzip(tmp_path: Path, content: bytes, message: str) -> None:
         ),
     ],
 )
-def test_a_line_that_is_no_object(tmp_path: Path, line: bytes, message: str) -> None:
+def test_read_records_refuses_a_line_that_is_no_object(tmp_path: Path, line: bytes, message: str) -> None:
     path = tmp_path / "data.jsonl"
-    path.write_bytes(json.dumps(ROW).encode() + b"\n" + line)
+    path.write_bytes(json.dumps(RECORD).encode() + b"\n" + line)
     with pytest.raises(UserError) as caught:
         read(str(path))
     assert str(caught.value) == f"{path}, line 2: {message}"
@@ -187,12 +192,12 @@ HALF = "holds half a surrogate pair (\\ud800 to \\udfff alone), which is no char
         (b', {"\\\\\\ud83d": 1}]', HALF),
     ],
 )
-def test_a_row_of_an_array_that_is_no_object(tmp_path: Path, rest: bytes, message: str) -> None:
-    """The rows before are read all the same, and the one at fault is named."""
+def test_read_records_refuses_an_element_that_is_no_object(tmp_path: Path, rest: bytes, message: str) -> None:
+    """The records before it are read, and the message names the one at fault."""
     path = tmp_path / "data.json"
-    path.write_bytes(b"[" + json.dumps(ROW).encode() + b', {"b": "\\\\ud83d"}' + rest)
-    rows = read_rows(str(path))
-    assert [next(rows), next(rows)] == [("row 1", ROW), ("row 2", {"b": "\\ud83d"})]
+    path.write_bytes(b"[" + json.dumps(RECORD).encode() + b', {"b": "\\\\ud83d"}' + rest)
+    records = read_records(str(path))
+    assert [next(records), next(records)] == [("record 1", RECORD), ("record 2", {"b": "\\ud83d"})]
     with pytest.raises(UserError) as caught:
-        list(rows)
-    assert str(caught.value) == f"{path}, row 3: {message}"
+        list(records)
+    assert str(caught.value) == f"{path}, record 3: {message}"

@@ -1,0 +1,60 @@
+"""The data formats, in one table (docs/data.md describes them).
+
+A new format is one entry of `FORMATS`, its name in `FormatName`, and a parser in `tasks/formats.py` unless an existing
+one reads it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FormatName = Literal["nq", "nq_oracle", "kv", "dpr", "musique", "hotpotqa", "2wiki", "jsonl"]
+ParserName = Literal["lost_in_the_middle", "key_value", "dpr", "musique", "hotpotqa", "2wiki", "generic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What distinguishes one data format from the others.
+
+    name: the value of `data.format`. parser: which function of `tasks/formats.py` reads a record.
+    required: fields of every record. hops: how many gold documents its records can have.
+    skips_unusable: a record that follows its format but cannot be used is skipped and counted, not refused. For
+    published files, which the user cannot correct.
+    keeps_gold_only: the record's own distractors are dropped, and all are drawn from other examples.
+    """
+
+    name: FormatName
+    parser: ParserName
+    required: tuple[str, ...]
+    hops: Literal["one", "several", "any"]
+    skips_unusable: bool = False
+    keeps_gold_only: bool = False
+
+
+_LOST_IN_THE_MIDDLE = ("question", "answers", "ctxs")
+_MULTI_HOP = ("question", "answer", "supporting_facts", "context")
+
+_ALL = (
+    Format("nq", "lost_in_the_middle", _LOST_IN_THE_MIDDLE, hops="one"),
+    Format("nq_oracle", "lost_in_the_middle", _LOST_IN_THE_MIDDLE, hops="one", keeps_gold_only=True),
+    Format("kv", "key_value", ("key", "value", "ordered_kv_records"), hops="one"),
+    Format(
+        "dpr",
+        "dpr",
+        ("question", "answers", "positive_ctxs", "hard_negative_ctxs", "negative_ctxs"),
+        hops="one",
+        skips_unusable=True,
+    ),
+    Format(
+        "musique",
+        "musique",
+        ("id", "question", "answer", "answer_aliases", "answerable", "paragraphs", "question_decomposition"),
+        hops="several",
+        skips_unusable=True,
+    ),
+    Format("hotpotqa", "hotpotqa", _MULTI_HOP, hops="several", skips_unusable=True),
+    Format("2wiki", "2wiki", (*_MULTI_HOP, "evidences"), hops="several", skips_unusable=True),
+    Format("jsonl", "generic", ("question", "answers", "documents"), hops="any"),
+)
+
+FORMATS: dict[str, Format] = {each.name: each for each in _ALL}
+"""Every format by its name."""
