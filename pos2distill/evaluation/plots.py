@@ -37,7 +37,7 @@ def plot_curves(before: Curve, after: Curve, *, advantageous: int | None = None,
     if advantageous is not None:
         _mark_advantageous(axes, advantageous, before.documents)
     axes.set(xlabel=f"position of the gold document among {before.documents} (from 1)", ylabel="accuracy")
-    axes.set_ylim(0, 1.02)
+    axes.set_ylim(0, 1.02)  # above 1, so that the markers at 1 are whole
     _set_position_ticks(axes, before.documents)
     axes.legend(loc="lower center", frameon=False, ncols=2)
     return _to_png(figure)
@@ -47,8 +47,8 @@ def _draw_curve(axes: Axes, curve: Curve, color: str, label: str) -> None:
     positions = np.asarray(curve.slots) + 1
     low, high = np.asarray(curve.accuracy_ci95).T
     axes.fill_between(positions, low, high, color=color, alpha=0.15, linewidth=0)
-    label = f"{label}: {curve.mean:.3f}"
-    axes.plot(positions, curve.accuracy_by_slot, color=color, marker="o", markersize=3, label=label)
+    legend = f"{label}: {curve.mean:.3f}"
+    axes.plot(positions, curve.accuracy_by_slot, color=color, marker="o", markersize=3, label=legend)
 
 
 def _mark_advantageous(axes: Axes, slot: int, documents: int) -> None:
@@ -90,7 +90,7 @@ def _plot_placements(before: Curve, after: Curve, width: float) -> bytes:
     axes.set_xticks(x_S, [format_slots(slots) for slots in before.slots], fontsize=8, rotation=45)
     axes.set_xlabel(f"positions of the gold documents among {before.documents}, in hop order (from 1)")
     axes.set_ylabel("accuracy")
-    axes.set_ylim(0, 1.12)
+    axes.set_ylim(0, 1.12)  # room for the groups' names
     figure.legend(loc="outside lower center", frameon=False, ncols=2)
     return _to_png(figure)
 
@@ -149,7 +149,7 @@ def plot_sweep(rows: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]])
         axes.set_yticks(y_R, labels)
         axes.set_ylim(-0.5, len(rows) - 0.5)
         axes.set_xlabel(title)
-        axes.set_xlim(-0.02, 1.02)
+        axes.set_xlim(-0.02, 1.02)  # the same for all sweeps, so that reports can be compared
     figure.legend(*mean_axes.get_legend_handles_labels(), loc="outside lower center", frameon=False, ncols=2)
     return _to_png(figure)
 

@@ -113,6 +113,7 @@ def render_report(inputs: ReportInputs) -> dict[str, bytes]:
         pictures["accuracy.png"] = plot_curves(before, after, advantageous=inputs.advantageous[0])
         pictures["weights.png"] = plot_weights(inputs.steps, before.documents)
     else:
+        # A placement of several documents has no single position to mark, or to sum weights by.
         pictures["accuracy.png"] = plot_curves(before, after)
     for other in inputs.others:
         pictures[f"accuracy-{other.before.documents}-documents.png"] = plot_curves(other.before, other.after, width=5)

@@ -84,7 +84,10 @@ def render_sweep(
 ) -> dict[str, bytes]:
     """The files of a sweep's report: `index.html`, and `sweep.png`, which shows the training task."""
     rows = _to_rows(cells)
-    task_names = list(dict.fromkeys(task for row in rows for task in row.tasks))
+    # Every task of any row, in order of appearance. Settings may differ in the tasks that they are evaluated on.
+    task_names: list[str] = []
+    for row in rows:
+        task_names += [task for task in row.tasks if task not in task_names]
     training_task = task_names[0]
     points = []
     for row in rows:
@@ -106,20 +109,25 @@ def summarise_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
     """Content of `summary.json`: every cell's settings, curves and paired differences."""
     summaries = []
     for cell in cells:
-        tasks = {task: summarise(comparison) for task, comparison in cell.tasks.items()}
+        tasks = {}
+        for task, comparison in cell.tasks.items():
+            tasks[task] = summarise(comparison)
         summaries.append({"settings": cell.settings, "tasks": tasks})
     return {"name": name, "cells": summaries}
 
 
 def _to_rows(cells: Sequence[CellResult]) -> list[SweepRow]:
     """One row for all cells whose settings differ in the seed only."""
+    # By their settings as JSON, since dicts cannot be keys. Cells keep their order.
     groups: dict[str, list[CellResult]] = {}
     for cell in cells:
         groups.setdefault(json.dumps(_without_seed(cell.settings)), []).append(cell)
     rows = []
     for group in groups.values():
         labels = [_label(key, value) for key, value in _without_seed(group[0].settings).items()]
-        tasks = {task: _estimate_task([cell.tasks[task] for cell in group]) for task in group[0].tasks}
+        tasks = {}
+        for task in group[0].tasks:
+            tasks[task] = _estimate_task([cell.tasks[task] for cell in group])
         rows.append(SweepRow(", ".join(labels) or "all", len(group), tasks))
     return rows
 

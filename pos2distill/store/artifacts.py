@@ -189,6 +189,7 @@ def other_fingerprints(storage: str, name: str, fingerprint: str) -> list[str]:
 
 def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> None:
     """Write a Parquet file atomically, with checksums."""
+    # In memory first: the file must be written in one piece, and parts are small.
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True, row_group_size=_ROW_GROUP_SIZE)
     write_bytes(fs, path, sink.getvalue().to_pybytes())
@@ -204,6 +205,7 @@ def write_bytes(fs: fsspec.AbstractFileSystem, path: str, data: bytes) -> None:
     if not isinstance(fs, LocalFileSystem):
         fs.pipe_file(path, data)
         return
+    # A unique name, since two processes may write the same file at the same time.
     partial = f"{path}.{uuid.uuid4().hex}.partial"
     try:
         with open(partial, "wb") as file:
