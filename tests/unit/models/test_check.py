@@ -1,4 +1,4 @@
-"""What a model folder must hold before anything is measured with it."""
+"""Model folders that are accepted, and the message for each fault of a folder that is refused."""
 
 import functools
 import json
@@ -225,7 +225,7 @@ def test_check_weights_refuses_values_that_are_not_finite(
     rewrite(model, change)
     assert refused(model) == (
         f"/model.safetensors: tensor {DOWN} holds {shown}, expected finite weights; "
-        "the training that wrote it diverged or the file is damaged: take another checkpoint"
+        "the training that wrote it diverged or the file is corrupt: take another checkpoint"
     )
 
 
@@ -293,8 +293,20 @@ def test_check_weights_refuses_a_truncated_file(model: ModelSection, kept: float
     )
 
 
+HEADER = b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 6]}}'
+HALF_A_NUMBER = struct.pack("<Q", len(HEADER)) + HEADER + bytes(6)
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"\1\2", b"<html>not found</html>", struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 4) + b'{"a"']
+    "content",
+    [
+        b"",
+        b"\1\2",
+        b"<html>not found</html>",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 4) + b'{"a"',
+        HALF_A_NUMBER,
+    ],
 )
 def test_check_weights_refuses_a_file_of_another_kind(model: ModelSection, content: bytes) -> None:
     Path(model.path, "model.safetensors").write_bytes(content)
