@@ -16,14 +16,22 @@ from torch.multiprocessing.spawn import start_processes
 from pos2distill.training.distributed import DistContext
 
 # Imported once, by the server process that ranks are forked from.
-_PRELOAD = ["pipelines.executors.ray.train_worker", "pos2distill.training.strategies.zero3"]
+_PRELOAD = [
+    "pos2distill.training.loop",
+    "pos2distill.training.strategies.zero3",
+    "transformers.models.llama.modeling_llama",
+]
 
 Result = TypeVar("Result")
 
 
 def run_processes(work: Callable[..., None], world: int, *args: Any) -> None:
     """Run `work(rank, *args)` in `world` processes and wait for all of them."""
-    multiprocessing.set_forkserver_preload(_PRELOAD)
+    preload = list(_PRELOAD)
+    if not torch.cuda.is_available():  # DeepSpeed may initialise CUDA, which does not survive a fork
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        preload.append("deepspeed")
+    multiprocessing.set_forkserver_preload(preload)
     start_processes(work, args=args, nprocs=world, start_method="forkserver")
 
 
