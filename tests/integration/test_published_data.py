@@ -121,6 +121,6 @@ def test_run_study_on_published_formats(
     assert records == sum(value for name, value in counts["examples"].items() if name != "records")
     assert counts["sample"]["sampled"] == train_examples
     assert counts["sample"]["kept"] + counts["sample"]["empty"] == train_examples
-    prompts = EVALUATION * (12 if slots == "pairs" else 3)
+    prompts = EVALUATION * (data_set.pairs if slots == "pairs" else 3)
     assert counts["evaluate base"]["prompts"] == counts["evaluate distilled"]["prompts"] == prompts
     assert summary["dataset"] == data_set.name

@@ -16,12 +16,14 @@ class DataSet:
     """A data file.
 
     data: settings of the section `data`. records: how many the file holds. name: what reports call it.
+    pairs: how many placements `evaluation.slots=pairs` evaluates; fewer where many hops share few documents.
     """
 
     path: Path
     data: dict[str, Any]
     records: int
     name: str
+    pairs: int = 12
 
     @property
     def hops(self) -> tuple[int, ...]:
@@ -42,9 +44,9 @@ STAND_INS = {
     "nq_oracle": DataSet(DATA / "nq-open-oracle.jsonl", _ORACLE | {"documents": 3}, 12, "nq-oracle-random-distractors"),
     "kv": DataSet(DATA / "kv-retrieval-12_keys.jsonl", _KV | {"documents": 12}, 8, "kv"),
     "dpr": DataSet(DATA / "dpr-train.json", _DPR | {"documents": 8}, 8, "dpr"),
-    "musique": DataSet(DATA / "musique_ans_train.jsonl", _MUSIQUE | {"documents": 10}, 8, "musique"),
+    "musique": DataSet(DATA / "musique_ans_train.jsonl", _MUSIQUE | {"documents": 10}, 8, "musique", pairs=4),
     "hotpotqa": DataSet(DATA / "hotpotqa_train.json", _HOTPOTQA | {"documents": 10}, 8, "hotpotqa"),
-    "2wiki": DataSet(DATA / "2wiki_train.json", _2WIKI | {"documents": 10}, 8, "2wiki"),
+    "2wiki": DataSet(DATA / "2wiki_train.json", _2WIKI | {"documents": 10}, 8, "2wiki", pairs=4),
 }
 
 PUBLISHED = {
