@@ -1,0 +1,119 @@
+"""Measure a model's accuracy on a data file with plain transformers: closed-book, gold-only and by slot.
+
+Prompts have the wording `qa`; an answer is right if it occurs in the first line of the greedy response (`sub_em`).
+Slots count from 1.
+
+Examples:
+  python -m examples.smollm2.measure MODEL facts.jsonl.gz --documents 0
+  python -m examples.smollm2.measure MODEL facts.jsonl.gz --documents 1
+  python -m examples.smollm2.measure MODEL facts.jsonl.gz --documents 8 --slots 1 4 8 --examples 40
+"""
+
+import argparse
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from pos2distill.records import Example
+from pos2distill.tasks.formats import parse_record
+from pos2distill.tasks.metrics import score
+from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.tasks.readers import read_records
+
+MAX_NEW_TOKENS = 32
+
+
+def read_examples(path: Path, count: int) -> list[Example]:
+    """The first `count` records of a file in the project's own format."""
+    examples: list[Example] = []
+    for where, row in itertools.islice(read_records(str(path)), count):
+        example = parse_record("jsonl", row, where)
+        assert isinstance(example, Example)  # other formats may skip a record with a reason; this one never does
+        examples.append(example)
+    return examples
+
+
+def build_prompts(
+    tokenizer: PreTrainedTokenizerBase, examples: list[Example], documents: int, slot: int
+) -> list[list[int]]:
+    """Token ids of one prompt for each example; without documents, the question alone.
+
+    Args:
+        slot: of the gold document, from 0.
+    """
+    if documents:
+        build = PromptBuilder(tokenizer, "qa", max_length=8192, reserve=MAX_NEW_TOKENS)
+        return [build(example, documents, (slot,)).tolist() for example in examples]
+    prompts = []
+    for example in examples:
+        message = {"role": "user", "content": f"Question: {example.question}\nAnswer:"}
+        text = tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
+        prompts.append(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return prompts
+
+
+def generate(model: Any, tokenizer: Any, prompts: list[list[int]], batch_size: int) -> list[str]:
+    """The greedy response to each prompt, as text without the end-of-turn token."""
+    tokenizer.padding_side = "left"
+    responses: list[str] = []
+    for start in range(0, len(prompts), batch_size):
+        batch = tokenizer.pad({"input_ids": prompts[start : start + batch_size]}, return_tensors="pt")
+        with torch.inference_mode():
+            output_BT = model.generate(**batch, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+        response_BT = output_BT[:, batch["input_ids"].shape[1] :]
+        responses += tokenizer.batch_decode(response_BT, skip_special_tokens=True)
+    return responses
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read and check the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.smollm2.measure",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", type=Path, help="folder of a model and its tokenizer")
+    parser.add_argument("data", type=Path, help="file in the project's own format")
+    parser.add_argument("--documents", type=int, default=1, help="0: closed-book (default: %(default)s)")
+    parser.add_argument("--slots", type=int, nargs="+", default=[1], help="of the gold document (default: %(default)s)")
+    parser.add_argument("--examples", type=int, default=60, help="from the file's start (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=10, help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
+    parser.add_argument("--show", action="store_true", help="print every question, answer and response")
+    arguments = parser.parse_args()
+    if not all(1 <= slot <= max(1, arguments.documents) for slot in arguments.slots):
+        parser.error(f"--slots must be 1 to --documents ({arguments.documents}), got {arguments.slots}")
+    return arguments
+
+
+def main() -> None:
+    """Print one accuracy for each slot."""
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    examples = read_examples(arguments.data, arguments.examples)
+    for slot in arguments.slots:
+        started = time.monotonic()
+        prompts = build_prompts(tokenizer, examples, arguments.documents, slot - 1)
+        responses = generate(model, tokenizer, prompts, arguments.batch_size)
+        right = 0
+        for example, response in zip(examples, responses, strict=True):
+            correct, _ = score("sub_em", response, example.answers)
+            right += correct
+            if arguments.show:
+                print(f"{'right' if correct else 'wrong'} | {example.question} | {example.answers[0]} | {response!r}")
+        mean_tokens = sum(map(len, prompts)) / len(prompts)
+        print(
+            f"{arguments.documents} documents, slot {slot}: {right} of {len(examples)} right "
+            f"({right / len(examples):.2f}); {mean_tokens:.0f} prompt tokens; {time.monotonic() - started:.0f} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
