@@ -61,7 +61,7 @@ def with_all_losses_at_once(size: Size, folder: Path, device: torch.device) -> S
 
     def patched() -> float:
         with (
-            patch("pos2distill.training.student._LOGITS", 2**40),
+            patch("pos2distill.training.student._CHUNK_LOGITS", 2**40),
             patch("pos2distill.training.student.checkpoint", lambda function, *given, **_: function(*given)),
         ):
             return step()

@@ -1,1 +1,1 @@
-"""Divergences, position weights and the objectives made of them."""
+"""Divergences, row weights and the objectives that combine them."""

@@ -1,6 +1,6 @@
-"""The true forward KL divergence and its lower bound from a few tokens, token by token and row by row.
+"""The forward KL divergence at each token, a lower bound of it from the top K tokens, and means over rows.
 
-Shapes: T response tokens of N rows laid end to end, V vocabulary, K of its tokens.
+Shapes: T response tokens of N rows, concatenated; V vocabulary, K of its tokens.
 """
 
 import torch
@@ -22,20 +22,22 @@ def forward_kl(teacher_TV: Tensor, student_TV: Tensor) -> Tensor:
     Returns: (T,) float32, >= 0.
     """
     if teacher_TV.shape != student_TV.shape:
-        raise ValueError(f"want equal shapes, got teacher {tuple(teacher_TV.shape)}, student {tuple(student_TV.shape)}")
+        raise ValueError(
+            f"expected equal shapes, got teacher {tuple(teacher_TV.shape)}, student {tuple(student_TV.shape)}"
+        )
     teacher_TV = teacher_TV.detach().float().log_softmax(-1)
     student_TV = student_TV.float().log_softmax(-1)
     return F.kl_div(student_TV, teacher_TV, reduction="none", log_target=True).sum(-1).clamp_min(0)
 
 
 def topk_kl(top_ids_TK: Tensor, top_logprobs_TK: Tensor, student_TV: Tensor) -> Tensor:
-    """KL(teacher || student) in nats at each token, when all but the teacher's K likeliest tokens count as one.
+    """KL(teacher || student) in nats at each token, if all but the teacher's K most likely tokens count as one.
 
         KL_t = sum_k p_t(k) (log p_t(k) - log q_t(k)) + p_t(rest) (log p_t(rest) - log q_t(rest))
 
-    Merging tokens loses what tells them apart, so this is a lower bound of `forward_kl` (data-processing inequality;
-    Cover and Thomas, Elements of Information Theory, 2.8), and equal to it at K = V. It is the KL of two true
-    distributions, so it is zero where the student agrees on every token and on the rest.
+    Merging tokens loses information, so this is a lower bound of `forward_kl` (data-processing inequality; Cover and
+    Thomas, Elements of Information Theory, 2.8), and equal to it at K = V. It is the KL of two normalised
+    distributions, so it is zero if the student agrees on every one of the K tokens and on the rest.
 
     Args:
         top_ids_TK: (T, K) int, no token twice. top_logprobs_TK: (T, K), their log-probabilities.
@@ -47,7 +49,7 @@ def topk_kl(top_ids_TK: Tensor, top_logprobs_TK: Tensor, student_TV: Tensor) -> 
     kl_T = F.kl_div(student_TV.gather(-1, top_ids_TK), teacher_TK, reduction="none").sum(-1)
     if top_ids_TK.shape[-1] < student_TV.shape[-1]:
         rest_T = (1 - teacher_TK.sum(-1)).clamp_min(0)
-        # Summed up, not 1 - sum: of a student that is sure of the K tokens, rounding would leave nothing.
+        # A sum over the rest and not 1 - sum over K, which rounds to 0 if the student is sure of the K tokens.
         student_rest_T = student_TV.scatter(-1, top_ids_TK, -torch.inf).logsumexp(-1)
         kl_T = kl_T + F.kl_div(student_rest_T, rest_T, reduction="none")
     return kl_T.clamp_min(0)
@@ -61,5 +63,5 @@ def mean_by_row(value_T: Tensor, row_T: Tensor, rows: int) -> Tensor:
     Returns: (N,) with N = rows.
     """
     total_N = value_T.new_zeros(rows).index_add(0, row_T, value_T)
-    # Not `bincount`, for which the CPU would wait for the GPU.
+    # Not `bincount`, which would make the CPU wait for the GPU (torch 2.13).
     return total_N / value_T.new_zeros(rows).index_add(0, row_T, torch.ones_like(value_T))

@@ -1,4 +1,4 @@
-"""Every objective as one coefficient a row, so that any cut of the global batch sums to the same loss.
+"""Every objective as one coefficient per row, so that the parts of a global batch add up to the same loss.
 
 Shapes: N rows of the global batch.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 from pos2distill.config import MethodSection
 from pos2distill.losses.weights import adaptive_weights, position_weights
 
-# What stands in place of a slot: rows at the advantageous slots, and rows that only make ranks equally long.
+# Values of `slot_N` that are no slot: rows at the advantageous slots, and rows that only make ranks equally long.
 ANCHOR, FILLER = -1, -2
 
 
@@ -26,9 +26,9 @@ def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor,
 
     Args:
         method: weights and lambda.
-        loss_N: (N,) nats, of the whole global batch; not looked at for uniform weights.
-        reference_N: (N,) nats, the frozen model's cross-entropies; looked at for adaptive weights only.
-        slot_N: (N,) int, which slot a trivial row is at; or ANCHOR, or FILLER.
+        loss_N: (N,) nats, of the whole global batch; not used for uniform weights.
+        reference_N: (N,) nats, the frozen model's cross-entropies; used for adaptive weights only.
+        slot_N: (N,) int, the slot of a trivial row; or ANCHOR, or FILLER.
     Returns: (N,) float32, detached; 0 for filler.
     """
     real_N = slot_N != FILLER

@@ -1,4 +1,4 @@
-"""How much each trivial row counts: position-aware weights of the paper, of its code, and ours for cross-entropies.
+"""Weights of trivial rows: the paper's position-aware weights, those of its code, and ours for cross-entropies.
 
 Shapes: N rows of the global batch, M trivial rows, P trivial slots present.
 """
@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-_SMALLEST_EXCESS = 0.01  # nats; below it differences between rows are rounding rather than difficulty
+# Nats. Smaller differences between rows are rounding and not difficulty.
+_SMALLEST_EXCESS = 0.01
 
 
 def position_weights(
@@ -21,7 +22,7 @@ def position_weights(
         uniform:  1 / M, the "+KL" ablation
 
     i: trivial slots present; j: rows at slot i. N is the *global* batch, gathered over ranks and micro-batches:
-    on a micro-batch of one, every alpha is 1 and the method is gone. Where every KL of a slot is 0, its share is 1.
+    on a micro-batch of one, every alpha is 1 and the method has no effect. If every KL of a slot is 0, the ratio is 1.
     Source: arXiv:2508.15709, "Position-Aware Alignment".
 
     Args:
@@ -32,9 +33,10 @@ def position_weights(
     Raises: ValueError naming the shapes, or the rows, at fault.
     """
     if kl_N.ndim != 1 or kl_N.shape != slot_N.shape:
-        raise ValueError(f"want two (N,), got kl {tuple(kl_N.shape)}, slot {tuple(slot_N.shape)}")
+        raise ValueError(f"expected two tensors of shape (N,), got kl {tuple(kl_N.shape)}, slot {tuple(slot_N.shape)}")
     kl_N, trivial_N = kl_N.detach().float(), slot_N != anchor
-    if bad := (~torch.isfinite(kl_N) | (kl_N < 0)).nonzero().flatten().tolist()[:5]:
+    bad = (~torch.isfinite(kl_N) | (kl_N < 0)).nonzero().flatten().tolist()[:5]
+    if bad:
         raise ValueError(f"KL must be finite and >= 0: rows {bad} are {kl_N[bad].tolist()}")
     if variant == "uniform":
         return trivial_N.float() / trivial_N.sum().clamp_min(1)
@@ -42,8 +44,8 @@ def position_weights(
     kl_M, zeros_P = kl_N[trivial_N], kl_N.new_zeros(len(slots))
     mean_P = zeros_P.scatter_reduce(0, bin_M, kl_M, "mean", include_self=False)
     peak_M = zeros_P.scatter_reduce(0, bin_M, kl_M, "amax")[bin_M]
-    share_M = torch.where(peak_M > 0, kl_M / peak_M, 1.0)  # 0/0: this slot is solved
-    alpha_M = mean_P.softmax(0)[bin_M] * share_M
+    ratio_M = torch.where(peak_M > 0, kl_M / peak_M, 1.0)  # 0/0: this slot is solved
+    alpha_M = mean_P.softmax(0)[bin_M] * ratio_M
     if variant == "official":
         alpha_M = alpha_M * len(slots) / bin_M.bincount(minlength=len(slots))[bin_M]
     return torch.zeros_like(kl_N).masked_scatter(trivial_N, alpha_M)
@@ -55,10 +57,10 @@ def adaptive_weights(ce_N: Tensor, reference_N: Tensor, trivial_N: Tensor) -> Te
         excess_i = max(0, CE_i - CE_i^adv),   e = mean_trivial(excess),   s = max(e, 0.01 nats)
         w_i      = (1 - e / 2s + excess_i / 2s) / M
 
-    CE_i^adv is the frozen model's loss on the same response at the advantageous slots, so that a response which is
-    hard anywhere does not count for a hard slot. The weights sum to 1; at least half of each is the same for every row,
-    so that no row is given up; and as the excess vanishes they all become equal, rather than follow rounding. N is the
-    global batch, and the mean is over all of it: like the paper's alpha, no cut changes it.
+    CE_i^adv is the frozen model's loss on the same response at the advantageous slots, so that a response that is hard
+    at any slot does not make its slot look hard. The weights sum to 1. At least half of each is the same for every row,
+    so that no row is neglected. As the excess vanishes they become equal instead of following rounding errors. N is the
+    global batch and the mean is over all of it, so that, as with the paper's alpha, no cut changes the weights.
     Ours; the paper leaves weights for R2 as future work (arXiv:2508.15709, "Limitations").
 
     Args:
@@ -68,7 +70,8 @@ def adaptive_weights(ce_N: Tensor, reference_N: Tensor, trivial_N: Tensor) -> Te
     """
     trivial_N = trivial_N.float()
     excess_N = (ce_N - reference_N).detach().float()
-    if bad := (~torch.isfinite(excess_N)).nonzero().flatten().tolist()[:5]:
+    bad = (~torch.isfinite(excess_N)).nonzero().flatten().tolist()[:5]
+    if bad:
         raise ValueError(f"cross-entropies must be finite: rows {bad} are {ce_N[bad].tolist()}")
     excess_N = excess_N.clamp_min(0) * trivial_N
     count = trivial_N.sum().clamp_min(1)

@@ -1,8 +1,9 @@
-"""Training state in files that any number of workers can read: what a resumed run needs beside its index in the data.
+"""Training state in files that any number of workers can read.
 
-Of every parameter, by its name and in its full shape, fp32: the master weight and Adam's two moments. Each of W ranks
-writes its share, `state-RANK-of-W-SHARD.safetensors`, with a checksum of each tensor in the file's metadata;
-`state.json` says which tensors stand where. How many ranks wrote, and which strategy, leaves no trace in what is read.
+It holds what a resumed run needs besides its `TrainingProgress`: for every trained parameter, by its name and in its
+full shape, the fp32 master weight and Adam's two moments. Each of W ranks writes some of the tensors to files
+`state-RANK-of-W-NUMBER.safetensors`, with a checksum of each tensor in the file's metadata. `state.json` lists which
+tensors each file holds. What is read does not depend on how many ranks wrote it, nor on the strategy.
 """
 
 import json
@@ -24,63 +25,70 @@ KINDS = ("weight", "exp_avg", "exp_avg_sq")
 STATE_FILE = "state.json"
 
 _FORMAT = 1
-_SHARD_BYTES = 2 << 30
-_BYTES = 4  # of an fp32 value
+_FILE_BYTES = 2 << 30
+_VALUE_BYTES = 4  # fp32
 
 Shapes = Mapping[str, Sequence[int]]
 """Every parameter's full shape by its name, in the model's order."""
 
 
 def init_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Give parameters that were never stepped the state that AdamW's first step would start from."""
+    """Create AdamW's state for parameters that have not been updated yet, as its first step would."""
     for parameter in parameters:
-        if not optimizer.state[parameter]:
-            moments = {kind: torch.zeros_like(parameter, requires_grad=False) for kind in KINDS[1:]}
-            # Fused steps are counted where the weights are.
-            device = parameter.device if optimizer.defaults.get("fused") else "cpu"
-            optimizer.state[parameter] = {"step": torch.zeros((), dtype=torch.float32, device=device), **moments}
+        if optimizer.state[parameter]:
+            continue
+        # torch 2.13: a fused optimizer counts steps on the parameter's device, any other on the CPU.
+        device = parameter.device if optimizer.defaults.get("fused") else "cpu"
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=device),
+            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
 
 
 def write_state(
     folder: Path, shapes: Shapes, gather: Callable[[str, str], Tensor], *, step: int, rank: int, world: int
 ) -> None:
-    """Write this rank's share of the state; rank 0 writes `state.json` too.
+    """Write this rank's files of the state; rank 0 writes `state.json` too.
 
     Args:
-        gather: a kind of `KINDS` and a parameter's name to its full tensor. Called on every rank for every tensor in
-            one order, so that it can be a collective; no rank ever holds more than a shard and one tensor.
+        folder: made if it does not exist.
+        shapes: of the trained parameters.
+        gather: returns a parameter's full tensor of a kind in `KINDS`, given the kind and the parameter's name. Called
+            on every rank for every tensor in the same order, so that it can be a collective. No rank ever holds more
+            than one file's tensors and one more.
         step: Adam's step count.
+        rank: of this worker. world: number of workers.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shares = _deal(shapes, world)
-    file_of = {key: file for file, keys in shares[rank].items() for key in keys}
-    waiting: dict[str, dict[str, Tensor]] = {file: {} for file in shares[rank]}
+    files_by_rank = _assign_files(shapes, world)
+    own_files = files_by_rank[rank]
+    file_of = _file_of_each_key(own_files)
+    collected: dict[str, dict[str, Tensor]] = {file: {} for file in own_files}
     for name in shapes:
         for kind in KINDS:
-            tensor, key = gather(kind, name).detach(), f"{kind}/{name}"
-            if (file := file_of.get(key)) is None:
+            key = f"{kind}/{name}"
+            tensor = gather(kind, name).detach()
+            if key not in file_of:
                 continue
-            waiting[file][key] = tensor.float().cpu().contiguous()
-            if len(waiting[file]) == len(shares[rank][file]):
-                shard = waiting.pop(file)
-                save_file(shard, folder / file, {key: _checksum(tensor) for key, tensor in shard.items()})
+            file = file_of[key]
+            collected[file][key] = tensor.float().cpu().contiguous()
+            if len(collected[file]) == len(own_files[file]):
+                tensors = collected.pop(file)
+                checksums = {key: _checksum(tensor) for key, tensor in tensors.items()}
+                save_file(tensors, folder / file, checksums)
     if rank == 0:
-        content = {
-            "format": _FORMAT,
-            "adam_step": step,
-            "shapes": {name: list(shape) for name, shape in shapes.items()},
-            "files": {file: keys for share in shares for file, keys in share.items()},
-        }
-        (folder / STATE_FILE).write_text(json.dumps(content, indent=1) + "\n")
+        _write_contents(folder, shapes, files_by_rank, step)
 
 
 class StoredState:
-    """A training state on disk, found complete and of the right model.
+    """A training state on disk, of the right model.
 
     Args:
-        shapes: the model's own.
+        folder: that `write_state` wrote.
+        shapes: of the model's trained parameters.
     Raises:
-        UserError: naming the file that is missing, damaged or of another model or version.
+        UserError: naming the file that is missing, corrupt or of another model or version.
     """
 
     def __init__(self, folder: Path, shapes: Shapes) -> None:
@@ -95,37 +103,44 @@ class StoredState:
                 )
             self.step = int(content["adam_step"])
             self.files: dict[str, list[str]] = content["files"]
-            self._file_of = {key: file for file, keys in self.files.items() for key in keys}
+            self._file_of = _file_of_each_key(self.files)
             _check_shapes(path, content["shapes"], shapes)
         except FileNotFoundError:
             raise _unusable(path, "missing") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _unusable(path, f"damaged ({error})") from None
+            raise _unusable(path, f"corrupt ({error})") from None
         self.shapes = shapes
 
     def verify(self, *, rank: int, world: int) -> None:
-        """Compare every tensor of this rank's share of the files with its checksum; all ranks together, every file."""
+        """Check the checksums of every `world`-th file, beginning with `rank`: all ranks together check all files.
+
+        Raises:
+            UserError: naming the file that is missing or corrupt.
+        """
         for file in list(self.files)[rank::world]:
             with self._opened(file) as tensors:
                 checksums = tensors.metadata() or {}
                 for key in self.files[file]:
                     if _checksum(tensors.get_tensor(key)) != checksums.get(key):
-                        raise _unusable(self.folder / file, f"damaged ({key} does not match its checksum)")
+                        raise _unusable(self.folder / file, f"corrupt ({key} does not match its checksum)")
 
     def read(self, kind: str, name: str) -> Tensor:
         """A parameter's full tensor, fp32."""
         return self.read_flat(kind, name, 0, math.prod(self.shapes[name])).view(tuple(self.shapes[name]))
 
     def read_flat(self, kind: str, name: str, start: int, stop: int) -> Tensor:
-        """Elements `start` to `stop` of a parameter's tensor laid flat, fp32; only the rows they lie in are read."""
-        key, shape = f"{kind}/{name}", self.shapes[name]
+        """Elements `start` to `stop` of a parameter's flattened tensor, fp32. Only the rows that hold them are read."""
         if start == stop:
             return torch.zeros(0)
+        key = f"{kind}/{name}"
+        shape = self.shapes[name]
+        row_size = math.prod(shape[1:])
+        first_row, last_row = start // row_size, math.ceil(stop / row_size)
         with self._opened(self._file_of[key]) as tensors:
-            row = math.prod(shape[1:])
-            first = start // row
-            rows: Tensor = tensors.get_slice(key)[first : -(-stop // row)] if shape else tensors.get_tensor(key)
-            return rows.flatten()[start - first * row : stop - first * row]
+            # A scalar has no rows to slice.
+            rows: Tensor = tensors.get_slice(key)[first_row:last_row] if shape else tensors.get_tensor(key)
+        offset = first_row * row_size
+        return rows.flatten()[start - offset : stop - offset]
 
     @contextmanager
     def _opened(self, file: str) -> Iterator[Any]:
@@ -136,32 +151,70 @@ class StoredState:
         except FileNotFoundError:
             raise _unusable(path, "missing") from None
         except (SafetensorError, OSError) as error:
-            raise _unusable(path, f"damaged ({str(error).splitlines()[0]})") from None
+            raise _unusable(path, f"corrupt ({str(error).splitlines()[0]})") from None
 
 
-def _deal(shapes: Shapes, world: int) -> list[dict[str, list[str]]]:
-    """Of each rank its files and the tensors in them: every parameter to the rank with the least so far."""
-    shares: list[dict[str, list[str]]] = [{} for _ in range(world)]
-    totals, rooms = [0] * world, [0] * world
+def _assign_files(shapes: Shapes, world: int) -> list[dict[str, list[str]]]:
+    """For each rank its files, and for each file the keys of its tensors.
+
+    Each parameter goes to the rank that has the fewest bytes so far, and there to its last file, or to a new one if it
+    does not fit.
+    """
+    files_by_rank: list[dict[str, list[str]]] = [{} for _ in range(world)]
+    rank_bytes = [0] * world
+    free_bytes = [0] * world  # in each rank's last file
     for name, shape in shapes.items():
-        rank = totals.index(min(totals))
-        size = _BYTES * math.prod(shape)
+        rank = rank_bytes.index(min(rank_bytes))
+        files = files_by_rank[rank]
+        size = _VALUE_BYTES * math.prod(shape)
         for kind in KINDS:
-            if rooms[rank] < size or not shares[rank]:
-                shares[rank][f"state-{rank:05d}-of-{world:05d}-{len(shares[rank]):03d}.safetensors"] = []
-                rooms[rank] = _SHARD_BYTES
-            shares[rank][next(reversed(shares[rank]))].append(f"{kind}/{name}")
-            rooms[rank] -= size
-            totals[rank] += size
-    return shares
+            if not files or free_bytes[rank] < size:
+                files[f"state-{rank:05d}-of-{world:05d}-{len(files):03d}.safetensors"] = []
+                free_bytes[rank] = _FILE_BYTES
+            last_file = list(files)[-1]
+            files[last_file].append(f"{kind}/{name}")
+            free_bytes[rank] -= size
+            rank_bytes[rank] += size
+    return files_by_rank
+
+
+def _file_of_each_key(files: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    file_of = {}
+    for file, keys in files.items():
+        for key in keys:
+            file_of[key] = file
+    return file_of
+
+
+def _write_contents(folder: Path, shapes: Shapes, files_by_rank: list[dict[str, list[str]]], step: int) -> None:
+    """Write `state.json`."""
+    files: dict[str, list[str]] = {}
+    for own_files in files_by_rank:
+        files |= own_files
+    contents = {
+        "format": _FORMAT,
+        "adam_step": step,
+        "shapes": {name: list(shape) for name, shape in shapes.items()},
+        "files": files,
+    }
+    (folder / STATE_FILE).write_text(json.dumps(contents, indent=1) + "\n")
 
 
 def _check_shapes(path: Path, stored: Mapping[str, Sequence[int]], shapes: Shapes) -> None:
-    there, wanted = ({name: tuple(shape) for name, shape in each.items()} for each in (stored, shapes))
-    if wrong := [name for name in {**wanted, **there} if there.get(name) != wanted.get(name)]:
-        name = wrong[0]
-        has, wants = (str(list(each[name])) if name in each else "no such parameter" for each in (there, wanted))
-        raise UserError(f"{path}: the state of another model ({name}: {has}; this model: {wants})")
+    """
+    Raises:
+        UserError: naming the first parameter that differs; the model's own come first.
+    """
+    for name in {**shapes, **stored}:
+        in_state, in_model = _describe(stored, name), _describe(shapes, name)
+        if in_state != in_model:
+            raise UserError(f"{path}: the state of another model ({name}: {in_state}; this model: {in_model})")
+
+
+def _describe(shapes: Mapping[str, Sequence[int]], name: str) -> str:
+    if name not in shapes:
+        return "no such parameter"
+    return str(list(shapes[name]))
 
 
 def _checksum(tensor: Tensor) -> str:

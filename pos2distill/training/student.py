@@ -1,7 +1,9 @@
-"""The student: row losses, and of adapters their initial model's states, computed inside one forward.
+"""The student: a language model whose forward returns row losses.
 
-Inside, because ZeRO-3 gathers a module's weights only while the engine's forward runs.
-Shapes: B rows, S tokens of all rows laid end to end, T response tokens of all rows, H hidden size, V vocabulary.
+The loss is computed inside forward because ZeRO-3 gathers a module's weights only while the engine's forward runs. For
+the same reason, the initial model's states of a student with adapters are computed there.
+
+Shapes: B rows, S tokens of the packed sequence, T response tokens of all rows, H hidden size, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -23,8 +25,8 @@ from pos2distill.models.packing import ResponseBatch
 from pos2distill.randomness import derive_seed
 from pos2distill.training.teachers import TeacherView
 
-_LOGITS = 2**22
-"""So many logits are looked at together: 16 MiB in float32, of which a divergence and its gradient take several."""
+_CHUNK_LOGITS = 2**22
+"""Logits whose loss is computed at once: 16 MiB in float32. A divergence and its gradient need several times that."""
 
 
 class Student(nn.Module):
@@ -39,66 +41,82 @@ class Student(nn.Module):
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None, *, initial: bool = False) -> Tensor:
         """Each row's loss in nats, mean over its response tokens: KL(teacher || student), or the cross-entropy.
 
-        Logits exist at response positions only: lm_head's product (T, V), never (S, V). What is made of it in float32
-        is made for some tokens at a time, and once more in the backward pass instead of being kept.
+        Logits exist at response positions only: lm_head's product is (T, V), never (S, V). The float32 values derived
+        from it are computed for a chunk of tokens at a time, and again in the backward pass instead of being stored.
 
         Args:
-            batch: prompts and responses. teacher: the view at the batch's tokens, in their order.
-            initial: of a student with adapters: the initial model's hidden states (T, H) instead.
+            batch: prompts and responses.
+            teacher: the view at the batch's response tokens, in their order; None for a cross-entropy.
+            initial: return the initial model's hidden states (T, H) instead; for students with adapters.
         Returns: (B,) float32.
         """
         if initial:
             return self._initial_states(batch)
         lm_head: Any = self.lm.get_output_embeddings()
         product_TV = lm_head(response_hidden_states(self.lm, batch))
-        wanted = teacher if self.loss == "kl" else batch.target_T
-        assert wanted is not None
-        size = max(1, _LOGITS // product_TV.shape[1])
-        parts = zip(product_TV.split(size), wanted.split(size), strict=True)
-        loss_T = torch.cat([checkpoint(self._token_losses, *part, use_reentrant=False) for part in parts])
-        return mean_by_row(loss_T, batch.row_T, batch.rows)
+        target: TeacherView | Tensor = batch.target_T
+        if self.loss == "kl":
+            assert teacher is not None
+            target = teacher
+        chunk = max(1, _CHUNK_LOGITS // product_TV.shape[1])
+        losses = []
+        for chunk_product, chunk_target in zip(product_TV.split(chunk), target.split(chunk), strict=True):
+            losses.append(checkpoint(self._token_losses, chunk_product, chunk_target, use_reentrant=False))
+        return mean_by_row(torch.cat(losses), batch.row_T, batch.rows)
 
-    def _token_losses(self, product_TV: Tensor, wanted: TeacherView | Tensor) -> Tensor:
-        """Of some tokens: lm_head's product, and the teacher's view or the tokens themselves. (T,) float32."""
+    def _token_losses(self, product_TV: Tensor, target: TeacherView | Tensor) -> Tensor:
+        """The losses (T,) of a chunk of tokens, float32: KL to a teacher's view, or cross-entropy on token ids."""
         student_TV = self.transform(product_TV)
-        if isinstance(wanted, Tensor):
-            return cross_entropy(student_TV, wanted, reduction="none")
-        return wanted.kl(student_TV)
+        if isinstance(target, Tensor):
+            return cross_entropy(student_TV, target, reduction="none")
+        return target.kl(student_TV)
 
     @torch.no_grad()
     def _initial_states(self, batch: ResponseBatch) -> Tensor:
-        from pos2distill.models.lora import adapters_off  # peft is for adapters only
+        # Imported here: only students with adapters need peft.
+        from pos2distill.models.lora import adapters_off
 
         with adapters_off(self.lm):
             return response_hidden_states(self.lm, batch)
 
 
 def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSection) -> None:
-    """Adapters and activations recomputed in the backward pass, if asked for, and training mode without dropout.
+    """Add adapters and gradient checkpointing as configured, and set training mode without dropout.
 
-    A row is passed more than once, for its weight and for its gradient, and shares tokens with others: chance would
-    make of each pass another function.
+    Without dropout, because a row passes through the model more than once (for its weight and for its gradient) and
+    shares tokens with other rows: randomness would make every pass another function.
     """
     if study.training.lora:
-        from pos2distill.models.lora import add_adapters  # peft is for adapters only
+        # Imported here: only students with adapters need peft.
+        from pos2distill.models.lora import add_adapters
 
         add_adapters(lm, study.training.lora, seed=derive_seed(study.seed, "adapters"))
     lm.train()
-    for module in lm.modules():
-        for name, value in vars(module).items():
-            if isinstance(value, float) and (isinstance(module, _DropoutNd) or "drop" in name or "jitter" in name):
-                setattr(module, name, 0.0)
+    _turn_dropout_off(lm)
     if trainers.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
+def _turn_dropout_off(lm: PreTrainedModel) -> None:
+    """Set every dropout probability to 0, and routers' jitter, which is random too.
+
+    transformers 5.19: attention layers and routers hold their probabilities as float attributes, such as
+    `attention_dropout` or `jitter_noise`, instead of in torch's dropout modules.
+    """
+    for module in lm.modules():
+        for name, value in vars(module).items():
+            is_probability = isinstance(module, _DropoutNd) or "drop" in name or "jitter" in name
+            if isinstance(value, float) and is_probability:
+                setattr(module, name, 0.0)
+
+
 def trainable(lm: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """What is trained, by name, in the model's order: all parameters, or those of the adapters."""
+    """The trained parameters by name, in the model's order: all of them, or those of the adapters."""
     return {name: parameter for name, parameter in lm.named_parameters() if parameter.requires_grad}
 
 
 def plain_weights(weights: Mapping[str, Tensor], study: Study) -> dict[str, Tensor]:
-    """The student's weights as those of a plain model, adapters merged, in the initial model's dtype."""
+    """The student's weights as those of a plain model, with adapters merged, in the initial model's dtype."""
     if study.training.lora:
         from pos2distill.models.lora import merge
 

@@ -1,16 +1,15 @@
-"""The frozen model while training: what is known of it at the rows' response positions, and the KL that follows.
+"""The frozen model during training: what is known of it at the rows' response positions, and the KL to it.
 
-    cached     hidden states of the teacher stage, from the store      with the initial lm_head: exact
-    resident   hidden states of a frozen model beside the student      with the initial lm_head: exact
-    topk       the sampler's log-probabilities of K tokens, from the store: a lower bound
+    cached     hidden states that sampling stored, with the initial lm_head: exact
+    resident   hidden states of a frozen model in memory, with the initial lm_head: exact
+    topk       log-probabilities of the K most likely tokens that sampling stored: a lower bound of the KL
 
-Shapes: T response positions of all rows of a micro-batch, laid end to end, S of one example; H hidden size;
-V vocabulary; K tokens of it.
+Shapes: T response positions of all rows of a micro-batch, concatenated; H hidden size; V vocabulary; K tokens of it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -34,19 +33,19 @@ class TeacherView(Protocol):
         """The same view on a device."""
 
     def split(self, size: int) -> Sequence["TeacherView"]:
-        """Views at so many positions each, in order."""
+        """Consecutive views at `size` positions each."""
 
     def kl(self, student_TV: Tensor) -> Tensor:
         """KL(teacher || student) at each position, (T,) float32, nats. Gradients flow to the student's logits."""
 
 
 TeacherSource = Callable[[Sequence[Row]], TeacherView]
-"""Gives the view at the rows' responses, laid end to end."""
+"""Returns the view at the rows' responses, concatenated."""
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenStatesView:
-    """Exact: the states that enter lm_head, and the initial lm_head."""
+    """The states that enter lm_head, and the initial lm_head: the exact distribution."""
 
     hidden_TH: Tensor
     head: FrozenHead
@@ -68,7 +67,7 @@ class HiddenStatesView:
 
 @dataclass(frozen=True, slots=True)
 class TopKView:
-    """A lower bound: the K likeliest tokens one by one, all others together."""
+    """Log-probabilities of the K most likely tokens; all other tokens count as one."""
 
     ids_TK: Tensor
     logprobs_TK: Tensor
@@ -77,29 +76,35 @@ class TopKView:
         return TopKView(self.ids_TK.to(device), self.logprobs_TK.to(device))
 
     def split(self, size: int) -> list["TopKView"]:
-        return list(map(TopKView, self.ids_TK.split(size), self.logprobs_TK.split(size)))
+        parts = zip(self.ids_TK.split(size), self.logprobs_TK.split(size), strict=True)
+        return [TopKView(ids_TK, logprobs_TK) for ids_TK, logprobs_TK in parts]
 
     def kl(self, student_TV: Tensor) -> Tensor:
         return topk_kl(self.ids_TK, self.logprobs_TK, student_TV)
 
 
 class CachedTeacher:
-    """The states that the teacher stage stored with the samples."""
+    """The hidden states that were stored with the samples."""
 
     def __init__(self, head: FrozenHead) -> None:
         self.head = head
 
     def __call__(self, rows: Sequence[Row]) -> HiddenStatesView:
-        """Raises UserError where the samples hold no states."""
+        """The states of each row's sample.
+
+        Raises:
+            UserError: if a sample has none.
+        """
         return HiddenStatesView(torch.cat([_stored_states(row) for row in rows]), self.head)
 
 
 class ResidentTeacher:
-    """The frozen model's states, computed once for each example among the rows.
+    """The frozen model's hidden states, computed once for each example among the rows.
 
     Args:
-        frozen: the initial model's states for a batch.
-        alignment: as the student's.
+        head: the initial lm_head.
+        frozen: computes the initial model's hidden states for a batch.
+        alignment: the student's.
     """
 
     def __init__(
@@ -114,37 +119,40 @@ class ResidentTeacher:
         self.alignment = alignment
 
     def __call__(self, rows: Sequence[Row]) -> HiddenStatesView:
-        distinct = {row.sample.example.example_id: row for row in rows}
-        responses = [row.response_ids for row in distinct.values()]
-        prompts = [row.sample.prompt_ids for row in distinct.values()]
-        states = self.frozen(collate(prompts, responses, alignment=self.alignment)).split(list(map(len, responses)))
-        of = dict(zip(distinct, states, strict=True))
-        return HiddenStatesView(torch.cat([of[row.sample.example.example_id] for row in rows]), self.head)
+        row_of_example = {row.sample.example.example_id: row for row in rows}
+        prompts = [row.sample.prompt_ids for row in row_of_example.values()]
+        responses = [row.response_ids for row in row_of_example.values()]
+        hidden_TH = self.frozen(collate(prompts, responses, alignment=self.alignment))
+        states = hidden_TH.split([len(response) for response in responses])
+        states_of_example = dict(zip(row_of_example, states, strict=True))
+        by_row = [states_of_example[row.sample.example.example_id] for row in rows]
+        return HiddenStatesView(torch.cat(by_row), self.head)
 
 
 class TopKTeacher:
-    """What the sampler told of the K likeliest tokens, stored with the samples."""
+    """The log-probabilities of the K most likely tokens that were stored with the samples."""
 
     def __init__(self, k: int) -> None:
         self.k = k
 
     def __call__(self, rows: Sequence[Row]) -> TopKView:
-        """The rows end where the sampler's knowledge does."""
-        ids_T, logprobs_T = (
-            torch.from_numpy(np.concatenate([getattr(row.sample, name) for row in rows]))
-            for name in ("top_ids", "top_logprobs")
-        )
-        return TopKView(ids_T.view(-1, self.k), logprobs_T.view(-1, self.k))
+        """`RowBuilder` has cut each response to the positions that have log-probabilities."""
+        ids: list[Any] = [row.sample.top_ids for row in rows]
+        logprobs: list[Any] = [row.sample.top_logprobs for row in rows]
+        ids_TK = torch.from_numpy(np.concatenate(ids)).view(-1, self.k)
+        logprobs_TK = torch.from_numpy(np.concatenate(logprobs)).view(-1, self.k)
+        return TopKView(ids_TK, logprobs_TK)
 
 
 def build_teacher(
     study: Study, frozen: Callable[[ResponseBatch], Tensor], device: torch.device
 ) -> TeacherSource | None:
-    """The teacher that the method names; None where the method looks at none.
+    """The teacher that `method.teacher` names; None if the method uses none.
 
     Args:
-        frozen: the initial model's states for a batch; called for a resident teacher only.
-        device: the student's.
+        study: model and method.
+        frozen: computes the initial model's hidden states for a batch; only a resident teacher calls it.
+        device: of the student.
     """
     method = study.method
     if method.teacher == "none":

@@ -9,11 +9,11 @@ from pos2distill.errors import UserError
 if TYPE_CHECKING:
     from pos2distill.training.loop import StepRecord
 
-_SHOWN = ("loss", "loss_trivial", "loss_anchor", "grad_norm", "learning_rate")
+_LOGGED = ("loss", "loss_trivial", "loss_anchor", "grad_norm", "learning_rate")
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Before anything expensive starts, on the driver; the workers have the same packages.
+    """Check on the driver, before anything expensive starts; the workers have the same packages.
 
     Raises:
         UserError: naming the package that is not installed.
@@ -41,8 +41,13 @@ class Tracker:
 
     def log(self, record: "StepRecord") -> None:
         """Log one step's numbers under `train/`."""
-        values = {name: getattr(record, name) for name in _SHOWN}
-        self._log({f"train/{name}": value for name, value in values.items() if value is not None}, record.step)
+        values: dict[str, float] = {}
+        for name in _LOGGED:
+            value = getattr(record, name)
+            # A batch without anchor rows has no anchor loss.
+            if value is not None:
+                values[f"train/{name}"] = value
+        self._log(values, record.step)
 
 
 def _open_tensorboard(run: str, folder: str, settings: dict[str, Any]) -> Tracker:

@@ -1,4 +1,4 @@
-"""How weights are updated: `torch` in one process, `zero3` (DeepSpeed) in any number, behind one protocol."""
+"""Training strategies: `torch` in one process, `zero3` (DeepSpeed) in any number of them."""
 
 import torch
 
@@ -7,7 +7,7 @@ from pos2distill.training.strategies.protocol import Strategy
 
 
 def build_strategy(study: Study, trainers: TrainersSection, device: torch.device) -> Strategy:
-    """The strategy that the runtime names; DeepSpeed is imported only for its own."""
+    """The strategy that `runtime.trainers.strategy` names. DeepSpeed is imported only for `zero3`."""
     if trainers.strategy == "zero3":
         from pos2distill.training.strategies.zero3 import Zero3Strategy
 

@@ -1,4 +1,4 @@
-"""What a training strategy is: forward, backward and update of one worker's part of a global batch."""
+"""The interface of a training strategy."""
 
 from pathlib import Path
 from typing import Protocol
@@ -11,34 +11,35 @@ from pos2distill.training.teachers import TeacherView
 
 
 class Strategy(Protocol):
-    """Forward, backward and update of one worker's share of a global batch.
+    """Forward, backward and update for one worker's rows of a global batch.
 
-    Losses given to `backward` add up over micro-batches and dist: the sum is the global loss, so is its gradient.
+    The losses passed to `backward` add up over micro-batches and ranks; their sum is the global loss. Every rank calls
+    the same methods in the same order.
     """
 
     student: Student
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
-        """Row losses (B,); with a graph, unless under `torch.no_grad`."""
+        """Row losses (B,) in nats; with a graph unless under `torch.no_grad`."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the loss's gradient. `last`: the global batch's last micro-batch on this rank."""
 
     def step(self, learning_rate: float) -> float:
-        """Clip, update, clear. Returns the gradient's norm before clipping."""
+        """Clip the gradient, update the weights, clear the gradient. Returns its norm before clipping."""
 
     def frozen_states(self, batch: ResponseBatch) -> Tensor:
-        """The resident teacher's hidden states (T, H): of a frozen model, or of the student without its adapters."""
+        """The initial model's hidden states (T, H): of a frozen copy, or of the student without its adapters."""
 
     def save(self, folder: Path) -> None:
         """Write the weights of a plain model in Hugging Face format. Called on every rank; rank 0 writes."""
 
     def save_state(self, folder: Path) -> None:
-        """Write trained weights and optimizer state to go on from. Called on every rank; each writes its own files."""
+        """Write trained weights and optimizer state. Called on every rank; each writes its own files."""
 
     def load_state(self, folder: Path) -> None:
-        """Go on from a saved state: of any number of ranks, of either strategy. Called on every rank.
+        """Restore a saved state: of any number of ranks, of either strategy. Called on every rank.
 
         Raises:
-            UserError: naming the file that is missing, damaged or of another model.
+            UserError: naming the file that is missing, corrupt or of another model.
         """

@@ -16,23 +16,28 @@ from pos2distill.training.teachers import TeacherView
 
 
 class TorchStrategy:
-    """One process, plain torch: the reference, and the laptop's choice."""
+    """One process, plain torch: the reference for `zero3`, and the strategy for one GPU or a laptop."""
 
     def __init__(self, study: Study, trainers: TrainersSection, device: torch.device) -> None:
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device
-        # Trained weights are fp32 under autocast: the same master weights that ZeRO keeps. Frozen ones need no masters.
-        rounded = study.training.lora and study.training.precision == "bfloat16"
-        dtype = torch_dtype(study.model.dtype) if rounded else torch.float32
-        computing = dtype if study.training.lora else torch_dtype(study.training.precision)
-        lm = load_model(study.model, dtype=dtype, computing=computing, device=device, packed=True)
+        precision = torch_dtype(study.training.precision)
+        # Trained weights are fp32 under autocast, the same master weights that ZeRO keeps. With adapters, the model's
+        # own weights are frozen, need no master weights, and are loaded in the model's dtype.
+        weights, computing = torch.float32, precision
+        if study.training.lora and precision == torch.bfloat16:
+            weights = torch_dtype(study.model.dtype)
+        if study.training.lora:
+            computing = weights
+        lm = load_model(study.model, dtype=weights, computing=computing, device=device, packed=True)
         prepare_for_training(lm, study, trainers)
         for parameter in trainable(lm).values():
             parameter.data = parameter.data.float()
         self.student = Student(lm, study).to(device)
+        # Without the cache of cast weights, which would hold a bfloat16 copy of all of them during a pass.
         self.autocast = torch.autocast(
-            device.type, torch.bfloat16, enabled=study.training.precision == "bfloat16", cache_enabled=False
+            device.type, torch.bfloat16, enabled=precision == torch.bfloat16, cache_enabled=False
         )
         settings = study.training
         self.optimizer = torch.optim.AdamW(
@@ -42,11 +47,15 @@ class TorchStrategy:
             weight_decay=settings.weight_decay,
             fused=True,
         )
-        self.frozen = load_model(study.model, device=device, packed=True) if study.has_frozen_copy else None
+        self.frozen = None
+        if study.has_frozen_copy:
+            self.frozen = load_model(study.model, device=device, packed=True)
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
+        if teacher is not None:
+            teacher = teacher.to(self.device)
         with self.autocast:
-            loss_B: Tensor = self.student(batch.to(self.device), teacher and teacher.to(self.device))
+            loss_B: Tensor = self.student(batch.to(self.device), teacher)
         return loss_B
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -76,11 +85,14 @@ class TorchStrategy:
     def save_state(self, folder: Path) -> None:
         parameters = trainable(self.student.lm)
         init_optimizer_state(self.optimizer, parameters.values())
-        step = int(self.optimizer.state[next(iter(parameters.values()))]["step"])
+        any_parameter = next(iter(parameters.values()))
+        step = int(self.optimizer.state[any_parameter]["step"])
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        write_state(
-            folder, shapes, lambda kind, name: self._state_of(parameters[name], kind), step=step, rank=0, world=1
-        )
+
+        def gather(kind: str, name: str) -> Tensor:
+            return self._state_of(parameters[name], kind)
+
+        write_state(folder, shapes, gather, step=step, rank=0, world=1)
 
     @torch.no_grad()
     def load_state(self, folder: Path) -> None:
@@ -94,5 +106,8 @@ class TorchStrategy:
             self.optimizer.state[parameter]["step"].fill_(stored.step)
 
     def _state_of(self, parameter: Tensor, kind: str) -> Tensor:
-        state: Tensor = parameter if kind == "weight" else self.optimizer.state[parameter][kind]
-        return state
+        """The weight itself or one of Adam's moments; a tensor that can be written to."""
+        if kind == "weight":
+            return parameter
+        moment: Tensor = self.optimizer.state[parameter][kind]
+        return moment

@@ -1,4 +1,8 @@
-"""The `zero3` strategy: DeepSpeed ZeRO stage 3. The only importer of deepspeed."""
+"""The `zero3` strategy: DeepSpeed ZeRO stage 3. The only module that imports deepspeed.
+
+DeepSpeed has no public interface for some of what is needed here. Whatever is used of its internals was read in
+DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `runtime/engine.py`) and is named where it is used.
+"""
 
 import os
 from pathlib import Path
@@ -19,24 +23,22 @@ from pos2distill.training.teachers import TeacherView
 
 
 class Zero3Strategy:
-    """Weights, gradients and optimizer state parted over the ranks of the default process group."""
+    """Weights, gradients and optimizer state sharded over the ranks of the default process group."""
 
     def __init__(self, study: Study, trainers: TrainersSection, device: torch.device) -> None:
-        if device.type == "cpu":
-            os.environ["DS_ACCELERATOR"] = "cpu"  # read at import
-        import deepspeed
-
-        # Inference's all-reduce, which nothing here calls; DeepSpeed would compile it for a minute at the first start.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed = _import_deepspeed(device)
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device
-        self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.rank = torch.distributed.get_rank()
+        self.world = torch.distributed.get_world_size()
         config = _deepspeed_config(study, device)
-        dtype = torch.bfloat16 if study.training.precision == "bfloat16" else torch.float32
-        load = _PartitionedLoad(study.model, dtype)
-        load_frozen = _PartitionedLoad(study.model, torch_dtype(study.model.dtype)) if study.has_frozen_copy else None
-        # transformers parts the weights while it loads them as long as this object lives.
+        # Both loaders are made before HfDeepSpeedConfig: they compute buffers while DeepSpeed changes nothing yet.
+        load = _ShardedLoader(study.model, torch_dtype(study.training.precision))
+        load_frozen = None
+        if study.has_frozen_copy:
+            load_frozen = _ShardedLoader(study.model, torch_dtype(study.model.dtype))
+        # While this object exists, transformers shards weights as it loads them (transformers 5.19).
         self._hf_config = HfDeepSpeedConfig(config)
         lm = load(device)
         prepare_for_training(lm, study, trainers)
@@ -45,18 +47,20 @@ class Zero3Strategy:
         self.engine: Any
         self.engine, *_ = deepspeed.initialize(model=self.student, model_parameters=trained, config=config)
         self.frozen: Any = None
-        if load_frozen:
-            frozen = load_frozen(device).requires_grad_(False)
-            inference = {key: value for key, value in config.items() if key != "optimizer"}
-            self.frozen, *_ = deepspeed.initialize(model=_HiddenStatesModule(frozen), config=inference)
+        if load_frozen is not None:
+            frozen_lm = load_frozen(device).requires_grad_(False)
+            without_optimizer = {key: value for key, value in config.items() if key != "optimizer"}
+            self.frozen, *_ = deepspeed.initialize(model=_HiddenStatesModule(frozen_lm), config=without_optimizer)
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
-        loss_B: Tensor = self.engine(batch.to(self.device), teacher and teacher.to(self.device))
+        if teacher is not None:
+            teacher = teacher.to(self.device)
+        loss_B: Tensor = self.engine(batch.to(self.device), teacher)
         return loss_B
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
-        # DeepSpeed averages over ranks; our losses add up.
+        # DeepSpeed averages gradients over ranks, but the losses of ranks must add up.
         self.engine.backward(loss * self.world)
 
     def step(self, learning_rate: float) -> float:
@@ -68,11 +72,15 @@ class Zero3Strategy:
     @torch.no_grad()
     def frozen_states(self, batch: ResponseBatch) -> Tensor:
         batch = batch.to(self.device)
-        hidden_TH: Tensor = self.frozen(batch) if self.frozen else self.engine(batch, None, initial=True)
-        return hidden_TH
+        if self.frozen is not None:
+            frozen_TH: Tensor = self.frozen(batch)
+            return frozen_TH
+        initial_TH: Tensor = self.engine(batch, None, initial=True)
+        return initial_TH
 
     def save(self, folder: Path) -> None:
-        weights = self.engine._zero3_consolidated_16bit_state_dict()  # gathers layer by layer; every rank takes part
+        # DeepSpeed 0.19.8, `DeepSpeedEngine`: gathers layer by layer with every rank's help; None except on rank 0.
+        weights = self.engine._zero3_consolidated_16bit_state_dict()
         if weights is None:
             return
         own = {name.removeprefix("lm."): weight for name, weight in weights.items() if name.startswith("lm.")}
@@ -83,17 +91,18 @@ class Zero3Strategy:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         parameters = self._parameters()
-        adam, parts = self._adam()
+        adam, shards = self._adam()
         shapes = {name: parameter.ds_shape for name, parameter in parameters.items()}
 
         def gather(kind: str, name: str) -> Tensor:
+            full: Tensor
             if kind == "weight":
-                full: Tensor = safe_get_full_fp32_param(parameters[name])
+                full = safe_get_full_fp32_param(parameters[name])
             else:
                 full = safe_get_full_optimizer_state(parameters[name], kind)
             return full
 
-        step = int(adam.state[parts[0]]["step"])
+        step = int(adam.state[shards[0]]["step"])
         write_state(folder, shapes, gather, step=step, rank=self.rank, world=self.world)
 
     def load_state(self, folder: Path) -> None:
@@ -102,58 +111,71 @@ class Zero3Strategy:
         parameters = self._parameters()
         stored = StoredState(folder, {name: parameter.ds_shape for name, parameter in parameters.items()})
         stored.verify(rank=self.rank, world=self.world)
-        adam, parts = self._adam()
+        adam, shards = self._adam()
         optimizer = self.engine.optimizer
-        optimizer.checkpoint_event_prologue()  # lets go of weights that are gathered: they are the old ones
+        # Frees weights that are still gathered from the last pass: they are the old ones.
+        optimizer.checkpoint_event_prologue()
         for name, parameter in parameters.items():
-            size = parameter.ds_tensor.ds_numel  # of every rank's part; the last one is padded
-            start, stop = (min(edge * size, parameter.ds_numel) for edge in (self.rank, self.rank + 1))
+            # Every rank's shard has this size; the last rank's is padded.
+            shard_size = parameter.ds_tensor.ds_numel
+            start = min(self.rank * shard_size, parameter.ds_numel)
+            stop = min(start + shard_size, parameter.ds_numel)
             for kind in KINDS:
-                own = torch.zeros(size)
-                own[: stop - start] = stored.read_flat(kind, name, start, stop)
+                shard = torch.zeros(shard_size)
+                shard[: stop - start] = stored.read_flat(kind, name, start, stop)
                 if kind == "weight":
-                    safe_set_local_fp32_param(parameter, own)
+                    safe_set_local_fp32_param(parameter, shard)
                 else:
-                    safe_set_local_optimizer_state(parameter, own, kind)
-        for part in parts:
-            adam.state[part]["step"].fill_(stored.step)
-        for number in range(len(parts)):
-            optimizer._reassign_or_swap_out_partitioned_parameters(number)  # master weights to those computed with
-        optimizer.checkpoint_event_epilogue()  # gathers again what stays gathered between steps
+                    safe_set_local_optimizer_state(parameter, shard, kind)
+        for shard in shards:
+            adam.state[shard]["step"].fill_(stored.step)
+        # Copies the fp32 master weights to the weights that are computed with.
+        for group in range(len(shards)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        # Gathers again the small weights that stay gathered between steps.
+        optimizer.checkpoint_event_epilogue()
 
     def _parameters(self) -> dict[str, Any]:
-        """By name, with what DeepSpeed adds to them: `ds_shape`, `ds_numel`, `ds_tensor`."""
+        """The trained parameters by name, with what DeepSpeed adds to each.
+
+        DeepSpeed 0.19.8: `ds_shape` and `ds_numel` of the full tensor, `ds_tensor` this rank's shard.
+        """
         return trainable(self.student.lm)
 
     def _adam(self) -> tuple[torch.optim.Optimizer, list[Tensor]]:
-        """The optimizer inside DeepSpeed's, and the flat fp32 parts of this rank's weights that it steps."""
+        """The torch optimizer inside DeepSpeed's, and this rank's flat fp32 shards of the weights, which it steps.
+
+        DeepSpeed 0.19.8, `DeepSpeedZeroOptimizer_Stage3`: `optimizer` and `fp32_partitioned_groups_flat`.
+        """
         adam: torch.optim.Optimizer = self.engine.optimizer.optimizer
-        parts: list[Tensor] = self.engine.optimizer.fp32_partitioned_groups_flat
-        init_optimizer_state(adam, parts)
-        return adam, parts
+        shards: list[Tensor] = self.engine.optimizer.fp32_partitioned_groups_flat
+        init_optimizer_state(adam, shards)
+        return adam, shards
 
 
-class _PartitionedLoad:
-    """Loads a model with its weights parted over the ranks, and all else as it is without DeepSpeed.
+class _ShardedLoader:
+    """Loads a model with its weights sharded over the ranks and everything else as without DeepSpeed.
 
-    While weights are parted, DeepSpeed makes every new floating-point tensor one of the weights' dtype, RoPE's
-    frequencies too (DeepSpeed issue 4932). So those are made here, before any weights are parted.
+    While weights are being sharded, DeepSpeed 0.19.8 casts every new floating-point tensor to the weights' dtype, also
+    RoPE's frequencies (DeepSpeed issue 4932). So these are computed in the constructor, before HfDeepSpeedConfig
+    exists, and put back after loading.
     """
 
     def __init__(self, model: ModelSection, dtype: torch.dtype) -> None:
-        self.model, self.dtype = model, dtype
+        self.model = model
+        self.dtype = dtype
         self.buffers = non_persistent_buffers(model, dtype)
 
     def __call__(self, device: torch.device) -> PreTrainedModel:
         lm = load_model(self.model, dtype=self.dtype, device=device, packed=True)
         for name, buffer in self.buffers.items():
-            owner, _, own = name.rpartition(".")
-            setattr(lm.get_submodule(owner), own, buffer.to(device))
+            module_name, _, buffer_name = name.rpartition(".")
+            setattr(lm.get_submodule(module_name), buffer_name, buffer.to(device))
         return lm
 
 
 class _HiddenStatesModule(torch.nn.Module):
-    """The frozen model as a module whose forward gives hidden states, as DeepSpeed wants one."""
+    """The frozen model as a module whose forward returns hidden states: DeepSpeed gathers weights only in a forward."""
 
     def __init__(self, lm: torch.nn.Module) -> None:
         super().__init__()
@@ -163,6 +185,18 @@ class _HiddenStatesModule(torch.nn.Module):
         return response_hidden_states(self.lm, batch)
 
 
+def _import_deepspeed(device: torch.device) -> Any:
+    """Import DeepSpeed for a kind of device."""
+    if device.type == "cpu":
+        # Read when deepspeed is imported; it does not choose the CPU by itself where torch was built for GPUs.
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+
+    # Otherwise DeepSpeed 0.19.8 compiles this operation on the first start, for a minute. Only inference uses it.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
 def _deepspeed_config(study: Study, device: torch.device) -> dict[str, Any]:
     settings = study.training
     optimizer: dict[str, Any] = {
@@ -170,15 +204,17 @@ def _deepspeed_config(study: Study, device: torch.device) -> dict[str, Any]:
         "betas": list(settings.betas),
         "eps": 1e-8,
         "weight_decay": settings.weight_decay,
-        "torch_adam": True,  # DeepSpeed's own is compiled at the first start, with a CUDA toolkit that images may lack
+        # DeepSpeed's own Adam is compiled on the first start, with a CUDA toolkit that container images may lack.
+        "torch_adam": True,
     }
     return {
-        # We cut the global batch and state the accumulation boundary ourselves.
+        # The training loop cuts the global batch itself and marks the accumulation boundary in `backward`.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": settings.max_grad_norm,
         "bf16": {"enabled": settings.precision == "bfloat16"},
-        "data_types": {"grad_accum_dtype": "fp32"},  # else bf16 gradients of micro-batches are added up in bf16
+        # Otherwise gradients of micro-batches are added up in bfloat16.
+        "data_types": {"grad_accum_dtype": "fp32"},
         "optimizer": {"type": "AdamW", "params": optimizer},
         "zero_optimization": {"stage": 3, "overlap_comm": device.type != "cpu"},
         "zero_force_ds_cpu_optimizer": False,

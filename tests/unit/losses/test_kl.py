@@ -71,7 +71,7 @@ def test_the_gradient_is_student_minus_teacher_and_the_teacher_gets_none() -> No
 
 
 def test_unequal_shapes_are_told() -> None:
-    with pytest.raises(ValueError, match=r"want equal shapes, got teacher \(2, 3\), student \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"expected equal shapes, got teacher \(2, 3\), student \(2, 4\)"):
         forward_kl(torch.zeros(2, 3), torch.zeros(2, 4))
 
 

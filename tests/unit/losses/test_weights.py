@@ -99,8 +99,8 @@ def test_weights_carry_no_gradient_and_are_float32() -> None:
         (torch.tensor([0.1, math.nan, 0.2]), torch.tensor([1, 2, 3]), r"finite and >= 0: rows \[1\] are \[nan\]"),
         (torch.tensor([math.inf, 0.1]), torch.tensor([0, 2]), r"rows \[0\] are \[inf\]"),
         (torch.tensor([0.1, -0.5]), torch.tensor([1, 2]), r"rows \[1\] are \[-0.5\]"),
-        (torch.zeros(2), torch.zeros(3), r"want two \(N,\), got kl \(2,\), slot \(3,\)"),
-        (torch.zeros(2, 1), torch.zeros(2, 1), r"want two \(N,\), got kl \(2, 1\), slot \(2, 1\)"),
+        (torch.zeros(2), torch.zeros(3), r"expected two tensors of shape \(N,\), got kl \(2,\), slot \(3,\)"),
+        (torch.zeros(2, 1), torch.zeros(2, 1), r"expected two tensors of shape \(N,\), got kl \(2, 1\), slot \(2, 1\)"),
     ],
 )
 def test_what_cannot_be_weighed_is_told(kl: Tensor, slot: Tensor, message: str) -> None:

@@ -73,7 +73,7 @@ def make_state(folder: Path, world: int = 2) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["all", "lora"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(
+def test_load_state_repeats_the_uninterrupted_run_bit_for_bit(
     make_stepper: Callable[..., TorchStrategy], tmp_path: Path, precision: str, lora: dict[str, int] | None
 ) -> None:
     strategy = make_stepper(precision, lora)
@@ -92,7 +92,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_bit_for_bit(
     assert StoredState(tmp_path / "again", resumed_shapes(resumed)).step == 10
 
 
-def test_a_state_from_before_the_first_step_can_be_resumed(
+def test_load_state_resumes_from_before_the_first_step(
     make_stepper: Callable[..., TorchStrategy], tmp_path: Path
 ) -> None:
     strategy = make_stepper()
@@ -102,7 +102,7 @@ def test_a_state_from_before_the_first_step_can_be_resumed(
     assert steps(strategy, range(3)) == first == steps(make_stepper(), range(3))
 
 
-def test_moments_matter(make_stepper: Callable[..., TorchStrategy], tmp_path: Path) -> None:
+def test_load_state_restores_moments_that_matter(make_stepper: Callable[..., TorchStrategy], tmp_path: Path) -> None:
     """Weights alone give another run: the test above would see a state without them."""
     strategy = make_stepper()
     steps(strategy, range(4))
@@ -121,7 +121,7 @@ def resumed_shapes(strategy: TorchStrategy) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("writers", [1, 2, 3, 8])
 @pytest.mark.parametrize("readers", [1, 2, 3, 5])
-def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path: Path, writers: int, readers: int) -> None:
+def test_stored_state_reads_what_any_number_of_ranks_wrote(tmp_path: Path, writers: int, readers: int) -> None:
     full = make_state(tmp_path, writers)
     stored = StoredState(tmp_path, SHAPES)
     assert stored.step == 17
@@ -138,11 +138,11 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path: Path, writers
         stored.verify(rank=rank, world=readers)
 
 
-def test_ranks_share_the_writing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_write_state_divides_tensors_between_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each tensor in one file; shares about alike; shards no larger than asked, unless one tensor is."""
-    monkeypatch.setattr(state, "_SHARD_BYTES", 4 * 200)
+    monkeypatch.setattr(state, "_FILE_BYTES", 4 * 200)
     shapes = {f"layer.{number}": (4, 10 + number % 7) for number in range(60)} | {"large": (300,)}
-    shares = state._deal(shapes, 4)
+    shares = state._assign_files(shapes, 4)
     keys = [key for share in shares for keys in share.values() for key in keys]
     assert sorted(keys) == sorted(f"{kind}/{name}" for name in shapes for kind in KINDS)
     sizes = [[sum(math.prod(shapes[key.split("/")[1]]) for key in keys) for keys in share.values()] for share in shares]
@@ -151,14 +151,14 @@ def test_ranks_share_the_writing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert all(size in (300,) or size <= 200 for each in sizes for size in each)
     assert [next(iter(share)) for share in shares][2] == "state-00002-of-00004-000.safetensors"
     assert len({file for share in shares for file in share}) == sum(len(share) for share in shares)
-    monkeypatch.setattr(state, "_SHARD_BYTES", 64)
+    monkeypatch.setattr(state, "_FILE_BYTES", 64)
     assert all(torch.equal(value, tensors(tmp_path)[key]) for key, value in make_state(tmp_path).items())
     assert len(list(tmp_path.glob("*.safetensors"))) > 6
 
 
-def test_no_rank_holds_more_than_a_shard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_write_state_never_holds_more_than_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A shard is written as soon as it is whole."""
-    monkeypatch.setattr(state, "_SHARD_BYTES", 4 * 100)
+    monkeypatch.setattr(state, "_FILE_BYTES", 4 * 100)
     seen = []
 
     def gather(kind: str, name: str) -> Tensor:
@@ -178,19 +178,19 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     (folder / STATE_FILE).write_text(json.dumps(content))
 
 
-def test_a_folder_without_a_state(tmp_path: Path) -> None:
+def test_stored_state_names_a_missing_state(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"{STATE_FILE}: missing"):
         StoredState(tmp_path, SHAPES)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}'])
-def test_a_damaged_table_of_contents(tmp_path: Path, text: str) -> None:
+def test_stored_state_names_corrupt_contents(tmp_path: Path, text: str) -> None:
     (tmp_path / STATE_FILE).write_text(text)
-    with pytest.raises(UserError, match=rf"^{tmp_path}/{STATE_FILE}: damaged \(.+\)$"):
+    with pytest.raises(UserError, match=rf"^{tmp_path}/{STATE_FILE}: corrupt \(.+\)$"):
         StoredState(tmp_path, SHAPES)
 
 
-def test_another_format(tmp_path: Path) -> None:
+def test_stored_state_refuses_another_format(tmp_path: Path) -> None:
     make_state(tmp_path)
     edit(tmp_path, lambda content: content.update(format=2))
     with pytest.raises(UserError, match="training state of format 2, expected 1: another version of this program"):
@@ -204,7 +204,7 @@ def test_another_format(tmp_path: Path) -> None:
         ({"extra": (2,)}, r"\(extra: no such parameter; this model: \[2\]\)"),
     ],
 )
-def test_another_model(tmp_path: Path, change: dict[str, tuple[int, ...]], message: str) -> None:
+def test_stored_state_refuses_another_model(tmp_path: Path, change: dict[str, tuple[int, ...]], message: str) -> None:
     make_state(tmp_path)
     with pytest.raises(UserError, match=rf"{STATE_FILE}: the state of another model {message}"):
         StoredState(tmp_path, SHAPES | change)
@@ -231,13 +231,13 @@ def strip(path: Path) -> None:
     ("damage", "message"),
     [
         (Path.unlink, "missing"),
-        (cut, r"damaged \(.+\)"),
-        (flip, r"damaged \(\w+/\w+ does not match its checksum\)"),
-        (strip, r"damaged \(.+\)"),
-        (lambda path: path.write_bytes(b""), r"damaged \(.+\)"),
+        (cut, r"corrupt \(.+\)"),
+        (flip, r"corrupt \(\w+/\w+ does not match its checksum\)"),
+        (strip, r"corrupt \(.+\)"),
+        (lambda path: path.write_bytes(b""), r"corrupt \(.+\)"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], Any], message: str) -> None:
+def test_stored_state_names_a_corrupt_file(tmp_path: Path, damage: Callable[[Path], Any], message: str) -> None:
     make_state(tmp_path)
     path = tmp_path / "state-00001-of-00002-000.safetensors"
     damage(path)

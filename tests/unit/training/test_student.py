@@ -63,7 +63,7 @@ def test_value_and_gradient_equal_the_plain_way(
 ) -> None:
     """However many of the tokens' logits are looked at together."""
     student, batch, teacher = parts
-    monkeypatch.setattr("pos2distill.training.student._LOGITS", together * 300)
+    monkeypatch.setattr("pos2distill.training.student._CHUNK_LOGITS", together * 300)
     weight_B = torch.linspace(0.1, 1, 8)  # so that a row taken for another shows
     ours, plain = student(batch, teacher), naive_kl(student, batch, teacher)
     assert plain.min() > 1e-3
