@@ -58,7 +58,7 @@ def study_of(make_recipe: Callable[..., Recipe], precision: str) -> Study:
 
 
 @pytest.mark.parametrize("strategy", ["torch", "zero3"])
-def test_in_float32_a_step_is_that_of_a_cpu(
+def test_strategy_step_in_float32_equals_that_of_a_cpu(
     make_recipe: Callable[..., Recipe], on_the_gpu: Callable[[Study, str], tuple[Tensor, float]], strategy: str
 ) -> None:
     study = study_of(make_recipe, "float32")
@@ -69,7 +69,7 @@ def test_in_float32_a_step_is_that_of_a_cpu(
 
 
 @pytest.mark.parametrize("strategy", ["torch", "zero3"])
-def test_in_bfloat16_a_step_errs_at_most_twice_as_much_as_on_a_cpu(
+def test_strategy_step_in_bfloat16_errs_at_most_twice_as_much_as_on_a_cpu(
     make_recipe: Callable[..., Recipe], on_the_gpu: Callable[[Study, str], tuple[Tensor, float]], strategy: str
 ) -> None:
     exact_B, exact_norm = one_step(study_of(make_recipe, "float32"), "torch", "cpu")

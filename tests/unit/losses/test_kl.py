@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pos2distill.losses.kl import forward_kl, mean_by_row, topk_kl
 
 
-def test_values_by_hand() -> None:
+def test_forward_kl_by_hand() -> None:
     # p = (1/2, 1/2), q = (1/4, 3/4):  ln(2)/2 + ln(2/3)/2 = ln(4/3)/2
     # p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2):  ln(2)/2 + 0 - ln(2)/4 = ln(2)/4
     two = forward_kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 3.0]]).log())
@@ -18,7 +18,7 @@ def test_values_by_hand() -> None:
     assert three.item() == pytest.approx(math.log(2) / 4, abs=1e-6)
 
 
-def test_it_is_forward_not_reverse() -> None:
+def test_forward_kl_is_forward_and_not_reverse() -> None:
     teacher, student = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 3.0]]).log()
     # Reverse: (1/4) ln(1/2) + (3/4) ln(3/2) = 0.1308, forward: 0.1438.
     assert forward_kl(teacher, student).item() == pytest.approx(0.1438, abs=1e-4)
@@ -37,14 +37,14 @@ def numpy_kl(teacher: np.ndarray, student: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
-def test_parity_with_numpy_in_double_precision(scale: float) -> None:
+def test_forward_kl_equals_numpy_in_double_precision(scale: float) -> None:
     random = np.random.default_rng(0)
     teacher, student = (random.normal(0, scale, (50, 97)).astype(np.float32) for _ in range(2))
     ours = forward_kl(torch.from_numpy(teacher), torch.from_numpy(student)).numpy()
     np.testing.assert_allclose(ours, numpy_kl(teacher, student), rtol=1e-5, atol=1e-6)
 
 
-def test_bfloat16_logits_are_computed_in_float32() -> None:
+def test_forward_kl_of_bfloat16_logits_is_computed_in_float32() -> None:
     teacher, student = (torch.randn(20, 50, generator=torch.Generator().manual_seed(s)).bfloat16() for s in (0, 1))
     ours = forward_kl(teacher, student)
     assert ours.dtype == torch.float32
@@ -52,7 +52,7 @@ def test_bfloat16_logits_are_computed_in_float32() -> None:
 
 
 @given(st.integers(0, 2**31), st.sampled_from([1e-4, 1.0, 30.0]))
-def test_it_is_never_negative_and_zero_for_equal_logits(seed: int, scale: float) -> None:
+def test_forward_kl_is_never_negative_and_zero_for_equal_logits(seed: int, scale: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     teacher, student = (torch.randn(4, 11, generator=generator) * scale for _ in range(2))
     assert (forward_kl(teacher, student) >= 0).all()
@@ -61,7 +61,7 @@ def test_it_is_never_negative_and_zero_for_equal_logits(seed: int, scale: float)
     assert forward_kl(teacher, teacher + 3).max() < 1e-4
 
 
-def test_the_gradient_is_student_minus_teacher_and_the_teacher_gets_none() -> None:
+def test_forward_kl_gradient_is_student_minus_teacher() -> None:
     generator = torch.Generator().manual_seed(0)
     teacher, student = (torch.randn(3, 7, generator=generator, requires_grad=True) for _ in range(2))
     forward_kl(teacher, student).sum().backward()
@@ -70,7 +70,7 @@ def test_the_gradient_is_student_minus_teacher_and_the_teacher_gets_none() -> No
     torch.testing.assert_close(student.grad, student.softmax(-1) - teacher.softmax(-1), rtol=1e-4, atol=1e-6)
 
 
-def test_unequal_shapes_are_told() -> None:
+def test_forward_kl_names_unequal_shapes() -> None:
     with pytest.raises(ValueError, match=r"expected equal shapes, got teacher \(2, 3\), student \(2, 4\)"):
         forward_kl(torch.zeros(2, 3), torch.zeros(2, 4))
 
@@ -83,7 +83,7 @@ def top(teacher_TV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids_TK.int(), logprobs_TK
 
 
-def test_a_few_tokens_by_hand() -> None:
+def test_topk_kl_by_hand() -> None:
     # p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2), one token told: of (1/2, 1/2) and (1/4, 3/4), ln(4/3)/2;
     # all told: ln(2)/4, as above.
     teacher, student = torch.tensor([[2.0, 1.0, 1.0]]).log(), torch.tensor([[1.0, 1.0, 2.0]]).log()
@@ -92,7 +92,7 @@ def test_a_few_tokens_by_hand() -> None:
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.1, 1.0, 8.0]))
-def test_more_tokens_are_a_better_bound_and_all_of_them_the_kl(seed: int, scale: float) -> None:
+def test_topk_kl_grows_with_k_to_the_forward_kl(seed: int, scale: float) -> None:
     """The data-processing inequality: merging tokens never makes two distributions easier to tell apart."""
     generator = torch.Generator().manual_seed(seed)
     teacher, student = (torch.randn(5, 12, generator=generator) * scale for _ in range(2))
@@ -105,7 +105,7 @@ def test_more_tokens_are_a_better_bound_and_all_of_them_the_kl(seed: int, scale:
 
 @pytest.mark.parametrize("k", [1, 5, 97])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
-def test_a_few_tokens_agree_with_numpy_in_double_precision(k: int, scale: float) -> None:
+def test_topk_kl_equals_numpy_in_double_precision(k: int, scale: float) -> None:
     random = np.random.default_rng(0)
     teacher, student = (random.normal(0, scale, (50, 97)) for _ in range(2))
     ids, logprobs = top(torch.from_numpy(teacher).float(), k)
@@ -121,7 +121,7 @@ def test_a_few_tokens_agree_with_numpy_in_double_precision(k: int, scale: float)
     np.testing.assert_allclose(ours, numpy_kl(merged(teacher), merged(student)), rtol=1e-5, atol=1e-5)
 
 
-def test_the_gradient_of_a_few_tokens_pulls_each_and_the_rest_as_one() -> None:
+def test_topk_kl_gradient_treats_the_rest_as_one_token() -> None:
     """d KL / d logit: q - p at the tokens told; elsewhere q scaled by 1 - p(rest) / q(rest)."""
     generator = torch.Generator().manual_seed(0)
     teacher, student = (torch.randn(3, 7, generator=generator, requires_grad=True) for _ in range(2))
@@ -136,7 +136,7 @@ def test_the_gradient_of_a_few_tokens_pulls_each_and_the_rest_as_one() -> None:
     torch.testing.assert_close(student.grad, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_sure_models_stay_finite() -> None:
+def test_topk_kl_of_confident_models_is_finite() -> None:
     """A teacher and a student that leave nothing to the rest, in fp32, and a student that leaves all to it."""
     sure, elsewhere = torch.tensor([[90.0, 0.0, 0.0]]), torch.tensor([[-90.0, 0.0, 0.0]], requires_grad=True)
     assert topk_kl(*top(sure, 1), sure).item() == 0

@@ -17,7 +17,7 @@ def coefficients(loss_N: Tensor, slot_N: Tensor, reference_N: Tensor | None = No
     return row_coefficients(MethodSection(**settings), loss_N, reference_N, slot_N)  # type: ignore[arg-type]
 
 
-def test_r1_by_hand() -> None:
+def test_row_coefficients_of_r1_by_hand() -> None:
     # alpha as in test_weights; the anchors' mean is .10.
     share = math.exp(0.15) / (math.exp(0.15) + math.exp(0.40))
     expected = share * 0.2 + share / 2 * 0.1 + (1 - share) * 0.4 + 0.5 * 0.10
@@ -25,22 +25,22 @@ def test_r1_by_hand() -> None:
     assert loss.item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_ablations_take_parts_of_r1_away() -> None:
+def test_row_coefficients_of_ablations_leave_out_parts_of_r1() -> None:
     r1, align, kl = (coefficients(LOSS, SLOT, name=name) for name in ("r1", "kl+align", "kl"))
     assert align.tolist() == pytest.approx([*r1[:3].tolist(), 0, 0])
     assert (kl * LOSS).sum().item() == pytest.approx((0.2 + 0.1 + 0.4) / 3, abs=1e-6)
 
 
-def test_what_is_set_beside_the_name_counts() -> None:
+def test_row_coefficients_follow_explicit_settings() -> None:
     assert torch.equal(coefficients(LOSS, SLOT, name="kl", weights="paper", anchor_weight=1), coefficients(LOSS, SLOT))
 
 
 @pytest.mark.parametrize("name", ["sft", "seqkd"])
-def test_cross_entropy_baselines_are_the_plain_mean(name: str) -> None:
+def test_row_coefficients_of_cross_entropy_baselines_are_the_plain_mean(name: str) -> None:
     assert coefficients(LOSS, SLOT, name=name).tolist() == pytest.approx([1 / 3] * 3 + [0, 0])
 
 
-def test_r2_is_the_sum_over_an_examples_prompts() -> None:
+def test_row_coefficients_of_r2_sum_over_an_examples_prompts() -> None:
     """Two examples of K = 2: the mean over examples of the sum over prompts."""
     slot = torch.tensor([ANCHOR, 3, 5, ANCHOR, 2, 9])
     loss = torch.tensor([9.0, 0.1, 0.2, 9.0, 0.3, 0.8])
@@ -48,7 +48,7 @@ def test_r2_is_the_sum_over_an_examples_prompts() -> None:
     assert total.item() == pytest.approx(((0.1 + 0.2) + (0.3 + 0.8)) / 2)
 
 
-def test_adaptive_r2_by_hand() -> None:
+def test_row_coefficients_of_adaptive_r2_by_hand() -> None:
     # Excess over the reference: .3, 0 (easier than the reference), .6; their mean .3; so shares 1, 0, 2.
     loss, reference = torch.tensor([0.5, 0.1, 0.7]), torch.tensor([0.2, 0.4, 0.1])
     weights = coefficients(loss, torch.tensor([1, 2, 3]), reference, name="r2", k=1, weights="adaptive")
@@ -65,27 +65,27 @@ def test_adaptive_weights_of_a_solved_batch_are_uniform(excess: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["r1", "r2"])
-def test_a_loss_that_is_not_finite_is_refused(name: str) -> None:
+def test_row_coefficients_refuse_a_loss_that_is_not_finite(name: str) -> None:
     weights = "adaptive" if name == "r2" else "paper"
     with pytest.raises(ValueError, match=r"must be finite.*rows \[1\]"):
         coefficients(torch.tensor([0.1, math.nan]), torch.tensor([4, 6]), name=name, weights=weights)
 
 
-def test_filler_counts_for_nothing() -> None:
+def test_row_coefficients_of_filler_are_zero() -> None:
     filled = torch.cat([SLOT, torch.tensor([FILLER, FILLER])])
     loss = torch.cat([LOSS, torch.tensor([7.0, 7.0])])
     for name in ("r1", "sft"):
         assert coefficients(loss, filled, name=name).tolist() == [*coefficients(LOSS, SLOT, name=name).tolist(), 0, 0]
 
 
-def test_a_batch_of_trivial_rows_only() -> None:
+def test_row_coefficients_of_trivial_rows_only() -> None:
     assert coefficients(torch.zeros(2), torch.tensor([4, 9])).tolist() == [0.5, 0.5]
 
 
-def test_a_batch_of_anchor_rows_only() -> None:
+def test_row_coefficients_of_anchor_rows_only() -> None:
     anchors = coefficients(torch.tensor([0.3, 0.1, 0.0]), torch.tensor([ANCHOR] * 3), anchor_weight=0.6)
     assert anchors.tolist() == pytest.approx([0.2, 0.2, 0.2])
 
 
-def test_an_empty_part_of_a_batch() -> None:
+def test_row_coefficients_of_no_rows() -> None:
     assert coefficients(torch.zeros(0), torch.zeros(0, dtype=torch.long)).tolist() == []

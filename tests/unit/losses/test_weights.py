@@ -14,23 +14,23 @@ SLOT = torch.tensor([3, 3, 7, 0])
 SHARE = math.exp(0.15) / (math.exp(0.15) + math.exp(0.40))
 
 
-def test_the_papers_weights_by_hand() -> None:
+def test_position_weights_of_the_paper_by_hand() -> None:
     assert pytest.approx(0.4378235, abs=1e-7) == SHARE
     expected = [SHARE, SHARE / 2, 1 - SHARE, 0.0]
     assert position_weights(KL, SLOT, anchor=0).tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_official_multiplies_by_slots_over_rows() -> None:
+def test_position_weights_official_multiply_by_slots_over_rows() -> None:
     # 2 slots present; 2 rows at slot 3, 1 at slot 7.
     expected = [SHARE, SHARE / 2, 2 * (1 - SHARE), 0.0]
     assert position_weights(KL, SLOT, anchor=0, variant="official").tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_uniform_is_one_over_the_trivial_rows() -> None:
+def test_position_weights_uniform_are_one_over_the_trivial_rows() -> None:
     assert position_weights(KL, SLOT, anchor=0, variant="uniform").tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
 
 
-def test_the_anchor_is_a_slot_like_any_other() -> None:
+def test_position_weights_accept_any_slot_as_anchor() -> None:
     weights = position_weights(KL, SLOT, anchor=3)
     share = math.exp(0.4) / (math.exp(0.4) + math.exp(0.05))
     assert weights.tolist() == pytest.approx([0, 0, share, 1 - share], abs=1e-6)
@@ -54,7 +54,7 @@ rows = st.lists(st.tuples(st.one_of(st.just(0.0), st.floats(1e-6, 20)), st.integ
 
 
 @given(rows)
-def test_parity_with_the_formula_in_plain_python(rows: list[tuple[float, int]]) -> None:
+def test_position_weights_equal_the_formula_in_plain_python(rows: list[tuple[float, int]]) -> None:
     kl, slot = map(list, zip(*rows, strict=True))
     kl = torch.tensor(kl).tolist()  # as float32
     ours = position_weights(torch.tensor(kl), torch.tensor(slot), anchor=0)
@@ -63,7 +63,9 @@ def test_parity_with_the_formula_in_plain_python(rows: list[tuple[float, int]]) 
 
 @pytest.mark.parametrize("variant", ["paper", "official", "uniform"])
 @given(rows=rows, order=st.randoms(use_true_random=False))
-def test_rows_in_any_order_keep_their_weights(variant: str, rows: list[tuple[float, int]], order: object) -> None:
+def test_position_weights_do_not_depend_on_the_order_of_rows(
+    variant: str, rows: list[tuple[float, int]], order: object
+) -> None:
     shuffled = list(range(len(rows)))
     order.shuffle(shuffled)  # type: ignore[attr-defined]
     kl, slot = torch.tensor([kl for kl, _ in rows]), torch.tensor([slot for _, slot in rows])
@@ -73,21 +75,21 @@ def test_rows_in_any_order_keep_their_weights(variant: str, rows: list[tuple[flo
 
 
 @pytest.mark.parametrize("variant", ["paper", "official", "uniform"])
-def test_anchors_alone_weigh_nothing(variant: str) -> None:
+def test_position_weights_of_anchors_only_are_zero(variant: str) -> None:
     weights = position_weights(torch.tensor([0.3, 0.1]), torch.tensor([2, 2]), anchor=2, variant=variant)  # type: ignore[arg-type]
     assert weights.tolist() == [0.0, 0.0]
 
 
-def test_a_solved_slot_has_share_one() -> None:
+def test_position_weights_of_a_solved_slot_have_ratio_one() -> None:
     assert position_weights(torch.zeros(2), torch.tensor([1, 2]), anchor=0).tolist() == [0.5, 0.5]
 
 
-def test_one_row_alone_weighs_one() -> None:
+def test_position_weights_of_a_single_row_are_one() -> None:
     """Why weights are made of the global batch: on a micro-batch of one row the method is gone."""
     assert position_weights(torch.tensor([0.7]), torch.tensor([5]), anchor=0).tolist() == [1.0]
 
 
-def test_weights_carry_no_gradient_and_are_float32() -> None:
+def test_position_weights_are_detached_and_float32() -> None:
     weights = position_weights(KL.bfloat16().requires_grad_(), SLOT, anchor=0)
     assert not weights.requires_grad
     assert weights.dtype == torch.float32
@@ -103,6 +105,6 @@ def test_weights_carry_no_gradient_and_are_float32() -> None:
         (torch.zeros(2, 1), torch.zeros(2, 1), r"expected two tensors of shape \(N,\), got kl \(2, 1\), slot \(2, 1\)"),
     ],
 )
-def test_what_cannot_be_weighed_is_told(kl: Tensor, slot: Tensor, message: str) -> None:
+def test_position_weights_name_invalid_input(kl: Tensor, slot: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         position_weights(kl, slot, anchor=0)

@@ -31,7 +31,7 @@ def save_llama(folder: Path, **config: Any) -> ModelSection:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_logits_equal_the_models_own(tmp_path: Path, tied: bool) -> None:
+def test_frozen_head_logits_equal_the_models_own(tmp_path: Path, tied: bool) -> None:
     model = save_llama(tmp_path, tie_word_embeddings=tied)
     lm = load_model(model)
     head = FrozenHead.from_checkpoint(model, torch.float32)
@@ -42,7 +42,7 @@ def test_logits_equal_the_models_own(tmp_path: Path, tied: bool) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_it_stays_when_the_students_head_moves(tmp_path: Path, tied: bool) -> None:
+def test_frozen_head_does_not_change_with_the_students_head(tmp_path: Path, tied: bool) -> None:
     model = save_llama(tmp_path, tie_word_embeddings=tied)
     head, lm = FrozenHead.from_checkpoint(model, torch.float32), load_model(model)
     before = head(torch.ones(1, 16))
@@ -52,7 +52,7 @@ def test_it_stays_when_the_students_head_moves(tmp_path: Path, tied: bool) -> No
     assert list(head.parameters()) == []  # nothing to train
 
 
-def test_a_sharded_checkpoint_and_a_bias(tmp_path: Path) -> None:
+def test_frozen_head_reads_a_sharded_checkpoint_and_a_bias(tmp_path: Path) -> None:
     model = save_llama(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
@@ -69,7 +69,7 @@ def test_a_sharded_checkpoint_and_a_bias(tmp_path: Path) -> None:
     torch.testing.assert_close(head(hidden_TH), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_without_a_head_are_told(tmp_path: Path) -> None:
+def test_frozen_head_names_what_a_checkpoint_lacks(tmp_path: Path) -> None:
     model = save_llama(tmp_path)
     save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"its safetensors hold none of lm_head.weight, model.embed_tokens.weight"):
@@ -88,14 +88,14 @@ def test_weights_without_a_head_are_told(tmp_path: Path) -> None:
         ({"logit_scale": None, "final_logit_softcapping": None}, [3.0, -6.0]),
     ],
 )
-def test_scale_and_soft_cap_by_hand(config: dict[str, Any], expected: list[float]) -> None:
+def test_logit_transform_by_hand(config: dict[str, Any], expected: list[float]) -> None:
     text = SimpleNamespace(**config)
     transform = LogitTransform(SimpleNamespace(get_text_config=lambda: text))
     assert transform(torch.tensor([3.0, -6.0])).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("family", ["cohere", "granite", "gemma2", "hyperclovax"])
-def test_logits_equal_those_of_scaling_architectures(tmp_path: Path, family: str) -> None:
+def test_frozen_head_logits_equal_those_of_scaling_architectures(tmp_path: Path, family: str) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes: dict[str, Any] = {

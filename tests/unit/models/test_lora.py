@@ -42,7 +42,7 @@ def make_study(make_recipe: Callable[..., Recipe]) -> Callable[..., Study]:
     return make
 
 
-def moved_stepper(study: Study) -> TorchStrategy:
+def moved_strategy(study: Study) -> TorchStrategy:
     """After a few steps, so that the adapters do something."""
     strategy = TorchStrategy(study, TRAINERS, CPU)
     for number in range(4):
@@ -80,11 +80,11 @@ def run(source: Source) -> tuple[list[StepRecord], TorchStrategy]:
 
 
 @pytest.mark.parametrize(("dtype", "precision"), PRECISIONS)
-def test_without_its_adapters_the_student_is_the_initial_model_bit_for_bit(
+def test_adapters_off_restores_the_initial_model_bit_for_bit(
     make_study: Callable[..., Study], dtype: str, precision: str
 ) -> None:
     study = make_study(dtype, precision, method={"name": "seqkd"})
-    strategy, batch = moved_stepper(study), make_batch(9)
+    strategy, batch = moved_strategy(study), make_batch(9)
     initial = load_model(study.model, packed=True)
     with torch.no_grad():
         want_TH = response_hidden_states(initial, batch)
@@ -95,7 +95,7 @@ def test_without_its_adapters_the_student_is_the_initial_model_bit_for_bit(
     assert strategy.student.lm.training
 
 
-def test_a_student_begins_as_the_initial_model(make_study: Callable[..., Study]) -> None:
+def test_add_adapters_leaves_the_model_unchanged(make_study: Callable[..., Study]) -> None:
     study = make_study()
     strategy, batch = TorchStrategy(study, TRAINERS, CPU), make_batch(0)
     torch.testing.assert_close(
@@ -103,7 +103,7 @@ def test_a_student_begins_as_the_initial_model(make_study: Callable[..., Study])
     )
 
 
-def test_a_resident_teacher_is_no_second_model(
+def test_frozen_states_with_adapters_need_no_second_model(
     make_study: Callable[..., Study], make_source: Callable[[Study], Source]
 ) -> None:
     settings = {"data": {"train_examples": 4}, "training": {"epochs": 4, "learning_rate": 1e-2}}
@@ -119,16 +119,20 @@ def test_a_resident_teacher_is_no_second_model(
 # --- training
 
 
-def test_the_loss_falls_by_half(make_study: Callable[..., Study], make_source: Callable[[Study], Source]) -> None:
+def test_trainer_with_adapters_halves_the_loss(
+    make_study: Callable[..., Study], make_source: Callable[[Study], Source]
+) -> None:
     settings = {"data": {"train_examples": 4}, "training": {"epochs": 20, "learning_rate": 1e-2}}
     losses = [record.loss for record in run(make_source(make_study(**settings)))[0]]
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
 
 
 @pytest.mark.parametrize(("dtype", "precision"), PRECISIONS)
-def test_adapters_alone_are_trained_in_fp32(make_study: Callable[..., Study], dtype: str, precision: str) -> None:
+def test_add_adapters_makes_only_them_trainable_in_fp32(
+    make_study: Callable[..., Study], dtype: str, precision: str
+) -> None:
     study = make_study(dtype, precision, method={"name": "seqkd"})
-    strategy = moved_stepper(study)
+    strategy = moved_strategy(study)
     initial = load_model(study.model).state_dict()
     trained = trainable(strategy.student.lm)
     assert len(trained) == 2 * 2 * 7  # A and B, two layers, seven linear ones in each
@@ -138,7 +142,7 @@ def test_adapters_alone_are_trained_in_fp32(make_study: Callable[..., Study], dt
             assert torch.equal(value, initial[name.replace(".base_layer", "")])
 
 
-def test_activation_checkpoints_do_not_change_the_gradient(make_study: Callable[..., Study]) -> None:
+def test_adapters_gradient_does_not_change_with_activation_checkpoints(make_study: Callable[..., Study]) -> None:
     study, gradients = make_study(method={"name": "seqkd"}), []
     for checkpointing in (False, True):
         trainers = TRAINERS.model_copy(update={"gradient_checkpointing": checkpointing})
@@ -150,7 +154,7 @@ def test_activation_checkpoints_do_not_change_the_gradient(make_study: Callable[
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_adapters_begin_by_the_seed(make_study: Callable[..., Study]) -> None:
+def test_add_adapters_draws_from_the_seed(make_study: Callable[..., Study]) -> None:
     one, same, other = (
         torch.cat([value.flatten() for value in trainable(TorchStrategy(study, TRAINERS, CPU).student.lm).values()])
         for study in (make_study(), make_study(), make_study(seed=1))
@@ -159,15 +163,15 @@ def test_adapters_begin_by_the_seed(make_study: Callable[..., Study]) -> None:
     assert not torch.equal(one, other)
 
 
-def test_the_state_holds_the_adapters_alone(make_study: Callable[..., Study], tmp_path: Path) -> None:
-    strategy = moved_stepper(make_study(method={"name": "seqkd"}))
+def test_save_state_with_adapters_holds_only_them(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    strategy = moved_strategy(make_study(method={"name": "seqkd"}))
     strategy.save_state(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     assert len(load_file(file)) == 3 * 2 * 2 * 7
     assert all(".lora_" in key for key in load_file(file))
 
 
-def test_targets_by_name(make_study: Callable[..., Study]) -> None:
+def test_add_adapters_to_targets_by_name(make_study: Callable[..., Study]) -> None:
     study = make_study(training={"lora": {"targets": ["q_proj", "up_proj"]}})
     names = trainable(TorchStrategy(study, TRAINERS, CPU).student.lm)
     assert {name.split(".")[4] for name in names} == {"q_proj", "up_proj"}
@@ -181,19 +185,21 @@ def test_targets_by_name(make_study: Callable[..., Study]) -> None:
         ("lm_head", "expected one of: down_proj"),
     ],
 )
-def test_a_target_that_is_no_linear_layer_is_refused(make_study: Callable[..., Study], target: str, hint: str) -> None:
+def test_add_adapters_refuses_a_target_that_is_not_a_linear_layer(
+    make_study: Callable[..., Study], target: str, hint: str
+) -> None:
     study = make_study(training={"lora": {"targets": ["v_proj", target]}})
     with pytest.raises(UserError, match=rf"^training.lora.targets: {target}: not a linear layer of .+; {hint}"):
         TorchStrategy(study, TRAINERS, CPU)
 
 
-def test_a_model_without_linear_layers_is_refused() -> None:
+def test_add_adapters_refuses_a_model_without_linear_layers() -> None:
     lm = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=8))
     with pytest.raises(UserError, match=r"^training.lora: .* has no linear layers for adapters$"):
         add_adapters(lm, LoraSection(), seed=0)
 
 
-def test_all_layers_are_not_those_of_experts() -> None:
+def test_add_adapters_to_all_layers_refuses_experts() -> None:
     """Most weights of such a model are theirs, so nobody shall believe that they are trained."""
     sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     lm = MixtralForCausalLM(MixtralConfig(vocab_size=16, num_key_value_heads=1, num_local_experts=2, **sizes))
@@ -205,7 +211,7 @@ def test_all_layers_are_not_those_of_experts() -> None:
 # --- the export
 
 
-def test_merged_weights_by_hand() -> None:
+def test_merge_by_hand() -> None:
     weights = {
         "up.base_layer.weight": torch.eye(2),
         "up.base_layer.bias": torch.ones(2),
@@ -221,9 +227,11 @@ def test_merged_weights_by_hand() -> None:
     }
 
 
-def test_the_export_is_a_plain_model_that_computes_the_same(make_study: Callable[..., Study], tmp_path: Path) -> None:
+def test_save_with_adapters_writes_a_plain_model_that_computes_the_same(
+    make_study: Callable[..., Study], tmp_path: Path
+) -> None:
     study = make_study(method={"name": "seqkd"})
-    strategy, batch = moved_stepper(study), make_batch(9)
+    strategy, batch = moved_strategy(study), make_batch(9)
     want_BLV = all_logits(strategy.student.lm, batch)
     strategy.save(tmp_path)
     saved = load_model(study.model.model_copy(update={"path": str(tmp_path)}))
@@ -233,14 +241,14 @@ def test_the_export_is_a_plain_model_that_computes_the_same(make_study: Callable
     assert (all_logits(initial, batch) - want_BLV).abs().max() > 0.1
 
 
-def test_the_export_has_the_models_dtype(make_study: Callable[..., Study], tmp_path: Path) -> None:
-    strategy = moved_stepper(make_study("bfloat16", "bfloat16", method={"name": "seqkd"}))
+def test_save_with_adapters_keeps_the_models_dtype(make_study: Callable[..., Study], tmp_path: Path) -> None:
+    strategy = moved_strategy(make_study("bfloat16", "bfloat16", method={"name": "seqkd"}))
     strategy.save(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     assert {value.dtype for value in load_file(file).values()} == {torch.bfloat16}
 
 
-def test_peft_merges_to_the_same_weights(make_study: Callable[..., Study]) -> None:
+def test_merge_equals_peft(make_study: Callable[..., Study]) -> None:
     """Against peft's own sum, layer by layer."""
     study = make_study()
     lm = load_model(study.model, dtype=torch.float32)

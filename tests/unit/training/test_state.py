@@ -27,7 +27,7 @@ SHAPES = {"embedding": (7, 5), "norm": (3,), "cube": (2, 3, 5), "scale": (), "bi
 
 
 @pytest.fixture
-def make_stepper(make_recipe: Callable[..., Recipe]) -> Callable[[str], TorchStrategy]:
+def make_strategy(make_recipe: Callable[..., Recipe]) -> Callable[[str], TorchStrategy]:
     def make(precision: str = "float32", lora: dict[str, int] | None = None) -> TorchStrategy:
         training = {"precision": precision, "weight_decay": 0.1, "lora": lora}
         study = make_recipe(method={"name": "seqkd"}, training=training).study
@@ -74,15 +74,15 @@ def make_state(folder: Path, world: int = 2) -> dict[str, Tensor]:
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["all", "lora"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_load_state_repeats_the_uninterrupted_run_bit_for_bit(
-    make_stepper: Callable[..., TorchStrategy], tmp_path: Path, precision: str, lora: dict[str, int] | None
+    make_strategy: Callable[..., TorchStrategy], tmp_path: Path, precision: str, lora: dict[str, int] | None
 ) -> None:
-    strategy = make_stepper(precision, lora)
+    strategy = make_strategy(precision, lora)
     steps(strategy, range(4))
     strategy.save_state(tmp_path / "at-4")
     uninterrupted = steps(strategy, range(4, 10))
     strategy.save_state(tmp_path / "at-10")
 
-    resumed = make_stepper(precision, lora)
+    resumed = make_strategy(precision, lora)
     steps(resumed, [99])  # whatever it did before is forgotten
     resumed.load_state(tmp_path / "at-4")
     assert steps(resumed, range(4, 10)) == uninterrupted
@@ -93,21 +93,21 @@ def test_load_state_repeats_the_uninterrupted_run_bit_for_bit(
 
 
 def test_load_state_resumes_from_before_the_first_step(
-    make_stepper: Callable[..., TorchStrategy], tmp_path: Path
+    make_strategy: Callable[..., TorchStrategy], tmp_path: Path
 ) -> None:
-    strategy = make_stepper()
+    strategy = make_strategy()
     strategy.save_state(tmp_path)
     first = steps(strategy, range(3))
     strategy.load_state(tmp_path)
-    assert steps(strategy, range(3)) == first == steps(make_stepper(), range(3))
+    assert steps(strategy, range(3)) == first == steps(make_strategy(), range(3))
 
 
-def test_load_state_restores_moments_that_matter(make_stepper: Callable[..., TorchStrategy], tmp_path: Path) -> None:
+def test_load_state_restores_moments_that_matter(make_strategy: Callable[..., TorchStrategy], tmp_path: Path) -> None:
     """Weights alone give another run: the test above would see a state without them."""
-    strategy = make_stepper()
+    strategy = make_strategy()
     steps(strategy, range(4))
     strategy.save_state(tmp_path)
-    without = make_stepper()
+    without = make_strategy()
     without.student.load_state_dict(strategy.student.state_dict())
     assert steps(without, range(4, 6)) != steps(strategy, range(4, 6))
 

@@ -58,7 +58,7 @@ def gradient(student: Student, loss: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("together", [1, 7, 1000])
-def test_value_and_gradient_equal_the_plain_way(
+def test_student_value_and_gradient_equal_plain_computation(
     parts: tuple[Student, ResponseBatch, HiddenStatesView], monkeypatch: pytest.MonkeyPatch, together: int
 ) -> None:
     """However many of the tokens' logits are looked at together."""
@@ -89,7 +89,9 @@ class LargestTensors(TorchDispatchMode):
         return result
 
 
-def test_logits_of_the_whole_batch_are_never_made(parts: tuple[Student, ResponseBatch, HiddenStatesView]) -> None:
+def test_student_never_computes_logits_of_the_whole_batch(
+    parts: tuple[Student, ResponseBatch, HiddenStatesView],
+) -> None:
     student, batch, teacher = parts
     vocabulary, tokens = 300, len(batch.row_T)
     assert tokens < batch.packed.longest  # else the test could not tell them apart
@@ -101,7 +103,7 @@ def test_logits_of_the_whole_batch_are_never_made(parts: tuple[Student, Response
     assert plain.elements == batch.packed.longest * vocabulary  # the watch does see them
 
 
-def test_a_student_that_has_not_moved_is_at_zero_on_anchor_rows(
+def test_student_loss_on_anchor_rows_is_zero_before_training(
     make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> None:
     study = make_recipe().study
@@ -113,7 +115,7 @@ def test_a_student_that_has_not_moved_is_at_zero_on_anchor_rows(
         assert student(batch, view_of(study, rows)).max() < 1e-6
 
 
-def test_cross_entropy_is_what_transformers_computes(
+def test_student_cross_entropy_equals_that_of_transformers(
     make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> None:
     study = make_recipe(method={"name": "seqkd"}).study
@@ -127,7 +129,7 @@ def test_cross_entropy_is_what_transformers_computes(
         torch.testing.assert_close(own[0], student.lm(input_ids=ids, labels=labels).loss)
 
 
-def test_the_teachers_own_loss_is_the_frozen_models(
+def test_hidden_states_view_cross_entropy_is_the_frozen_models(
     make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
 ) -> None:
     """At the advantageous slot the frozen model and a student that has not moved lose the same."""

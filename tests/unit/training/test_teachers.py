@@ -75,13 +75,13 @@ def student_logits(like: torch.Tensor) -> torch.Tensor:
         ({"name": "sft", "teacher": "topk"}, type(None)),
     ],
 )
-def test_the_teacher_is_the_one_named_where_the_method_has_one(
+def test_build_teacher_makes_the_one_named_if_the_method_has_one(
     make_recipe: Callable[..., Recipe], method: dict[str, str], kind: type
 ) -> None:
     assert type(build_teacher(make_recipe(method=method).study, not_called, CPU)) is kind
 
 
-def test_a_resident_teacher_equals_the_cached_one(make: Callable[..., Source]) -> None:
+def test_resident_teacher_equals_the_cached_one(make: Callable[..., Source]) -> None:
     source = make()
     lm = load_model(source.study.model)
     seen: list[int] = []
@@ -99,7 +99,7 @@ def test_a_resident_teacher_equals_the_cached_one(make: Callable[..., Source]) -
     torch.testing.assert_close(resident.kl(student_TV), cached.kl(student_TV), rtol=1e-5, atol=1e-5)
 
 
-def test_cached_states_stand_in_the_rows_order(make: Callable[..., Source]) -> None:
+def test_cached_teacher_returns_states_in_the_order_of_rows(make: Callable[..., Source]) -> None:
     source = make()
     rows = mixed_rows(source)
     parts = hidden_view(source).hidden_TH.split([len(row.response_ids) for row in rows])
@@ -108,7 +108,7 @@ def test_cached_states_stand_in_the_rows_order(make: Callable[..., Source]) -> N
         assert torch.equal(part, hidden_from_bytes(row.sample.hidden, "float32", len(row.response_ids)))
 
 
-def test_missing_states_are_told(make: Callable[..., Source]) -> None:
+def test_cached_teacher_requires_stored_states(make: Callable[..., Source]) -> None:
     source = make()
     rows = mixed_rows(source)
     rows[1] = replace(rows[1], sample=replace(rows[1].sample, hidden=None))
@@ -117,7 +117,7 @@ def test_missing_states_are_told(make: Callable[..., Source]) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 20, VOCABULARY])
-def test_the_likeliest_tokens_bound_the_exact_kl_from_below(make: Callable[..., Source], k: int) -> None:
+def test_topk_view_kl_is_a_lower_bound_of_the_exact_kl(make: Callable[..., Source], k: int) -> None:
     source = make(method={"teacher": "topk", "teacher_topk": k})
     rows = mixed_rows(source)
     top = teacher_of(source)(rows)

@@ -22,7 +22,7 @@ RECORD = StepRecord(
 )
 
 
-def test_numbers_are_logged_under_their_step_without_gaps() -> None:
+def test_tracker_logs_values_under_their_step_without_gaps() -> None:
     logged: list[Any] = []
     Tracker(lambda values, step: logged.append((values, step)), lambda: None).log(RECORD)
     values = {"loss": 0.5, "loss_trivial": 0.25, "grad_norm": 2.0, "learning_rate": 1e-3}
@@ -30,12 +30,12 @@ def test_numbers_are_logged_under_their_step_without_gaps() -> None:
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
-def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_check_trackers_names_a_missing_package(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError) as caught:
         check_trackers([name])
     assert str(caught.value) == f"runtime.trackers: {name} is not installed; pip install 'pos2distill[trackers]'"
 
 
-def test_no_tracker_is_asked_for() -> None:
+def test_check_trackers_accepts_none() -> None:
     assert open_trackers([], run="r", folder="f", settings={}) == []
