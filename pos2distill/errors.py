@@ -1,4 +1,4 @@
-"""Errors that are no bugs, above all the one that a user can mend: one line, exit code 2. A bug keeps its traceback."""
+"""Errors that are not bugs. A user error is one line and exit code 2; a bug keeps its traceback."""
 
 import difflib
 import enum
@@ -20,15 +20,15 @@ class ExitCode(enum.IntEnum):
 
 
 class UserError(Exception):
-    """What a user gave cannot be used. Its message is one line: where, what was expected, what came."""
+    """Invalid input from the user. Its message is one line: where, what was expected, what was given."""
 
 
 class GateError(Exception):
-    """A model does not pass a gate that was asked for: one line, exit code 1."""
+    """A model does not pass the requested gate: one line, exit code 1."""
 
 
 class Stopped(Exception):
-    """A run was asked to stop, and did, in good order. `exit_code`: 128 + the signal's number, as shells count."""
+    """A run stopped in good order after a signal. `exit_code`: 128 + the signal's number, as in shells."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Stopped(Exception):
 
 
 class Terminated(KeyboardInterrupt):
-    """A SIGTERM came. As after Ctrl-C, the command ends at once; what is stored stays."""
+    """The process received SIGTERM. As after Ctrl-C, the command ends immediately; stored results remain."""
 
     exit_code = 143
 
@@ -55,31 +55,41 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def find_user_error(error: BaseException) -> UserError | None:
-    """The UserError inside an error that crossed process borders, or None.
+    """The UserError inside an error that came from another process, or None.
 
-    Ray wraps what a remote function raises, sometimes several times, in `__cause__`, `__context__` or `cause`; Ray Data
-    keeps nothing of it but the text of its traceback.
+    Ray 2.60 wraps the error of a remote function, sometimes several times, in `__cause__`, `__context__` or `cause`. Of
+    an error in Ray Data only the text of its traceback remains.
     """
-    links = list(_chain(error))
-    if found := next((link for link in links if isinstance(link, UserError)), None):
-        return found
-    told = next((match for link in links if (match := _TRACEBACK_LINE.search(str(link)))), None)
-    return UserError(told[1]) if told else None
+    errors = list(_error_chain(error))
+    for link in errors:
+        if isinstance(link, UserError):
+            return link
+    for link in errors:
+        match = _TRACEBACK_LINE.search(str(link))
+        if match:
+            return UserError(match[1])
+    return None
 
 
 def find_corrupt_part(error: BaseException) -> CorruptPart | None:
-    """The CorruptPart inside an error that crossed process borders, or None."""
-    return next((link for link in _chain(error) if isinstance(link, CorruptPart)), None)
+    """The CorruptPart inside an error that came from another process, or None."""
+    for link in _error_chain(error):
+        if isinstance(link, CorruptPart):
+            return link
+    return None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    waiting, seen = [error], set[int]()
-    while waiting:
-        link = waiting.pop()
+def _error_chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that it wraps, each once."""
+    remaining = [error]
+    seen = set[int]()
+    while remaining:
+        link = remaining.pop()
         if id(link) in seen:
             continue
         seen.add(id(link))
         yield link
-        inner = (link.__cause__, link.__context__, getattr(link, "cause", None))
-        failures = getattr(link, "worker_failures", None) or {}  # Ray Train: one error a rank
-        waiting += [cause for cause in (*inner, *failures.values()) if isinstance(cause, BaseException)]
+        # `worker_failures`: of Ray Train's WorkerGroupError, one error per rank.
+        failures = getattr(link, "worker_failures", None) or {}
+        wrapped = [link.__cause__, link.__context__, getattr(link, "cause", None), *failures.values()]
+        remaining += [cause for cause in wrapped if isinstance(cause, BaseException)]

@@ -1,8 +1,8 @@
-"""What the stages hand to each other: typed records, and one Arrow schema each.
+"""The records that stages exchange: typed, with one Arrow schema each.
 
-Slots are 0-based; `Slots` says where an example's gold documents stand, in hop order: one slot for one gold document,
-a pair for two hops. Token ids are int32. `SCHEMA_VERSION` rises whenever a schema changes its meaning, and an artifact
-of another version is refused, never guessed at.
+Slots are 0-based; `Slots` are those of an example's gold documents, in hop order: one for one gold document, a pair for
+two hops. Token ids are int32. `SCHEMA_VERSION` rises whenever a schema changes its meaning, and an artifact
+of another version is refused.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ _CHUNK_EXAMPLES = 256  # of 20 documents of 100 words: 4 MB
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a prompt. `hop`: its place, from 0, among the gold documents; None for a distractor."""
+    """One document of a prompt. `hop`: its index among the gold documents, from 0; None for a distractor."""
 
     title: str
     text: str
@@ -62,17 +62,17 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class TopKLogprobs:
-    """The k likeliest next tokens at each of S places, and the logarithms (nats) of their probabilities.
+    """The k most likely next tokens at each of S positions, and the logarithms (nats) of their probabilities.
 
-    ids_SK: (S, k) int32, likeliest first. logprobs_SK: (S, k) float32, of the model itself, before temperature and
+    ids_SK: (S, k) int32, most likely first. logprobs_SK: (S, k) float32, of the model itself, before temperature and
     top-p.
     """
 
     ids_SK: Tokens
     logprobs_SK: Floats
 
-    def __getitem__(self, places: slice) -> "TopKLogprobs":
-        return TopKLogprobs(self.ids_SK[places], self.logprobs_SK[places])
+    def __getitem__(self, positions: slice) -> "TopKLogprobs":
+        return TopKLogprobs(self.ids_SK[positions], self.logprobs_SK[positions])
 
 
 EXAMPLE_SCHEMA = pa.schema(
@@ -89,7 +89,7 @@ _EXAMPLE = pa.struct(list(EXAMPLE_SCHEMA))
 
 # One prompt to generate from: an example with its gold documents at slots of `documents`.
 #   placement, group: which of the evaluated placements this is, and the group it belongs to ("" for none).
-#   example: the whole example, where it is trained on; null where it is only asked.
+#   example: the whole example for training; null for evaluation.
 #   error: why there is no prompt, else null.
 PROMPT_SCHEMA = pa.schema(
     [
@@ -107,12 +107,12 @@ PROMPT_SCHEMA = pa.schema(
     metadata=_METADATA,
 )
 
-# A generated answer, judged.
+# A generated answer and its score.
 #   sampled_ids, text: as generated; response_ids, truncated_text: what of it is kept, closed by the end-of-turn token.
-#   correct: by the data set's metric; f1: of the words that are judged.
+#   correct: by the data set's metric; f1: of the part of the text that the metric compares.
 #   outcome: "kept", or the reason why not ("wrong", "empty", "failed"). error: what failed, else null.
 #   top_ids, top_logprobs: `TopKLogprobs` row by row, at the first S positions of response_ids: those before which the
-#   engine had generated the very same tokens. Null where the answer is not kept or the teacher is another.
+#   engine had generated the very same tokens. Null if the answer is not kept or the teacher is another.
 ANSWER_SCHEMA = pa.schema(
     [
         ("example_id", pa.string()),
@@ -140,7 +140,7 @@ ANSWER_SCHEMA = pa.schema(
 
 # An advantaged answer, kept or not, with the teacher's view of it.
 #   hidden: (T, H) row-major bytes of dtype `hidden_dtype`, the states that enter lm_head at the positions that
-#   predict response_ids; null where the answer is not kept or the teacher is another.
+#   predict response_ids; null if the answer is not kept or the teacher is another.
 SAMPLE_SCHEMA = pa.schema(
     [
         *ANSWER_SCHEMA,
@@ -165,7 +165,7 @@ PREDICTION_SCHEMA = pa.schema(
 
 
 def example_from_row(row: Mapping[str, Any]) -> Example:
-    """The example in one row of an `EXAMPLE_SCHEMA` table, as `Table.to_pylist` gives it."""
+    """The example in one row of an `EXAMPLE_SCHEMA` table, as returned by `Table.to_pylist`."""
     documents = tuple(Document(**document) for document in row["documents"])
     return Example(row["example_id"], row["question"], tuple(row["answers"]), documents)
 

@@ -14,7 +14,7 @@ def open_url(url: str, setting: str) -> tuple[fsspec.AbstractFileSystem, str]:
         UserError: for an unknown protocol, or one whose package is not installed.
     """
     try:
-        # Listings are asked for anew: other processes write to the same folders.
+        # No cached listings: other processes write to the same folders.
         fs, path = fsspec.url_to_fs(url, use_listings_cache=False)
     except (ValueError, ImportError) as error:
         raise UserError(f"{url}: cannot be opened ({error}) ({setting})") from None

@@ -1,4 +1,4 @@
-"""What a recipe can say: what defines a result (`Study`), and where and how it runs (`Runtime`).
+"""The settings of a recipe: what defines a result (`Study`), and where and how it runs (`Runtime`).
 
 Only a study is fingerprinted. That is honest because tests prove that results do not depend on the runtime.
 Parsing imports no torch, ray or vllm.

@@ -14,7 +14,7 @@ def restrict(study: Study, fields: Collection[str]) -> Study:
 
     The constant is the setting's default, or a placeholder if the setting is required. So two restricted studies are
     equal, and have equal fingerprints, if and only if the named settings are equal. This is the one place that builds
-    sections without validation: a default need not go with the values that are kept.
+    sections without validation: defaults may contradict the values that are kept.
 
     Args:
         fields: dotted names, for example `seed`, `data.prompt`, `training.lora`, or a whole section as `data`.
@@ -46,7 +46,7 @@ def _restrict_section(section: Section, kept: Collection[str]) -> Section:
 def _constant(field: FieldInfo) -> Any:
     """The default of a setting, the same for every study; for a required one a valid value."""
     if not field.is_required():
-        # Defaults that follow from other settings are made as if none of those were set.
+        # A default that follows from other settings is that of an empty section.
         return field.get_default(call_default_factory=True, validated_data={})
     if field.annotation is str:
         return ""

@@ -1,4 +1,4 @@
-"""A study, where it runs, and what they ask of each other."""
+"""A study, its runtime, and what they require of each other."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ class Recipe(Section):
         if self.study.model.engine == "vllm" and gpus and parts != max(1, gpus):
             raise ValueError(
                 f"runtime.vllm.tensor_parallel_size: {parts}, but one sampler has {gpus:g} GPUs "
-                f"(runtime.samplers.gpus); set both alike"
+                f"(runtime.samplers.gpus); set both to the same"
             )
         return self
 
@@ -52,13 +52,14 @@ class Recipe(Section):
         rounded = study.model.dtype == "float32" and study.training.precision == "bfloat16"
         if self.runtime.trainers.strategy == "zero3" and rounded:
             raise ValueError(
-                "training.precision: zero3 would round the float32 weights of model.dtype to bfloat16; set both alike"
+                "training.precision: zero3 would round the float32 weights of model.dtype to bfloat16; "
+                "set both to the same"
             )
         return self
 
     @property
     def storage(self) -> str:
-        """Where the run's artifacts lie: a folder or an fsspec URL."""
+        """Where the run's artifacts are stored: a folder or an fsspec URL."""
         return self.runtime.storage or f"runs/{self.name}"
 
 

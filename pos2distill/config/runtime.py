@@ -13,11 +13,11 @@ class PoolSection(Section):
     min: int = Field(1, ge=1)
     max: int = Field(1, ge=1)
     batch_size: int = Field(32, ge=1, description="prompts in a batch")
-    concurrent_batches: int = Field(2, ge=1, description="batches an actor works on at once, so that they overlap")
+    concurrent_batches: int = Field(2, ge=1, description="batches that an actor processes concurrently")
     cpus: float = Field(1.0, ge=0, description="CPUs of one actor")
     gpus: float = Field(0.0, ge=0, description="GPUs of one actor")
     threads: int = Field(1, ge=1, description="torch threads of one actor, on a CPU")
-    max_restarts: int = Field(3, ge=0, description="of one actor, before the run gives up")
+    max_restarts: int = Field(3, ge=0, description="of one actor, before the run fails")
 
     @model_validator(mode="after")
     def _ordered(self) -> "PoolSection":
@@ -29,9 +29,9 @@ class PoolSection(Section):
 class TrainersSection(Section):
     """The training workers."""
 
-    workers: int = Field(1, ge=1, description="all that are wanted; with max_workers, the fewest to train with")
+    workers: int = Field(1, ge=1, description="number of workers; with max_workers, the minimum")
     max_workers: int | None = Field(
-        None, ge=1, description="elastic: as many as the cluster has room for, from workers up to this"
+        None, ge=1, description="elastic: the cluster decides the number, from workers to this maximum"
     )
     strategy: Literal["zero3", "torch"] = Field(
         "zero3", description="zero3: DeepSpeed, any number of workers; torch: one process"
@@ -39,16 +39,16 @@ class TrainersSection(Section):
     micro_batch_tokens: int = Field(
         16384,
         ge=1,
-        description="tokens of the rows of one forward and backward pass on one worker, at most; a longer row goes "
-        "alone. A row is a prompt and its response, so 16384 are five rows of 3,100; halve it where memory runs out. "
-        "Best as many as memory allows: weights that depend on losses want one more forward pass where there are "
-        "several, and rows of one pass that begin alike compute their common beginning once",
+        description="at most this many tokens in one forward and backward pass on one worker; a longer row is passed "
+        "alone. A row is a prompt and its response, so 16384 tokens are five rows of 3,100; halve it if memory runs "
+        "out. Larger is faster: with several passes per batch, weights that depend on losses need one more forward "
+        "pass, and rows of one pass compute a common prefix once",
     )
     gradient_checkpointing: bool = True
     cpus: float = Field(1.0, ge=0)
     gpus: float = Field(0.0, ge=0)
     threads: int = Field(1, ge=1)
-    max_restarts: int = Field(3, ge=0, description="of all workers, after one was lost, before the run gives up")
+    max_restarts: int = Field(3, ge=0, description="of all workers after one is lost, before the run fails")
 
     @model_validator(mode="after")
     def _torch_is_one_process(self) -> "TrainersSection":
@@ -56,16 +56,16 @@ class TrainersSection(Section):
         if most < self.workers:
             raise ValueError(f"max_workers: {most} is less than workers, {self.workers}")
         if self.strategy == "torch" and most != 1:
-            raise ValueError(f"workers: strategy 'torch' is one process, {most} asked for; use zero3")
+            raise ValueError(f"workers: strategy 'torch' is one process, got {most}; use zero3")
         return self
 
 
 class CheckpointsSection(Section):
-    """Training state that is kept while training goes on; once the checkpoint is published it is not needed."""
+    """Training state that is saved during training. It is deleted once the checkpoint is published."""
 
-    minutes: float = Field(15.0, gt=0, description="at least this often")
-    steps: int | None = Field(None, ge=1, description="and after so many steps")
-    keep: int = Field(2, ge=1, description="the newest ones that stay")
+    minutes: float = Field(15.0, gt=0, description="maximum time between two")
+    steps: int | None = Field(None, ge=1, description="also after this many steps")
+    keep: int = Field(2, ge=1, description="how many of the newest to keep")
 
 
 class VllmSection(Section):
@@ -82,9 +82,11 @@ class VllmSection(Section):
 class FakeSection(Section):
     """Faults and delays of the fake engine, which answers with the end of its prompt. For tests."""
 
-    delay_s: float = Field(0.0, ge=0, description="time that one batch takes")
+    delay_s: float = Field(0.0, ge=0, description="duration of one batch")
     reply_tokens: int = Field(8, ge=1)
-    fail_every: int = Field(0, ge=0, description="of about so many prompts one fails, the same on every run; 0: none")
+    fail_every: int = Field(
+        0, ge=0, description="about one in this many prompts fails, the same ones in every run; 0: none"
+    )
     die_at_call: int = Field(0, ge=0, description="the call at which an engine dies with its process; 0: never")
 
 
@@ -106,6 +108,6 @@ class Runtime(Section):
         0.05,
         ge=0,
         le=1,
-        description="sampling stops once more than this share, of at least 20 samples, has failed or is empty",
+        description="sampling stops once more than this fraction of at least 20 samples has failed or is empty",
     )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()

@@ -18,21 +18,21 @@ class ModelSection(Section):
     """The model that is measured, sampled from and distilled."""
 
     path: str = Field(description="folder or fsspec URL of a Hugging Face model, or its hub name")
-    revision: str | None = Field(None, description="hub revision; fixes what a hub name stands for")
+    revision: str | None = Field(None, description="hub revision, to fix the version of a model named by its hub name")
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="on a CPU float32 is often faster")
     engine: Literal["vllm", "hf", "fake"] = Field(
         "vllm",
-        description="what generates: vllm; hf, transformers itself, slower and without a start-up; fake, for tests",
+        description="the generator. vllm; hf: transformers, slower but without start-up time; fake: for tests",
     )
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
-        "auto", description="auto: flash_attention_2 where it can be had, else sdpa"
+        "auto", description="auto: flash_attention_2 if it is available, else sdpa"
     )
-    max_length: int | None = Field(None, gt=0, description="context in tokens; default: what the model's config says")
+    max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
     trust_remote_code: bool = False
 
 
 class DataSection(Section):
-    """The questions, and how they are shown."""
+    """The questions, and how prompts show them."""
 
     format: FormatName = Field(description="see docs/data.md")
     path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
@@ -43,7 +43,7 @@ class DataSection(Section):
     )
     metric: Literal["sub_em", "em"] = Field(
         "sub_em",
-        description="sub_em: an answer stands in the first line; em: what follows 'The answer is:' equals an answer",
+        description="sub_em: the first line contains an answer; em: the text after 'The answer is:' equals an answer",
     )
     hops: tuple[int, ...] = Field(
         (1,), description="gold documents of an example; of files that mix numbers of hops, those used"
@@ -55,12 +55,12 @@ class DataSection(Section):
         "drawn from other examples. Random distractors are easier than retrieved ones, so results are named after them",
     )
     train_examples: int = Field(300, ge=1, description="examples to sample from and train on")
-    eval_examples: int = Field(500, ge=1, description="other examples, asked at every slot")
+    eval_examples: int = Field(500, ge=1, description="other examples, evaluated at every slot")
     eval_fraction: float = Field(
-        0.5, gt=0, lt=1, description="share of all questions set aside for evaluation, by a hash of the question"
+        0.5, gt=0, lt=1, description="fraction of all questions that is for evaluation, by a hash of the question"
     )
     answer_in_gold: bool = Field(
-        True, description="to_user_error a row of one hop whose gold document holds none of the answers"
+        True, description="refuse a record of one hop whose gold document contains none of the answers"
     )
 
     @property
@@ -77,10 +77,10 @@ class DataSection(Section):
         if self.spec.hops == "several" and 1 in self.hops:
             raise ValueError(f"hops: records of format '{self.format}' have several gold documents; set [2]")
         if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
-            asked = "asks" if self.metric == "sub_em" else "does not ask"
+            asks = "asks" if self.metric == "sub_em" else "does not ask"
             other = "em" if self.metric == "sub_em" else "sub_em"
             raise ValueError(
-                f"metric: '{self.metric}', but prompt '{self.prompt}' {asked} for 'The answer is:'; "
+                f"metric: '{self.metric}', but prompt '{self.prompt}' {asks} for 'The answer is:'; "
                 f"set data.metric={other} or another data.prompt"
             )
         if 1 in self.hops and len(self.hops) > 1:
@@ -91,7 +91,7 @@ class DataSection(Section):
 
 
 class MethodSection(Section):
-    """What is distilled from where (arXiv:2508.15709); `config/methods.py` has the table of methods."""
+    """The distillation method (arXiv:2508.15709); docs/methods.md explains it."""
 
     name: MethodName = Field(
         "r1", description="; ".join(f"{method.name}: {method.description}" for method in METHODS.values())
@@ -127,8 +127,8 @@ class MethodSection(Section):
         "cached",
         validate_default=True,
         description="cached: hidden states stored with the samples; resident: the frozen model next to the student; "
-        "topk: the sampler's most likely tokens, without a teacher stage, approximate; none: for methods that need no "
-        "teacher, whatever is set",
+        "topk: the sampler's most likely tokens, no teacher stage, approximate; none: of every method that needs "
+        "no teacher",
     )
     teacher_topk: int = Field(
         default_factory=lambda settings: _DEFAULT_TOPK if settings.get("teacher") == "topk" else 0,
@@ -162,7 +162,7 @@ class MethodSection(Section):
 
     @property
     def loss(self) -> Literal["kl", "ce"]:
-        """What a row's loss is: KL to the frozen model, or cross-entropy on the response."""
+        """The loss of a row: KL to the frozen model, or cross-entropy on the response."""
         return self.spec.loss
 
     @property
@@ -220,12 +220,12 @@ def _without_null(settings: Any, names: Collection[str]) -> Any:
 
 
 class SamplingSection(Section):
-    """How the advantaged responses are drawn and which of them are kept."""
+    """How responses are sampled at the advantageous slot, and which of them are kept."""
 
     temperature: float = Field(0.0, ge=0, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     max_new_tokens: int = Field(100, ge=1, description="of a response; 512 for data.prompt reasoning or coc")
-    keep: Literal["correct", "all"] = Field("correct", description="which responses are distilled")
+    keep: Literal["correct", "all"] = Field("correct", description="which responses are trained on")
 
 
 class LoraSection(Section):
@@ -236,7 +236,7 @@ class LoraSection(Section):
     """
 
     rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0, description="an adapter counts alpha / rank times")
+    alpha: float = Field(32.0, gt=0, description="an adapter's output is scaled by alpha / rank")
     targets: Literal["all"] | tuple[str, ...] = Field(
         "all",
         description="linear layers by the last part of their names, as q_proj; all: every one but the output head",
@@ -256,26 +256,26 @@ class TrainingSection(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.01, ge=0)
     warmup_ratio: float = Field(0.05, ge=0, lt=1)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this share of the rate")
+    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this fraction of learning_rate")
     max_grad_norm: float = Field(1.0, gt=0)
     global_batch_rows: int = Field(
         32,
         ge=2,
-        description="rows of the global batch, at most: all ranks, all micro-batches; as many examples as their k + 1 "
-        "rows leave room for. Rows at the advantageous slot keep their places where lambda is 0, but are not computed",
+        description="maximum rows of a global batch, over all ranks and micro-batches. It has as many examples as "
+        "fit with k + 1 rows each. With lambda 0 the row at the advantageous slot counts here but is not computed",
     )
     epochs: int = Field(2, ge=1)
     order: Literal["arrival", "fixed"] = Field(
         "arrival",
-        description="of a streamed run's first epoch. arrival: as samples come; fixed: by the seed, whatever comes "
-        "first. All else has one order, by the seed",
+        description="of samples in the first epoch of a streamed run. arrival: as they are finished; fixed: by the "
+        "seed. All other epochs are ordered by the seed",
     )
     precision: Literal["bfloat16", "float32"] = "bfloat16"
     lora: LoraSection | None = None
 
 
 class EvaluationSection(Section):
-    """What is measured: greedy answers by the gold document's slot."""
+    """The evaluation: greedy answers by the gold document's slot."""
 
     slots: Literal["all", "pairs"] | Count | tuple[int | tuple[int, ...], ...] = Field(
         "all",
@@ -290,9 +290,9 @@ class EvaluationSection(Section):
     )
     max_new_tokens: int = Field(100, ge=1, description="of an answer; 512 for data.prompt reasoning or coc")
     also_evaluate: tuple[str, ...] = Field(
-        (), description="other recipes, by name or path, whose data and evaluation both models are asked too"
+        (), description="other recipes, by name or path, on whose data both models are evaluated too"
     )
-    bootstrap_samples: int = Field(2000, ge=100, description="bootstrap bootstrap_samples of the intervals")
+    bootstrap_samples: int = Field(2000, ge=100, description="bootstrap samples for the confidence intervals")
 
     @model_validator(mode="before")
     @classmethod
@@ -338,10 +338,10 @@ class Study(Section):
         return resolved
 
     def advantageous(self, hops: int) -> tuple[int, ...]:
-        """The advantageous slots of an example with so many gold documents, 0-based, in hop order.
+        """The advantageous slots of an example with this many gold documents, 0-based, in hop order.
 
         Raises:
-            ValueError: while `auto` is not resolved.
+            ValueError: for `auto`, before it is measured.
         """
         slot = self.method.advantageous_slot
         if slot == "auto":
@@ -363,12 +363,12 @@ class Study(Section):
         if not isinstance(slot, str):
             _check_slots("method.advantageous_slot", slot, documents, hops)
         elif slot == "auto" and len(hops) > 1:
-            raise ValueError("method.advantageous_slot: 'auto' wants one number of hops (data.hops)")
+            raise ValueError("method.advantageous_slot: 'auto' requires one number of hops (data.hops)")
         elif slot == "auto":
             _check_count("method.auto_slots", self.method.auto_slots, documents - hops[0] + 1)
         if self.method.k > (trivial := math.perm(documents, min(hops)) - 1):
             raise ValueError(
-                f"method.k: {self.method.k} trivial slots asked for, but {documents} documents have {trivial}; "
+                f"method.k: {self.method.k} trivial slots, but {documents} documents have {trivial}; "
                 f"lower method.k or raise data.documents"
             )
         return self
@@ -414,21 +414,22 @@ def _check_evaluated(field: str, slots: object, documents: int, hops: tuple[int,
     if slots == "pairs" and hops == (1,):
         raise ValueError(f"{field}: 'pairs' are for several hops (data.hops)")
     if slots != "pairs" and len(hops) > 1:
-        raise ValueError(f"{field}: of several numbers of hops (data.hops) only 'pairs' can be asked")
+        raise ValueError(f"{field}: of several numbers of hops (data.hops) only 'pairs' are possible")
     if isinstance(slots, int) and slots < max(hops):
         raise ValueError(f"{field}: {slots} slots have no place for {max(hops)} gold documents")
     _check_count(field, slots, documents)
 
 
-def _check_count(field: str, wanted: object, there: int) -> None:
-    if isinstance(wanted, int) and wanted > there:
-        raise ValueError(f"{field}: {wanted} slots asked for, but there are {there}; lower it, or say all")
+def _check_count(field: str, slots: object, available: int) -> None:
+    if isinstance(slots, int) and slots > available:
+        raise ValueError(f"{field}: {slots} slots, but there are {available}; lower it, or say all")
 
 
 def _check_slots(field: str, slots: int | tuple[int, ...], documents: int, hops: tuple[int, ...]) -> None:
-    places = (slots,) if isinstance(slots, int) else slots
-    if absent := [slot for slot in places if not 0 <= slot < documents]:
-        raise ValueError(f"{field}: {absent[0]} is not one of the slots 0 to {documents - 1}")
-    if hops != (len(places),) or len(set(places)) != len(places):
-        wanted = " or ".join(map(str, hops))
-        raise ValueError(f"{field}: {list(places)} should be {wanted} different slots, one for each gold document")
+    listed = (slots,) if isinstance(slots, int) else slots
+    for slot in listed:
+        if not 0 <= slot < documents:
+            raise ValueError(f"{field}: {slot} is not one of the slots 0 to {documents - 1}")
+    if hops != (len(listed),) or len(set(listed)) != len(listed):
+        expected = " or ".join(map(str, hops))
+        raise ValueError(f"{field}: {list(listed)} should be {expected} different slots, one for each gold document")

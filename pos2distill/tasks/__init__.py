@@ -1,1 +1,1 @@
-"""Data sets, document permutations, prompts and judged answers."""
+"""Data sets, document permutations, prompts and metrics."""

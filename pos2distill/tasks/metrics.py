@@ -1,7 +1,7 @@
-"""Answers judged as the benchmarks judge them.
+"""The metrics of the benchmarks.
 
-`sub_em` (retrieval): an answer stands in the first line. `em` (reasoning): what follows "The answer is:" equals one.
-Both compare what SQuAD's normalisation leaves; F1 stands beside them.
+`sub_em` (retrieval): an answer is contained in the first line. `em` (reasoning): the text after "The answer is:" equals
+an answer. Both compare texts after SQuAD's normalisation. F1 is reported as well.
 """
 
 import re
@@ -16,7 +16,7 @@ _FINAL_ANSWER = re.compile(r"the answer is[:：]?\s*(.*)", re.IGNORECASE)  # the
 
 
 def normalize(text: str) -> str:
-    """Lower-case, drop punctuation, drop a/an/the, squeeze white space (SQuAD's normalisation)."""
+    """Lower-case, drop punctuation, drop a/an/the, collapse white space (SQuAD's normalisation)."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -26,16 +26,16 @@ def first_line(text: str) -> str:
 
 
 def parse_answer(text: str) -> str | None:
-    """What follows the first "The answer is", to the end of its line (of the next with text, if nothing follows there).
+    """The text after the first "The answer is", to the end of its line, or the next line with text if that is empty.
 
-    None where a chain of thought never says so.
+    None if a chain of thought never says so.
     """
     found = _FINAL_ANSWER.search(text)
     return found[1].strip() if found else None
 
 
 def score(metric: Literal["sub_em", "em"], text: str, answers: Sequence[str]) -> tuple[bool, float]:
-    """Whether the text is right by `metric`, and F1 of the words that are judged: the first line, the parsed answer."""
+    """Whether the text is right by `metric`, and F1 of the compared part: the first line, or the parsed answer."""
     if metric == "sub_em":
         line = first_line(text)
         return sub_exact_match(line, answers), f1(line, answers)
@@ -48,14 +48,18 @@ def score(metric: Literal["sub_em", "em"], text: str, answers: Sequence[str]) ->
 def sub_exact_match(text: str, answers: Sequence[str]) -> bool:
     """Whether any normalised answer is a sub-string of the normalised text.
 
-    An answer of which normalisation leaves nothing ("*", of a published file) matches nothing rather than everything.
+    An answer that is empty once normalised ("*", in a published file) matches nothing, not everything.
     """
     normal = normalize(text)
-    return any(wanted in normal for answer in answers if (wanted := normalize(answer)))
+    for answer in answers:
+        expected = normalize(answer)
+        if expected and expected in normal:
+            return True
+    return False
 
 
 def exact_match(text: str, answers: Sequence[str]) -> bool:
-    """Whether the normalised text equals any normalised answer; one of which nothing is left equals nothing."""
+    """Whether the normalised text equals any normalised answer; an empty one equals nothing."""
     normal = normalize(text)
     return bool(normal) and any(normal == normalize(answer) for answer in answers)
 
@@ -65,11 +69,12 @@ def f1(text: str, answers: Sequence[str]) -> float:
 
         F1 = 2 * shared / (words of the text + words of the answer)
 
-    shared: normalised words that both have, each as often as both have it.
+    shared: normalised words that are in both, each as often as it is in both.
     """
-    return max((_word_f1(normalize(text).split(), normalize(answer).split()) for answer in answers), default=0.0)
+    words = normalize(text).split()
+    return max((_word_f1(words, normalize(answer).split()) for answer in answers), default=0.0)
 
 
-def _word_f1(words: list[str], wanted: list[str]) -> float:
-    shared = sum((Counter(words) & Counter(wanted)).values())
-    return 2 * shared / (len(words) + len(wanted)) if shared else 0.0
+def _word_f1(words: list[str], expected: list[str]) -> float:
+    shared = (Counter(words) & Counter(expected)).total()
+    return 2 * shared / (len(words) + len(expected)) if shared else 0.0

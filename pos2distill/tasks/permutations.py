@@ -1,4 +1,4 @@
-"""Where documents stand: gold documents at slots, distractors around them; which slots are trained on and evaluated."""
+"""The order of documents in a prompt, with gold documents at slots; which slots to train on and to evaluate."""
 
 import itertools
 import math
@@ -22,7 +22,7 @@ _PUBLISHED_PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the gold documents of an evaluated prompt stand. `group`: of the published pairs, else empty."""
+    """The slots of the gold documents of an evaluated prompt. `group`: of the published pairs, else empty."""
 
     slots: Slots
     group: str = ""
@@ -36,7 +36,7 @@ def arrange(
     order: Literal["fixed", "reshuffled"] = "fixed",
     seed: int = 0,
 ) -> tuple[Document, ...]:
-    """The example's documents with its gold ones at `slots` and the first distractors around them.
+    """The example's documents with its gold ones at `slots` and the first distractors at the other slots.
 
     Args:
         slots: of the gold documents, in hop order; distinct.
@@ -54,24 +54,31 @@ def arrange(
     if order == "reshuffled":
         shuffle = derive_generator(seed, "reshuffle", example.example_id, *slots).permutation(len(others))
         others = [others[index] for index in shuffle]
-    placed = dict(zip(slots, golds, strict=True))
-    rest = iter(others)
-    return tuple(placed[slot] if slot in placed else next(rest) for slot in range(documents))
+    gold_at = dict(zip(slots, golds, strict=True))
+    remaining = iter(others)
+    arranged = []
+    for slot in range(documents):
+        arranged.append(gold_at[slot] if slot in gold_at else next(remaining))
+    return tuple(arranged)
 
 
 def draw_trivial_slots(example_id: str, *, documents: int, advantageous: Slots, k: int, seed: int) -> tuple[Slots, ...]:
     """K distinct ordered slot tuples other than the advantageous one, a pure function of (seed, example id)."""
     hops = len(advantageous)
-    avoided = slots_to_index(advantageous, documents)
-    drawn = derive_generator(seed, "trivial slots", example_id).choice(
-        math.perm(documents, hops) - 1, size=k, replace=False
-    )
-    return tuple(index_to_slots(int(index + (index >= avoided)), documents, hops) for index in drawn)
+    excluded = slots_to_index(advantageous, documents)
+    generator = derive_generator(seed, "trivial slots", example_id)
+    trivial = []
+    for number in generator.choice(math.perm(documents, hops) - 1, size=k, replace=False).tolist():
+        # The numbers count all tuples but the advantageous one.
+        index = number if number < excluded else number + 1
+        trivial.append(index_to_slots(index, documents, hops))
+    return tuple(trivial)
 
 
 def slots_to_index(slots: Slots, documents: int) -> int:
-    """The tuple's place among all ordered tuples, in lexicographic order; of a single slot, the slot itself."""
-    free, index = list(range(documents)), 0
+    """The tuple's index among all ordered tuples, in lexicographic order; of a single slot, the slot itself."""
+    free = list(range(documents))
+    index = 0
     for slot in slots:
         index = index * len(free) + free.index(slot)
         free.remove(slot)
@@ -80,6 +87,7 @@ def slots_to_index(slots: Slots, documents: int) -> int:
 
 def index_to_slots(index: int, documents: int, hops: int) -> Slots:
     """The inverse of `slots_to_index`."""
+    # Each digit is an index among the slots that are still free; the last digit has the smallest base.
     digits = []
     for base in range(documents - hops + 1, documents + 1):
         index, digit = divmod(index, base)
@@ -91,7 +99,7 @@ def index_to_slots(index: int, documents: int, hops: int) -> Slots:
 def evaluated_placements(
     documents: int, hops: Sequence[int], slots: Literal["all", "pairs"] | int | tuple[int | Slots, ...]
 ) -> dict[int, tuple[Placement, ...]]:
-    """The placements to evaluate, by the number of hops; equally many for each of them.
+    """The placements to evaluate, by the number of hops; the same number for each.
 
     Args:
         slots: `all`; a number m of slots spread evenly from first to last, with several hops every ordered tuple of
@@ -102,12 +110,16 @@ def evaluated_placements(
     if isinstance(slots, tuple):
         listed = tuple(Placement((each,) if isinstance(each, int) else each) for each in slots)
         return dict.fromkeys(hops, listed)
-    spread = _spread(0, documents - 1, documents if slots == "all" else min(slots, documents))
-    return {count: tuple(Placement(each) for each in itertools.permutations(spread, count)) for count in hops}
+    number = documents if slots == "all" else min(slots, documents)
+    spread = _spread(0, documents - 1, number)
+    placements = {}
+    for count in hops:
+        placements[count] = tuple(Placement(each) for each in itertools.permutations(spread, count))
+    return placements
 
 
 def candidate_placements(documents: int, hops: int, slots: Literal["all"] | int) -> tuple[Placement, ...]:
-    """Where the advantageous slots are looked for: gold documents side by side in hop order, as the paper has them.
+    """The placements to try for the advantageous slots: gold documents in adjacent slots in hop order, as in the paper.
 
     Args:
         slots: of the first gold document: `all`, or a number spread evenly from first to last.
@@ -122,27 +134,36 @@ def _spread(first: int, last: int, count: int) -> tuple[int, ...]:
 
 
 def _published(documents: int, hops: Sequence[int]) -> dict[int, tuple[Placement, ...]]:
-    """The published pairs; for other numbers of documents and hops, what is nearest to them.
+    """The published pairs; for other numbers of documents and hops, the nearest placements to them.
 
-    Few documents make some pairs equal, or leave no room for a gap in a disconnected one; those are left out.
+    With few documents some pairs become equal, or a disconnected one has no gap left. Those are left out, for every
+    number of hops.
     """
-    kept: dict[int, list[Placement]] = {count: [] for count in hops}
+    kept: dict[int, list[Slots]] = {count: [] for count in hops}
+    placements: dict[int, tuple[Placement, ...]] = dict.fromkeys(hops, ())
     for group, pairs in _PUBLISHED_PAIRS.items():
         for pair in pairs:
-            placed = {count: Placement(_stretch(pair, group, documents, count), group) for count in hops}
-            near = any(abs(a - b) < 2 for each in placed.values() for a, b in itertools.pairwise(each.slots))
-            known = any(placed[count].slots in [each.slots for each in kept[count]] for count in hops)
-            if not known and not (near and group != "connected"):
-                for count, placement in placed.items():
-                    kept[count].append(placement)
-    return {count: tuple(placements) for count, placements in kept.items()}
+            scaled = {count: _stretch(pair, group, documents, count) for count in hops}
+            without_gap = group != "connected" and any(_has_neighbours(slots) for slots in scaled.values())
+            repeated = any(slots in kept[count] for count, slots in scaled.items())
+            if without_gap or repeated:
+                continue
+            for count, slots in scaled.items():
+                kept[count].append(slots)
+                placements[count] += (Placement(slots, group),)
+    return placements
+
+
+def _has_neighbours(slots: Slots) -> bool:
+    """Whether documents of consecutive hops are in adjacent slots."""
+    return any(abs(first - second) < 2 for first, second in itertools.pairwise(slots))
 
 
 def _stretch(pair: Slots, group: str, documents: int, hops: int) -> Slots:
-    """A published pair scaled from 20 documents to the number asked for, and to the number of hops.
+    """A published pair scaled from 20 documents to another number of documents, and to the number of hops.
 
-    Of three or four hops a connected tuple stands without gaps from the pair's first slot on (earlier where it would
-    not fit); the others are spread evenly over the span.
+    For three or four hops, a connected tuple has no gaps and starts at the pair's first slot (earlier if it would not
+    fit); the others are spread evenly over the pair's span.
     """
     first, second = pair
     if group == "connected":
@@ -150,7 +171,7 @@ def _stretch(pair: Slots, group: str, documents: int, hops: int) -> Slots:
         start = min(round(first * room), documents - hops)
         return tuple(range(start, start + hops))
     scale = (documents - 1) / (_PUBLISHED_DOCUMENTS - 1)
-    # Wide enough for every hop, where few documents leave less.
+    # Wide enough for every hop, also with few documents.
     low = min(round(min(pair) * scale), documents - hops)
     high = max(round(max(pair) * scale), low + hops - 1)
     spread = tuple(np.linspace(low, high, hops).round().astype(int).tolist())

@@ -1,0 +1,175 @@
+"""One plain line for a pydantic ValidationError: the field as the user writes it, what was expected, what was given."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from pos2distill.config.base import Section
+from pos2distill.config.study import Study
+from pos2distill.errors import UserError, did_you_mean
+
+# A recipe file has the sections of its `study` at the top level, next to the recipe's own fields.
+_FLATTENED = "study"
+_RECIPE_FIELDS = ("name", "description", "runtime", "sweep")
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """The innermost field that a problem is in. path: its names in the file. section: the one that it belongs to."""
+
+    path: list[str]
+    section: type[BaseModel]
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def annotation(self) -> Any:
+        """The field's type; None for a whole section."""
+        field = self.section.model_fields.get(self.path[-1]) if self.path else None
+        return field.annotation if field else None
+
+
+def to_user_error(
+    error: ValidationError, root: type[Section], source: Path | str, overridden: Sequence[str]
+) -> UserError:
+    """The first problem of a mapping that is not a valid `root`, in one line that begins with where it is from.
+
+    Args:
+        source: of the mapping. overridden: dotted names of the settings that the command line sets instead.
+    """
+    problem = _describe(error, root)
+    field = problem.partition(":")[0]
+    for dotted in overridden:
+        # The override sets this field, a section around it, or a field in it.
+        if f"{dotted}.".startswith(f"{field}.") or field.startswith(f"{dotted}."):
+            return UserError(f"command line: {problem}")
+    return UserError(f"{source}: {problem}")
+
+
+def dotted_names(section: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every setting of a section and of those in it, as it is written in a file."""
+    names = []
+    for name, field in section.model_fields.items():
+        if field.exclude:
+            continue
+        kind = field.annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            names.append(f"{prefix}{name}")
+        elif name == _FLATTENED:
+            names += dotted_names(kind, prefix)
+        else:
+            names += dotted_names(kind, f"{prefix}{name}.")
+    return names
+
+
+def _describe(error: ValidationError, root: type[Section]) -> str:
+    """The field, what was expected, what was given, and the nearest valid name."""
+    problems = error.errors()
+    unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+    if unknown:  # first, since a misspelt field is often the reason why another one is missing
+        return _describe_unknown(unknown[0]["loc"], root)
+    first = problems[0]
+    field = _find_field(first["loc"], root)
+    if first["type"] == "missing":
+        return f"{field.dotted}: missing"
+    if first["type"] == "value_error":
+        return _describe_value_error(first, field)
+    # pydantic reports one problem for each type that the field can have.
+    expected = []
+    for problem in problems:
+        phrase = _describe_type(problem, field.annotation)
+        if _find_field(problem["loc"], root).path == field.path and phrase not in expected:
+            expected.append(phrase)
+    given = first["input"]
+    if isinstance(given, Mapping):
+        return f"{field.dotted}: {' or '.join(expected)}"
+    shown = "nothing" if given is None else repr(given)
+    return f"{field.dotted}: {' or '.join(expected)}, got {shown}"
+
+
+def _describe_unknown(location: tuple[int | str, ...], root: type[Section]) -> str:
+    field = _find_field(location, root)
+    unknown = str(location[-1])
+    hint = did_you_mean(unknown, _field_names(field.section))
+    for dotted in dotted_names(root):
+        # The name is that of a setting in another section.
+        if dotted.rsplit(".", 1)[-1] == unknown:
+            hint = f"; did you mean '{dotted}'?"
+            break
+    return f"{'.'.join([*field.path, unknown])}: unknown field{hint}"
+
+
+def _describe_value_error(problem: Any, field: _Field) -> str:
+    """The message of a validator of ours: one of a section begins with the field's name, one of a field does not."""
+    message = str(problem["ctx"]["error"])
+    if not field.path:
+        return message
+    of_field = problem["loc"][-1] in field.section.model_fields
+    return f"{field.dotted}: {message}" if of_field else f"{field.dotted}.{message}"
+
+
+def _describe_type(problem: Any, annotation: Any) -> str:
+    """What was expected, without the names of Python's types."""
+    if problem["type"] == "tuple_type":
+        return f"input should be a list, for example {_example_list(annotation, problem['input'])}"
+    if problem["type"] == "model_type":
+        return "expected a section with fields"
+    message = str(problem["msg"])
+    return message[0].lower() + message[1:]
+
+
+def _example_list(annotation: Any, given: Any) -> str:
+    """The given value as a list, if that is valid."""
+    try:
+        TypeAdapter(annotation).validate_python([given])
+    except ValidationError:
+        return "[0, 9]"
+    return f"[{given}]"
+
+
+def _find_field(location: tuple[int | str, ...], root: type[Section]) -> _Field:
+    """The field at pydantic's location of a problem.
+
+    The location continues with the types of a union and with indices in lists of plain values, which are left out.
+    """
+    path: list[str] = []
+    section: type[BaseModel] = root
+    in_list = False
+    for part in location:
+        if in_list and isinstance(part, int):
+            path[-1] += f"[{part}]"
+            in_list = False
+            continue
+        if part not in section.model_fields:
+            break
+        path.append(str(part))
+        annotation = section.model_fields[str(part)].annotation
+        inner = _section_in(annotation)
+        if inner is None:
+            break
+        section, in_list = inner, _holds_list(annotation)
+    if path[:1] == [_FLATTENED]:
+        path = path[1:]
+    return _Field(path, section)
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds: itself, optionally, or in a list. None for plain values."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = [part for part in get_args(annotation) if part not in (Ellipsis, type(None))]
+    return _section_in(inner[0]) if len(inner) == 1 else None
+
+
+def _holds_list(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple or any(get_origin(part) is tuple for part in get_args(annotation))
+
+
+def _field_names(section: type[BaseModel]) -> list[str]:
+    names = [name for name, field in section.model_fields.items() if not field.exclude]
+    return [*names, *_RECIPE_FIELDS] if section is Study else names
