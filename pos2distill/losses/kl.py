@@ -44,6 +44,7 @@ def topk_kl(top_ids_TK: Tensor, top_logprobs_TK: Tensor, student_TV: Tensor) -> 
         student_TV: (T, V) logits; gradients flow to them.
     Returns: (T,) float32, >= 0.
     """
+    # Stored as int32 to save space; `gather` requires int64.
     top_ids_TK, teacher_TK = top_ids_TK.long(), top_logprobs_TK.detach().float().exp()
     student_TV = student_TV.float().log_softmax(-1)
     kl_T = F.kl_div(student_TV.gather(-1, top_ids_TK), teacher_TK, reduction="none").sum(-1)

@@ -40,6 +40,7 @@ def position_weights(
         raise ValueError(f"KL must be finite and >= 0: rows {bad} are {kl_N[bad].tolist()}")
     if variant == "uniform":
         return trivial_N.float() / trivial_N.sum().clamp_min(1)
+    # Slots that have no row in this batch take no part in the softmax.
     slots, bin_M = slot_N[trivial_N].unique(return_inverse=True)
     kl_M, zeros_P = kl_N[trivial_N], kl_N.new_zeros(len(slots))
     mean_P = zeros_P.scatter_reduce(0, bin_M, kl_M, "mean", include_self=False)

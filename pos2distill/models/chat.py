@@ -23,6 +23,7 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
     rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    # The template can repeat a message, so the last occurrence counts.
     after_message = rendered.rpartition(_PROBE)[2]
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     for token in tokenizer(after_message, add_special_tokens=False)["input_ids"]:
@@ -35,6 +36,7 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token that ends generation: end of turn, end of sequence, and those of generation_config.json."""
+    # Some instruct models list several end tokens there, and only one of them is `eos_token`.
     stops = {end_of_turn_id(tokenizer), tokenizer.eos_token_id}
     path = Path(local_folder(model)) / "generation_config.json"
     if path.exists():

@@ -43,6 +43,7 @@ class LogitTransform:
 
     def __call__(self, product_TV: Tensor) -> Tensor:
         """The model's logits, float32."""
+        # Scaled and capped in float32, since bfloat16 logits are too coarse for a KL.
         logits_TV = product_TV.float()
         if self.scale != 1.0:
             logits_TV = logits_TV * self.scale

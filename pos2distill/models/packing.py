@@ -92,6 +92,7 @@ class PackedRows:
             row: its index. window: how many tokens back a query sees, its own included; None: to the beginning.
             like: a tensor of the mask's dtype and device.
         """
+        # Layers of one model can differ in their window, and autocast can change the dtype.
         key = (row, window, like.dtype, like.device)
         if key not in self._masks:
             self._masks[key] = causal_mask(self.query_lengths[row], self.row_length(row), window, like)
@@ -165,6 +166,7 @@ def collate(
     logit_indices: list[Tensor] = []
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         shared = packed.shared_lengths[row]
+        # Positions continue after the shared prefix, so that RoPE rotates as in the whole row.
         pieces += [prompt[shared:], response]
         positions.append(torch.arange(shared, lengths[row]))
         first = starts[row] + len(prompt) - shared - lag
@@ -275,6 +277,7 @@ def _cut_into_spans(intervals: list[list[Interval]]) -> tuple[tuple[int, ...], t
     for row_intervals in intervals:
         for start, end in row_intervals:
             edges |= {start, end}
+    # A row can end a shared prefix in the middle of another row's tokens, so every edge cuts.
     bounds = sorted(edges)
     span_at = {start: index for index, start in enumerate(bounds)}
     row_spans = []

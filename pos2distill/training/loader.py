@@ -191,6 +191,7 @@ class BatchLoader:
                 if collected.is_full:
                     step += 1
                     yield collected.batch(self._agree_on_action(step))
+        # Also if no sample of them was kept: the examples count as done, without a step.
         if collected.indices:
             if collected.samples:
                 step += 1
@@ -204,6 +205,7 @@ class BatchLoader:
 
     def _arrivals(self, epoch: int, done: npt.NDArray[np.bool_]) -> Iterator[Arrival]:
         """Each example that is not done, exactly once, from the source that the module's table names."""
+        # The order is that of all examples, so that a resumed epoch continues where it stopped.
         order = epoch_order(len(self.ids), self.study.seed, epoch)
         remaining = order[~done[order]]
         if len(self._store_index.missing) == 0:
@@ -248,6 +250,7 @@ class BatchLoader:
         """The epoch's order, in whichever order samples arrive."""
         is_stored = self._store_index.stored
         stored = self._one_by_one(self._from_store(remaining[is_stored[remaining]]))
+        # Samples that arrived before their turn.
         early: dict[int, Sample | None] = {}
         for position, index in enumerate(remaining.tolist()):
             if is_stored[index]:

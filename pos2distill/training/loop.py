@@ -141,6 +141,7 @@ class Trainer:
         if self.teacher is not None:
             micro_batches = [replace(each, teacher=self.teacher(each.rows)) for each in micro_batches]
         computed = self._accumulate_gradients(micro_batches)
+        # The fraction after the step, so that the last step of a run reaches the final rate.
         rate = learning_rate(prepared.batch.fraction, self.study.training)
         norm = self.strategy.step(rate)
         if not math.isfinite(norm):
@@ -175,6 +176,7 @@ class Trainer:
     ) -> Tensor:
         """The coefficients (N,) of the whole global batch, from the losses of all ranks."""
         if self.study.method.weights == "uniform":
+            # The losses are not used, so no pass is needed.
             loss_C = torch.zeros(sum(len(micro.slot_B) for micro in micro_batches))
         elif single_loss_B is not None:
             loss_C = single_loss_B.detach().cpu()

@@ -72,6 +72,7 @@ class BatchPreparer:
             return self.prepare(batch)
 
         try:
+            # Collectives of this thread use `DistContext.control`, so that they do not mix with those of training.
             upcoming = pool.submit(prepare_next)
             prepared = upcoming.result()
             while prepared is not None:
@@ -98,6 +99,7 @@ class BatchPreparer:
     def _cut(self, rows: list[Row]) -> list[MicroBatch]:
         """Equally many micro-batches on every rank, since ZeRO-3 requires every rank in every pass."""
         lengths = [row.length for row in rows]
+        # The rank that needs most decides; the others cut their rows into smaller micro-batches.
         parts = max(self.dist.all_gather_object(count_parts(lengths, self.limit)))
         micro_batches = []
         start = 0

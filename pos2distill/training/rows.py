@@ -127,6 +127,7 @@ class RowBuilder:
     def _gold_response(self, example: Example) -> Tokens:
         """The data set's answer in the form in which the model answers."""
         answer = example.answers[0]
+        # Under exact match the model is prompted for a chain of thought that ends in this sentence.
         if self.study.data.metric != "sub_em":
             answer = f"The answer is: {answer}"
         ids = self.build_prompt.tokenizer(answer, add_special_tokens=False)["input_ids"]

@@ -179,7 +179,7 @@ def _assign_files(shapes: Shapes, world: int) -> list[dict[str, list[str]]]:
 
 
 def _file_of_each_key(files: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    file_of = {}
+    file_of: dict[str, str] = {}
     for file, keys in files.items():
         for key in keys:
             file_of[key] = file

@@ -119,6 +119,7 @@ class ResidentTeacher:
         self.alignment = alignment
 
     def __call__(self, rows: Sequence[Row]) -> HiddenStatesView:
+        # Rows of an example differ in the student's prompt only; the teacher's prompt and the response are equal.
         row_of_example = {row.sample.example.example_id: row for row in rows}
         prompts = [row.sample.prompt_ids for row in row_of_example.values()]
         responses = [row.response_ids for row in row_of_example.values()]
@@ -159,6 +160,7 @@ def build_teacher(
         return None
     if method.teacher == "topk":
         return TopKTeacher(method.teacher_topk)
+    # The states that cached and resident teachers return become logits by the initial head, never the student's.
     head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype)).to(device)
     if method.teacher == "resident":
         return ResidentTeacher(head, frozen, alignment=method.alignment)
