@@ -1,152 +1,200 @@
-"""The commands: run the stages whose artifacts are not there yet, in order, and say what happened."""
+"""The commands: lists of stages, of which those that are not finished run in order."""
 
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from pipelines.plan import Plan, make_plan, naming_task
-from pos2distill.config import ModelSection, Recipe, Study
+from pos2distill.config import Recipe, Study
 from pos2distill.config.load import sweep_cells
 from pos2distill.errors import GateError, UserError
-from pos2distill.evaluation.scores import Curve, format_slots, to_curve, to_grid, truncation_warning
+from pos2distill.evaluation.scores import Curve, to_curve, to_grid, truncation_warning
 from pos2distill.store.artifacts import (
-    Artifact,
-    Manifest,
     check_storage,
     claim_storage,
     other_fingerprints,
     release_storage,
 )
 from pos2distill.store.lease import hold_lease
+from pos2distill.training.job import MODEL_FOLDER
 from pos2distill.training.trackers import check_trackers
 from pos2distill.urls import open_url
 
-Stage = Callable[[Recipe, Plan], Manifest]
+from .executors import build_executor
+from .plan import Plan, make_plan, make_plans
+from .stages.evaluate import PREDICTIONS
+from .stages.report import Cell, make_report, make_sweep_report
+from .stages.stage import Run, Stage
+from .terminal import (
+    format_settings,
+    print_comparison,
+    print_curve,
+    print_paths,
+    summarise_manifest,
+)
 
 
 def run_study(recipe: Recipe) -> None:
-    """The whole chain: examples, base curve, samples, checkpoint, distilled curve, report; of a sweep, every cell's."""
+    """The whole chain, up to the report. Of a sweep, every study."""
     if recipe.sweep:
         _run_sweep(recipe)
         return
-    with _writing(recipe) as plan:
-        _run(recipe, plan, _stages("study", plan))
+    plan = make_plan(recipe)
+    with _driver_lease(recipe):
+        _run_stages(recipe, plan, plan.stages)
     if _reported_fingerprint(recipe.storage) == plan.fingerprint:
-        print(f"{'report':<18}  done before")
-        _print_comparison(_curve(recipe, plan.base_scores), _curve(recipe, plan.distilled_scores))
-        _print_paths(recipe, plan)
+        print(f"{'report':<18}  cached")
+        print_comparison(_curve(plan.study, plan.evaluate_base), _curve(plan.study, plan.evaluate_distilled))
+        print_paths(_model_url(plan), recipe.storage)
     else:
-        run_report(recipe, plan)
+        _report(recipe, plan)
 
 
 def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None:
     """The base model's curve and, once there is a checkpoint, the distilled one's.
 
     Args:
-        fail_if_gap_above: in points of 100.
+        fail_if_gap_above: in percentage points.
     Raises:
         GateError: if the last of these curves has a larger GAP than that, or no right answer at all.
     """
-    with _writing(_one_study(recipe)) as plan:
-        _run(recipe, plan, _stages("evaluate", plan))
-    curve = _curve(recipe, plan.base_scores)
-    _print_curve(plan.base_scores.name, curve)
-    if plan.distilled_scores.manifest():
-        curve = _curve(recipe, plan.distilled_scores)
-        _print_curve(plan.distilled_scores.name, curve)
+    _require_one_study(recipe)
+    plan = make_plan(recipe)
+    with _driver_lease(recipe):
+        stages = _evaluation_stages(plan)
+        _run_stages(recipe, plan, stages)
+    for stage in stages[1:]:
+        curve = _curve(plan.study, stage)
+        print_curve(stage.artifact.name, curve)
     if fail_if_gap_above is not None:
-        _judge(curve, fail_if_gap_above)
-
-
-def _judge(curve: Curve, highest_gap: float) -> None:
-    if not curve.mean:
-        raise GateError("no answer is right (mean 0.0), so that GAP 0 says nothing")
-    # Rounded, since 0.2 - 0.15 is more than 0.05 in floating point.
-    if (gap := round(100 * curve.gap, 6)) > highest_gap:
-        raise GateError(f"GAP {gap:g} is above {highest_gap:g} (mean {100 * curve.mean:.1f})")
+        _check_gap(curve, fail_if_gap_above)
 
 
 def run_sample(recipe: Recipe) -> None:
-    """Samples and teacher states."""
-    with _writing(_one_study(recipe)) as plan:
-        _run(recipe, plan, _stages("sample", plan))
+    """Samples, with what the teacher stores beside them."""
+    _require_one_study(recipe)
+    plan = make_plan(recipe)
+    with _driver_lease(recipe):
+        _run_stages(recipe, plan, plan.sampling_stages)
 
 
 def run_distill(recipe: Recipe) -> None:
-    """The checkpoint, from samples that are there; streamed, sampling what is missing meanwhile."""
-    with _writing(_one_study(recipe)) as plan:
+    """The checkpoint, from stored samples; in streamed mode, sampling meanwhile what is missing."""
+    _require_one_study(recipe)
+    plan = make_plan(recipe)
+    with _driver_lease(recipe):
         if recipe.runtime.mode == "staged":
-            _require(recipe, plan, ["sample"])
-        _run(recipe, plan, _stages("distill", plan))
+            _require_finished(recipe, [plan.sample])
+        _run_stages(recipe, plan, plan.training_stages)
+    print(f"checkpoint  {_model_url(plan)}")
 
 
-def run_report(recipe: Recipe, plan: Plan | None = None) -> None:
-    """The report, from artifacts that are there."""
-    from pipelines.stages.report import make_report, make_sweep_report
+def run_report(recipe: Recipe) -> None:
+    """The report of a finished study or sweep.
 
+    Raises:
+        UserError: with the stage, or the studies of the sweep, that are not finished.
+    """
     if recipe.sweep:
-        cells = [(settings, cell, make_plan(cell)) for settings, cell in sweep_cells(recipe)]
-        _require_finished(recipe, cells)
-        make_sweep_report(recipe, cells)
-        print(f"report      {recipe.storage}/report/index.html")
+        _report_sweep(recipe, _make_cells(recipe))
         return
-    plan = plan or make_plan(recipe)
+    plan = make_plan(recipe)
     check_storage(recipe.storage, recipe.name)
-    _require(recipe, plan, list(plan.artifacts))
-    comparison = make_report(recipe, plan)
-    _print_comparison(comparison.before, comparison.after)
-    _print_paths(recipe, plan)
+    _require_finished(recipe, plan.stages)
+    _report(recipe, plan)
 
 
 def describe(recipe: Recipe, command: str = "study") -> str:
-    """What `--dry-run` shows below the configuration: fingerprints, and which stages the command would run."""
+    """What `--dry-run` shows below the settings: fingerprints, and which stages the command would run."""
     lines = []
-    absent = "missing" if command == "report" else "to run"
-    for settings, cell in sweep_cells(recipe):
-        plan = make_plan(cell)
-        _check_against_model(cell.study)
-        lines.append(f"# study {plan.fingerprint}, storage {cell.storage}{_shown_settings(settings)}")
-        for stage in _stages(command, plan):
-            artifact = plan.artifacts[stage]
-            state = "done" if artifact.manifest() else absent
-            lines.append(f"#   {stage:<18}  {artifact.fingerprint}  {state}")
+    unfinished = "missing" if command == "report" else "to run"
+    for cell in _make_cells(recipe):
+        check_against_model(cell.recipe.study)
+        plan = cell.plan
+        lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
+        for stage in _stages_of_command(command, plan):
+            state = "cached" if stage.artifact.manifest() is not None else unfinished
+            lines.append(f"#   {stage.name:<18}  {stage.fingerprint}  {state}")
     return "\n".join(lines)
 
 
-def _stages(command: str, plan: Plan) -> list[str]:
-    """The stages that a command runs, or for `report` wants, in order."""
-    sampled = ["examples", *(["choose slot"] if plan.slot_scores else []), "sample"]
-    measured = ["examples", "evaluate base"]
-    return {
-        "evaluate": [*measured, "evaluate distilled"] if plan.checkpoint.manifest() else measured,
-        "sample": sampled,
-        "distill": [*sampled, "distill"],
-    }.get(command, list(plan.artifacts))
+def check_against_model(study: Study) -> None:
+    """Refuse settings that only the model's config can refuse, before anything expensive starts."""
+    if study.method.teacher == "topk":
+        from pos2distill.models.load import load_config
+
+        vocabulary = load_config(study.model).get_text_config().vocab_size
+        if study.method.teacher_topk > vocabulary:
+            raise UserError(
+                f"method.teacher_topk: {study.method.teacher_topk}, but {study.model.path} has {vocabulary} tokens"
+            )
+    if study.training.lora:
+        from pos2distill.models.lora import check_targets
+
+        check_targets(study.model, study.training.lora)
+
+
+def _stages_of_command(command: str, plan: Plan) -> list[Stage]:
+    if command == "evaluate":
+        return _evaluation_stages(plan)
+    if command == "sample":
+        return plan.sampling_stages
+    if command == "distill":
+        return plan.training_stages
+    return plan.stages
+
+
+def _evaluation_stages(plan: Plan) -> list[Stage]:
+    stages = [plan.prepare, plan.evaluate_base]
+    if plan.distill.artifact.manifest() is not None:
+        stages.append(plan.evaluate_distilled)
+    return stages
+
+
+def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
+    check_against_model(plan.study)
+    trains = plan.distill in stages
+    if trains and plan.distill.artifact.manifest() is None:
+        check_trackers(recipe.runtime.trackers)
+    streams = trains and recipe.runtime.mode == "streamed"
+    run = Run(recipe.name, recipe.storage, recipe.runtime, build_executor(recipe.runtime))
+    for stage in stages:
+        manifest = stage.artifact.manifest()
+        duration = "cached"
+        if manifest is None:
+            if stage is plan.sample and streams:
+                continue  # the stage `distill` trains on the samples while they are made, and publishes them
+            start = time.monotonic()
+            manifest = stage.run(stage, run)
+            duration = f"{time.monotonic() - start:9.1f} s"
+        print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
+        warning = truncation_warning(manifest.counts)
+        if warning:
+            print(f"warning: {stage.name}: {warning}", file=sys.stderr, flush=True)
 
 
 def _run_sweep(recipe: Recipe) -> None:
-    """Every cell in the same storage, where cells share the artifacts that their settings do not change."""
-    cells = sweep_cells(recipe)
-    for number, (settings, cell) in enumerate(cells, start=1):
-        print(f"--- study {number} of {len(cells)}{_shown_settings(settings)}", flush=True)
-        with _writing(cell) as plan:
-            _run(cell, plan, _stages("study", plan))
-    run_report(recipe)  # cheap beside the studies, so it is made every time
+    """Every study in the same storage, where studies share the artifacts that their settings do not change."""
+    cells = _make_cells(recipe)
+    for number, cell in enumerate(cells, start=1):
+        print(f"--- study {number} of {len(cells)}{format_settings(cell.settings)}", flush=True)
+        with _driver_lease(recipe):
+            _run_stages(cell.recipe, cell.plan, cell.plan.stages)
+    _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
 
 
-def _shown_settings(settings: Mapping[str, Any]) -> str:
-    return "".join(f", {name}={value}" for name, value in settings.items())
+def _make_cells(recipe: Recipe) -> list[Cell]:
+    """The studies of a sweep; of another recipe the only one."""
+    pairs = sweep_cells(recipe)
+    plans = make_plans([cell for _, cell in pairs])
+    return [Cell(settings, cell, plan) for (settings, cell), plan in zip(pairs, plans, strict=True)]
 
 
-def _one_study(recipe: Recipe) -> Recipe:
-    if recipe.sweep:
-        raise UserError(
-            f"{recipe.name}: is a sweep of several studies; this command wants one (study and report take it)"
-        )
-    return recipe
+def _report(recipe: Recipe, plan: Plan) -> None:
+    comparison = make_report(recipe, plan)
+    print_comparison(comparison.before, comparison.after)
+    print_paths(_model_url(plan), recipe.storage)
 
 
 @contextmanager
@@ -288,60 +336,71 @@ def _require_finished(recipe: Recipe, cells: Sequence[tuple[dict[str, Any], Reci
         if not all(artifact.manifest() for artifact in plan.artifacts.values())
     ]
     if unfinished:
+        # Named by their settings, since the storage holds many fingerprints.
         raise UserError(
             f"{recipe.storage}: {len(unfinished)} of {len(cells)} studies are not finished: {'; '.join(unfinished)}; "
             f"run `study` again"
         )
-
-
-def _reported_fingerprint(storage: str) -> str | None:
-    """The study that the report in this storage tells of; `summary.json` is the last file of a report."""
-    fs, path = open_url(f"{storage}/report/summary.json", "runtime.storage")
-    return json.loads(fs.cat_file(path)).get("fingerprint") if fs.exists(path) else None
-
-
-def _told(manifest: Manifest) -> str:
-    """What a stage came to in a line: the slots that it chose, or its counts."""
-    if "slots" in (choice := manifest.details):
-        low, high = choice["ci95"]
-        where = f"position {format_slots(tuple(choice['slots']))} of {choice['curve']['documents']} documents"
-        return f"{where}, {choice['accuracy']:.2f} [{low:.2f}, {high:.2f}]"
-    return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in manifest.counts.items())
-
-
-def _curve(recipe: Recipe, artifact: Artifact) -> Curve:
-    study = recipe.study
-    grid = to_grid(artifact.read_table("predictions.parquet"), study.data.documents)
-    return to_curve(grid, bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.seed)
-
-
-def _print_paths(recipe: Recipe, plan: Plan) -> None:
-    print(f"checkpoint  {plan.checkpoint.url}/model")
+    make_sweep_report(recipe, cells)
     print(f"report      {recipe.storage}/report/index.html")
 
 
-def _print_comparison(before: Curve, after: Curve) -> None:
-    print(f"\naccuracy by position of the gold document among {before.documents}, {before.examples} examples each")
-    print("position  before                   after")
-    for slot, old, new in zip(before.slots, before.accuracy_by_slot, after.accuracy_by_slot, strict=True):
-        print(f"{format_slots(slot):>8}  {old:.2f} {_bar(old)}  {new:.2f} {_bar(new)}")
-    for group, old in before.by_group.items():
-        print(f"{group:>12}  {old:.3f}                {after.by_group[group]:.3f}")
-    print(f"    mean  {before.mean:.3f}                    {after.mean:.3f}")
-    print(f"     GAP  {before.gap:.3f}                    {after.gap:.3f}\n")
+def _require_one_study(recipe: Recipe) -> None:
+    if recipe.sweep:
+        raise UserError(
+            f"{recipe.name}: is a sweep of several studies; this command takes one study (study and report take sweeps)"
+        )
 
 
-def _print_curve(label: str, curve: Curve) -> None:
-    print(f"\n{label}: {curve.documents} documents, {curve.examples} examples at each position")
-    for slot, accuracy in zip(curve.slots, curve.accuracy_by_slot, strict=True):
-        print(f"{format_slots(slot):>8}  {accuracy:.2f} {_bar(accuracy)}")
-    for group, accuracy in curve.by_group.items():
-        print(f"{group:>12}  {accuracy:.3f}")
-    print(
-        f"    mean  {curve.mean:.3f} [{curve.ci95[0]:.3f}, {curve.ci95[1]:.3f}], GAP {curve.gap:.3f}, F1 {curve.f1:.3f}"
-    )
+def _require_finished(recipe: Recipe, stages: Sequence[Stage]) -> None:
+    for stage in stages:
+        artifact = stage.artifact
+        if artifact.manifest() is not None:
+            continue
+        hint = ""
+        others = other_fingerprints(recipe.storage, artifact.name, artifact.fingerprint)
+        if others:
+            hint = f"; it holds {', '.join(others)}, made with other settings"
+        command = "`study` first (or `sample`)" if stage.name == "sample" else "`study` first"
+        raise UserError(
+            f"{recipe.storage}: no finished {artifact.name} of fingerprint {artifact.fingerprint}{hint}; run {command}"
+        )
 
 
-def _bar(share: float, width: int = 18) -> str:
-    filled = round(share * width)
-    return "█" * filled + "·" * (width - filled)
+@contextmanager
+def _driver_lease(recipe: Recipe) -> Iterator[None]:
+    """The right to make artifacts in the storage, which one driver at a time has."""
+    claim_storage(recipe.storage, recipe.name)
+    with hold_lease(recipe.storage):
+        claim_storage(recipe.storage, recipe.name)  # again: the driver before may have released it
+        try:
+            yield
+        finally:
+            release_storage(recipe.storage)
+
+
+def _check_gap(curve: Curve, highest_gap: float) -> None:
+    if not curve.mean:
+        raise GateError("no answer is right (mean 0.0), so a GAP of 0 means nothing")
+    # Rounded, since 0.2 - 0.15 is more than 0.05 in floating point.
+    gap = round(100 * curve.gap, 6)
+    if gap > highest_gap:
+        raise GateError(f"GAP {gap:g} is above {highest_gap:g} (mean {100 * curve.mean:.1f})")
+
+
+def _reported_fingerprint(storage: str) -> str | None:
+    """The fingerprint of the study that the report in this storage shows."""
+    fs, path = open_url(f"{storage}/report/summary.json", "runtime.storage")
+    if not fs.exists(path):  # it is the last file of a report
+        return None
+    fingerprint: str | None = json.loads(fs.cat_file(path)).get("fingerprint")
+    return fingerprint
+
+
+def _curve(study: Study, stage: Stage) -> Curve:
+    grid = to_grid(stage.artifact.read_table(PREDICTIONS), study.data.documents)
+    return to_curve(grid, bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.seed)
+
+
+def _model_url(plan: Plan) -> str:
+    return f"{plan.distill.artifact.url}/{MODEL_FOLDER}"

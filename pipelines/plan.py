@@ -1,63 +1,89 @@
-"""Which artifacts a recipe leads to, each named by a fingerprint of all that it depends on.
+"""Which stages a recipe leads to. Planning reads the data file and the model for their digests, and no storage.
 
-A changed setting changes the fingerprints from its stage on; a changed data file or model changes them all.
+A changed setting changes the fingerprints of the stages that declare it, and of the stages that read their results.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pos2distill.config import MethodSection, Recipe, Study, fingerprint
-from pos2distill.errors import UserError
+from pos2distill.config import Recipe, Study, fingerprint
 from pos2distill.models.files import model_digest
-from pos2distill.records import SCHEMA_VERSION
-from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.readers import file_digest
 
-# In a checkpoint: the model in Hugging Face format, and what each step did.
-MODEL_FOLDER, STEPS_FOLDER, STATE_FOLDER = "model", "steps", "training"
+from .stages import choose_slot, distill, evaluate, prepare, sample
+from .stages.stage import Digests, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """Another task that both models are asked too (`evaluation.also_evaluate`)."""
+class TaskPlan:
+    """Another task that both models are evaluated on (`evaluation.also_evaluate`)."""
 
-    recipe: Recipe
-    examples: Artifact
-    base_scores: Artifact
-    distilled_scores: Artifact
+    study: Study
+    prepare: Stage
+    evaluate_base: Stage
+    evaluate_distilled: Stage
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The artifacts of one study, in the order they are made. slot_scores: where the advantageous slot is measured."""
+    """The stages of one study.
 
-    examples: Artifact
-    base_scores: Artifact
-    slot_scores: Artifact | None
-    samples: Artifact
-    checkpoint: Artifact
-    distilled_scores: Artifact
-    transfers: dict[str, Transfer]
+    study: the whole. choose_slot: where the advantageous slot is measured. other_tasks: by name.
+    fingerprint: of the report, which shows the results of all stages.
+    """
+
+    study: Study
+    prepare: Stage
+    evaluate_base: Stage
+    choose_slot: Stage | None
+    sample: Stage
+    distill: Stage
+    evaluate_distilled: Stage
+    other_tasks: Mapping[str, TaskPlan]
     fingerprint: str
 
     @property
-    def artifacts(self) -> dict[str, Artifact]:
-        """Stage by stage, by the names that people heartbeat."""
-        # All data is read and checked before anything expensive starts, and all bases are measured before training.
-        stages = {"examples": self.examples}
-        stages |= {f"{name}: examples": each.examples for name, each in self.transfers.items()}
-        stages["evaluate base"] = self.base_scores
-        stages |= {f"{name}: evaluate base": each.base_scores for name, each in self.transfers.items()}
-        if self.slot_scores:
-            stages["choose slot"] = self.slot_scores
-        stages |= {"sample": self.samples, "distill": self.checkpoint, "evaluate distilled": self.distilled_scores}
-        return stages | {f"{name}: evaluate distilled": each.distilled_scores for name, each in self.transfers.items()}
+    def stages(self) -> list[Stage]:
+        """All stages in the order in which they run.
+
+        All data is read and checked before anything expensive starts, and the base model is evaluated on all tasks
+        before training.
+        """
+        others = list(self.other_tasks.values())
+        stages = [self.prepare, *(task.prepare for task in others)]
+        stages += [self.evaluate_base, *(task.evaluate_base for task in others)]
+        stages += [*self.sampling_stages[1:], self.distill]
+        stages += [self.evaluate_distilled, *(task.evaluate_distilled for task in others)]
+        return stages
+
+    @property
+    def sampling_stages(self) -> list[Stage]:
+        """The stages of the command `sample`."""
+        if self.choose_slot is None:
+            return [self.prepare, self.sample]
+        return [self.prepare, self.choose_slot, self.sample]
+
+    @property
+    def training_stages(self) -> list[Stage]:
+        """The stages of the command `distill`."""
+        return [*self.sampling_stages, self.distill]
+
+    @property
+    def base_evaluation_stages(self) -> list[Stage]:
+        """The stages of the command `evaluate` while there is no checkpoint."""
+        return [self.prepare, self.evaluate_base]
+
+    def stage(self, name: str) -> Stage:
+        """The stage of a name."""
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)
 
 
 def make_plan(recipe: Recipe) -> Plan:
-    """Read data and model once for their digests, and derive every artifact's fingerprint.
+    """The plan of one study.
 
     Raises:
         UserError: if the data file or the model cannot be read.
@@ -68,7 +94,7 @@ def make_plan(recipe: Recipe) -> Plan:
     method = study.method
     # How many examples are eval_specs does not change which are trained on.
     trained = {key: value for key, value in data.items() if key != "eval_examples"}
-    if study.data.spec.skips_unusable and study.data.distractors == "given":
+    if study.data.format in PUBLISHED and study.data.distractors == "given":
         trained["longest"] = _longest(study)  # rows with fewer documents are passed over
     where: Any
     slot_scores = None
@@ -101,19 +127,14 @@ def make_plan(recipe: Recipe) -> Plan:
     )
 
 
-@contextmanager
-def naming_task(name: str) -> Iterator[None]:
-    """What is wrong with another task's data is told with its name: this recipe has a data.path too."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"evaluation.also_evaluate: {name}: {error}") from None
+def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
+    """The plans of the studies of one sweep.
 
+    Studies with the same responses share one sample store. If any of them stores its teacher with the samples, those
+    whose method needs no teacher use that store too, instead of sampling the same responses once more.
 
-def _samples(storage: str, drawn: str, method: MethodSection) -> Artifact:
-    """The samples with what the method wants of its teacher.
-
-    Responses are the same with and without it, so a method that wants nothing takes finished samples that have states.
+    Raises:
+        UserError: if a data file or a model cannot be read.
     """
     if method.teacher_topk:
         return Artifact(storage, "samples", fingerprint(drawn, "topk", method.teacher_topk))
@@ -124,28 +145,61 @@ def _samples(storage: str, drawn: str, method: MethodSection) -> Artifact:
     return with_states if with_states.manifest() and not plain.manifest() else plain
 
 
-def _plan_transfer(recipe: Recipe, other: Study, model: dict[str, Any], checkpoint: str) -> Transfer:
-    """The other study's data and evaluation, asked of this recipe's models."""
-    # At the length of its own training alone: that is what is compared.
-    evaluation = other.evaluation.model_copy(update={"other_documents": ()})
-    study = recipe.study.model_copy(update={"data": other.data, "evaluation": evaluation})
-    data = _data_identity(study)
-    identity = _evaluation_identity(study, data)
-    return Transfer(
-        recipe.model_copy(update={"study": study}),
-        _examples(study, data, recipe.storage),
-        Artifact(recipe.storage, "base-scores", fingerprint(identity, model)),
-        Artifact(recipe.storage, "distilled-scores", fingerprint(identity, checkpoint)),
+def _make_plan(recipe: Recipe, digests: Digests, with_teacher: Mapping[str, Stage]) -> Plan:
+    study, storage = recipe.study, recipe.storage
+    prepare_stage, choose_stage, sample_stage = _plan_sampling(recipe, digests)
+    if not study.method.needs_teacher:
+        responses = sample.responses(sample_stage, digests)
+        sample_stage = with_teacher.get(responses.fingerprint, sample_stage)
+    distill_stage = distill.plan(study, storage, digests, prepare_stage, choose_stage, sample_stage)
+    evaluate_base = evaluate.plan(study, storage, digests, prepare_stage)
+    evaluate_distilled = evaluate.plan(study, storage, digests, prepare_stage, distill_stage)
+    other_tasks = {}
+    for name, other in recipe.transfers.items():
+        with prepare.naming_task(name):
+            other_tasks[name] = _plan_task(recipe, name, other, digests, distill_stage)
+    shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]
+    shown += [task.evaluate_distilled.fingerprint for task in other_tasks.values()]
+    return Plan(
+        study=study,
+        prepare=prepare_stage,
+        evaluate_base=evaluate_base,
+        choose_slot=choose_stage,
+        sample=sample_stage,
+        distill=distill_stage,
+        evaluate_distilled=evaluate_distilled,
+        other_tasks=other_tasks,
+        fingerprint=fingerprint(shown, study.evaluation.bootstrap_samples),
     )
 
 
-def _examples(study: Study, data: dict[str, Any], storage: str) -> Artifact:
-    return Artifact(storage, "examples", fingerprint(SCHEMA_VERSION, data, _longest(study), study.seed))
+def _plan_sampling(recipe: Recipe, digests: Digests) -> tuple[Stage, Stage | None, Stage]:
+    """The stages up to the samples: prepare, choose slot (or None), sample."""
+    study, storage = recipe.study, recipe.storage
+    prepare_stage = prepare.plan(study, storage, digests)
+    choose_stage = None
+    if study.method.advantageous_slot == "auto":
+        choose_stage = choose_slot.plan(study, storage, digests, prepare_stage)
+    return prepare_stage, choose_stage, sample.plan(study, storage, digests, prepare_stage, choose_stage)
 
 
-def _longest(study: Study) -> int:
-    """The longest prompt that is asked for, in documents."""
-    return max(study.data.documents, *study.evaluation.other_documents, 0)
+def _plan_task(recipe: Recipe, name: str, other: Study, digests: Digests, distill_stage: Stage) -> TaskPlan:
+    """The data and evaluation of another recipe, with this recipe's models and seed."""
+    raw = other.model_dump(mode="json")
+    raw["model"] = recipe.study.model.model_dump(mode="json")
+    raw["seed"] = recipe.study.seed
+    # Only at the prompt length of the other recipe's own training: that is what is compared.
+    raw["evaluation"]["other_documents"] = ()
+    study = Study.model_validate(raw)
+    own_digests = Digests(digests.model, file_digest(other.data.path))
+    storage = recipe.storage
+    prepare_stage = prepare.plan(study, storage, own_digests, task=name)
+    return TaskPlan(
+        study,
+        prepare_stage,
+        evaluate.plan(study, storage, own_digests, prepare_stage, task=name),
+        evaluate.plan(study, storage, own_digests, prepare_stage, distill_stage, task=name),
+    )
 
 
 def _data_identity(study: Study) -> dict[str, Any]:

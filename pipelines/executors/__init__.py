@@ -1,1 +1,16 @@
-"""Executors run the operators and the training loop of a stage."""
+"""Executors run the operators and the training loop of a stage: on Ray, or in this process."""
+
+from pos2distill.config import Runtime
+
+from .protocol import Executor
+
+
+def build_executor(runtime: Runtime) -> Executor:
+    """The executor that `runtime.executor` names. Ray is imported only for its own."""
+    if runtime.executor == "local":
+        from .local import LocalExecutor
+
+        return LocalExecutor(runtime)
+    from .ray.executor import RayExecutor
+
+    return RayExecutor(runtime)

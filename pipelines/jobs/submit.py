@@ -19,11 +19,12 @@ import aiohttp
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from pipelines.jobs.bundle import PROJECT, TAKEN, is_packed, pack, packed_files
 from pos2distill.config.load import RECIPES, apply_override, find_yaml, load_recipe, read_sections, recipe_names
 from pos2distill.errors import UserError
 from pos2distill.placement import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
+
+from .bundle import PROJECT, TAKEN, is_packed, pack, packed_files
 
 STOPPED = 3  # exit code: somebody stopped the job
 

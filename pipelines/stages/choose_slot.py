@@ -1,6 +1,6 @@
-"""Stage `choose slot` (method.advantageous_slot: auto): where the base model does best, measured on training examples.
+"""Stage `choose slot` (method.advantageous_slot: auto): where the base model does best.
 
-On training examples, so that the choice has not seen what is eval_specs later.
+It is measured on training examples, so that the choice has not seen the examples that are evaluated later.
 """
 
 import time
@@ -8,23 +8,41 @@ from dataclasses import asdict
 
 import numpy as np
 
-from pipelines.generate import PromptSpec
-from pipelines.plan import Plan
-from pipelines.stages.evaluate import PREDICTIONS, count_answers, run_eval
-from pipelines.stages.prepare import TRAIN
-from pos2distill.config import Recipe
+from pos2distill.config import Study
+from pos2distill.config.fields import replace_section, restrict
 from pos2distill.evaluation.scores import to_curve, to_grid
+from pos2distill.sampling.operators import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import candidate_placements
 
+from .evaluate import PREDICTIONS, PROMPT_FIELDS, count_answers, predict
+from .prepare import TRAIN, training_examples, training_ids
+from .stage import Digests, Input, Run, Stage
 
-def make_choice(recipe: Recipe, plan: Plan) -> Manifest:
-    """Ask the base model and record the best slots (of equals the first), their accuracy and interval.
+_FIELDS = (
+    *PROMPT_FIELDS,
+    "method.auto_slots",
+    "method.auto_examples",
+    "evaluation.max_new_tokens",
+    "evaluation.bootstrap_samples",
+)
 
-    Counts: prompts = right + wrong; hit_max_tokens of them had no room to end.
+
+def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
+    """The stage of a study whose advantageous slot is `auto`."""
+    settings = restrict(study, _FIELDS)
+    inputs = {"examples": training_examples(prepare, digests)}
+    artifact = Artifact(storage, "slot-scores", digests.fingerprint(settings, inputs))
+    return Stage("choose slot", artifact, settings, run, inputs)
+
+
+def run(stage: Stage, run: Run) -> Manifest:
+    """Evaluate the base model and record the best slots (the first of equal ones), their accuracy and interval.
+
+    Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
     """
     start = time.monotonic()
-    study = recipe.study
+    study = stage.study
     (hops,) = study.data.hops
     examples = plan.examples.read_table(TRAIN).slice(0, study.method.auto_examples)
     placements = candidate_placements(study.data.documents, hops, study.method.auto_slots)
@@ -33,9 +51,7 @@ def make_choice(recipe: Recipe, plan: Plan) -> Manifest:
         recipe, study.model, examples, [PromptSpec(study.data.documents, {hops: placements})], "choose slot"
     )
     curve = to_curve(
-        to_grid(predictions, study.data.documents),
-        bootstrap_samples=study.evaluation.bootstrap_samples,
-        seed=study.seed,
+        to_grid(predictions, documents), bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.seed
     )
     best = int(np.argmax(curve.accuracy_by_slot))
     details = {
@@ -44,22 +60,16 @@ def make_choice(recipe: Recipe, plan: Plan) -> Manifest:
         "ci95": curve.accuracy_ci95[best],
         "curve": asdict(curve),
     }
-    with artifact.writing():
-        artifact.write_table(PREDICTIONS, predictions)
-        counts = count_answers(len(examples), predictions)
-        return artifact.publish(counts=counts, seconds={"choose": time.monotonic() - start}, details=details)
+    with stage.artifact.writing():
+        stage.artifact.write_table(PREDICTIONS, predictions)
+        counts = count_answers(count, predictions)
+        return stage.artifact.publish(counts=counts, seconds={"choose": time.monotonic() - start}, details=details)
 
 
-def with_choice(recipe: Recipe, plan: Plan) -> Recipe:
-    """The recipe with `auto` replaced by what was measured; as it is where nothing was to be chosen."""
-    if plan.slot_scores is None:
-        return recipe
-    manifest = _artifact(plan).manifest()
-    assert manifest is not None  # the stage ran, or the command prompt_specs for it
-    method = recipe.study.method.model_copy(update={"advantageous_slot": tuple(manifest.details["slots"])})
-    return recipe.model_copy(update={"study": recipe.study.model_copy(update={"method": method})})
-
-
-def _artifact(plan: Plan) -> Artifact:
-    assert plan.slot_scores is not None
-    return plan.slot_scores
+def with_chosen_slot(study: Study, choice: Input | None) -> Study:
+    """The study with `auto` replaced by the slots that were chosen; unchanged where nothing was chosen."""
+    if choice is None:
+        return study
+    raw = study.method.model_dump(mode="json")
+    raw["advantageous_slot"] = choice.manifest().details["slots"]
+    return replace_section(study, method=type(study.method).model_validate(raw))

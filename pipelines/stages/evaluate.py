@@ -1,4 +1,4 @@
-"""Stage `evaluate`: greedy answers at every placement, judged, one table of predictions."""
+"""Stage `evaluate`: greedy answers at every placement, scored, in one table of predictions."""
 
 import time
 
@@ -6,13 +6,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from pipelines.executors.ray.session import ray_session, require_resources
-from pipelines.generate import PromptSpec, blocks_of_examples, generate
-from pipelines.stages.prepare import EVALUATION
-from pos2distill.config import ModelSection, Recipe, Study
-from pos2distill.records import PREDICTION_SCHEMA
+from pos2distill.config import Study
+from pos2distill.config.fields import replace_section, restrict
+from pos2distill.sampling.engines.protocol import SamplingParams
+from pos2distill.sampling.operators import (
+    PromptSpec,
+    examples_per_block,
+    generation_operators,
+    index_blocks,
+    to_predictions,
+)
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import evaluated_placements
+from pos2distill.training.job import MODEL_FOLDER
+
+from .prepare import EVALUATION, evaluation_examples
+from .stage import Digests, Input, Run, Stage
 
 PREDICTIONS = "predictions.parquet"
 
@@ -26,22 +35,75 @@ def eval_specs(study: Study) -> list[PromptSpec]:
     ]
 
 
-def make_scores(recipe: Recipe, examples: Artifact, artifact: Artifact, model: ModelSection, label: str) -> Manifest:
-    """Ask one model the evaluation examples at every placement and write the predictions.
+def plan(
+    study: Study,
+    storage: str,
+    digests: Digests,
+    prepare: Stage,
+    distill: Stage | None = None,
+    *,
+    task: str | None = None,
+) -> Stage:
+    """The evaluation of the base model, or of the model that the stage `distill` makes."""
+    settings = restrict(study, (*PROMPT_FIELDS, *_EVALUATION))
+    inputs = {"examples": evaluation_examples(prepare, digests)}
+    name, folder = "evaluate base", "base-scores"
+    if distill is not None:
+        inputs["checkpoint"] = distill.output()
+        name, folder = "evaluate distilled", "distilled-scores"
+    if task is not None:
+        name = f"{task}: {name}"
+    artifact = Artifact(storage, folder, digests.fingerprint(settings, inputs))
+    return Stage(name, artifact, settings, run, inputs)
 
-    Counts: prompts = right + wrong; hit_max_tokens of them had no room to end.
 
-    Args:
-        examples: the split. artifact: where the predictions go. model: the recipe's own, or the distilled one.
-        label: for the progress bar.
+def run(stage: Stage, run: Run) -> Manifest:
+    """Evaluate one model at every placement and write the predictions.
+
+    Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
     """
     start = time.monotonic()
-    table = examples.read_table(EVALUATION)
-    predictions = run_eval(recipe, model, table, eval_specs(recipe.study), label)
-    with artifact.writing():
-        artifact.write_table(PREDICTIONS, predictions)
+    study = stage.study
+    if "checkpoint" in stage.inputs:
+        study = with_model(study, f"{stage.inputs['checkpoint'].artifact.url}/{MODEL_FOLDER}")
+    examples = stage.inputs["examples"]
+    count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
+    predictions = predict(study, run, examples, EVALUATION, count, eval_specs(study), label=stage.name)
+    with stage.artifact.writing():
+        stage.artifact.write_table(PREDICTIONS, predictions)
         seconds = {"evaluate": time.monotonic() - start}
-        return artifact.publish(counts=count_answers(len(table), predictions), seconds=seconds)
+        return stage.artifact.publish(counts=count_answers(count, predictions), seconds=seconds)
+
+
+def eval_specs(study: Study) -> list[PromptSpec]:
+    """The prompt lengths and placements that are evaluated, the length of training first."""
+    evaluation, hops = study.evaluation, study.data.hops
+    specs = [
+        PromptSpec(study.data.documents, evaluated_placements(study.data.documents, hops, evaluation.slots)),
+    ]
+    for documents in evaluation.other_documents:
+        specs.append(PromptSpec(documents, evaluated_placements(documents, hops, evaluation.other_slots)))
+    return specs
+
+
+def predict(
+    study: Study, run: Run, examples: Input, file: str, count: int, specs: list[PromptSpec], *, label: str
+) -> pa.Table:
+    """Greedy answers to the first `count` examples of a file at every placement.
+
+    Returns: a sorted table of `PREDICTION_SCHEMA`.
+    """
+    params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
+    operators = generation_operators(study, run.runtime, examples.artifact, file, specs, params)
+    prompts_per_example = sum(spec.prompts_per_example for spec in specs)
+    size = examples_per_block(count, prompts_per_example, run.runtime.samplers)
+    parts = []
+    with tqdm(desc=label, total=count * prompts_per_example, unit="prompt") as bar:
+        for answers in run.executor.map(index_blocks(count, size), operators, label="evaluation"):
+            parts.append(to_predictions(answers))
+            bar.update(len(answers))
+    order = [(name, "ascending") for name in ("documents", "example_id", "placement")]
+    return pa.concat_tables(parts).sort_by(order)
 
 
 def count_answers(examples: int, predictions: pa.Table) -> dict[str, int]:
@@ -56,25 +118,10 @@ def count_answers(examples: int, predictions: pa.Table) -> dict[str, int]:
     }
 
 
-def run_eval(
-    recipe: Recipe, model: ModelSection, examples: pa.Table, prompt_specs: list[PromptSpec], label: str
-) -> pa.Table:
-    """Greedy answers to every example at every placement: a sorted table of `PREDICTION_SCHEMA`."""
-    total = len(examples) * sum(each.prompts_per_example for each in prompt_specs)
-    parts = []
-    with ray_session(), tqdm(desc=label, total=total, unit="prompt") as bar:
-        pool = recipe.runtime.samplers
-        require_resources("evaluation", cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
-        answers = generate(
-            recipe,
-            model,
-            blocks_of_examples(examples, prompt_specs, pool),
-            prompt_specs,
-            temperature=0.0,
-            top_p=1.0,
-            max_new_tokens=recipe.study.evaluation.max_new_tokens,
-        ).select_columns(PREDICTION_SCHEMA.names)
-        for part in answers.iter_batches(batch_size=None, batch_format="pyarrow"):
-            parts.append(part.cast(PREDICTION_SCHEMA))
-            bar.update(len(part))
-    return pa.concat_tables(parts).sort_by([(name, "ascending") for name in ("documents", "example_id", "placement")])
+def with_model(study: Study, path: str) -> Study:
+    """The study with another model folder of the same kind."""
+    raw = study.model.model_dump(mode="json")
+    raw["path"] = path
+    raw["revision"] = None
+    model = type(study.model).model_validate(raw)
+    return replace_section(study, model=model)

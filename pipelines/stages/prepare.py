@@ -1,33 +1,87 @@
-"""Stage `examples`: the data set read, checked, split and written as Parquet, before anything expensive starts."""
+"""Stage `prepare`: read, check and split the data set, and write it as Parquet, before anything expensive starts."""
 
+import functools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow as pa
 
-from pipelines.plan import Plan
-from pos2distill.config import Recipe
+from pos2distill.config import DataSection, Study
+from pos2distill.config.fields import restrict
+from pos2distill.errors import UserError
 from pos2distill.records import examples_to_table
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.datasets import load_split
+from pos2distill.tasks.formats import PUBLISHED
+
+from .stage import Digests, Input, Run, Stage
 
 TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
 
+_DATA = tuple(f"data.{name}" for name in DataSection.model_fields)
+_FIELDS = (*_DATA, "seed")
 
-def make_examples(recipe: Recipe, artifact: Artifact) -> Manifest:
-    """Write `train.parquet` and `evaluation.parquet`, each in an order that the seed has drawn.
 
-    Counts: rows = duplicate + every reason to pass rows over + train_unused + eval_unused + train + evaluation.
+def plan(study: Study, storage: str, digests: Digests, *, task: str | None = None) -> Stage:
+    """The stage of a study, or of another task of it."""
+    settings = restrict(study, _FIELDS)
+    derived = {"longest_prompt": _longest_prompt(study)}
+    artifact = Artifact(storage, "examples", digests.fingerprint(settings, derived=derived))
+    name = "prepare" if task is None else f"{task}: prepare"
+    return Stage(name, artifact, settings, functools.partial(run, task=task), derived=derived)
+
+
+def training_examples(stage: Stage, digests: Digests) -> Input:
+    """The training examples. How many examples are evaluated does not change which are trained on."""
+    fields = [name for name in _FIELDS if name != "data.eval_examples"]
+    data = stage.study.data
+    # Records of published files with too few documents for the longest prompt are skipped.
+    skips_short_records = data.format in PUBLISHED and data.distractors == "given"
+    derived = stage.derived if skips_short_records else {}
+    return Input(stage.artifact, digests.fingerprint(restrict(stage.study, fields), derived=derived))
+
+
+def evaluation_examples(stage: Stage, digests: Digests) -> Input:
+    """The evaluation examples. How many examples are trained on does not change which are evaluated."""
+    fields = [name for name in _FIELDS if name != "data.train_examples"]
+    return Input(stage.artifact, digests.fingerprint(restrict(stage.study, fields), derived=stage.derived))
+
+
+def training_ids(examples: Artifact) -> pa.Array:
+    """Ids of the training examples in their order. The index in it stands for the example from here on."""
+    return examples.read_table(TRAIN, ["example_id"])["example_id"].combine_chunks()
+
+
+def run(stage: Stage, run: Run, task: str | None = None) -> Manifest:
+    """Write `train.parquet` and `evaluation.parquet`, each in an order that the seed draws.
+
+    Counts: records = duplicate + one count for every reason to skip a record + train_unused + eval_unused + train +
+    eval.
+
+    Args:
+        task: the name of the other task whose data this is.
     """
     start = time.monotonic()
-    study = recipe.study
-    longest = max(study.data.documents, *study.evaluation.other_documents, 0)
-    split = load_split(study.data, documents=longest, seed=study.seed)
-    with artifact.writing():
-        artifact.write_table(TRAIN, examples_to_table(split.train))
-        artifact.write_table(EVALUATION, examples_to_table(split.evaluation))
-        return artifact.publish(counts=split.counts, seconds={"examples": time.monotonic() - start})
+    with naming_task(task):
+        split = load_split(stage.study.data, documents=stage.derived["longest_prompt"], seed=stage.study.seed)
+    with stage.artifact.writing():
+        stage.artifact.write_table(TRAIN, examples_to_table(split.train))
+        stage.artifact.write_table(EVALUATION, examples_to_table(split.evaluation))
+        return stage.artifact.publish(counts=split.counts, seconds={"prepare": time.monotonic() - start})
 
 
-def training_ids(plan: Plan) -> pa.Array:
-    """Ids of the training examples in their order; the place in it stands for the example from here on."""
-    return plan.examples.read_table(TRAIN, ["example_id"])["example_id"].combine_chunks()
+@contextmanager
+def naming_task(task: str | None) -> Iterator[None]:
+    """Prefix errors with the name of the other task: the recipe itself has a `data.path` too."""
+    try:
+        yield
+    except UserError as error:
+        if task is None:
+            raise
+        raise UserError(f"evaluation.also_evaluate: {task}: {error}") from None
+
+
+def _longest_prompt(study: Study) -> int:
+    """The longest prompt of training and evaluation, in documents."""
+    return max(study.data.documents, *study.evaluation.other_documents, 0)

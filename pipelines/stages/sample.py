@@ -1,122 +1,114 @@
-"""Stage `sample`: advantaged responses into the sample store, with the teacher's hidden states.
+"""Stage `sample`: advantaged responses into the sample store, with what the teacher stores beside them.
 
-examples without a sample ─ permute, prompt ─ sampler pool, judge ─ teacher pool ─ store ─ (trainers)
+missing examples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
 """
 
 import functools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
-import ray.data
-from ray.actor import ActorHandle
-from ray.data import Dataset
 
-from pipelines.executors.ray.progress import track_progress
-from pipelines.executors.ray.session import device_of, pool_arguments, ray_session, require_resources, set_data_context
-from pipelines.generate import TASK_CPUS, PromptSpec, generate, prompt_tasks
-from pipelines.plan import Plan
-from pipelines.stages.prepare import TRAIN, training_ids
-from pipelines.tee import write_samples
-from pos2distill.config import Recipe
+from pos2distill.config import Runtime, Study
+from pos2distill.config.fields import restrict
 from pos2distill.errors import CorruptPart, UserError
-from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.failure_guard import FailureGuard
+from pos2distill.sampling.operators import (
+    ActorOperator,
+    EncodeTeacher,
+    Operator,
+    PromptSpec,
+    SampleCounter,
+    TaskOperator,
+    generation_operators,
+    sampling_blocks,
+    store_samples,
+)
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore, Tally
 from pos2distill.tasks.permutations import Placement
-from pos2distill.urls import open_url
 
-STREAM = "samples"
-"""The stream's name among the data sets of Ray Train."""
+from ..executors.protocol import Stream, Tracker
+from ..progress import ProgressSpec
+from .choose_slot import with_chosen_slot
+from .evaluate import PROMPT_FIELDS
+from .prepare import TRAIN, training_examples, training_ids
+from .stage import Digests, Input, Run, Stage
 
-
-class EncodeTeacher:
-    """The cached teacher: hidden states of the kept answers of a batch, once an example."""
-
-    def __init__(self, recipe: Recipe, tracker_actor: ActorHandle | None = None) -> None:
-        from pos2distill.sampling.teacher_encoder import (
-            TeacherEncoder,
-        )  # here, since Ray's coordinators load this module too
-
-        pool = recipe.runtime.teachers
-        self.tracker_actor = tracker_actor
-        self.dtype = recipe.study.model.dtype
-        self.teacher = TeacherEncoder(
-            recipe.study.model,
-            alignment=recipe.study.method.alignment,
-            threads=pool.threads,
-            device=device_of(pool.gpus),
-        )
-
-    def __call__(self, batch: pa.Table) -> pa.Table:
-        """Add the columns `hidden`, `hidden_dtype` and `teacher_seconds` (each row's share of the batch's time)."""
-        from pos2distill.models.hidden_states import hidden_to_bytes
-
-        if self.tracker_actor:
-            self.tracker_actor.heartbeat.remote("teachers", ray.get_runtime_context().get_actor_id())
-        start = time.monotonic()
-        kept = np.flatnonzero(np.asarray(batch["outcome"]) == "kept")
-        hidden: list[bytes | None] = [None] * len(batch)
-        if len(kept):
-            prompts, responses = (
-                [batch[name][int(row)].values.to_numpy() for row in kept] for name in ("prompt_ids", "response_ids")
-            )
-            for row, hidden_TH in zip(kept, self.teacher(prompts, responses), strict=True):
-                hidden[row] = hidden_to_bytes(hidden_TH)
-        each = (time.monotonic() - start) / len(batch)
-        columns = {
-            "hidden": hidden,
-            "hidden_dtype": [self.dtype] * len(batch),
-            "teacher_seconds": [each] * len(batch),
-        }
-        for name, values in columns.items():
-            field = SAMPLE_SCHEMA.field(name)
-            batch = batch.append_column(field, pa.array(values, field.type))
-        return batch
+_FIELDS = (*PROMPT_FIELDS, "method.advantageous_slot", "sampling")
 
 
-def make_samples(recipe: Recipe, plan: Plan) -> Manifest:
+def plan(study: Study, storage: str, digests: Digests, prepare: Stage, choose_slot: Stage | None) -> Stage:
+    """The stage of a study. `choose_slot`: where the advantageous slot is `auto`."""
+    settings = restrict(study, _FIELDS)
+    inputs = {"examples": training_examples(prepare, digests)}
+    if choose_slot is not None:
+        inputs["slot"] = choose_slot.output()
+    derived = {"teacher": _stored_teacher(study)}
+    artifact = Artifact(storage, "samples", digests.fingerprint(settings, inputs, derived))
+    return Stage("sample", artifact, settings, run, inputs, derived)
+
+
+def stores_teacher(stage: Stage) -> bool:
+    """Whether the samples hold what a teacher knows."""
+    return bool(stage.derived["teacher"])
+
+
+def responses(stage: Stage, digests: Digests) -> Input:
+    """The responses alone, which do not depend on what a teacher stores with them."""
+    return Input(stage.artifact, digests.fingerprint(stage.study, stage.inputs))
+
+
+def _stored_teacher(study: Study) -> dict[str, object]:
+    """What the teacher stores with the samples; empty if nothing."""
+    method = study.method
+    if method.teacher == "cached":
+        return {"teacher": "cached", "alignment": method.alignment}
+    if method.teacher == "topk":
+        return {"teacher": "topk", "k": method.teacher_topk}
+    return {}
+
+
+def run(stage: Stage, run: Run) -> Manifest:
     """Sample what the store lacks, then publish it.
 
     Raises:
-        UserError: if too many failed, and as `publish_samples`.
+        UserError: if too many samples failed, and as `publish`.
     """
     start = time.monotonic()
-    with ray_session(), track_sampling(recipe, plan, "sample") as tracker_actor:
-        cpus, gpus = pool_needs(recipe)
-        require_resources("sampling", cpus=cpus, gpus=gpus)
-        for _ in missing_samples(recipe, plan, tracker_actor, hand_on=False).iter_batches(batch_size=None):
-            pass  # the tee has stored and counted it
-    return publish_samples(plan, time.monotonic() - start)
+    SampleStore(stage.artifact).open()
+    missing = missing_indices(stage)
+    if len(missing):
+        spec = progress_spec(stage, run, "sample", total=len(training_ids(stage.inputs["examples"].artifact)))
+        with run.executor.track(spec) as tracker:
+            stream = sample_stream(stage, run.runtime, tracker, return_samples=False)
+            samples = run.executor.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
+            for _ in samples:
+                pass  # the last operator has stored and counted the samples
+    return publish(stage, time.monotonic() - start)
 
 
-@contextmanager
-def track_sampling(recipe: Recipe, plan: Plan, stage: str, *, epochs: int = 1) -> Iterator[ActorHandle]:
-    """The live tracker_actor of a stage that samples, with what an earlier run stored.
+def progress_spec(stage: Stage, run: Run, label: str, *, total: int) -> ProgressSpec:
+    """What is tracked while samples are made.
 
     Args:
-        epochs: how often the stage goes over the examples.
+        label: `sample` or `distill`. total: examples to count to.
     """
-    store = SampleStore(plan.samples)
-    store.open()
-    ids = training_ids(plan)
-    stored = _tally(store, ids).outcomes
-    done = stored.total() if stage == "sample" else 0
-    guard = FailureGuard(recipe.runtime.max_failed_fraction, len(ids) - stored.total())
-    with track_progress(recipe.name, stage, guard, total=epochs * len(ids), done=done, stored=stored) as tracker_actor:
-        yield tracker_actor
+    ids = training_ids(stage.inputs["examples"].artifact)
+    stored = _tally(SampleStore(stage.artifact), ids).outcomes
+    guard = FailureGuard(run.runtime.max_failed_fraction, len(ids) - stored.total())
+    return ProgressSpec(run.name, label, total=total, stored=dict(stored), guard=guard)
 
 
-def missing_samples(recipe: Recipe, plan: Plan, tracker_actor: ActorHandle, *, hand_on: bool) -> Dataset:
-    """Samples of the examples that the store lacks, lazily; each block of examples is one part of the store.
+def sample_stream(
+    stage: Stage, runtime: Runtime, tracker: Tracker, *, return_samples: bool, preserve_order: bool = False
+) -> Stream:
+    """The samples that the store lacks. Each block of examples becomes one part of the store.
 
     Args:
-        hand_on: the samples come out, of `SAMPLE_SCHEMA`; else their ids alone.
+        return_samples: return tables of `SAMPLE_SCHEMA`; else ids alone.
     """
     study = recipe.study
     size = recipe.runtime.samplers.batch_size
@@ -148,17 +140,25 @@ def missing_samples(recipe: Recipe, plan: Plan, tracker_actor: ActorHandle, *, h
     return samples.map_batches(
         write_samples, fn_args=(plan.samples, tracker_actor, hand_on), batch_format="pyarrow", num_cpus=TASK_CPUS
     )
+    examples = stage.inputs["examples"].artifact
+    operators = generation_operators(study, runtime, examples, TRAIN, specs, params, for_training=True)
+    if teacher.get("teacher") == "cached":
+        create = functools.partial(EncodeTeacher, study.model, teacher["alignment"], runtime.teachers)
+        operators.append(ActorOperator("teachers", create, runtime.teachers))
+    store = functools.partial(store_samples, artifact=stage.artifact, counter=counter, return_samples=return_samples)
+    operators.append(TaskOperator("store samples", store))
+    return operators
 
 
-def open_stream(recipe: Recipe, plan: Plan, tracker_actor: ActorHandle) -> Dataset:
-    """What the trainers read. Called in an actor of Ray Train's; here, where its loading needs no torch."""
-    set_data_context()
-    return missing_samples(recipe, plan, tracker_actor, hand_on=True)
+def missing_indices(stage: Stage) -> npt.NDArray[np.int64]:
+    """Indices of the training examples that the store lacks."""
+    ids = training_ids(stage.inputs["examples"].artifact)
+    return SampleStore(stage.artifact).index(ids).missing
 
 
-def missing_indices(plan: Plan) -> npt.NDArray[np.int64]:
-    """The training examples that the store lacks, by their indices."""
-    return SampleStore(plan.samples).index(training_ids(plan)).missing
+def missing_blocks(stage: Stage, size: int) -> list[pa.Table]:
+    """The missing examples in blocks, one for each part of the store."""
+    return sampling_blocks(missing_indices(stage), size)
 
 
 def read_examples(batch: pa.Table, artifact: Artifact) -> pa.Table:
@@ -179,51 +179,36 @@ def pool_needs(recipe: Recipe) -> tuple[float, float]:
 def publish_samples(plan: Plan, seconds: float) -> Manifest:
     """Count what the store holds, and publish it.
 
-    Counts: sampled = kept + wrong + empty + failed; hit_max_tokens of them had no room to end.
+    Counts: sampled = kept + wrong + empty + failed; hit_max_tokens of them were cut off at the length limit.
+
     Raises:
         UserError: if nothing was kept, or other nodes wrote where this one cannot read.
     """
-    store, ids = SampleStore(plan.samples), training_ids(plan)
-    tally = _tally(store, ids)
-    if absent := len(ids) - tally.outcomes.total():
+    artifact = stage.artifact
+    ids = training_ids(stage.inputs["examples"].artifact)
+    tally = _tally(SampleStore(artifact), ids)
+    absent = len(ids) - tally.outcomes.total()
+    if absent:
         raise UserError(
-            f"{plan.samples.url}: {len(ids) - absent} of {len(ids)} samples can be seen from here; "
-            f"run again if parts were quarantined; else runtime.storage must be a folder or URL that all "
-            f"nodes share"
+            f"{artifact.url}: {len(ids) - absent} of {len(ids)} samples are visible from here; run again if parts were "
+            f"quarantined; else runtime.storage must be a folder or URL that all nodes share"
         )
-    counts = {"sampled": len(ids), **{name: tally.outcomes[name] for name in ("kept", "wrong", "empty", "failed")}}
+    counts = {"sampled": len(ids)}
+    for outcome in ("kept", "wrong", "empty", "failed"):
+        counts[outcome] = tally.outcomes[outcome]
     counts["hit_max_tokens"] = tally.finish_reasons["length"]
     if not counts["kept"]:
         raise UserError(
-            f"{plan.samples.url}: none of {len(ids)} samples was kept ({counts['wrong']} wrong, "
-            f"{counts['empty']} empty, {counts['failed']} failed); try another method.advantageous_slot or model, "
-            f"or sampling.keep=all"
+            f"{artifact.url}: none of {len(ids)} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
+            f"{counts['failed']} failed); try another method.advantageous_slot or model, or sampling.keep=all"
         )
-    return plan.samples.publish(counts=counts, seconds={"sample": seconds, "teacher": tally.teacher_seconds})
+    return artifact.publish(counts=counts, seconds={"sample": seconds, "teacher": tally.teacher_seconds})
 
 
 def _tally(store: SampleStore, ids: pa.Array) -> Tally:
-    """What became of the samples that are there and whole."""
+    """Count the samples that are stored and readable."""
     while True:
         try:
             return store.tally(store.index(ids), ids)
         except CorruptPart:
-            continue  # it is quarantined and logged, and no longer counts
-
-
-def _blocks(missing: npt.NDArray[np.int64], size: int) -> list[npt.NDArray[np.int64]]:
-    """The indices to sample, cut at multiples of `size`, so that a part sampled again is the very same batch.
-
-    A short rest joins the block before it: Ray would wait to fill it up with whatever block comes last.
-    """
-    blocks = np.split(missing, np.flatnonzero(np.diff(missing // size)) + 1)
-    if len(blocks) > 1 and len(blocks[-1]) < size:
-        blocks[-2:] = [np.concatenate(blocks[-2:])]
-    return blocks
-
-
-@functools.lru_cache(maxsize=1)
-def _example_file(artifact_url: str) -> pq.ParquetFile:
-    """Opened once in a process: Ray runs many tasks in one."""
-    fs, path = open_url(f"{artifact_url}/{TRAIN}", "runtime.storage")
-    return pq.ParquetFile(fs.open(path))
+            continue  # it has been quarantined and reported, and no longer counts

@@ -94,6 +94,10 @@ class Runtime(Section):
     """Where and how a study runs. Nothing here changes its results."""
 
     storage: str | None = Field(None, description="folder or fsspec URL; default: runs/NAME")
+    executor: Literal["ray", "local"] = Field(
+        "ray",
+        description="ray: on a cluster or this machine; local: in one process without Ray, for tests and debugging",
+    )
     mode: Literal["streamed", "staged"] = Field(
         "streamed",
         description="streamed: training starts with the first samples; staged: sample all, then train, for one GPU",

@@ -1,4 +1,4 @@
-"""Ray Train's notice of nodes that are about to be taken away, watched from the controller's node."""
+"""Ray Train's notice of nodes that are about to be preempted, watched from the controller's node."""
 
 import os
 
@@ -8,23 +8,23 @@ from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
 from ray.train.v2._internal.execution.preemption import PreemptionWatcher
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 
-from pipelines.executors.ray.session import driver_node
+from .session import driver_node
 
 
 class PreemptionNotice(PreemptionCallback):
-    """Ray Train's own callback, but for where its watcher runs.
+    """Ray Train's own callback, with another node for its watcher.
 
-    Ray starts the watcher on any node. On a sampler's it would keep that from ever being idle, and so from being given
-    back while training goes on (as Ray's issue 64703 tells of another of Train's actors). To be made on the driver:
-    Train then leaves its own out.
+    Ray 2.60 starts the watcher on any node. On a sampler's node it would keep that node from ever being idle, and so
+    from being released while training continues (ray#64703 reports the same of another of Train's actors). Create it
+    on the driver: Ray Train then does not add its own.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        os.environ[ENABLE_PREEMPTION_WATCHER_ENV_VAR] = "0"  # Train hands it on to the controller
+        os.environ[ENABLE_PREEMPTION_WATCHER_ENV_VAR] = "0"  # Ray Train passes it to its controller
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
-        """Watch the nodes of this group's workers, and tell all workers."""
+        """Watch the nodes of this group's workers, and notify all workers."""
         self._stop_watcher()
         workers = {worker.distributed_context.world_rank: worker for worker in worker_group.get_workers()}
         node_to_ranks: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Ray as the stages use it: the connection, and pools of actors from their settings."""
+"""The connection to Ray, and Ray's settings for pools of actors and training workers."""
 
 import logging
 import os
@@ -15,18 +15,20 @@ from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pos2distill.config import PoolSection, TrainersSection
-from pos2distill.errors import UserError, find_corrupt_part, find_user_error
+from pos2distill.errors import UserError
 from pos2distill.placement import POOLS_LABEL, SAMPLER_SHARE, SAMPLING, TRAINING
 
-# A laptop's cores are shared by small processes that mostly wait; fewer logical CPUs than this starve the pipeline.
-_LOCAL_CPUS = 6
+from .errors import find_corrupt_part, find_user_error
+
+# Several small processes that mostly wait share a laptop's cores; with fewer logical CPUs the pipeline starves.
+_MIN_LOCAL_CPUS = 6
 
 
 @contextmanager
 def ray_session() -> Iterator[None]:
     """Connect to the cluster (RAY_ADDRESS, or the job's own), or start Ray on this machine until the process ends.
 
-    Inside, an error that a user can mend is raised as such, however deep in Ray it happened.
+    A UserError that was raised inside, in whatever process of Ray, is raised as a UserError.
     """
     if not ray.is_initialized():
         _connect()
@@ -34,10 +36,13 @@ def ray_session() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if cause := find_user_error(error):
-            raise cause from None
-        if damage := find_corrupt_part(error):  # more parts than training may be started again for
-            raise UserError(f"{damage}; run the same command again to go on") from None
+        user_error = find_user_error(error)
+        if user_error is not None:
+            raise user_error from None
+        corrupt_part = find_corrupt_part(error)
+        if corrupt_part is not None:
+            # There were more corrupt parts than `runtime.trainers.max_restarts` allows restarts.
+            raise UserError(f"{corrupt_part}; run the same command again to continue") from None
         raise
 
 
@@ -45,93 +50,100 @@ def set_data_context() -> None:
     """Ray Data's settings for every dataset that this process makes."""
     context = DataContext.get_current()
     context.enable_progress_bars = False
-    # A long evaluation, a wait for nodes or a slow trainer is no fault; deadlines are the cluster's business.
+    # A long evaluation, waiting for nodes and a slow trainer are no faults; deadlines are set for the cluster's job.
     context.execution_no_progress_timeout_s = -1
     context.max_consecutive_actor_init_deaths = 3
-    # All tasks and actors of all datasets, so that none wakes or keeps a trainer's node.
+    # For all tasks and actors of all datasets, so that none starts or keeps a trainer's node.
     context.execution_options.label_selector = SAMPLING.labels if _has_pools() else None
 
 
 def pool_arguments(pool: PoolSection) -> dict[str, Any]:
     """Arguments of `Dataset.map_batches` for a pool of actors."""
-    return {
+    arguments: dict[str, Any] = {
         "batch_size": pool.batch_size,
         "batch_format": "pyarrow",
         "compute": ActorPoolStrategy(
             min_size=pool.min,
             max_size=pool.max,
             max_concurrent_calls_per_actor=pool.concurrent_batches,
-            # Ray adds an actor once the tasks in flight fill the pool 1.75 times.
+            # Ray Data 2.60 adds an actor once the tasks in flight are 1.75 times what the pool runs at once.
             max_tasks_in_flight_per_actor=2 * pool.concurrent_batches,
         ),
         "num_cpus": pool.cpus,
         "num_gpus": pool.gpus,
         "max_restarts": pool.max_restarts,
         "max_task_retries": pool.max_restarts,
-        **({"resources": {SAMPLING.resource: SAMPLER_SHARE}} if _has_pools() else {}),
     }
+    if _has_pools():
+        arguments["resources"] = {SAMPLING.resource: SAMPLER_SHARE}
+    return arguments
 
 
 def trainer_arguments(trainers: TrainersSection) -> dict[str, Any]:
     """Arguments of `ScalingConfig` for the training workers."""
-    pools = _has_pools()
-    own = {"GPU": trainers.gpus} if trainers.gpus else {}
+    resources: dict[str, float] = {"CPU": trainers.cpus}
+    if trainers.gpus:
+        resources["GPU"] = trainers.gpus
+    label_selector = None
+    if _has_pools():
+        resources[TRAINING.resource] = 1
+        label_selector = TRAINING.labels
+    workers: int | tuple[int, int] = trainers.workers
+    if trainers.max_workers:
+        workers = (trainers.workers, trainers.max_workers)
     return {
-        "num_workers": (trainers.workers, trainers.max_workers) if trainers.max_workers else trainers.workers,
+        "num_workers": workers,
         "use_gpu": trainers.gpus > 0,
-        "resources_per_worker": {"CPU": trainers.cpus, **own, **({TRAINING.resource: 1} if pools else {})},
-        "label_selector": TRAINING.labels if pools else None,
+        "resources_per_worker": resources,
+        "label_selector": label_selector,
     }
 
 
 def stream_options(*, preserve_order: bool) -> ExecutionOptions:
-    """How a dataset runs that Ray Train reads: it takes these in place of the context's."""
+    """Options of a dataset that Ray Train reads: Ray Train 2.60 uses these instead of the context's."""
     return ExecutionOptions(
         preserve_order=preserve_order, label_selector=DataContext.get_current().execution_options.label_selector
     )
 
 
 def driver_node() -> NodeAffinitySchedulingStrategy:
-    """Where an actor without resources belongs: on a sampler's node it would keep that from being given back."""
+    """The node of an actor without resources: on a sampler's node it would keep that node from being released."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
-def require_resources(what: str, *, cpus: float, gpus: float) -> None:
-    """Refuse what this machine can never give, instead of waiting for it for ever.
+def require_resources(label: str, *, cpus: float, gpus: float) -> None:
+    """Refuse what this machine can never provide, instead of waiting for it forever.
 
-    A cluster may grow, so it is asked for nothing beforehand.
+    A cluster may grow, so there nothing is checked.
 
     Raises:
-        UserError: naming what is asked for and what there is.
+        UserError: with the resources that are required and those that exist.
     """
     if os.environ.get("RAY_ADDRESS"):
         return
-    there = ray.cluster_resources()
-    for kind, asked in {"GPU": gpus, "CPU": cpus}.items():
-        if asked > there.get(kind, 0):
+    available = ray.cluster_resources()
+    for resource, required in {"GPU": gpus, "CPU": cpus}.items():
+        if required > available.get(resource, 0):
             raise UserError(
-                f"{what} asks for {asked:g} {kind}s at once, this machine has {there.get(kind, 0):g}; "
-                f"lower the actors, workers or {kind.lower()}s under runtime, or run on a cluster"
+                f"{label} needs {required:g} {resource}s at the same time, this machine has "
+                f"{available.get(resource, 0):g}; lower the actors, workers or {resource.lower()}s under runtime, or "
+                f"run on a cluster"
             )
 
 
-def device_of(gpus: float) -> str:
-    """The torch device of an actor or worker that holds so many GPUs."""
-    return "cuda" if gpus else "cpu"
-
-
 def _has_pools() -> bool:
-    """Whether samplers and trainers have nodes of their own here: the head says so."""
-    return any(node["Alive"] and POOLS_LABEL.items() <= node["Labels"].items() for node in ray.nodes())
+    """Whether samplers and trainers have nodes of their own in this cluster: a label of the head node says so."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return any(POOLS_LABEL.items() <= node["Labels"].items() for node in alive)
 
 
 def _connect() -> None:
-    # What they log as an error they raise as well, and we tell it once.
+    # What these log as an error they also raise, and we print it once.
     for name in ("ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    # Bounded restarts have no named parameter yet; Ray is pinned to a version that takes them as they are.
+    # Ray 2.60 has no named parameter for bounded restarts yet; it is pinned to a version that takes them this way.
     warnings.filterwarnings("ignore", message=".*ray_remote_args", category=RayDeprecationWarning)
-    # Small inputs leave part of a pool idle; that is no news.
+    # Small inputs leave part of a pool idle, which is expected.
     warnings.filterwarnings("ignore", message="The (minimum|maximum) number of concurrent", category=UserWarning)
     # Ray's core logs an error line for every restartable actor that a dataset makes (ray#53727).
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -139,11 +151,11 @@ def _connect() -> None:
         "logging_level": logging.ERROR,
         "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG")),
     }
-    before = signal.getsignal(signal.SIGTERM)  # Ray puts its own there, which ends the process without a word
+    previous = signal.getsignal(signal.SIGTERM)  # `ray.init` replaces it by one that ends the process silently
     if os.environ.get("RAY_ADDRESS"):
         ray.init(**quiet)
     else:
-        cpus = max(_LOCAL_CPUS, os.cpu_count() or 1)
+        cpus = max(_MIN_LOCAL_CPUS, os.cpu_count() or 1)
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)

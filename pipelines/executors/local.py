@@ -1,0 +1,181 @@
+"""The `local` executor: one process, no Ray. For tests, debuggers and notebooks; same results as the `ray` executor."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+
+from pos2distill.config import Runtime
+from pos2distill.errors import UserError
+from pos2distill.sampling.operators import ActorOperator, Operator
+from pos2distill.store.artifacts import Artifact, write_json
+from pos2distill.training.job import STATE_FOLDER, TrainingJob
+
+from ..progress import ProgressSpec, ProgressTracker, show_progress
+from .protocol import Stream, Tracker, TrainingOutcome
+
+_STATE = f"{STATE_FOLDER}/local"
+_LATEST = "latest.json"
+
+
+class LocalExecutor:
+    """Runs operators one after the other, and one training worker."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    @contextmanager
+    def track(self, spec: ProgressSpec) -> Iterator[ProgressTracker]:
+        """See `Executor.track`."""
+        tracker = ProgressTracker(spec)
+        with show_progress(spec, tracker.read):
+            yield tracker
+
+    def map(
+        self,
+        blocks: Sequence[pa.Table],
+        operators: Sequence[Operator],
+        *,
+        label: str,
+        tracker: Tracker | None = None,
+    ) -> Iterator[pa.Table]:
+        """See `Executor.map`. Results come in the order of the blocks."""
+        with _Chain(operators) as chain:
+            for block in blocks:
+                yield chain(block)
+
+    def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
+        """See `Executor.train`."""
+        from pos2distill.training.worker import run_worker
+
+        if job.runtime.trainers.strategy != "torch":
+            raise UserError(
+                f"runtime.trainers.strategy: '{job.runtime.trainers.strategy}' runs on the ray executor only; "
+                f"set it to torch, or runtime.executor to ray"
+            )
+        assert isinstance(tracker, ProgressTracker)
+        session = LocalSession(job, self.map(stream.blocks(), stream.operators, label="sampling"), tracker)
+        try:
+            finished, steps = run_worker(job, session)
+        finally:
+            session.samples.close()
+        return TrainingOutcome(finished, steps)
+
+
+class _Chain:
+    """Applies operators to one block after the other."""
+
+    def __init__(self, operators: Sequence[Operator]) -> None:
+        self.operators = operators
+        self.functions: list[Callable[[pa.Table], Any]] = []
+        self.events = asyncio.new_event_loop()
+
+    def __enter__(self) -> "_Chain":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for function in self.functions:
+            close = getattr(function, "close", None)
+            if close is not None:
+                close()
+        self.events.close()
+
+    def __call__(self, block: pa.Table) -> pa.Table:
+        if not self.functions:
+            # Created with the first block: a run with nothing to do loads no model.
+            for operator in self.operators:
+                if isinstance(operator, ActorOperator):
+                    self.functions.append(operator.create())
+                else:
+                    self.functions.append(operator.function)
+        for operator, function in zip(self.operators, self.functions, strict=True):
+            if isinstance(operator, ActorOperator):
+                block = self._apply_in_batches(operator, function, block)
+            else:
+                block = function(block)
+        return block
+
+    def _apply_in_batches(
+        self, operator: ActorOperator, function: Callable[[pa.Table], Any], block: pa.Table
+    ) -> pa.Table:
+        """In batches as on Ray: results of a model may depend, in their last digits, on how rows are batched."""
+        parts = []
+        for start in range(0, len(block), operator.pool.batch_size):
+            part = function(block.slice(start, operator.pool.batch_size))
+            if operator.is_async:
+                part = self.events.run_until_complete(part)
+            parts.append(part)
+        return pa.concat_tables(parts)
+
+
+class LocalSession:
+    """The surroundings of the only training worker."""
+
+    def __init__(self, job: TrainingJob, samples: Iterator[pa.Table], tracker: ProgressTracker) -> None:
+        import torch
+
+        from pos2distill.training.distributed import DistContext
+
+        self.dist = DistContext()
+        self.device = torch.device("cuda" if job.runtime.trainers.gpus else "cpu")
+        self.checkpoint = job.checkpoint
+        self.keep = job.runtime.checkpoints.keep
+        self.samples: Any = samples
+        self.tracker = tracker
+
+    def open_stream(self) -> "LocalSession":
+        """See `WorkerSession.open_stream`."""
+        return self
+
+    def poll(self) -> pa.Table | None:
+        """The next block of samples, made now; None once there are no more."""
+        return next(self.samples, None)
+
+    @contextmanager
+    def last_checkpoint(self) -> Iterator[Path | None]:
+        """See `WorkerSession.last_checkpoint`."""
+        saved = _saved_folders(self.checkpoint)
+        if not saved:
+            yield None
+            return
+        with TemporaryDirectory() as scratch:
+            self.checkpoint.fs.get(f"{self.checkpoint.path}/{_STATE}/{saved[-1]}/", f"{scratch}/", recursive=True)
+            yield Path(scratch)
+
+    def save_checkpoint(self, step: int, folder: Path) -> None:
+        """See `WorkerSession.save_checkpoint`. The list of saved folders is replaced only once this one is whole."""
+        name = f"{step:08d}-{uuid.uuid4().hex[:8]}"
+        self.checkpoint.upload(folder, f"{_STATE}/{name}")
+        shutil.rmtree(folder)
+        saved = [*_saved_folders(self.checkpoint), name]
+        write_json(self.checkpoint.fs, f"{self.checkpoint.path}/{_STATE}/{_LATEST}", saved[-self.keep :])
+        for old in saved[: -self.keep]:
+            self.checkpoint.remove(f"{_STATE}/{old}")
+
+    def stop_requested(self) -> bool:
+        """See `WorkerSession.stop_requested`."""
+        return self.tracker.stop_requested()
+
+    def is_preempted(self) -> bool:
+        """Nobody gives notice to a local run."""
+        return False
+
+    def count_step(self, examples: int, steps: int, loss: float) -> None:
+        """See `WorkerSession.count_step`."""
+        self.tracker.count_step(examples, steps, loss)
+
+
+def _saved_folders(checkpoint: Artifact) -> list[str]:
+    """Names of the saved training states, oldest first."""
+    with contextlib.suppress(FileNotFoundError):
+        names: list[str] = json.loads(checkpoint.fs.cat_file(f"{checkpoint.path}/{_STATE}/{_LATEST}"))
+        return names
+    return []

@@ -1,0 +1,77 @@
+"""What an executor is: it runs operators over blocks of examples, and the training loop on workers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from pos2distill.sampling.operators import Operator
+from pos2distill.training.job import TrainingJob
+
+from ..progress import ProgressSpec, RunProgress
+
+
+class Tracker(Protocol):
+    """The progress of a stage. Operators and workers report to it; it can be pickled to wherever they run."""
+
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+        """Count stored samples; raises UserError once too many have failed."""
+
+    def request_stop(self) -> None:
+        """Ask training to stop after the next checkpoint."""
+
+    def read(self) -> RunProgress:
+        """The latest figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Samples that are made while training goes on.
+
+    blocks: what is still missing, asked for whenever workers start; picklable. operators: from blocks to samples.
+    preserve_order: samples arrive in the order of the blocks.
+    """
+
+    blocks: Callable[[], list[pa.Table]]
+    operators: Sequence[Operator]
+    preserve_order: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOutcome:
+    """How training ended. finished: all epochs are done; else it stopped on request, with a checkpoint."""
+
+    finished: bool
+    steps: int
+
+
+class Executor(Protocol):
+    """Runs the work of stages. `ray` is the product; `local` is one process without Ray. Same results."""
+
+    def track(self, spec: ProgressSpec) -> AbstractContextManager[Tracker]:
+        """A tracker, whose progress is shown on the terminal while the body runs."""
+
+    def map(
+        self,
+        blocks: Sequence[pa.Table],
+        operators: Sequence[Operator],
+        *,
+        label: str,
+        tracker: Tracker | None = None,
+    ) -> Iterator[pa.Table]:
+        """Run the operators over every block. Results come in any order.
+
+        Args:
+            label: what this is, for messages. tracker: shows which actors are working.
+        Raises:
+            UserError: whatever operator raised it, wherever it ran.
+        """
+
+    def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
+        """Run the training loop on `job.runtime.trainers` workers, from the last checkpoint if there is one.
+
+        Raises:
+            UserError: if training cannot continue; everything that is stored stays.
+        """

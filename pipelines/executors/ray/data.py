@@ -1,0 +1,77 @@
+"""Operators as a Ray Data pipeline."""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import ray.data
+from ray.data import Dataset, TaskPoolStrategy
+
+from pos2distill.sampling.engines.protocol import EngineDied
+from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
+
+from .progress import RayTracker
+from .session import pool_arguments
+
+TASK_CPUS = 0.5
+"""CPUs of one task of a stateless operator."""
+
+
+def build_dataset(
+    blocks: Sequence[pa.Table], operators: Sequence[Operator], tracker: RayTracker | None = None
+) -> Dataset:
+    """A lazy dataset that applies the operators to every block.
+
+    Args:
+        tracker: is sent a heartbeat whenever an actor begins a batch.
+    """
+    dataset = ray.data.from_arrow(list(blocks))
+    for operator in operators:
+        if isinstance(operator, TaskOperator):
+            compute = None if operator.max_tasks is None else TaskPoolStrategy(size=operator.max_tasks)
+            dataset = dataset.map_batches(
+                operator.function, batch_size=None, batch_format="pyarrow", compute=compute, num_cpus=TASK_CPUS
+            )
+        else:
+            dataset = dataset.map_batches(
+                _AsyncActor if operator.is_async else _Actor,
+                fn_constructor_args=(operator, tracker),
+                **pool_arguments(operator.pool),
+            )
+    return dataset
+
+
+class _Actor:
+    """What a pool's actors run."""
+
+    def __init__(self, operator: ActorOperator, tracker: RayTracker | None) -> None:
+        self.name = operator.name
+        self.tracker = tracker
+        self.function: Callable[[pa.Table], Any] = operator.create()
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        self.send_heartbeat()
+        result: pa.Table = self.function(batch)
+        return result
+
+    def send_heartbeat(self) -> None:
+        if self.tracker is not None:
+            self.tracker.heartbeat(self.name, ray.get_runtime_context().get_actor_id())
+
+
+class _AsyncActor(_Actor):
+    """The same for coroutine functions. Ray Data 2.60 overlaps the calls of an async `__call__`."""
+
+    async def __call__(self, batch: pa.Table) -> pa.Table:  # type: ignore[override]
+        self.send_heartbeat()
+        try:
+            coroutine: Awaitable[pa.Table] = self.function(batch)
+            return await coroutine
+        except EngineDied as error:
+            # After an exception this actor would stay in the pool and fail every batch it is given (ray#59522). After
+            # a crash it is restarted with a new engine and the batch tried again, both as often as the pool allows.
+            sys.stderr.write(f"the engine died: {error}\n")
+            sys.stderr.flush()
+            os._exit(1)

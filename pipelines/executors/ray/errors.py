@@ -1,0 +1,45 @@
+"""Errors that crossed process borders: Ray wraps what a remote function raises, sometimes several times."""
+
+import re
+from collections.abc import Iterator
+
+from pos2distill.errors import CorruptPart, UserError
+
+# Ray Data 2.60 keeps nothing of an exception but the text of its traceback.
+_TRACEBACK_LINE = re.compile(r"^pos2distill\.errors\.UserError: (.+)$", re.MULTILINE)
+
+
+def find_user_error(error: BaseException) -> UserError | None:
+    """The UserError inside an error, or None."""
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, UserError):
+            return cause
+    for cause in causes:
+        match = _TRACEBACK_LINE.search(str(cause))
+        if match:
+            return UserError(match[1])
+    return None
+
+
+def find_corrupt_part(error: BaseException) -> CorruptPart | None:
+    """The CorruptPart inside an error, or None."""
+    for cause in _causes(error):
+        if isinstance(cause, CorruptPart):
+            return cause
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and everything that it wraps, each once."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        inner = [current.__cause__, current.__context__, getattr(current, "cause", None)]
+        # Ray Train 2.60: one error for each rank.
+        inner += (getattr(current, "worker_failures", None) or {}).values()
+        waiting += [each for each in inner if isinstance(each, BaseException)]

@@ -1,0 +1,78 @@
+"""The `ray` executor: operators on Ray Data, training on Ray Train."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from pos2distill.config import Runtime, TrainersSection
+from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
+from pos2distill.training.job import TrainingJob
+
+from ...progress import ProgressSpec
+from ..protocol import Stream, Tracker, TrainingOutcome
+from .data import TASK_CPUS, build_dataset
+from .progress import RayTracker, track
+from .session import ray_session, require_resources
+from .train import fit
+
+
+class RayExecutor:
+    """Connects to the cluster of `RAY_ADDRESS`, or starts Ray on this machine, when it is first used."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    @contextmanager
+    def track(self, spec: ProgressSpec) -> Iterator[RayTracker]:
+        """See `Executor.track`."""
+        with ray_session(), track(spec) as tracker:
+            yield tracker
+
+    def map(
+        self,
+        blocks: Sequence[pa.Table],
+        operators: Sequence[Operator],
+        *,
+        label: str,
+        tracker: Tracker | None = None,
+    ) -> Iterator[pa.Table]:
+        """See `Executor.map`."""
+        with ray_session():
+            cpus, gpus = _smallest_pools(operators)
+            require_resources(label, cpus=cpus, gpus=gpus)
+            assert tracker is None or isinstance(tracker, RayTracker)
+            dataset = build_dataset(blocks, operators, tracker)
+            yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
+
+    def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
+        """See `Executor.train`."""
+        assert isinstance(tracker, RayTracker)
+        with ray_session():
+            _require_resources_to_train(job.runtime.trainers, stream)
+            return fit(job, stream, tracker)
+
+
+def _require_resources_to_train(trainers: TrainersSection, stream: Stream) -> None:
+    cpus, gpus = trainers.workers * trainers.cpus, trainers.workers * trainers.gpus
+    if not stream.blocks():
+        require_resources("training", cpus=cpus, gpus=gpus)
+        return
+    sampling_cpus, sampling_gpus = _smallest_pools(stream.operators)
+    require_resources(
+        "training while sampling (runtime.mode=streamed; staged does one after the other)",
+        cpus=cpus + sampling_cpus,
+        gpus=gpus + sampling_gpus,
+    )
+
+
+def _smallest_pools(operators: Sequence[Operator]) -> tuple[float, float]:
+    """CPUs and GPUs of the smallest pools of actors, and of one task beside them."""
+    cpus = gpus = 0.0
+    for operator in operators:
+        if isinstance(operator, ActorOperator):
+            cpus += operator.pool.min * operator.pool.cpus
+            gpus += operator.pool.min * operator.pool.gpus
+    if any(isinstance(operator, TaskOperator) for operator in operators):
+        cpus += TASK_CPUS
+    return cpus, gpus

@@ -1,0 +1,204 @@
+"""The training loop on Ray Train workers, and the stream of samples that they read."""
+
+import functools
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+import ray
+import ray.train
+import ray.train.torch
+import torch
+from ray.data import DataIterator, Dataset
+from ray.train import Checkpoint, CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.execution.context import get_train_context
+from ray.train.v2.api.report_config import CheckpointUploadMode
+
+from pos2distill.errors import UserError
+from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.store.artifacts import Artifact
+from pos2distill.training.distributed import DistContext, control_group
+from pos2distill.training.job import STATE_FOLDER, TrainingJob
+from pos2distill.training.rows import examples_per_batch
+from pos2distill.training.worker import run_worker
+
+from ..protocol import Stream, TrainingOutcome
+from .data import build_dataset
+from .errors import find_user_error
+from .preemption import PreemptionNotice
+from .progress import RayTracker
+from .session import set_data_context, stream_options, trainer_arguments
+
+_STREAM = "samples"  # the stream's name among the data sets of Ray Train
+_POLL_SECONDS = 0.5
+
+
+def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcome:
+    """Train on workers of Ray Train, which restarts them from the last checkpoint when one is lost.
+
+    Raises:
+        UserError: if training cannot continue.
+    """
+    trainers = job.runtime.trainers
+    job.checkpoint.fs.makedirs(job.checkpoint.path, exist_ok=True)
+    trainer = TorchTrainer(
+        _train_function,
+        train_loop_config={"job": job, "tracker": tracker},
+        torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
+        scaling_config=ScalingConfig(**trainer_arguments(trainers)),
+        run_config=RunConfig(
+            name=STATE_FOLDER,
+            storage_path=job.checkpoint.path,
+            storage_filesystem=arrow_filesystem(job.checkpoint),
+            checkpoint_config=CheckpointConfig(num_to_keep=job.runtime.checkpoints.keep),
+            failure_config=FailureConfig(max_failures=trainers.max_restarts),
+            callbacks=[PreemptionNotice()],
+        ),
+        # Ray Train calls it whenever workers start, so that restarted workers get what is missing by then.
+        datasets={_STREAM: functools.partial(_open_stream, stream, tracker)},
+        dataset_config=DataConfig(
+            enable_shard_locality=False,  # samplers and trainers share no node
+            execution_options=stream_options(preserve_order=stream.preserve_order),
+        ),
+    )
+    result: dict[str, Any] = trainer.fit().return_value
+    if "fatal" in result:
+        raise UserError(result["fatal"])
+    return TrainingOutcome(**result)
+
+
+def _open_stream(stream: Stream, tracker: RayTracker) -> Dataset:
+    """What the trainers read. Called in an actor of Ray Train."""
+    set_data_context()
+    blocks = stream.blocks()
+    if not blocks:
+        return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
+    return build_dataset(blocks, stream.operators, tracker)
+
+
+def _train_function(config: dict[str, Any]) -> dict[str, Any]:
+    """What Ray Train runs on each worker. An error that a restart would not fix is returned as `fatal`.
+
+    Such an error may be one worker's alone, while the others wait for it. Then it is reported to the tracker and
+    raised: Ray Train restarts all workers, and all of them return the reported error.
+    """
+    job: TrainingJob = config["job"]
+    tracker: RayTracker = config["tracker"]
+    fatal = tracker.fatal_error()
+    if fatal is not None:
+        return {"fatal": fatal}
+    try:
+        finished, steps = run_worker(job, RaySession(job, tracker))
+    except Exception as error:
+        cause = find_user_error(error)
+        if cause is not None:
+            if ray.train.get_context().get_world_size() == 1:
+                return {"fatal": str(cause)}
+            tracker.report_fatal(str(cause))
+        raise
+    return {"finished": finished, "steps": steps}
+
+
+class RaySession:
+    """The surroundings of a Ray Train worker."""
+
+    def __init__(self, job: TrainingJob, tracker: RayTracker) -> None:
+        context = ray.train.get_context()
+        world = context.get_world_size()
+        # Ray shows a worker without GPUs those of its machine, so the settings decide.
+        self.device = ray.train.torch.get_device() if job.runtime.trainers.gpus else torch.device("cpu")
+        self.dist = DistContext(context.get_world_rank(), world, str(self.device), control_group(world))
+        self.tracker = tracker
+        self.rows_per_poll = -(-examples_per_batch(job.study) // world)
+        # A question is always under way, so that no step waits for its answer.
+        self.stop_answer = tracker.ask_stop_requested() if self.dist.rank == 0 else None
+
+    def open_stream(self) -> "ShardReader":
+        """See `WorkerSession.open_stream`."""
+        return ShardReader(ray.train.get_dataset_shard(_STREAM), self.rows_per_poll)
+
+    @contextmanager
+    def last_checkpoint(self) -> Iterator[Path | None]:
+        """See `WorkerSession.last_checkpoint`."""
+        checkpoint = ray.train.get_checkpoint()
+        if checkpoint is None:
+            yield None
+            return
+        with checkpoint.as_directory() as folder:
+            yield Path(folder)
+
+    def save_checkpoint(self, step: int, folder: Path) -> None:
+        """See `WorkerSession.save_checkpoint`. Ray Train uploads and removes the folder while training continues."""
+        ray.train.report(
+            {"step": step},
+            checkpoint=Checkpoint.from_directory(folder),
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+        )
+
+    def stop_requested(self) -> bool:
+        """See `WorkerSession.stop_requested`."""
+        ready, _ = ray.wait([self.stop_answer], timeout=0)
+        if not ready:
+            return False
+        stop: bool = ray.get(self.stop_answer)
+        self.stop_answer = self.tracker.ask_stop_requested()
+        return stop
+
+    def is_preempted(self) -> bool:
+        """See `WorkerSession.is_preempted`.
+
+        Ray 2.60's public `get_preemption_info` returns the same but waits for all ranks; the loader exchanges their
+        actions anyway.
+        """
+        return get_train_context().preemption_context.preemption_info is not None
+
+    def count_step(self, examples: int, steps: int, loss: float) -> None:
+        """See `WorkerSession.count_step`."""
+        self.tracker.count_step(examples, steps, loss)
+
+
+class ShardReader:
+    """This worker's part of the stream, read by a thread, so that `poll` never waits long.
+
+    Args:
+        shard: of the stream. rows: read at a time.
+    """
+
+    def __init__(self, shard: DataIterator, rows: int) -> None:
+        self.parts: queue.Queue[pa.Table | BaseException | None] = queue.Queue(maxsize=2)
+        self.ended = False
+        threading.Thread(target=self._read, args=(shard, rows), name="shard", daemon=True).start()
+
+    def poll(self) -> pa.Table | None:
+        """The next samples; an empty table if none arrived in half a second; None once the stream has ended."""
+        if self.ended:
+            return None
+        try:
+            part = self.parts.get(timeout=_POLL_SECONDS)
+        except queue.Empty:
+            return SAMPLE_SCHEMA.empty_table()
+        if isinstance(part, BaseException):
+            raise part
+        self.ended = part is None
+        return part
+
+    def _read(self, shard: DataIterator, rows: int) -> None:
+        try:
+            for batch in shard.iter_batches(batch_size=rows, batch_format="pyarrow"):
+                self.parts.put(batch.cast(SAMPLE_SCHEMA))
+            self.parts.put(None)
+        except BaseException as error:  # raised again by `poll`
+            self.parts.put(error)
+
+
+def arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem | None:
+    """The artifact's file system as Ray Train takes it, so that both reach the storage in the same way."""
+    if artifact.is_local:
+        return None
+    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(artifact.fs))

@@ -1,0 +1,94 @@
+"""What a stage is: a value that names its inputs and settings, and the function that makes its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pos2distill.config import Runtime, Study, fingerprint
+from pos2distill.records import SCHEMA_VERSION
+from pos2distill.store.artifacts import Artifact, Manifest
+
+from ..executors.protocol import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A result of an earlier stage that a stage reads.
+
+    artifact: where it is stored. fingerprint: covers everything that the part which is read depends on; of an artifact
+    with several parts (training and evaluation examples) a part depends on less than the whole.
+    """
+
+    artifact: Artifact
+    fingerprint: str
+
+    def manifest(self) -> Manifest:
+        """The manifest of the finished artifact."""
+        manifest = self.artifact.manifest()
+        if manifest is None:
+            raise RuntimeError(f"{self.artifact.url} is read before it is finished")
+        return manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where and how a stage runs. Nothing here changes its result."""
+
+    name: str
+    storage: str
+    runtime: Runtime
+    executor: Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One step of a run, as a value.
+
+    The fingerprint covers exactly what `run` can read: the inputs, the study (in which every setting that the stage
+    does not declare is reset to its default, see `restrict`), and the derived settings. So no other setting can
+    influence the artifact.
+
+    name: as people see it. study: restricted to the declared settings. inputs: results of earlier stages, by name.
+    derived: values computed from settings, by name. run: makes and publishes the artifact.
+    """
+
+    name: str
+    artifact: Artifact
+    study: Study
+    run: Callable[[Stage, Run], Manifest] = field(repr=False)
+    inputs: Mapping[str, Input] = field(default_factory=dict)
+    derived: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the artifact."""
+        return self.artifact.fingerprint
+
+    def output(self) -> Input:
+        """The whole artifact as an input of a later stage."""
+        return Input(self.artifact, self.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Digests of the bytes of the model and of the data file: they stand for the paths in fingerprints."""
+
+    model: str
+    data: str
+
+    def fingerprint(
+        self, study: Study, inputs: Mapping[str, Input] | None = None, derived: Mapping[str, Any] | None = None
+    ) -> str:
+        """The fingerprint of what a stage declares.
+
+        A path that was reset because the stage does not declare it stays reset.
+        """
+        settings = study.model_dump(mode="json")
+        if study.model.path:
+            settings["model"]["path"] = self.model
+        if study.data.path:
+            settings["data"]["path"] = self.data
+        input_fingerprints = {name: each.fingerprint for name, each in (inputs or {}).items()}
+        return fingerprint(SCHEMA_VERSION, settings, input_fingerprints, dict(derived or {}))

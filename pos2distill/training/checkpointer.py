@@ -1,0 +1,77 @@
+"""When a checkpoint is due, and how it is written."""
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from pos2distill.config import fingerprint
+from pos2distill.training.job import TrainingJob
+from pos2distill.training.loader import Action, TrainingProgress
+from pos2distill.training.session import WorkerSession
+from pos2distill.training.step_log import StepLog
+from pos2distill.training.strategies.protocol import Strategy
+
+
+class Checkpointer:
+    """Decides after each step what happens next, and saves training state.
+
+    Args:
+        log: on rank 0; it is written before each checkpoint, so that both name the same steps.
+        step: at which training starts.
+    """
+
+    def __init__(
+        self, job: TrainingJob, session: WorkerSession, strategy: Strategy, log: StepLog | None, step: int
+    ) -> None:
+        self.settings = job.runtime.checkpoints
+        self.session = session
+        self.strategy = strategy
+        self.log = log
+        # A folder of this run, user and rank alone. What a worker that died here could not upload is removed first.
+        run = fingerprint(job.checkpoint.url)
+        self.scratch = Path(tempfile.gettempdir()) / f"pos2distill-{run}-{os.getuid()}-{session.dist.rank}"
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir(parents=True)
+        self.last_step, self.last_time = step, time.monotonic()
+        self.preemption_handled = False
+
+    def action(self, step: int) -> Action:
+        """What this rank asks for after a step. Every rank watches its node; rank 0 also time and stop requests."""
+        action = Action.CONTINUE
+        if self.session.is_preempted() and not self.preemption_handled:
+            self.preemption_handled = True
+            action = Action.CHECKPOINT
+        if self.session.dist.rank == 0:
+            if self._is_due(step):
+                action = Action.CHECKPOINT
+            if self.session.stop_requested():
+                action = Action.STOP
+            if action is not Action.CONTINUE:
+                self.last_step, self.last_time = step, time.monotonic()
+        return action
+
+    def save(self, progress: TrainingProgress) -> None:
+        """Write a checkpoint; every rank writes its own part."""
+        # A folder of its own: an earlier one of the same step may still be uploading, if no step was made since.
+        folder = Path(tempfile.mkdtemp(prefix=f"{progress.step}-", dir=self.scratch))
+        self.strategy.save_state(folder)
+        if self.log is not None:
+            progress.save(folder)
+            self.log.flush()
+        self.session.save_checkpoint(progress.step, folder)
+
+    def close(self) -> None:
+        """Remove the scratch folder, unless uploads still read from it."""
+        if not any(self.scratch.iterdir()):
+            self.scratch.rmdir()
+
+    def _is_due(self, step: int) -> bool:
+        steps = step - self.last_step
+        if steps == 0:
+            return False
+        minutes = (time.monotonic() - self.last_time) / 60
+        if self.settings.steps is not None and steps >= self.settings.steps:
+            return True
+        return minutes >= self.settings.minutes

@@ -1,0 +1,35 @@
+"""What an executor provides to a training worker, wherever it runs."""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import StreamReader
+
+
+class WorkerSession(Protocol):
+    """The surroundings of one training worker."""
+
+    dist: DistContext
+    device: torch.device
+
+    def open_stream(self) -> StreamReader:
+        """This worker's part of the samples that the store lacks. Called at most once."""
+
+    def last_checkpoint(self) -> AbstractContextManager[Path | None]:
+        """A folder with the last saved training state; None at the start of a run."""
+
+    def save_checkpoint(self, step: int, folder: Path) -> None:
+        """Keep a folder of training state, and remove it here. Called on every rank; may return before the upload."""
+
+    def stop_requested(self) -> bool:
+        """Whether training is asked to stop. Returns at once; called on rank 0 only."""
+
+    def is_preempted(self) -> bool:
+        """Whether the node of this worker is about to be taken away."""
+
+    def count_step(self, examples: int, steps: int, loss: float) -> None:
+        """Report a step: examples processed over all epochs, steps made, the last loss. Called on rank 0 only."""

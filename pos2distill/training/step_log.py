@@ -1,0 +1,64 @@
+"""The log of training steps: to the progress display, the trackers and the checkpoint artifact."""
+
+import json
+from pathlib import Path
+
+from pos2distill.store.artifacts import write_bytes
+from pos2distill.training.job import STEPS_FOLDER, TrainingJob
+from pos2distill.training.loop import StepRecord
+from pos2distill.training.session import WorkerSession
+from pos2distill.training.trackers import open_trackers
+
+
+class StepLog:
+    """Writes step records; one file in the artifact from checkpoint to checkpoint. Exists on rank 0 only.
+
+    Args:
+        step: at which training starts; records of later steps, made after the checkpoint, are removed, since those
+            steps are made again.
+        examples: number of training examples.
+    """
+
+    def __init__(self, job: TrainingJob, session: WorkerSession, step: int, examples: int) -> None:
+        self.artifact = job.checkpoint
+        self.session = session
+        self.examples = examples * job.study.training.epochs
+        self.lines: list[str] = []
+        self.start = step
+        self.folder = f"{self.artifact.path}/{STEPS_FOLDER}"
+        self._remove_later_steps()
+        self.trackers = open_trackers(
+            job.runtime.trackers,
+            run=f"{job.name}-{self.artifact.fingerprint}",
+            folder=f"{job.storage}/tensorboard/{self.artifact.fingerprint}",
+            settings=job.study.model_dump(mode="json"),
+        )
+
+    def __call__(self, record: StepRecord) -> None:
+        """Log one step."""
+        self.lines.append(json.dumps(record.as_dict()))
+        self.session.count_step(round(record.share * self.examples), record.step + 1, record.loss)
+        for tracker in self.trackers:
+            tracker.log(record)
+
+    def flush(self) -> None:
+        """Write the steps since the last call, in a file named after the first of them."""
+        if self.lines:
+            path = f"{self.folder}/{self.start:08d}.jsonl"
+            write_bytes(self.artifact.fs, path, ("\n".join(self.lines) + "\n").encode())
+            self.start += len(self.lines)
+            self.lines = []
+
+    def close(self) -> None:
+        """Write the remaining steps and close the trackers."""
+        self.flush()
+        for tracker in self.trackers:
+            tracker.close()
+
+    def _remove_later_steps(self) -> None:
+        fs = self.artifact.fs
+        fs.makedirs(self.folder, exist_ok=True)
+        fs.invalidate_cache(self.folder)  # other processes write to this folder too
+        for path in fs.glob(f"{self.folder}/*.jsonl"):
+            if int(Path(path).stem) >= self.start:
+                fs.rm(path)

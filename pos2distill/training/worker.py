@@ -1,0 +1,95 @@
+"""What runs on each training worker: load, resume, train, save the model."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from pos2distill.config import Study
+from pos2distill.errors import UserError
+from pos2distill.models.files import copy_generation_config
+from pos2distill.models.load import context_length, load_tokenizer
+from pos2distill.store.samples import SampleStore
+from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.training.checkpointer import Checkpointer
+from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, TrainingJob
+from pos2distill.training.loader import BatchLoader, TrainingProgress
+from pos2distill.training.loop import train
+from pos2distill.training.rows import RowBuilder
+from pos2distill.training.session import WorkerSession
+from pos2distill.training.step_log import StepLog
+from pos2distill.training.strategies import build_strategy
+from pos2distill.training.strategies.protocol import Strategy
+from pos2distill.training.teachers import build_teacher
+
+
+def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
+    """Train on this worker, from the last checkpoint if there is one, and save the model.
+
+    Returns: whether all epochs are done, and the number of steps made.
+    Raises:
+        UserError: if training cannot continue.
+    """
+    study, trainers = job.study, job.runtime.trainers
+    strategy = build_strategy(study, trainers, session.device)
+    teacher = build_teacher(study, strategy.frozen_states, session.device)
+    ids = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].combine_chunks()
+    progress = _resume(job, session, strategy, len(ids))
+    log = None
+    if session.dist.rank == 0:
+        log = StepLog(job, session, progress.step, len(ids))
+    checkpointer = Checkpointer(job, session, strategy, log, progress.step)
+    loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist, checkpointer.action)
+    finished = train(
+        study,
+        trainers,
+        loader,
+        RowBuilder(make_prompt_builder(study), study),
+        strategy,
+        teacher,
+        session.dist,
+        progress,
+        [log] if log is not None else [],
+        checkpointer.save,
+    )
+    if finished:
+        _save_model(job, strategy, write=session.dist.rank == 0)
+    if log is not None:
+        log.close()
+    checkpointer.close()
+    return finished, progress.step
+
+
+def make_prompt_builder(study: Study) -> PromptBuilder:
+    """The prompts of a study, as in sampling."""
+    # No room is reserved: the response exists, and fitted into the context behind the advantageous prompt.
+    return PromptBuilder(
+        load_tokenizer(study.model), study.data.prompt, max_length=context_length(study.model), reserve=0
+    )
+
+
+def _resume(job: TrainingJob, session: WorkerSession, strategy: Strategy, examples: int) -> TrainingProgress:
+    with session.last_checkpoint() as folder:
+        if folder is None:
+            return TrainingProgress.at_start(examples)
+        try:
+            strategy.load_state(folder)
+            return TrainingProgress.load(folder)
+        except UserError as error:
+            remedy = f"remove {job.checkpoint.url}/{STATE_FOLDER} to train again from the samples"
+            raise UserError(f"{error}; {remedy}") from None
+
+
+def _save_model(job: TrainingJob, strategy: Strategy, *, write: bool) -> None:
+    """Save weights and tokenizer. Every rank takes part, one writes."""
+    artifact = job.checkpoint
+    with tempfile.TemporaryDirectory() as scratch:
+        parent = artifact.path if artifact.is_local else scratch
+        folder = Path(parent) / MODEL_FOLDER
+        if write:
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
+        strategy.save(folder)
+        if write:
+            load_tokenizer(job.study.model).save_pretrained(folder)
+            copy_generation_config(job.study.model, folder)
+            if not artifact.is_local:
+                artifact.upload(folder, MODEL_FOLDER)
