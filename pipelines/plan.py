@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
+from pos2distill.config.fields import replace_section
 from pos2distill.models.files import model_digest
 from pos2distill.tasks.readers import file_digest
 
@@ -88,43 +89,7 @@ def make_plan(recipe: Recipe) -> Plan:
     Raises:
         UserError: if the data file or the model cannot be read.
     """
-    study, storage = recipe.study, recipe.storage
-    model = study.model.model_dump(mode="json", exclude={"path"}) | {"digest": model_digest(study.model)}
-    data = _data_identity(study)
-    method = study.method
-    # How many examples are eval_specs does not change which are trained on.
-    trained = {key: value for key, value in data.items() if key != "eval_examples"}
-    if study.data.format in PUBLISHED and study.data.distractors == "given":
-        trained["longest"] = _longest(study)  # rows with fewer documents are passed over
-    where: Any
-    slot_scores = None
-    if method.advantageous_slot == "auto":
-        asked = (method.auto_slots, method.auto_examples, study.evaluation.max_new_tokens)
-        slot_scores = Artifact(storage, "slot-scores", fingerprint(SCHEMA_VERSION, trained, model, asked, study.seed))
-        where = slot_scores.fingerprint
-    else:
-        where = [study.advantageous(hops) for hops in study.data.hops]
-    drawn = fingerprint(SCHEMA_VERSION, trained, model, study.sampling, where, study.seed)
-    samples = _samples(storage, drawn, method)
-    measured = {"advantageous_slot", "auto_slots", "auto_examples"}  # in the samples' fingerprint
-    checkpoint = fingerprint(drawn, method.model_dump(mode="json", exclude=measured), study.training)
-    identity = _evaluation_identity(study, data)
-    base_scores, distilled_scores = fingerprint(identity, model), fingerprint(identity, checkpoint)
-    transfers = {}
-    for name, other in recipe.transfers.items():
-        with naming_task(name):
-            transfers[name] = _plan_transfer(recipe, other, model, checkpoint)
-    shown = [each.distilled_scores.fingerprint for each in transfers.values()]
-    return Plan(
-        examples=_examples(study, data, storage),
-        base_scores=Artifact(storage, "base-scores", base_scores),
-        slot_scores=slot_scores,
-        samples=samples,
-        checkpoint=Artifact(storage, "checkpoint", checkpoint),
-        distilled_scores=Artifact(storage, "distilled-scores", distilled_scores),
-        transfers=transfers,
-        fingerprint=fingerprint(base_scores, distilled_scores, study.evaluation.bootstrap_samples, *shown),
-    )
+    return make_plans([recipe])[0]
 
 
 def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
@@ -136,17 +101,17 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
     Raises:
         UserError: if a data file or a model cannot be read.
     """
-    if method.teacher_topk:
-        return Artifact(storage, "samples", fingerprint(drawn, "topk", method.teacher_topk))
-    stamps = (fingerprint(drawn, states) for states in (None, method.alignment))
-    plain, with_states = (Artifact(storage, "samples", stamp) for stamp in stamps)
-    if method.teacher == "cached":
-        return with_states
-    return with_states if with_states.manifest() and not plain.manifest() else plain
+    with_teacher: dict[str, Stage] = {}
+    digests = [_digests(recipe.study) for recipe in recipes]
+    for recipe, digest in zip(recipes, digests, strict=True):
+        stage = _plan_sampling(recipe, digest)[-1]
+        if sample.stores_teacher(stage):
+            with_teacher.setdefault(sample.responses(stage, digest).fingerprint, stage)
+    return [_make_plan(recipe, digest, with_teacher) for recipe, digest in zip(recipes, digests, strict=True)]
 
 
 def _make_plan(recipe: Recipe, digests: Digests, with_teacher: Mapping[str, Stage]) -> Plan:
-    study, storage = recipe.study, recipe.storage
+    study, storage = with_canonical_slot(recipe.study), recipe.storage
     prepare_stage, choose_stage, sample_stage = _plan_sampling(recipe, digests)
     if not study.method.needs_teacher:
         responses = sample.responses(sample_stage, digests)
@@ -175,7 +140,7 @@ def _make_plan(recipe: Recipe, digests: Digests, with_teacher: Mapping[str, Stag
 
 def _plan_sampling(recipe: Recipe, digests: Digests) -> tuple[Stage, Stage | None, Stage]:
     """The stages up to the samples: prepare, choose slot (or None), sample."""
-    study, storage = recipe.study, recipe.storage
+    study, storage = with_canonical_slot(recipe.study), recipe.storage
     prepare_stage = prepare.plan(study, storage, digests)
     choose_stage = None
     if study.method.advantageous_slot == "auto":
@@ -202,15 +167,19 @@ def _plan_task(recipe: Recipe, name: str, other: Study, digests: Digests, distil
     )
 
 
-def _data_identity(study: Study) -> dict[str, Any]:
-    """The data section with the file's digest in place of its path."""
-    return study.data.model_dump(mode="json", exclude={"path"}) | {"digest": file_digest(study.data.path)}
+def with_canonical_slot(study: Study) -> Study:
+    """The study with `first` or `last` in place of an advantageous slot that is the same by its number."""
+    slot = study.method.advantageous_slot
+    if isinstance(slot, str):
+        return study
+    raw = study.method.model_dump(mode="json")
+    for name in ("first", "last"):
+        raw["advantageous_slot"] = name
+        candidate = replace_section(study, method=type(study.method).model_validate(raw))
+        if all(candidate.advantageous(hops) == study.advantageous(hops) for hops in study.data.hops):
+            return candidate
+    return study
 
 
-def _evaluation_identity(study: Study, data: dict[str, Any]) -> str:
-    """What is asked. How many examples are trained on does not change which are eval_specs."""
-    asked = {key: value for key, value in data.items() if key != "train_examples"}
-    shown = study.evaluation.model_dump(mode="json", exclude={"bootstrap_samples", "also_evaluate"})
-    if not study.evaluation.other_documents:
-        del shown["other_slots"]
-    return fingerprint(SCHEMA_VERSION, asked, shown, study.seed)
+def _digests(study: Study) -> Digests:
+    return Digests(model_digest(study.model), file_digest(study.data.path))

@@ -36,12 +36,14 @@ class ProgressSpec:
 class RunProgress:
     """The latest figures of a stage.
 
-    stored: samples by outcome. sampling_seconds: until the last of them was stored. trained: examples processed by
+    stored: samples by outcome. sampling_seconds: until the last of them was stored. actor_seconds: the time that the
+    actors of a pool worked, added up; only of pools whose calls do not overlap. trained: examples processed by
     training, over all epochs. actors: that began a batch in the last minutes, by pool.
     """
 
     stored: Counter[str] = field(default_factory=Counter)
     sampling_seconds: float = 0.0
+    actor_seconds: dict[str, float] = field(default_factory=dict)
     trained: int = 0
     steps: int = 0
     loss: float | None = None
@@ -86,6 +88,10 @@ class ProgressTracker:
     def count_step(self, trained: int, steps: int, loss: float) -> None:
         """Count a training step."""
         self.progress.trained, self.progress.steps, self.progress.loss = trained, steps, loss
+
+    def count_seconds(self, pool: str, seconds: float) -> None:
+        """An actor of a pool has worked on a batch."""
+        self.progress.actor_seconds[pool] = self.progress.actor_seconds.get(pool, 0.0) + seconds
 
     def heartbeat(self, pool: str, actor: str) -> None:
         """An actor of a pool has begun a batch."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 Slots = tuple[int, ...]
 Tokens = npt.NDArray[np.int32]
@@ -146,7 +146,6 @@ SAMPLE_SCHEMA = pa.schema(
         *ANSWER_SCHEMA,
         ("hidden", pa.large_binary()),
         ("hidden_dtype", pa.string()),
-        ("teacher_seconds", pa.float32()),
     ],
     metadata=_METADATA,
 )

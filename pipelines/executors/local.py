@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ class LocalExecutor:
         tracker: Tracker | None = None,
     ) -> Iterator[pa.Table]:
         """See `Executor.map`. Results come in the order of the blocks."""
-        with _Chain(operators) as chain:
+        with _Chain(operators, tracker) as chain:
             for block in blocks:
                 yield chain(block)
 
@@ -62,7 +63,9 @@ class LocalExecutor:
                 f"set it to torch, or runtime.executor to ray"
             )
         assert isinstance(tracker, ProgressTracker)
-        session = LocalSession(job, self.map(stream.blocks(), stream.operators, label="sampling"), tracker)
+        session = LocalSession(
+            job, self.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker), tracker
+        )
         try:
             finished, steps = run_worker(job, session)
         finally:
@@ -73,8 +76,9 @@ class LocalExecutor:
 class _Chain:
     """Applies operators to one block after the other."""
 
-    def __init__(self, operators: Sequence[Operator]) -> None:
+    def __init__(self, operators: Sequence[Operator], tracker: Tracker | None) -> None:
         self.operators = operators
+        self.tracker = tracker
         self.functions: list[Callable[[pa.Table], Any]] = []
         self.events = asyncio.new_event_loop()
 
@@ -108,11 +112,14 @@ class _Chain:
     ) -> pa.Table:
         """In batches as on Ray: results of a model may depend, in their last digits, on how rows are batched."""
         parts = []
+        began = time.monotonic()
         for start in range(0, len(block), operator.pool.batch_size):
             part = function(block.slice(start, operator.pool.batch_size))
             if operator.is_async:
                 part = self.events.run_until_complete(part)
             parts.append(part)
+        if self.tracker is not None:
+            self.tracker.count_seconds(operator.name, time.monotonic() - began)
         return pa.concat_tables(parts)
 
 

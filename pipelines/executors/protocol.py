@@ -19,6 +19,9 @@ class Tracker(Protocol):
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
         """Count stored samples; raises UserError once too many have failed."""
 
+    def count_seconds(self, pool: str, seconds: float) -> None:
+        """Count the time that an actor of a pool worked on a batch."""
+
     def request_stop(self) -> None:
         """Ask training to stop after the next checkpoint."""
 

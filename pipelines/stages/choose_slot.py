@@ -44,12 +44,12 @@ def run(stage: Stage, run: Run) -> Manifest:
     start = time.monotonic()
     study = stage.study
     (hops,) = study.data.hops
-    examples = plan.examples.read_table(TRAIN).slice(0, study.method.auto_examples)
-    placements = candidate_placements(study.data.documents, hops, study.method.auto_slots)
-    artifact = _artifact(plan)
-    predictions = run_eval(
-        recipe, study.model, examples, [PromptSpec(study.data.documents, {hops: placements})], "choose slot"
-    )
+    documents = study.data.documents
+    placements = candidate_placements(documents, hops, study.method.auto_slots)
+    examples = stage.inputs["examples"]
+    count = min(study.method.auto_examples, len(training_ids(examples.artifact)))
+    specs = [PromptSpec(documents, {hops: placements})]
+    predictions = predict(study, run, examples, TRAIN, count, specs, label=stage.name)
     curve = to_curve(
         to_grid(predictions, documents), bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.seed
     )

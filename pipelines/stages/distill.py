@@ -77,13 +77,13 @@ class _Distill:
             except UserError:
                 if streamed and not len(sample.missing_indices(samples)):
                     # If no sample was kept, this error says what became of all.
-                    sample.publish(samples, tracker.read().sampling_seconds)
+                    sample.publish(samples, tracker.read())
                 raise
-            sampling_seconds = tracker.read().sampling_seconds
+            progress = tracker.read()
         if not outcome.finished:
             raise Stopped(f"stopped after step {outcome.steps}; its checkpoint is kept", 128 + signal)
         if streamed:
-            sample.publish(samples, sampling_seconds)
+            sample.publish(samples, progress)
         seconds = {"distill": time.monotonic() - start}
         manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=seconds)
         stage.artifact.remove(STATE_FOLDER)

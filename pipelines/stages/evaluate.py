@@ -25,14 +25,9 @@ from .stage import Digests, Input, Run, Stage
 
 PREDICTIONS = "predictions.parquet"
 
-
-def eval_specs(study: Study) -> list[PromptSpec]:
-    """The prompt lengths and placements that are prompt_specs for, the length trained on first."""
-    wanted = [(study.data.documents, study.evaluation.slots)]
-    wanted += [(documents, study.evaluation.other_slots) for documents in study.evaluation.other_documents]
-    return [
-        PromptSpec(documents, evaluated_placements(documents, study.data.hops, slots)) for documents, slots in wanted
-    ]
+# What prompts and answers are made with; the data itself is an input.
+PROMPT_FIELDS = ("model", "data.prompt", "data.metric", "data.hops", "data.documents", "seed")
+_EVALUATION = ("evaluation.slots", "evaluation.other_documents", "evaluation.max_new_tokens")
 
 
 def plan(
@@ -45,7 +40,10 @@ def plan(
     task: str | None = None,
 ) -> Stage:
     """The evaluation of the base model, or of the model that the stage `distill` makes."""
-    settings = restrict(study, (*PROMPT_FIELDS, *_EVALUATION))
+    fields = [*PROMPT_FIELDS, *_EVALUATION]
+    if study.evaluation.other_documents:
+        fields.append("evaluation.other_slots")
+    settings = restrict(study, fields)
     inputs = {"examples": evaluation_examples(prepare, digests)}
     name, folder = "evaluate base", "base-scores"
     if distill is not None:

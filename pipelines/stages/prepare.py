@@ -19,8 +19,9 @@ from .stage import Digests, Input, Run, Stage
 
 TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
 
-_DATA = tuple(f"data.{name}" for name in DataSection.model_fields)
-_FIELDS = (*_DATA, "seed")
+# How questions are worded and scored does not matter here, and `longest_prompt` stands for the prompt lengths.
+_UNUSED = ("prompt", "metric", "documents")
+_FIELDS = (*(f"data.{name}" for name in DataSection.model_fields if name not in _UNUSED), "seed")
 
 
 def plan(study: Study, storage: str, digests: Digests, *, task: str | None = None) -> Stage:

@@ -4,7 +4,6 @@ missing examples -> prompts -> sampler pool -> teacher pool -> sample store (-> 
 """
 
 import functools
-import time
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +30,14 @@ from pos2distill.store.samples import SampleStore, Tally
 from pos2distill.tasks.permutations import Placement
 
 from ..executors.protocol import Stream, Tracker
-from ..progress import ProgressSpec
+from ..progress import ProgressSpec, RunProgress
 from .choose_slot import with_chosen_slot
 from .evaluate import PROMPT_FIELDS
 from .prepare import TRAIN, training_examples, training_ids
 from .stage import Digests, Input, Run, Stage
+
+TEACHERS = "teachers"
+"""The name of the pool of teachers."""
 
 _FIELDS = (*PROMPT_FIELDS, "method.advantageous_slot", "sampling")
 
@@ -77,17 +79,17 @@ def run(stage: Stage, run: Run) -> Manifest:
     Raises:
         UserError: if too many samples failed, and as `publish`.
     """
-    start = time.monotonic()
+    progress = None
     SampleStore(stage.artifact).open()
-    missing = missing_indices(stage)
-    if len(missing):
+    if len(missing_indices(stage)):
         spec = progress_spec(stage, run, "sample", total=len(training_ids(stage.inputs["examples"].artifact)))
         with run.executor.track(spec) as tracker:
             stream = sample_stream(stage, run.runtime, tracker, return_samples=False)
             samples = run.executor.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
             for _ in samples:
                 pass  # the last operator has stored and counted the samples
-    return publish(stage, time.monotonic() - start)
+            progress = tracker.read()
+    return publish(stage, progress)
 
 
 def progress_spec(stage: Stage, run: Run, label: str, *, total: int) -> ProgressSpec:
@@ -110,41 +112,32 @@ def sample_stream(
     Args:
         return_samples: return tables of `SAMPLE_SCHEMA`; else ids alone.
     """
-    study = recipe.study
-    size = recipe.runtime.samplers.batch_size
-    missing = missing_indices(plan)
-    if not len(missing):
-        return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
-    blocks = [pa.table({"index": indices}) for indices in _blocks(missing, size)]
-    examples = ray.data.from_arrow(blocks).map_batches(
-        read_examples,
-        fn_args=(plan.examples,),
-        batch_format="pyarrow",
-        compute=prompt_tasks(recipe.runtime.samplers),
-        num_cpus=TASK_CPUS,
-    )
-    samples = generate(
-        recipe,
-        study.model,
-        examples,
-        [PromptSpec(study.data.documents, {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops})],
-        temperature=study.sampling.temperature,
-        top_p=study.sampling.top_p,
-        max_new_tokens=study.sampling.max_new_tokens,
-        for_training=True,
-        tracker_actor=tracker_actor,
-    )
-    if study.method.teacher == "cached":
-        teachers = pool_arguments(recipe.runtime.teachers)
-        samples = samples.map_batches(EncodeTeacher, fn_constructor_args=(recipe, tracker_actor), **teachers)
-    return samples.map_batches(
-        write_samples, fn_args=(plan.samples, tracker_actor, hand_on), batch_format="pyarrow", num_cpus=TASK_CPUS
+    operators = sampling_operators(stage, runtime, tracker, return_samples=return_samples)
+    blocks = functools.partial(missing_blocks, stage, runtime.samplers.batch_size)
+    return Stream(blocks, operators, preserve_order)
+
+
+def sampling_operators(
+    stage: Stage, runtime: Runtime, counter: SampleCounter, *, return_samples: bool
+) -> list[Operator]:
+    """The operators from blocks of missing examples to stored samples."""
+    study = with_chosen_slot(stage.study, stage.inputs.get("slot"))
+    teacher = stage.derived["teacher"]
+    placements = {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops}
+    specs = [PromptSpec(study.data.documents, placements)]
+    sampling = study.sampling
+    params = SamplingParams(
+        sampling.temperature,
+        sampling.top_p,
+        sampling.max_new_tokens,
+        stop_ids=(),
+        stored_top_k=teacher.get("k", 0),
     )
     examples = stage.inputs["examples"].artifact
     operators = generation_operators(study, runtime, examples, TRAIN, specs, params, for_training=True)
     if teacher.get("teacher") == "cached":
         create = functools.partial(EncodeTeacher, study.model, teacher["alignment"], runtime.teachers)
-        operators.append(ActorOperator("teachers", create, runtime.teachers))
+        operators.append(ActorOperator(TEACHERS, create, runtime.teachers))
     store = functools.partial(store_samples, artifact=stage.artifact, counter=counter, return_samples=return_samples)
     operators.append(TaskOperator("store samples", store))
     return operators
@@ -161,23 +154,11 @@ def missing_blocks(stage: Stage, size: int) -> list[pa.Table]:
     return sampling_blocks(missing_indices(stage), size)
 
 
-def read_examples(batch: pa.Table, artifact: Artifact) -> pa.Table:
-    """The training examples at the indices that a batch names, a table of `EXAMPLE_SCHEMA`."""
-    file = _example_file(artifact.url)
-    indices, size = batch["index"].to_numpy(), file.metadata.row_group(0).num_rows
-    groups = np.unique(indices // size)
-    row = np.searchsorted(groups, indices // size) * size + indices % size
-    return file.read_row_groups(groups.tolist()).take(row)
-
-
-def pool_needs(recipe: Recipe) -> tuple[float, float]:
-    """CPUs and GPUs of the smallest pools of samplers and teachers, and of one task beside them."""
-    pools = [recipe.runtime.samplers, *([recipe.runtime.teachers] if recipe.study.method.teacher == "cached" else [])]
-    return sum(pool.min * pool.cpus for pool in pools) + TASK_CPUS, sum(pool.min * pool.gpus for pool in pools)
-
-
-def publish_samples(plan: Plan, seconds: float) -> Manifest:
+def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
     """Count what the store holds, and publish it.
+
+    Args:
+        progress: of this run; None if it had nothing to sample.
 
     Counts: sampled = kept + wrong + empty + failed; hit_max_tokens of them were cut off at the length limit.
 
@@ -202,7 +183,11 @@ def publish_samples(plan: Plan, seconds: float) -> Manifest:
             f"{artifact.url}: none of {len(ids)} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
             f"{counts['failed']} failed); try another method.advantageous_slot or model, or sampling.keep=all"
         )
-    return artifact.publish(counts=counts, seconds={"sample": seconds, "teacher": tally.teacher_seconds})
+    seconds = {"sample": 0.0, "teacher": 0.0}
+    if progress is not None:
+        seconds["sample"] = progress.sampling_seconds
+        seconds["teacher"] = progress.actor_seconds.get(TEACHERS, 0.0)
+    return artifact.publish(counts=counts, seconds=seconds)
 
 
 def _tally(store: SampleStore, ids: pa.Array) -> Tally:

@@ -62,3 +62,10 @@ def _check_name(dotted: str) -> None:
     fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
     if dot and name not in fields:
         raise KeyError(f"{dotted}: not a setting of a study")
+
+
+def replace_section(study: Study, **sections: Section) -> Study:
+    """The study with other sections, each of which was validated when it was made."""
+    values = {name: getattr(study, name) for name in Study.model_fields}
+    values.update(sections)
+    return Study.model_construct(**values)

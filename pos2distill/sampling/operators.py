@@ -8,7 +8,6 @@ done, since processes that merely schedule operators load this module too.
 
 import functools
 import math
-import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -324,10 +323,9 @@ class EncodeTeacher:
         self.encode = TeacherEncoder(model, alignment=alignment, threads=pool.threads, device=_device(pool))
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        """Add the columns `hidden`, `hidden_dtype` and `teacher_seconds` (the batch's time divided by its rows)."""
+        """Add the columns `hidden` and `hidden_dtype`."""
         from pos2distill.models.hidden_states import hidden_to_bytes
 
-        start = time.monotonic()
         kept_rows = np.flatnonzero(np.asarray(batch["outcome"]) == "kept")
         hidden: list[bytes | None] = [None] * len(batch)
         if len(kept_rows):
@@ -335,11 +333,9 @@ class EncodeTeacher:
             responses = [batch["response_ids"][int(row)].values.to_numpy() for row in kept_rows]
             for row, hidden_TH in zip(kept_rows, self.encode(prompts, responses), strict=True):
                 hidden[row] = hidden_to_bytes(hidden_TH)
-        seconds = (time.monotonic() - start) / len(batch)
         columns = {
             "hidden": hidden,
             "hidden_dtype": [self.dtype] * len(batch),
-            "teacher_seconds": [seconds] * len(batch),
         }
         for name, values in columns.items():
             field = SAMPLE_SCHEMA.field(name)

@@ -60,11 +60,10 @@ class StoreIndex:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the stored examples by outcome and by finish reason, and the teacher's total time in seconds."""
+    """Counts of the stored examples by outcome and by finish reason."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     finish_reasons: Counter[str] = field(default_factory=Counter)
-    teacher_seconds: float = 0.0
 
 
 class SampleStore:
@@ -166,11 +165,10 @@ class SampleStore:
         total = Tally()
         stored = np.flatnonzero(index.stored)
         by_part = np.argsort(index.part_of[stored], kind="stable")
-        columns = ["outcome", "finish_reason", "teacher_seconds"]
+        columns = ["outcome", "finish_reason"]
         for part in self._map_parts(_tally_table, index, ids, stored[by_part], columns):
             total.outcomes += part.outcomes
             total.finish_reasons += part.finish_reasons
-            total.teacher_seconds += part.teacher_seconds
         return total
 
     def _map_parts(
@@ -269,12 +267,8 @@ def _schema_version(schema: pa.Schema) -> str:
 
 
 def _tally_table(samples: pa.Table) -> Tally:
-    outcomes, finish_reasons, teacher_seconds = samples.columns
-    return Tally(
-        Counter(outcomes.to_pylist()),
-        Counter(finish_reasons.to_pylist()),
-        pc.sum(teacher_seconds).as_py() or 0.0,  # None if every value is null
-    )
+    outcomes, finish_reasons = samples.columns
+    return Tally(Counter(outcomes.to_pylist()), Counter(finish_reasons.to_pylist()))
 
 
 def _to_array(ids: Sequence[str] | pa.Array) -> pa.Array:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -53,7 +54,10 @@ class _Actor:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         self.send_heartbeat()
+        start = time.monotonic()
         result: pa.Table = self.function(batch)
+        if self.tracker is not None:
+            self.tracker.count_seconds(self.name, time.monotonic() - start)
         return result
 
     def send_heartbeat(self) -> None:
