@@ -2,10 +2,7 @@
 
 import difflib
 import enum
-import re
-from collections.abc import Iterable, Iterator
-
-_TRACEBACK_LINE = re.compile(r"^pos2distill\.errors\.UserError: (.+)$", re.MULTILINE)
+from collections.abc import Iterable
 
 
 class ExitCode(enum.IntEnum):
@@ -52,44 +49,3 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; expected one of: {', '.join(choices)}" if choices else ""
-
-
-def find_user_error(error: BaseException) -> UserError | None:
-    """The UserError inside an error that came from another process, or None.
-
-    Ray 2.60 wraps the error of a remote function, sometimes several times, in `__cause__`, `__context__` or `cause`. Of
-    an error in Ray Data only the text of its traceback remains.
-    """
-    errors = list(_error_chain(error))
-    for link in errors:
-        if isinstance(link, UserError):
-            return link
-    for link in errors:
-        match = _TRACEBACK_LINE.search(str(link))
-        if match:
-            return UserError(match[1])
-    return None
-
-
-def find_corrupt_part(error: BaseException) -> CorruptPart | None:
-    """The CorruptPart inside an error that came from another process, or None."""
-    for link in _error_chain(error):
-        if isinstance(link, CorruptPart):
-            return link
-    return None
-
-
-def _error_chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that it wraps, each once."""
-    remaining = [error]
-    seen = set[int]()
-    while remaining:
-        link = remaining.pop()
-        if id(link) in seen:
-            continue
-        seen.add(id(link))
-        yield link
-        # `worker_failures`: of Ray Train's WorkerGroupError, one error per rank.
-        failures = getattr(link, "worker_failures", None) or {}
-        wrapped = [link.__cause__, link.__context__, getattr(link, "cause", None), *failures.values()]
-        remaining += [cause for cause in wrapped if isinstance(cause, BaseException)]

@@ -37,7 +37,7 @@ class StepLog:
     def __call__(self, record: StepRecord) -> None:
         """Log one step."""
         self.lines.append(json.dumps(record.as_dict()))
-        self.session.count_step(round(record.share * self.examples), record.step + 1, record.loss)
+        self.session.count_step(round(record.fraction * self.examples), record.step + 1, record.loss)
         for tracker in self.trackers:
             tracker.log(record)
 

@@ -13,7 +13,7 @@ from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, TrainingJob
 from pos2distill.training.loader import BatchLoader, TrainingProgress
-from pos2distill.training.loop import train
+from pos2distill.training.loop import Trainer
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_log import StepLog
@@ -39,18 +39,9 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
         log = StepLog(job, session, progress.step, len(ids))
     checkpointer = Checkpointer(job, session, strategy, log, progress.step)
     loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist, checkpointer.action)
-    finished = train(
-        study,
-        trainers,
-        loader,
-        RowBuilder(make_prompt_builder(study), study),
-        strategy,
-        teacher,
-        session.dist,
-        progress,
-        [log] if log is not None else [],
-        checkpointer.save,
-    )
+    build_row = RowBuilder(make_prompt_builder(study), study)
+    trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
+    finished = trainer.train(loader, progress, [log] if log is not None else [], checkpointer.save)
     if finished:
         _save_model(job, strategy, write=session.dist.rank == 0)
     if log is not None:

@@ -18,7 +18,7 @@ from pos2distill.errors import UserError
     [
         (
             {"method": {"teacher": "topk", "teacher_topk": 301}},
-            r"^method.teacher_topk: 301, but .+ has 300 tokens in all$",
+            r"^method.teacher_topk: 301, but .+ has 300 tokens$",
         ),
         (
             {"training": {"lora": {"targets": ["q_prj"]}}},
@@ -26,7 +26,7 @@ from pos2distill.errors import UserError
         ),
     ],
 )
-def test_what_only_the_model_can_refuse_is_refused_first(
+def test_run_study_checks_settings_against_the_model_first(
     make_recipe: Callable[..., Recipe], overrides: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError, match=message):
@@ -34,7 +34,7 @@ def test_what_only_the_model_can_refuse_is_refused_first(
     assert capsys.readouterr().out == ""  # no stage was run
 
 
-def test_a_tracker_that_is_not_installed_is_told_first(
+def test_run_study_refuses_a_missing_tracker_first(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -64,7 +64,7 @@ def test_commands_that_write_artifacts_hold_the_lease(
         raise Reached
 
     recipe = make_recipe()
-    monkeypatch.setattr(commands, "_run", check_lease)
-    monkeypatch.setattr(commands, "_require", lambda *arguments: None)
+    monkeypatch.setattr(commands, "_run_stages", check_lease)
+    monkeypatch.setattr(commands, "_require_finished", lambda *arguments: None)
     with pytest.raises(Reached):
         COMMANDS[command](recipe)

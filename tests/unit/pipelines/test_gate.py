@@ -41,8 +41,8 @@ def evaluate(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
     recipe = make_recipe()
     plan = make_plan(recipe)
     claim_storage(recipe.storage, recipe.name)
-    publish(plan.examples, ())
-    publish(plan.base_scores, (20, 17, 16))
+    publish(plan.prepare.artifact, ())
+    publish(plan.evaluate_base.artifact, (20, 17, 16))
 
     def evaluate(points: str) -> int:
         return run.main(["evaluate", str(tmp_path / "recipe.yaml"), "--fail-if-gap-above", points])
@@ -50,29 +50,27 @@ def evaluate(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
     return evaluate
 
 
-def test_a_larger_gap_is_one_line_and_exit_code_1(
-    evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gate_fails_on_a_larger_gap(evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate("19.5") == 1
     assert capsys.readouterr().err == "gate: GAP 20 is above 19.5 (mean 88.3)\n"
 
 
-def test_a_model_that_answers_nothing_right_does_not_pass(
+def test_gate_fails_without_right_answers(
     evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(make_recipe())
-    publish(plan.checkpoint, ())
-    publish(plan.distilled_scores, (0, 0, 0))
+    publish(plan.distill.artifact, ())
+    publish(plan.evaluate_distilled.artifact, (0, 0, 0))
     assert evaluate("100") == 1
-    assert capsys.readouterr().err == "gate: no answer is right (mean 0.0), so that GAP 0 says nothing\n"
+    assert capsys.readouterr().err == "gate: no answer is right (mean 0.0), so a GAP of 0 means nothing\n"
 
 
-def test_many_answers_that_were_cut_are_one_line_of_warning(
+def test_evaluate_warns_of_truncated_answers(
     evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(make_recipe())
-    publish(plan.checkpoint, ())
-    publish(plan.distilled_scores, (20, 20, 20), prompts=60, hit_max_tokens=7)
+    publish(plan.distill.artifact, ())
+    publish(plan.evaluate_distilled.artifact, (20, 20, 20), prompts=60, hit_max_tokens=7)
     assert evaluate("5") == 0
     assert capsys.readouterr().err == (
         "warning: evaluate distilled: 7 of 60 answers were cut at evaluation.max_new_tokens; "
@@ -81,7 +79,7 @@ def test_many_answers_that_were_cut_are_one_line_of_warning(
 
 
 @pytest.mark.parametrize("points", ["20", "100"])
-def test_a_gap_that_is_not_above_passes(
+def test_gate_passes_at_the_limit(
     evaluate: Callable[..., int], points: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """1 - 0.8 is a little less or more than 0.2 in floating point; equal is not above."""
@@ -89,11 +87,11 @@ def test_a_gap_that_is_not_above_passes(
     assert "GAP 0.200" in capsys.readouterr().out
 
 
-def test_the_checkpoint_is_what_is_judged_once_there_is_one(
+def test_gate_judges_the_checkpoint_if_there_is_one(
     evaluate: Callable[..., int], make_recipe: Callable[..., Recipe]
 ) -> None:
     plan = make_plan(make_recipe())
-    publish(plan.checkpoint, ())
-    publish(plan.distilled_scores, (20, 19, 20))
+    publish(plan.distill.artifact, ())
+    publish(plan.evaluate_distilled.artifact, (20, 19, 20))
     assert evaluate("6") == 0
     assert evaluate("4") == 1

@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 
-from pipelines.plan import make_plan
-from pipelines.stages.prepare import make_examples, training_ids
+from pipelines.executors import build_executor
+from pipelines.plan import make_plan, make_plans
+from pipelines.stages.prepare import training_ids
+from pipelines.stages.stage import Run
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.records import example_from_row
 from pos2distill.tasks.datasets import load_split
 
-EXAMPLES, BASE, SAMPLE, DISTILL, DISTILLED = STAGES = (
-    "examples",
+PREPARE, BASE, SAMPLE, DISTILL, DISTILLED = STAGES = (
+    "prepare",
     "evaluate base",
     "sample",
     "distill",
@@ -24,7 +26,7 @@ Make = Callable[..., Recipe]
 
 
 def fingerprints(recipe: Recipe) -> dict[str, str]:
-    return {stage: artifact.fingerprint for stage, artifact in make_plan(recipe).artifacts.items()}
+    return {stage.name: stage.fingerprint for stage in make_plan(recipe).stages}
 
 
 def changed(before: Recipe, after: Recipe) -> set[str]:
@@ -51,18 +53,18 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"method": {"teacher": "topk"}}, {SAMPLE, DISTILL, DISTILLED}),
         ({"model": {"dtype": "bfloat16"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"model": {"engine": "vllm"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
-        ({"data": {"train_examples": 7}}, {EXAMPLES, SAMPLE, DISTILL, DISTILLED}),
-        ({"data": {"eval_examples": 3}}, {EXAMPLES, BASE, DISTILLED}),
-        ({"data": {"prompt": "qa"}}, set(STAGES)),
-        ({"evaluation": {"other_documents": [6]}}, {EXAMPLES, BASE, DISTILLED}),
+        ({"data": {"train_examples": 7}}, {PREPARE, SAMPLE, DISTILL, DISTILLED}),
+        ({"data": {"eval_examples": 3}}, {PREPARE, BASE, DISTILLED}),
+        ({"data": {"prompt": "qa"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
+        ({"evaluation": {"other_documents": [6]}}, {PREPARE, BASE, DISTILLED}),
         ({"evaluation": {"bootstrap_samples": 300}}, set()),  # of the report only
         ({"method": {"name": "kl"}}, {DISTILL, DISTILLED}),
         ({"method": {"name": "seqkd"}}, {SAMPLE, DISTILL, DISTILLED}),  # its samples need no teacher states
-        ({"data": {"metric": "em"}}, set(STAGES)),
+        ({"data": {"metric": "em"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"seed": 1}, set(STAGES)),
     ],
 )
-def test_a_setting_enters_the_stages_it_changes(make_recipe: Make, override: dict[str, Any], stages: set[str]) -> None:
+def test_make_plan_setting_changes_its_stages(make_recipe: Make, override: dict[str, Any], stages: set[str]) -> None:
     before = make_recipe()
     after = make_recipe(**override)
     assert changed(before, after) == stages
@@ -84,13 +86,13 @@ def test_a_setting_enters_the_stages_it_changes(make_recipe: Make, override: dic
         {"evaluation": {"other_documents": []}},
     ],
 )
-def test_where_and_how_it_runs_is_not_its_identity(make_recipe: Make, override: dict[str, Any]) -> None:
+def test_make_plan_ignores_the_runtime(make_recipe: Make, override: dict[str, Any]) -> None:
     before, after = make_recipe(), make_recipe(**override)
     assert not changed(before, after)
     assert make_plan(before).fingerprint == make_plan(after).fingerprint
 
 
-def test_other_bytes_change_everything_and_another_place_nothing(make_recipe: Make, tmp_path: Path) -> None:
+def test_make_plan_depends_on_bytes_not_paths(make_recipe: Make, tmp_path: Path) -> None:
     before = make_recipe()
     one = fingerprints(before)
     shutil.copytree(before.study.model.path, tmp_path / "moved")
@@ -102,7 +104,7 @@ def test_other_bytes_change_everything_and_another_place_nothing(make_recipe: Ma
     assert changed(before, make_recipe(**moved)) == set(STAGES)
 
 
-def test_another_model_changes_all_that_it_computes(make_recipe: Make, tmp_path: Path) -> None:
+def test_make_plan_depends_on_the_model(make_recipe: Make, tmp_path: Path) -> None:
     before = make_recipe()
     shutil.copytree(before.study.model.path, tmp_path / "edited")
     (tmp_path / "edited" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
@@ -110,66 +112,74 @@ def test_another_model_changes_all_that_it_computes(make_recipe: Make, tmp_path:
     assert changed(before, after) == {BASE, SAMPLE, DISTILL, DISTILLED}
 
 
-def test_artifacts_lie_under_the_storage_by_name_and_fingerprint(make_recipe: Make, tmp_path: Path) -> None:
+def test_make_plan_names_artifacts_by_fingerprint(make_recipe: Make, tmp_path: Path) -> None:
     plan = make_plan(make_recipe())
     names = ["examples", "base-scores", "samples", "checkpoint", "distilled-scores"]
-    assert [artifact.url for artifact in plan.artifacts.values()] == [
-        f"{tmp_path}/storage/{name}-{artifact.fingerprint}"
-        for name, artifact in zip(names, plan.artifacts.values(), strict=True)
-    ]
-    assert len({artifact.fingerprint for artifact in plan.artifacts.values()}) == 5
+    for name, stage in zip(names, plan.stages, strict=True):
+        assert stage.artifact.url == f"{tmp_path}/storage/{name}-{stage.fingerprint}"
+    assert len({stage.fingerprint for stage in plan.stages}) == 5
 
 
-def test_what_cannot_be_read_is_told(make_recipe: Make, tmp_path: Path) -> None:
+def test_make_plan_refuses_missing_files(make_recipe: Make, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"dat.jsonl: no such file \(data.path\); did you mean 'data.jsonl'"):
         make_plan(make_recipe(data={"path": str(tmp_path / "dat.jsonl")}))
     with pytest.raises(UserError, match=r"no such model folder \(model.path\)"):
         make_plan(make_recipe(model={"path": str(tmp_path / "nothing")}))
 
 
-def test_the_examples_stage_writes_the_split(make_recipe: Make) -> None:
-    recipe = make_recipe(evaluation={"other_documents": [6]})
-    plan = make_plan(recipe)
-    manifest = make_examples(recipe, plan.examples)
+def test_prepare_writes_the_split(make_recipe: Make) -> None:
+    recipe = make_recipe(evaluation={"other_documents": [6]}, runtime={"executor": "local"})
+    stage = make_plan(recipe).prepare
+    run = Run(recipe.name, recipe.storage, recipe.runtime, build_executor(recipe.runtime))
+    manifest = stage.run(stage, run)
     split = load_split(recipe.study.data, documents=6, seed=0)
     assert manifest.counts == split.counts
-    assert plan.examples.manifest() == manifest
-    assert training_ids(plan).to_pylist() == [example.example_id for example in split.train]
-    assert [example_from_row(row) for row in plan.examples.read_table("train.parquet").to_pylist()] == list(split.train)
-    assert plan.examples.read_table("evaluation.parquet")["example_id"].to_pylist() == [
-        example.example_id for example in split.evaluation
-    ]
+    assert stage.artifact.manifest() == manifest
+    assert training_ids(stage.artifact).to_pylist() == [example.example_id for example in split.train]
+    assert [example_from_row(row) for row in stage.artifact.read_table("train.parquet").to_pylist()] == split.train
+    evaluation_ids = stage.artifact.read_table("evaluation.parquet")["example_id"].to_pylist()
+    assert evaluation_ids == [example.example_id for example in split.evaluation]
 
 
-def test_make_plan_ignores_how_the_batch_is_cut(make_recipe: Make) -> None:
-    cut = {"trainers": {"strategy": "zero3", "workers": 2, "micro_batch_tokens": 500}}
-    assert changed(make_recipe(), make_recipe(runtime=cut)) == set()
+def test_stage_receives_only_the_settings_it_declares(make_recipe: Make) -> None:
+    """A setting that is not in the fingerprint cannot influence the result: `run` sees its default."""
+    plan = make_plan(make_recipe(method={"k": 2}, training={"epochs": 3}, evaluation={"max_new_tokens": 9}))
+    assert (plan.sample.study.training.epochs, plan.sample.study.evaluation.max_new_tokens) == (2, 100)
+    assert (plan.evaluate_base.study.evaluation.max_new_tokens, plan.evaluate_base.study.method.k) == (9, 4)
+    assert (plan.distill.study.training.epochs, plan.distill.study.method.k) == (3, 2)
+
+
+def test_choose_slot_fingerprint_covers_its_interval(make_recipe: Make) -> None:
+    few, many = (
+        make_recipe(method={"advantageous_slot": "auto"}, evaluation={"bootstrap_samples": count})
+        for count in (200, 300)
+    )
+    assert fingerprints(few)["choose slot"] != fingerprints(many)["choose slot"]
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        {"weights": "paper", "anchor_weight": 1},  # what r1 chooses itself
+        {"weights": "paper", "anchor_weight": 1},  # the defaults of r1
         {"advantageous_slot": 0},  # the same as `first`
-        {"auto_examples": 3},  # looked at for `auto` alone
+        {"auto_examples": 3},  # used for `auto` only
     ],
 )
-def test_another_way_to_write_the_same_method_is_the_same_study(make_recipe: Make, method: dict[str, Any]) -> None:
+def test_make_plan_ignores_how_a_method_is_written(make_recipe: Make, method: dict[str, Any]) -> None:
     assert make_plan(make_recipe()).fingerprint == make_plan(make_recipe(method=method)).fingerprint
 
 
-def test_samples_with_states_serve_methods_that_need_none(make_recipe: Make) -> None:
+def test_make_plans_shares_samples_with_methods_that_need_no_teacher(make_recipe: Make) -> None:
     r1, seqkd = make_recipe(), make_recipe(method={"name": "seqkd"})
-    assert make_plan(r1).samples.url != make_plan(seqkd).samples.url
-    before = make_plan(seqkd).checkpoint.fingerprint
-    samples = make_plan(r1).samples
-    samples.fs.makedirs(samples.path)
-    samples.publish(counts={}, seconds={})
-    assert make_plan(r1).samples.url == make_plan(seqkd).samples.url
-    assert make_plan(seqkd).checkpoint.fingerprint == before
+    alone = make_plan(seqkd)
+    assert make_plan(r1).sample.artifact.url != alone.sample.artifact.url
+    for order in ([r1, seqkd], [seqkd, r1]):
+        one, other = make_plans(order)
+        assert one.sample.artifact.url == other.sample.artifact.url == make_plan(r1).sample.artifact.url
+    assert make_plans([r1, seqkd])[1].distill.fingerprint == alone.distill.fingerprint
 
 
-def test_how_many_tokens_the_teacher_tells_is_the_samples_own(make_recipe: Make) -> None:
+def test_make_plan_teacher_topk_changes_the_samples(make_recipe: Make) -> None:
     few, many, default, same = (
         make_recipe(method={"teacher": "topk", **k})
         for k in ({"teacher_topk": 8}, {"teacher_topk": 9}, {}, {"teacher_topk": 64})
@@ -179,11 +189,11 @@ def test_how_many_tokens_the_teacher_tells_is_the_samples_own(make_recipe: Make)
     assert changed(make_recipe(method={"teacher": "resident"}), few) == {SAMPLE, DISTILL, DISTILLED}
 
 
-def test_longer_prompts_change_which_published_rows_are_trained_on(make_recipe: Make) -> None:
+def test_make_plan_longer_prompts_skip_published_records(make_recipe: Make) -> None:
     """Rows with too few documents are passed over, unless they are filled up."""
     for distractors, stages in (
-        ("given", {EXAMPLES, BASE, SAMPLE, DISTILL, DISTILLED}),
-        ("random", {EXAMPLES, BASE, DISTILLED}),
+        ("given", {PREPARE, BASE, SAMPLE, DISTILL, DISTILLED}),
+        ("random", {PREPARE, BASE, DISTILLED}),
     ):
         one, other = (
             make_recipe(data={"format": "dpr", "distractors": distractors}, evaluation={"other_documents": lengths})
@@ -192,25 +202,32 @@ def test_longer_prompts_change_which_published_rows_are_trained_on(make_recipe: 
         assert changed(one, other) == stages
 
 
-def test_auto_is_a_stage_of_its_own(make_recipe: Make) -> None:
+def test_make_plan_auto_adds_a_stage(make_recipe: Make) -> None:
     auto = make_recipe(method={"advantageous_slot": "auto"})
-    assert list(make_plan(auto).artifacts) == [EXAMPLES, BASE, "choose slot", SAMPLE, DISTILL, DISTILLED]
+    assert [stage.name for stage in make_plan(auto).stages] == [
+        PREPARE,
+        BASE,
+        "choose slot",
+        SAMPLE,
+        DISTILL,
+        DISTILLED,
+    ]
     more = make_recipe(method={"advantageous_slot": "auto", "auto_examples": 3})
     assert changed(auto, more) == {SAMPLE, DISTILL, DISTILLED}
     assert fingerprints(auto)["choose slot"] != fingerprints(more)["choose slot"]
 
 
-def test_another_task_is_asked_of_the_same_models(make_recipe: Make, tmp_path: Path) -> None:
+def test_make_plan_evaluates_other_tasks_with_the_same_models(make_recipe: Make, tmp_path: Path) -> None:
     other = make_recipe(name="other", seed=0, evaluation={"slots": 2})
     file = tmp_path / "other.yaml"
     (tmp_path / "recipe.yaml").rename(file)
     alone, both = make_recipe(), make_recipe(evaluation={"also_evaluate": [str(file)]})
     plan = make_plan(both)
     # All data is checked first, and all bases are measured before training.
-    assert list(plan.artifacts) == [
-        *(EXAMPLES, "other: examples", BASE, "other: evaluate base"),
+    assert [stage.name for stage in plan.stages] == [
+        *(PREPARE, "other: prepare", BASE, "other: evaluate base"),
         *(SAMPLE, DISTILL, DISTILLED, "other: evaluate distilled"),
     ]
     assert changed(alone, both) == set()
-    assert plan.transfers["other"].base_scores.fingerprint == make_plan(other).base_scores.fingerprint
+    assert plan.other_tasks["other"].evaluate_base.fingerprint == make_plan(other).evaluate_base.fingerprint
     assert plan.fingerprint != make_plan(alone).fingerprint

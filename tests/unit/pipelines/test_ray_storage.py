@@ -1,13 +1,13 @@
 from collections.abc import Callable
 
+from pipelines.executors.ray.train import arrow_filesystem
 from pipelines.plan import make_plan
-from pipelines.stages.distill import _arrow_filesystem
 from pos2distill.config import Recipe
 
 
 def test_ray_train_reaches_the_storage_through_the_same_file_system(make_recipe: Callable[..., Recipe]) -> None:
-    artifact = make_plan(make_recipe(runtime={"storage": "memory://bucket/run"})).checkpoint
-    filesystem = _arrow_filesystem(artifact)
+    artifact = make_plan(make_recipe(runtime={"storage": "memory://bucket/run"})).distill.artifact
+    filesystem = arrow_filesystem(artifact)
     assert filesystem is not None
     filesystem.create_dir(artifact.path)
     with filesystem.open_output_stream(f"{artifact.path}/note") as file:
@@ -16,4 +16,4 @@ def test_ray_train_reaches_the_storage_through_the_same_file_system(make_recipe:
 
 
 def test_a_folder_of_this_machine_is_its_own(make_recipe: Callable[..., Recipe]) -> None:
-    assert _arrow_filesystem(make_plan(make_recipe()).checkpoint) is None
+    assert arrow_filesystem(make_plan(make_recipe()).distill.artifact) is None

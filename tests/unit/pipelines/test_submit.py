@@ -141,7 +141,10 @@ RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path 
             ["quickstart", STORAGE, "model.path=https://me:hunter2@host/m"],
             "command line: a setting holds what looks like a secret; give it to the cluster's nodes",
         ),
-        (["quickstart", STORAGE, "--fail-if-gap-above", "5"], "--fail-if-gap-above: belongs to evaluate, not to study"),
+        (
+            ["quickstart", STORAGE, "--fail-if-gap-above", "5"],
+            "--fail-if-gap-above: is an option of evaluate, not of study",
+        ),
         (["quickstart", STORAGE], "http://127.0.0.1:1: no Ray cluster answers there (Failed to connect to Ray at"),
     ],
 )

@@ -1,9 +1,9 @@
-"""The functions that Ray Data runs, without Ray."""
+"""The operators, without an executor."""
 
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,15 +11,25 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.generate import Generate, PromptSpec, block_size, build_prompts
 from pos2distill.config import PoolSection, Recipe
 from pos2distill.errors import UserError
 from pos2distill.records import ANSWER_SCHEMA, examples_to_table
 from pos2distill.sampling.engines.protocol import EngineDied, SamplingParams
+from pos2distill.sampling.operators import (
+    Generate,
+    PromptSpec,
+    build_prompts,
+    examples_per_block,
+    sampling_blocks,
+    store_samples,
+)
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import Placement
+from tests.unit.conftest import make_samples
 
-ASKED = [PromptSpec(4, {1: (Placement((0,)),)})]
+SPECS = [PromptSpec(4, {1: (Placement((0,)),)})]
 
 
 @pytest.fixture
@@ -32,14 +42,14 @@ def make_batch(make_recipe: Callable[..., Recipe]) -> Callable[..., tuple[Recipe
         recipe = make_recipe(model={"engine": engine, "max_length": limit}, **overrides)
         examples = list(load_split(recipe.study.data, documents=4, seed=0).train[:8])
         examples[3] = replace(examples[3], question=f"Please tell: {examples[3].question}")
-        return recipe, build_prompts(examples_to_table(examples), recipe.study, ASKED, 8, for_training)
+        return recipe, build_prompts(examples_to_table(examples), recipe.study, SPECS, 8, for_training)
 
     return make
 
 
 def answer(recipe: Recipe, batch: pa.Table, *, for_training: bool) -> list[dict[str, object]]:
     params = SamplingParams(0.0, 1.0, 8, (4,), recipe.study.method.teacher_topk if for_training else 0)
-    table = asyncio.run(Generate(recipe, recipe.study.model, params, for_training, None)(batch))
+    table = asyncio.run(Generate(recipe.study, recipe.runtime, params, for_training)(batch))
     assert table.schema == ANSWER_SCHEMA
     return table.to_pylist()
 
@@ -48,7 +58,7 @@ def longest(batch: pa.Table) -> int:
     return max(len(ids) for ids in batch["prompt_ids"].to_pylist())
 
 
-def test_a_prompt_that_is_too_long_is_recorded_and_passed_by(
+def test_generate_records_a_prompt_that_is_too_long(
     make_batch: Callable[..., tuple[Recipe, pa.Table]],
 ) -> None:
     limit = longest(make_batch(True)[1]) + 7  # one token too few for the longest
@@ -64,25 +74,25 @@ def test_a_prompt_that_is_too_long_is_recorded_and_passed_by(
     assert all(row["error"] is None and row["sampled_ids"] for row in rows if row not in failed)
 
 
-def test_whole_examples_go_with_their_prompts_where_they_are_trained_on(make_recipe: Callable[..., Recipe]) -> None:
+def test_build_prompts_keeps_whole_examples_for_training(make_recipe: Callable[..., Recipe]) -> None:
     recipe = make_recipe()
     examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
-    trained, measured = (build_prompts(examples, recipe.study, ASKED, 8, training) for training in (True, False))
+    trained, measured = (build_prompts(examples, recipe.study, SPECS, 8, training) for training in (True, False))
     assert trained["example"].to_pylist() == examples.to_pylist()
     assert measured["example"].to_pylist() == [None] * 3
 
 
-def test_evaluation_refuses_a_prompt_that_is_too_long(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_build_prompts_refuses_a_long_prompt_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     with pytest.raises(UserError, match=r"^example fox-\d+: prompt of \d+ tokens .+ exceed the model's context of 20"):
         make_batch(False, 20)
 
 
-def test_a_batch_without_a_single_prompt(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_generate_takes_a_batch_without_a_prompt(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     rows = answer(*make_batch(True, 20, "hf"), for_training=True)
     assert {row["outcome"] for row in rows} == {"failed"}
 
 
-def test_an_engines_failures_stand_beside_the_answers(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_generate_records_failures_of_the_engine(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     recipe, batch = make_batch(True, runtime={"fake": {"fail_every": 2}})
     rows = answer(recipe, batch, for_training=True)
     wrong = [seed % 2 == 0 for seed in batch["seed"].to_pylist()]
@@ -92,7 +102,7 @@ def test_an_engines_failures_stand_beside_the_answers(make_batch: Callable[..., 
     assert [row["example_id"] for row in rows] == batch["example_id"].to_pylist()
 
 
-def test_evaluation_refuses_an_engines_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+def test_generate_refuses_a_failure_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     recipe, batch = make_batch(False, runtime={"fake": {"fail_every": 1}})
     with pytest.raises(
         UserError, match=r"^example fox-\d+: the engine gave no answer \(the fake engine fails at every"
@@ -100,28 +110,14 @@ def test_evaluation_refuses_an_engines_failure(make_batch: Callable[..., tuple[R
         answer(recipe, batch, for_training=False)
 
 
-def test_a_dead_engine_ends_its_process(
-    make_batch: Callable[..., tuple[Recipe, pa.Table]],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_generate_raises_if_the_engine_died(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     recipe, batch = make_batch(True, runtime={"fake": {"die_at_call": 1}})
-
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    monkeypatch.setattr("os._exit", leave)
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(EngineDied, match="the fake engine ends at call 1"):
         answer(recipe, batch, for_training=True)
-    assert caught.value.code == 1
-    assert "the engine died: the fake engine ends at call 1" in capfd.readouterr().err
-    assert isinstance(caught.value.__context__, EngineDied)
 
 
 @pytest.mark.parametrize("engine", ["hf", "fake"])
-def test_what_the_sampler_tells_stands_beside_its_answers(
-    make_batch: Callable[..., tuple[Recipe, pa.Table]], engine: str
-) -> None:
+def test_generate_stores_top_k_logprobs(make_batch: Callable[..., tuple[Recipe, pa.Table]], engine: str) -> None:
     recipe, batch = make_batch(True, engine=engine, method={"teacher": "topk", "teacher_topk": 3})
     rows = answer(recipe, batch, for_training=True)
     assert {row["outcome"] for row in rows} >= {"kept"}
@@ -134,8 +130,8 @@ def test_what_the_sampler_tells_stands_beside_its_answers(
         assert len(row["response_ids"]) - 1 <= len(ids) <= len(row["response_ids"])  # type: ignore[arg-type]
         assert (np.diff(logprobs) <= 0).all()
         assert (np.exp(logprobs).sum(-1) <= 1 + 1e-6).all()
-    eval_specs = answer(*make_batch(False, engine=engine, method={"teacher": "topk"}), for_training=False)
-    assert {row["top_ids"] for row in eval_specs} == {None}
+    evaluated = answer(*make_batch(False, engine=engine, method={"teacher": "topk"}), for_training=False)
+    assert {row["top_ids"] for row in evaluated} == {None}
 
 
 @pytest.mark.parametrize(
@@ -149,13 +145,50 @@ def test_what_the_sampler_tells_stands_beside_its_answers(
         (10, 50, 2),
     ],
 )
-def test_blocks_hold_one_to_four_batches(examples: int, prompts_per_example: int, size: int) -> None:
-    assert block_size(examples, prompts_per_example, PoolSection(batch_size=32, max=2)) == size
+def test_examples_per_block_are_one_to_four_batches(examples: int, prompts_per_example: int, size: int) -> None:
+    assert examples_per_block(examples, prompts_per_example, PoolSection(batch_size=32, max=2)) == size
+
+
+@pytest.mark.parametrize(
+    ("missing", "blocks"),
+    [
+        ([], []),
+        ([0, 1, 2, 3, 4, 5, 6, 7], [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ([1, 4, 5, 6, 7], [[1], [4, 5, 6, 7]]),  # cut at multiples of the size
+        ([0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]]),  # a short last block joins the one before
+    ],
+)
+def test_sampling_blocks_cut_at_multiples_of_the_size(missing: list[int], blocks: list[list[int]]) -> None:
+    tables = sampling_blocks(np.asarray(missing, np.int64), 4)
+    assert [table["index"].to_pylist() for table in tables] == blocks
+
+
+class Counter:
+    """Remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[str], list[str | None], list[str]]] = []
+
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+        self.calls.append((list(outcomes), list(errors), list(example_ids)))
+
+
+@pytest.mark.parametrize("return_samples", [True, False])
+def test_store_samples_counts_and_fills_teacher_columns_with_nulls(tmp_path: Path, return_samples: bool) -> None:
+    artifact = Artifact(str(tmp_path), "samples", "f00d")
+    store = SampleStore(artifact)
+    store.open()
+    samples = make_samples("a", "b")
+    counter = Counter()
+    returned = store_samples(samples.drop_columns(["hidden", "hidden_dtype"]), artifact, counter, return_samples)
+    assert counter.calls == [(["kept", "kept"], [None, None], ["a", "b"])]
+    assert returned.equals(samples if return_samples else samples.select(["example_id"]))
+    assert store.load(store.index(["a", "b"]), ["a", "b"], np.arange(2)).equals(samples)
 
 
 INTERRUPTED = """
 import _thread, sys, threading, time
-from pipelines.generate import _prompt_builder
+from pos2distill.sampling.operators import _prompt_builder
 from pos2distill.config.load import load_recipe
 
 def interrupt():
@@ -173,9 +206,7 @@ print(_prompt_builder(study, 8).style)
 """
 
 
-def test_a_process_whose_task_was_cancelled_while_it_loaded_is_as_good_as_new(
-    make_recipe: Callable[..., Recipe], tmp_path: Path
-) -> None:
+def test_prompt_builder_survives_a_cancelled_task(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     """Ray cancels a task by an interrupt, and gives its process other tasks."""
     make_recipe()
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "recipe.yaml")]

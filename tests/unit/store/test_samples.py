@@ -4,7 +4,6 @@ import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.tee import write_samples
 from pos2distill.errors import CorruptPart
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.samples import SampleStore
@@ -163,20 +161,6 @@ def test_tally_counts_outcomes_and_finish_reasons(storage: str) -> None:
 def test_open_keeps_parts_of_an_interrupted_run(storage: str) -> None:
     open_store(storage).append(make_samples("a"))
     assert open_store(storage).index(["a"]).stored.all()
-
-
-@pytest.mark.parametrize("hand_on", [True, False])
-def test_write_samples_reports_to_the_tracker_and_fills_teacher_columns_with_nulls(
-    storage: str, monkeypatch: pytest.MonkeyPatch, hand_on: bool
-) -> None:
-    store = open_store(storage)
-    batch = make_samples("a", "b").drop_columns(["hidden", "hidden_dtype", "teacher_seconds"])
-    tracker_actor = MagicMock()
-    monkeypatch.setattr("ray.get", lambda result: result)
-    handed = write_samples(batch, store.artifact, tracker_actor, hand_on)
-    tracker_actor.count_stored.remote.assert_called_once_with(["kept", "kept"], [None, None], ["a", "b"])
-    assert handed.equals(make_samples("a", "b") if hand_on else make_samples("a", "b").select(["example_id"]))
-    assert store.load(store.index(["a", "b"]), ["a", "b"], indices(0, 1)).equals(make_samples("a", "b"))
 
 
 # --- corrupt parts

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 import run
-from pipelines import commands as study
+from pipelines import commands
+from pipelines.command_line import COMMANDS
 from pipelines.plan import make_plan
+from pipelines.terminal import summarise_manifest
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
 from pos2distill.store.artifacts import Artifact, Manifest, claim_storage
@@ -25,7 +27,7 @@ def recipe(make_recipe: Make, tmp_path: Path) -> str:
     return str(tmp_path / "recipe.yaml")
 
 
-def test_recipes_are_parsed_without_heavy_packages() -> None:
+def test_load_recipe_imports_no_heavy_packages() -> None:
     """Help, misspelt fields and `recipes` answer at once."""
     code = (
         "import sys, run\n"
@@ -49,7 +51,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
         assert "Exit codes" in shown
 
 
-def test_the_help_of_clusters_shows_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_cluster_shows_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         run.main(["cluster", "status", "--help"])
     shown = capsys.readouterr().out
@@ -58,29 +60,29 @@ def test_the_help_of_clusters_shows_theirs(capsys: pytest.CaptureFixture[str]) -
     assert "quickstart" not in shown
 
 
-def test_a_dry_run_of_a_cluster_is_called_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cluster_refuses_dry_run_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run.main(["cluster", "submit", "kind", "quickstart", "--dry-run"])
     assert capsys.readouterr().err.endswith("arguments: --dry-run; cluster render and validate send nothing\n")
 
 
-def test_every_command_is_in_the_help_and_has_a_function(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_in_the_help_and_have_functions(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         run.main(["--help"])
     shown = capsys.readouterr().out
-    for name in run.COMMANDS:
+    for name in COMMANDS:
         assert f"\n    {name} " in shown
-        assert callable(run._command(name))
+        assert callable(getattr(commands, f"run_{name}"))
 
 
-def test_recipes_are_listed_with_their_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_lists_names_and_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == recipe_names()
     assert all(load_recipe(line.split()[0]).description in line for line in lines)
 
 
-def test_a_dry_run_shows_the_settings_and_touches_nothing(
+def test_dry_run_shows_settings_and_writes_nothing(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run.main(["study", recipe, "training.epochs=5", "--dry-run"]) == 0
@@ -92,21 +94,21 @@ def test_a_dry_run_shows_the_settings_and_touches_nothing(
     assert yaml.safe_load(shown)["training"]["epochs"] == 5
     plan = make_plan(resolved)
     assert f"# study {plan.fingerprint}, storage {resolved.storage}" in shown
-    for stage, artifact in plan.artifacts.items():
-        assert f"{stage:<18}  {artifact.fingerprint}  to run" in shown
+    for stage in plan.stages:
+        assert f"{stage.name:<18}  {stage.fingerprint}  to run" in shown
     assert not Path(resolved.storage).exists()
 
 
 @pytest.mark.parametrize(
     ("command", "stages"),
     [
-        ("evaluate", ["examples", "evaluate base"]),
-        ("sample", ["examples", "sample"]),
-        ("distill", ["examples", "sample", "distill"]),
-        ("report", ["examples", "evaluate base", "sample", "distill", "evaluate distilled"]),
+        ("evaluate", ["prepare", "evaluate base"]),
+        ("sample", ["prepare", "sample"]),
+        ("distill", ["prepare", "sample", "distill"]),
+        ("report", ["prepare", "evaluate base", "sample", "distill", "evaluate distilled"]),
     ],
 )
-def test_a_dry_run_shows_the_stages_of_its_command(
+def test_dry_run_shows_the_stages_of_its_command(
     recipe: str, command: str, stages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run.main([command, recipe, "--dry-run"]) == 0
@@ -115,12 +117,12 @@ def test_a_dry_run_shows_the_stages_of_its_command(
     assert all(line.endswith("missing" if command == "report" else "to run") for line in lines)
 
 
-def test_a_dry_run_tells_what_is_done(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    artifact = make_plan(load_recipe(recipe)).samples
+def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = make_plan(load_recipe(recipe)).sample.artifact
     with artifact.writing():
         artifact.publish(counts={}, seconds={})
     assert run.main(["study", recipe, "--dry-run"]) == 0
-    assert f"{artifact.fingerprint}  done" in capsys.readouterr().out
+    assert f"{artifact.fingerprint}  cached" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_a_dry_run_tells_what_is_done(recipe: str, capsys: pytest.CaptureFixture
         (["distill", "RECIPE", "runtime.mode=staged"], "run `study` first (or `sample`)"),
     ],
 )
-def test_a_user_error_is_one_line_and_exit_code_2(
+def test_main_reports_user_errors_in_one_line(
     recipe: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert run.main([recipe if argument == "RECIPE" else argument for argument in arguments]) == 2
@@ -150,26 +152,26 @@ def test_a_user_error_is_one_line_and_exit_code_2(
     assert told.err.endswith("\n")
 
 
-def test_samples_of_other_settings_are_named(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     resolved = load_recipe(recipe)
     claim_storage(resolved.storage, resolved.name)
     with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
         Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
     assert run.main(["distill", recipe, "runtime.mode=staged"]) == 2
-    wanted = make_plan(resolved).samples.fingerprint
+    wanted = make_plan(resolved).sample.fingerprint
     assert (
         f"no finished samples of fingerprint {wanted}; it holds feedfeedfeedfeed, made with other settings; "
         "run `study` first (or `sample`)"
     ) in capsys.readouterr().err
 
 
-def test_an_unfinished_sweep_names_the_studies_that_are_missing(
+def test_report_names_unfinished_studies_of_a_sweep(
     make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = make_recipe(sweep={"seed": [0, 1], "method.k": [1, 2]})
     claim_storage(sweep.storage, sweep.name)
     for settings, cell in sweep_cells(sweep):
-        for artifact in make_plan(cell).artifacts.values():
+        for artifact in [stage.artifact for stage in make_plan(cell).stages]:
             if settings["seed"] == 0 and not artifact.manifest():
                 with artifact.writing():
                     artifact.publish(counts={}, seconds={})
@@ -180,13 +182,16 @@ def test_an_unfinished_sweep_names_the_studies_that_are_missing(
     )
 
 
-def test_a_stage_tells_what_it_chose_or_counted() -> None:
+def test_summarise_manifest_shows_the_choice_or_the_counts() -> None:
     choice = {"slots": [3, 4], "accuracy": 0.75, "ci95": [0.7, 0.8], "curve": {"documents": 20}}
-    assert study._told(Manifest("f", {"prompts": 9}, {}, choice)) == "position 4>5 of 20 documents, 0.75 [0.70, 0.80]"
-    assert study._told(Manifest("f", {"rows": 9, "train_unused": 2}, {}, {})) == "rows 9, train unused 2"
+    assert (
+        summarise_manifest(Manifest("f", {"prompts": 9}, {}, choice))
+        == "position 4>5 of 20 documents, 0.75 [0.70, 0.80]"
+    )
+    assert summarise_manifest(Manifest("f", {"rows": 9, "train_unused": 2}, {}, {})) == "rows 9, train unused 2"
 
 
-def test_a_folder_that_holds_something_else_is_left_alone(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_study_refuses_a_folder_that_holds_other_files(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     storage = Path(load_recipe(recipe).storage)
     storage.mkdir()
     (storage / "notes.txt").write_text("mine")
@@ -195,7 +200,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(recipe: str, capsys: p
     assert [path.name for path in storage.iterdir()] == ["notes.txt"]
 
 
-def test_bad_data_leaves_nothing_half_written(make_recipe: Make, tmp_path: Path) -> None:
+def test_study_leaves_nothing_after_bad_data(make_recipe: Make, tmp_path: Path) -> None:
     """So that another recipe may have the folder."""
     recipe = make_recipe()
     with open(recipe.study.data.path, "a") as file:
@@ -211,7 +216,7 @@ def test_bad_data_leaves_nothing_half_written(make_recipe: Make, tmp_path: Path)
         ("{}", "other.jsonl, line 1: fields question, answers, documents are missing"),
     ],
 )
-def test_bad_data_of_another_task_names_the_task(
+def test_study_names_the_task_of_bad_data(
     make_recipe: Make, tmp_path: Path, content: str | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_recipe(name="other", data={"path": str(tmp_path / "other.jsonl")})
@@ -223,7 +228,9 @@ def test_bad_data_of_another_task_names_the_task(
     assert capsys.readouterr().err.startswith(f"error: evaluation.also_evaluate: other: {tmp_path}/{message}")
 
 
-def test_a_report_of_nothing_makes_no_folder(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_without_results_makes_no_folder(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run.main(["report", recipe, f"runtime.storage={tmp_path}/typo"]) == 2
     assert "typo: no finished examples of fingerprint" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
@@ -237,44 +244,44 @@ def test_a_report_of_nothing_makes_no_folder(recipe: str, tmp_path: Path, capsys
         ["study", "quickstart", "--fail-if-gap-above", "5"],
     ],
 )
-def test_a_command_line_that_cannot_be_parsed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_shows_usage_of_unknown_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run.main(arguments)
-    assert "usage: run.py" in capsys.readouterr().err
+    assert "usage: python run.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("points", ["five", "101", "nan"])
-def test_points_that_are_none_are_told(points: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fail_if_gap_above_takes_percentage_points_only(points: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run.main(["evaluate", "quickstart", "--fail-if-gap-above", points])
     assert f"--fail-if-gap-above: expected a number from 0 to 100, got {points}\n" in capsys.readouterr().err
 
 
-def test_a_termination_ends_like_an_interrupt(
+def test_main_ends_on_sigterm_with_143(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(run, "_command", lambda name: lambda recipe: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(commands, "run_study", lambda recipe: os.kill(os.getpid(), signal.SIGTERM))
     assert run.main(["study", recipe]) == 143
-    assert capsys.readouterr().err == "interrupted; run the same command again to go on\n"
+    assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_an_interrupt_tells_how_to_go_on(
+def test_main_ends_on_ctrl_c_with_130(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(recipe: Recipe) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "_command", lambda name: interrupt)
+    monkeypatch.setattr(commands, "run_study", interrupt)
     assert run.main(["study", recipe]) == 130
-    assert capsys.readouterr().err == "interrupted; run the same command again to go on\n"
+    assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
 
 
-def test_a_bug_keeps_its_traceback(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_keeps_the_traceback_of_a_bug(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def stumble(recipe: Recipe) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(run, "_command", lambda name: stumble)
+    monkeypatch.setattr(commands, "run_study", stumble)
     with pytest.raises(ZeroDivisionError):
         run.main(["study", recipe])

@@ -1,0 +1,39 @@
+from pipelines.executors.ray.errors import find_corrupt_part, find_user_error
+from pos2distill.errors import CorruptPart, UserError
+
+
+def test_find_user_error_follows_every_kind_of_link() -> None:
+    inner_error = UserError("the file is gone")
+    explicit = RuntimeError("a")
+    explicit.__cause__ = inner_error
+    implicit = RuntimeError("b")
+    implicit.__context__ = explicit
+    remote = RuntimeError("c")
+    remote.cause = implicit  # type: ignore[attr-defined]
+    workers = RuntimeError("d")
+    workers.worker_failures = {0: ValueError("other"), 1: remote}  # type: ignore[attr-defined]
+    assert [find_user_error(each) for each in (inner_error, explicit, implicit, remote, workers)] == [inner_error] * 5
+
+
+def test_find_corrupt_part_is_no_user_error() -> None:
+    """Restarted workers sample its examples again; it is reported only when no restart is left."""
+    corrupt = CorruptPart("part-1: corrupt")
+    workers = RuntimeError("a")
+    workers.worker_failures = {1: corrupt}  # type: ignore[attr-defined]
+    assert find_corrupt_part(workers) is corrupt
+    assert find_user_error(workers) is None
+    assert find_corrupt_part(RuntimeError("b")) is None
+
+
+def test_find_user_error_ends_on_cycles_and_ignores_bugs() -> None:
+    first, second = RuntimeError("a"), RuntimeError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert find_user_error(first) is None
+
+
+def test_find_user_error_reads_the_text_of_a_traceback() -> None:
+    """Ray Data drops the cause and keeps its text."""
+    text = "ray::f()\n  File x\npos2distill.errors.UserError: line 3: 'gold' is missing\n\nThe above exception was"
+    found = find_user_error(RuntimeError(text))
+    assert str(found) == "line 3: 'gold' is missing"
+    assert find_user_error(RuntimeError("SomeError: pos2distill.errors.UserError: quoted")) is None
