@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import torch
-
 from pipelines.executors.ray.train_worker import make_prompt_builder
 from pipelines.generate import Generate, PromptSpec, build_prompts
+from pipelines.tee import to_samples
+
 from pipelines.plan import MODEL_FOLDER, STEPS_FOLDER, Plan, make_plan
 from pipelines.stages.distill import count_rows
 from pipelines.stages.evaluate import PREDICTIONS, count_answers, eval_specs
 from pipelines.stages.prepare import make_examples, training_ids
 from pipelines.stages.sample import EncodeTeacher, missing_indices, publish_samples
-from pipelines.tee import to_samples
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.errors import UserError

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pipelines.generate import PromptSpec
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from benchmarks.ablation.in_process import answer
-from pipelines.generate import PromptSpec
 from pipelines.plan import MODEL_FOLDER, make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells

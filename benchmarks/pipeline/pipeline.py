@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pipelines.executors.ray.train_worker import make_prompt_builder
 
 from benchmarks.circumstances import circumstances
 from benchmarks.pipeline.material import load, write_data, write_model
 from pipelines.executors.ray.session import ray_session
-from pipelines.executors.ray.train_worker import make_prompt_builder
 from pipelines.plan import Plan, make_plan
 from pipelines.stages.prepare import make_examples, training_ids
 from pipelines.stages.sample import make_samples

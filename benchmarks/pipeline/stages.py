@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+from pipelines.executors.ray.train_worker import make_prompt_builder
+from pipelines.generate import Generate, PromptSpec, build_prompts
+from pipelines.tee import to_samples
 
 from benchmarks.circumstances import circumstances
 from benchmarks.pipeline.material import load, write_data, write_model
-from pipelines.executors.ray.train_worker import make_prompt_builder
-from pipelines.generate import Generate, PromptSpec, build_prompts
 from pipelines.plan import make_plan
 from pipelines.stages.prepare import TRAIN, make_examples
 from pipelines.stages.sample import read_examples
-from pipelines.tee import to_samples
 from pos2distill.config import Recipe
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.store.samples import SampleStore

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pipelines.generate import PromptSpec, blocks_of_examples, build_prompts, generate
 
 from benchmarks.circumstances import circumstances
-from pipelines.generate import PromptSpec, blocks_of_examples, build_prompts, generate
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.models.chat import stop_token_ids

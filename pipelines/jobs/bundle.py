@@ -16,7 +16,21 @@ PROJECT = Path(__file__).parents[2]
 TAKEN = ("run.py", "pyproject.toml", "pos2distill", "pipelines", "examples")
 MAX_BYTES = 100 * 2**20
 
-_KINDS = (".py", ".yaml", ".yml", ".json", ".jinja", ".j2", ".toml", ".md", ".txt", ".gz", ".jsonl", ".safetensors")
+_KINDS = (
+    ".py",
+    ".yaml",
+    ".yml",
+    ".json",
+    ".jinja",
+    ".j2",
+    ".toml",
+    ".md",
+    ".txt",
+    ".gz",
+    ".jsonl",
+    ".safetensors",
+    ".typed",
+)
 # Of files that are no code. `*token*` would leave tokenizers behind.
 _SECRET_NAMES = (
     *("*secret*", "*credential*", "*passw*", "kubeconfig*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),

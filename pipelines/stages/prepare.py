@@ -13,7 +13,6 @@ from pos2distill.errors import UserError
 from pos2distill.records import examples_to_table
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.datasets import load_split
-from pos2distill.tasks.formats import PUBLISHED
 
 from .stage import Digests, Input, Run, Stage
 
@@ -38,7 +37,7 @@ def training_examples(stage: Stage, digests: Digests) -> Input:
     fields = [name for name in _FIELDS if name != "data.eval_examples"]
     data = stage.study.data
     # Records of published files with too few documents for the longest prompt are skipped.
-    skips_short_records = data.format in PUBLISHED and data.distractors == "given"
+    skips_short_records = data.spec.skips_unusable and data.distractors == "given"
     derived = stage.derived if skips_short_records else {}
     return Input(stage.artifact, digests.fingerprint(restrict(stage.study, fields), derived=derived))
 

@@ -239,7 +239,7 @@ def alive(pids: list[int]) -> list[int]:
 def test_vllm_generates_from_a_checkpoint_as_in_evaluation(
     vllm: OnOneLoop, toy: ModelSection, finished: Recipe
 ) -> None:
-    table = artifact_of(finished, "examples").read_table("evaluation.parquet")
+    table = artifact_of(finished, "prepare").read_table("evaluation.parquet")
     examples = {row["example_id"]: example_from_row(row) for row in table.to_pylist()}
     predictions = artifact_of(finished, "evaluate distilled").read_table("predictions.parquet").to_pylist()
     build = PromptBuilder(load_tokenizer(toy), "plain", max_length=1024, reserve=16)

@@ -128,7 +128,7 @@ def run_undisturbed(path: Path, recipe: Recipe) -> None:
     assert [driver.end() for driver in drivers] == [0, 0]
     logs = [driver.log.read_text() for driver in drivers]
     assert sum("in use by" in log and "waiting until it ends" in log for log in logs) == 1
-    assert sum("done before" in log for log in logs) == 1
+    assert sum("cached" in log for log in logs) == 1
 
 
 def run_disturbed(path: Path, recipe: Recipe) -> None:

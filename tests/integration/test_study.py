@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import run
+from pipelines import command_line
 from pipelines.commands import describe, run_study
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
@@ -68,9 +68,9 @@ def test_run_study_report_is_one_page_with_everything_inside(finished: Recipe) -
 
 def test_study_run_again_only_reports_cached_stages(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     before = modification_times(finished)
-    assert run.main(["study", "quickstart", *SMALL, f"runtime.storage={finished.storage}"]) == 0
+    assert command_line.main(["study", "quickstart", *SMALL, f"runtime.storage={finished.storage}"]) == 0
     said = capsys.readouterr().out
-    assert said.count("done before") == 6
+    assert said.count("cached") == 6
     assert "accuracy by position of the gold document among 12, 8 examples each" in said
     assert before == modification_times(finished)
 
@@ -81,18 +81,18 @@ def test_study_with_another_training_setting_runs_only_later_stages(
     storage = shutil.copytree(finished.storage, tmp_path / "run")
     run_study(load_recipe("quickstart", [*SMALL, f"runtime.storage={storage}", "training.learning_rate=5e-4"]))
     lines = capsys.readouterr().out.splitlines()
-    skipped = [line.split("  ")[0] for line in lines if "done before" in line]
-    assert skipped == ["examples", "evaluate base", "sample"]
+    skipped = [line.split("  ")[0] for line in lines if "cached" in line]
+    assert skipped == ["prepare", "evaluate base", "sample"]
     # The first study's results are still there, beside the new ones.
     first = make_plan(load_recipe("quickstart", [*SMALL, f"runtime.storage={storage}"]))
-    assert all(artifact.manifest() for artifact in first.artifacts.values())
+    assert all(stage.artifact.manifest() for stage in first.stages)
 
 
 def test_describe_with_a_changed_data_file_runs_everything(finished: Recipe, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl.gz"
     data.write_bytes(Path(finished.study.data.path).read_bytes())
     overrides = [*SMALL, f"runtime.storage={finished.storage}", f"data.path={data}"]
-    assert describe(load_recipe("quickstart", overrides)).count("done") == 5  # another path, the same bytes
+    assert describe(load_recipe("quickstart", overrides)).count("cached") == 5  # another path, the same bytes
     lines = gzip.decompress(data.read_bytes()).splitlines(keepends=True)
     data.write_bytes(gzip.compress(b"".join(lines[1:])))
     assert describe(load_recipe("quickstart", overrides)).count("to run") == 5
@@ -103,7 +103,7 @@ def test_checkpoint_generates_in_plain_transformers_as_in_evaluation(finished: R
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     predictions = artifact_of(finished, "evaluate distilled").read_table("predictions.parquet").to_pylist()
-    table = artifact_of(finished, "examples").read_table("evaluation.parquet")
+    table = artifact_of(finished, "prepare").read_table("evaluation.parquet")
     examples = {row["example_id"]: row for row in table.to_pylist()}
     assert "Sub-EM" in (Path(folder) / "README.md").read_text()
     for prediction in predictions[:: len(predictions) // 12]:
@@ -122,7 +122,7 @@ def test_checkpoint_generates_in_plain_transformers_as_in_evaluation(finished: R
 def refused(command: str, *overrides: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """What the command says on stderr before it ends with exit code 2."""
     capsys.readouterr()
-    assert run.main([command, "quickstart", *overrides]) == 2
+    assert command_line.main([command, "quickstart", *overrides]) == 2
     return capsys.readouterr().err.splitlines()
 
 

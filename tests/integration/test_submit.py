@@ -105,7 +105,7 @@ def test_submit_runs_a_study_and_a_second_job_finds_it_finished(head: Head, subm
     assert "accuracy by position" in done.stdout
     code, said = end(submit(*settings))
     assert code == 0, said
-    assert said.count("done before") == 6
+    assert said.count("cached") == 6
     assert f"report      {tmp_path}/runs/report/index.html" in said
     assert said.splitlines()[-1] == f"{job_of(said)} succeeded"
 
@@ -123,7 +123,7 @@ def test_submit_again_after_a_killed_driver_resumes(submit: Submit, tmp_path: Pa
     assert f"{job_of(said)} failed: Job entrypoint command failed with exit code 137" in said
     code, again = end(submit(*settings, recipe=("sample", "quickstart")))
     assert code == 0, again
-    assert [line.split("  ")[0] for line in again.splitlines() if "done before" in line] == ["examples"]
+    assert [line.split("  ")[0] for line in again.splitlines() if "cached" in line] == ["examples"]
     assert "sampled 192, kept 192" in again
     assert job_of(again) != job_of(said)
     # What was stored is there still, and was not sampled again.

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-import run
+from pipelines import command_line
 from pipelines.commands import run_study
 from pipelines.plan import make_plan
-from pipelines.stages.choose_slot import with_choice
+from pipelines.stages.choose_slot import with_chosen_slot
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.records import Slots
@@ -77,7 +77,9 @@ def test_choose_slot_takes_the_best_measured_slot(swept: Recipe) -> None:
     best: Slots = tuple(details["slots"])
     assert details["accuracy"] == max(details["curve"]["accuracy_by_slot"])
     assert details["ci95"][0] <= details["accuracy"] <= details["ci95"][1]
-    assert with_choice(cell, make_plan(cell)).study.advantageous(2) == best
+    plan = make_plan(cell)
+    assert plan.choose_slot is not None
+    assert with_chosen_slot(plan.study, plan.choose_slot.output()).advantageous(2) == best
     sampled = pq.read_table(f"{artifact_of(cell, 'sample').path}/parts", columns=["slots"])["slots"].to_pylist()
     assert {tuple(slots) for slots in sampled} == {best}
 
@@ -85,7 +87,7 @@ def test_choose_slot_takes_the_best_measured_slot(swept: Recipe) -> None:
 def test_choose_slot_measures_on_training_examples(swept: Recipe) -> None:
     cell = one_method(swept, "r2")
     measured = set(artifact_of(cell, "choose slot").read_table("predictions.parquet")["example_id"].to_pylist())
-    evaluated = set(artifact_of(cell, "examples").read_table("evaluation.parquet")["example_id"].to_pylist())
+    evaluated = set(artifact_of(cell, "prepare").read_table("evaluation.parquet")["example_id"].to_pylist())
     assert len(measured) == 6
     assert not measured & evaluated
 
@@ -105,12 +107,12 @@ def test_sweep_report_is_one_page_over_all_cells(swept: Recipe) -> None:
 def test_evaluate_of_one_cell_finds_what_the_sweep_made(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [*SMALL_TWO_HOPS, f"evaluation.also_evaluate={list(swept.study.evaluation.also_evaluate)}"]
     storage = f"runtime.storage={swept.storage}"
-    assert run.main(["evaluate", "quickstart_r2", *overrides, storage, "--fail-if-gap-above", "100"]) == 0
-    assert capsys.readouterr().out.count("done before") == 3
+    assert command_line.main(["evaluate", "quickstart_r2", *overrides, storage, "--fail-if-gap-above", "100"]) == 0
+    assert capsys.readouterr().out.count("cached") == 3
 
 
 def test_commands_for_one_study_refuse_a_sweep(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["quickstart_r2", "sweep={seed: [0, 1]}", f"runtime.storage={swept.storage}"]
     for command in ("evaluate", "sample", "distill"):
-        assert run.main([command, *arguments]) == 2
-        assert "is a sweep of several studies; this command wants one" in capsys.readouterr().err
+        assert command_line.main([command, *arguments]) == 2
+        assert "is a sweep of several studies; this command takes one study" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from pos2distill.store.samples import SampleStore
 
 def artifact_of(recipe: Recipe, stage: str) -> Artifact:
     """The artifact that a stage makes."""
-    return make_plan(recipe).artifacts[stage]
+    return make_plan(recipe).stage(stage).artifact
 
 
 def counts_of(recipe: Recipe, stage: str) -> dict[str, int]:
@@ -28,7 +28,7 @@ def counts_of(recipe: Recipe, stage: str) -> dict[str, int]:
 
 def training_ids(recipe: Recipe) -> pa.Array:
     """Ids of the training examples, in their order."""
-    table = artifact_of(recipe, "examples").read_table("train.parquet", ["example_id"])
+    table = artifact_of(recipe, "prepare").read_table("train.parquet", ["example_id"])
     return table["example_id"].combine_chunks()
 
 

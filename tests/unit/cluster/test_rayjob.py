@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-import run
 from cluster import rayjob
+from pipelines import command_line
 from scripts.render_presets import PRESETS, RENDERED
 
 WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz"]
@@ -83,7 +83,7 @@ def test_submit_applies_a_new_job_and_follows_it(
 ) -> None:
     states = [NONE, job(), job("Initializing"), *[RUNNING] * 5, DONE]
     calls = kubectl({"get rayjob": states, "apply": [{"out": "rayjob created\n"}], "logs": [{"out": "examples 1 s\n"}]})
-    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
     output = capfd.readouterr().out
     for line in (
         "rayjob created",
@@ -106,7 +106,7 @@ def test_submit_only_follows_a_running_job(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     calls = kubectl({"get rayjob": [RUNNING, RUNNING, DONE]})
-    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
     assert capfd.readouterr().out.startswith("nq-mistral is already running; following it\n")
     assert {"apply", "delete"}.isdisjoint(verbs(calls()))
 
@@ -115,7 +115,7 @@ def test_submit_reports_a_running_job_with_another_spec(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     calls = kubectl({"get rayjob": [NONE, DONE]})
-    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
     applied = next(text for words, text in calls() if words[0] == "apply")
     metadata = list(yaml.safe_load_all(applied))[-1]["metadata"]
     running = {"out": json.dumps({**json.loads(RUNNING["out"]), "metadata": metadata})}
@@ -125,7 +125,7 @@ def test_submit_reports_a_running_job_with_another_spec(
         (["spec.image=repo/p:0.2.0"], "is already running, with a different image or spec; following it"),
     ):
         kubectl({"get rayjob": [running, DONE]})
-        assert run.main(["cluster", "submit", *WORDS, *settings]) == 0
+        assert command_line.main(["cluster", "submit", *WORDS, *settings]) == 0
         assert capfd.readouterr().out.startswith(f"nq-mistral {message}\n")
 
 
@@ -136,7 +136,7 @@ def test_submit_replaces_a_job_that_has_ended(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str], ended: Reply
 ) -> None:
     calls = kubectl({"get rayjob": [ended, job(), DONE]})
-    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
     assert "submitting it again to resume from its storage" in capfd.readouterr().out
     assert verbs(calls()) == ["delete", "apply"]
     deleted = next(words for words, _ in calls() if words[0] == "delete")
@@ -164,7 +164,7 @@ def test_submit_exit_code_of_every_end(
     message: str,
 ) -> None:
     kubectl({"get rayjob": [NONE, RUNNING, end]})
-    assert run.main(["cluster", "submit", *WORDS]) == code
+    assert command_line.main(["cluster", "submit", *WORDS]) == code
     assert message in capfd.readouterr().out.splitlines()[-1]
 
 
@@ -178,7 +178,7 @@ def test_submit_prints_the_logs_of_retries(
             "logs": [{"out": "first try\n", "rc": 1}, {"out": "first continues\n"}, {"out": "second try\n"}],
         }
     )
-    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
     output = capfd.readouterr().out
     for line in ("Retrying", "1 attempts failed", "first try", "first continues", "second try"):
         assert output.count(line) == 1
@@ -197,7 +197,7 @@ def test_submit_reopens_a_log_that_ends_while_the_job_runs(
 ) -> None:
     monkeypatch.setattr(rayjob, "_LOG_END_S", 0.2)
     calls = kubectl({"get rayjob": [NONE, *[RUNNING] * 20, DONE], "logs": [{"out": "so far\n"}, {"out": "and on\n"}]})
-    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
     assert "and on" in capfd.readouterr().out
     followed = [words for words, _ in calls() if words[0] == "logs"]
     assert ["--since=" in words[-1] for words in followed[:2]] == [False, True]
@@ -208,7 +208,7 @@ EXPIRED = {"rc": 1, "err": "error: You must be logged in to the server (Unauthor
 
 def test_submit_waits_during_an_outage(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
     kubectl({"get rayjob": [NONE, RUNNING, SILENT, EXPIRED, RUNNING, DONE]})
-    assert run.main(["cluster", "submit", *WORDS]) == 0
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
 
 
 def test_submit_ends_after_a_long_outage(
@@ -218,7 +218,7 @@ def test_submit_ends_after_a_long_outage(
 ) -> None:
     monkeypatch.setattr(rayjob, "OUTAGE_S", 0.2)
     kubectl({"get rayjob": [NONE, RUNNING, SILENT]})
-    assert run.main(["cluster", "submit", *WORDS]) == 2
+    assert command_line.main(["cluster", "submit", *WORDS]) == 2
     assert "i/o timeout; the job may still run; run the same command to follow it" in capfd.readouterr().err
 
 
@@ -227,7 +227,7 @@ def test_submit_ends_at_once_if_the_cluster_refuses(
 ) -> None:
     refused = 'Error from server (Forbidden): rayjobs.ray.io "nq-mistral" is forbidden\n'
     kubectl({"get rayjob": [NONE, RUNNING, {"rc": 1, "err": refused}]})
-    assert run.main(["cluster", "submit", *WORDS]) == 2
+    assert command_line.main(["cluster", "submit", *WORDS]) == 2
     assert "is forbidden; the job may still run; run the same command to follow it" in capfd.readouterr().err
 
 
@@ -277,7 +277,7 @@ def test_run_cluster_user_error_is_one_line(
     message: str,
 ) -> None:
     kubectl(answers)
-    assert run.main(["cluster", action, *WORDS]) == 2
+    assert command_line.main(["cluster", action, *WORDS]) == 2
     error = capfd.readouterr().err
     assert error.startswith(f"error: {message}")
     assert error.count("\n") == 1
@@ -287,7 +287,7 @@ def test_kubectl_not_installed_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert run.main(["cluster", "status", "gke"]) == 2
+    assert command_line.main(["cluster", "status", "gke"]) == 2
     assert capsys.readouterr().err.startswith("error: kubectl: not found; install it (https://kubernetes.io/")
 
 
@@ -295,9 +295,9 @@ def test_submit_requires_a_recipe_and_valid_manifests(
     kubectl: Callable[..., Callable[[], list[Any]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     kubectl({})
-    assert run.main(["cluster", "submit", "gke"]) == 2
+    assert command_line.main(["cluster", "submit", "gke"]) == 2
     assert "submit: expected a recipe; for a cluster without a job" in capsys.readouterr().err
-    assert run.main(["cluster", "submit", *WORDS, "spec.training.node.gpus=16"]) == 2
+    assert command_line.main(["cluster", "submit", *WORDS, "spec.training.node.gpus=16"]) == 2
     assert "16 GPUs, but a2-highgpu-8g has 8" in capsys.readouterr().err
     assert not (tmp_path / "calls.jsonl").exists()
 
@@ -317,7 +317,7 @@ def test_status_logs_and_delete_print_what_kubectl_reports(
             "delete": [{"out": "rayjob deleted\n"}, {}],
         }
     )
-    assert run.main(["cluster", "status", "gke"]) == 0
+    assert command_line.main(["cluster", "status", "gke"]) == 0
     output = capfd.readouterr().out
     assert output.splitlines() == [
         "nq-mistral: Running, job RUNNING",
@@ -325,9 +325,9 @@ def test_status_logs_and_delete_print_what_kubectl_reports(
         "  pods of sampling: 2 Running",
         "  pods of training: 1 Pending",
     ]
-    assert run.main(["cluster", "logs", "gke"]) == 0
-    assert run.main(["cluster", "delete", "gke"]) == 0
-    assert run.main(["cluster", "delete", "gke"]) == 0
+    assert command_line.main(["cluster", "logs", "gke"]) == 0
+    assert command_line.main(["cluster", "delete", "gke"]) == 0
+    assert command_line.main(["cluster", "delete", "gke"]) == 0
     assert capfd.readouterr().out == "so far\nrayjob deleted\nnq-mistral: not found\n"
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     kinds = [word.split("/")[0] for word in deleted if "/" in word]
@@ -353,7 +353,7 @@ def test_status_prints_why_pods_wait(
     ]
     pods = [{"metadata": {"labels": {"ray.io/group": group}}, "status": state} for group, state in states]
     kubectl({"get rayjob": [RUNNING], "get pods": [{"out": json.dumps({"items": pods})}]})
-    assert run.main(["cluster", "status", "gke"]) == 0
+    assert command_line.main(["cluster", "status", "gke"]) == 0
     assert capfd.readouterr().out.splitlines()[-3:] == [
         '  1 of head: CreateContainerConfigError: secret "wandb" not found',
         '  2 of sampling: CreateContainerConfigError: secret "wandb" not found',
@@ -366,7 +366,7 @@ def test_status_of_a_cluster_without_a_job(
 ) -> None:
     ready = {"out": json.dumps({"status": {"state": "ready"}})}
     kubectl({"get raycluster": [ready], "get pods": [{"out": json.dumps({"items": []})}]})
-    assert run.main(["cluster", "status", "gke"]) == 0
+    assert command_line.main(["cluster", "status", "gke"]) == 0
     assert capfd.readouterr().out == "nq-mistral: cluster without a job, ready\n"
 
 
@@ -374,7 +374,7 @@ def test_submit_interrupted_leaves_the_job_running(
     kubectl: Callable[..., Callable[[], list[Any]]], tmp_path: Path
 ) -> None:
     calls = kubectl({"get rayjob": [NONE, RUNNING]})
-    root = Path(run.__file__).parent
+    root = Path(command_line.__file__).parent
     process = subprocess.Popen(
         [sys.executable, "run.py", "cluster", "submit", *WORDS], cwd=root, stdout=subprocess.PIPE, text=True
     )

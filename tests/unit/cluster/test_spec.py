@@ -6,13 +6,13 @@ import fsspec
 import pytest
 import yaml
 
-import run
 from cluster.entrypoint import make_entrypoint
 from cluster.spec import READABLE, ClusterSpec, load_cluster
+from pipelines import command_line
 from pos2distill.errors import UserError
 from pos2distill.secrets import holds_secret, looks_secret
 
-CHECKOUT = Path(run.__file__).parent
+CHECKOUT = Path(command_line.__file__).parent
 MINIMAL: dict[str, Any] = {
     "name": "small",
     "image": "registry.example.org/pos2distill:0.1.0",

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import yaml
 
-import run
 from cluster.render import render, to_yaml
 from cluster.schema import load_schemas
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest
 from cluster.validate import check, load_manifests
+from pipelines import command_line
 from pos2distill.errors import UserError
 from scripts.render_presets import PRESETS, RENDERED
 from tests.support.crds import write_crds
 from tests.support.paths import PUBLISHED_CRDS
 
-CHECKOUT = Path(run.__file__).parent
+CHECKOUT = Path(command_line.__file__).parent
 needs_published_crds = pytest.mark.skipif(
     not PUBLISHED_CRDS.is_dir(),
     reason=f"no CRD schemas at {PUBLISHED_CRDS}; set POS2DISTILL_CRDS to a folder with them",
@@ -347,11 +347,11 @@ def test_load_schemas_refuses_files_without_crds(tmp_path: Path, content: str | 
 
 def test_run_cluster_render_prints_or_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["cluster", "render", "gke", "quickstart", "spec.sampling.max=3", "training.epochs=1"]
-    assert run.main(words) == 0
+    assert command_line.main(words) == 0
     printed = capsys.readouterr().out
     assert "maxReplicas: 3" in printed
     assert "study quickstart training.epochs=1 " in printed
-    assert run.main([*words, "--out", str(tmp_path / "new")]) == 0
+    assert command_line.main([*words, "--out", str(tmp_path / "new")]) == 0
     assert (tmp_path / "new" / "nq-mistral.yaml").read_text() == printed
     assert capsys.readouterr().out == f"{tmp_path}/new/nq-mistral.yaml\n"
 
@@ -359,7 +359,10 @@ def test_run_cluster_render_prints_or_writes(tmp_path: Path, capsys: pytest.Capt
 def test_run_cluster_render_writes_nothing_that_breaks_a_rule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main(["cluster", "render", "gke", "spec.training.node.gpus=16", "--out", str(tmp_path / "new")]) == 2
+    assert (
+        command_line.main(["cluster", "render", "gke", "spec.training.node.gpus=16", "--out", str(tmp_path / "new")])
+        == 2
+    )
     assert "16 GPUs, but a2-highgpu-8g has 8" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
@@ -369,14 +372,14 @@ def test_run_cluster_validate_reports_every_fault(
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(to_yaml([changed(changed(job, "spec.backoffLimit", -1), f"{SAMPLING}.minReplicas", 99)]))
-    assert run.main(["cluster", "validate", str(path)]) == 2
+    assert command_line.main(["cluster", "validate", str(path)]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
     assert all(line.startswith("error: RayJob/nq-llama3: spec.") for line in errors)
 
 
 def test_run_cluster_validate_reports_what_it_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["cluster", "validate", "onprem"]) == 0
+    assert command_line.main(["cluster", "validate", "onprem"]) == 0
     assert capsys.readouterr().out == "6 manifests are valid (rules only; to check the schema too, set --crds)\n"
 
 
@@ -398,9 +401,11 @@ def test_run_cluster_validate_reports_what_it_checked(capsys: pytest.CaptureFixt
     ],
 )
 def test_run_cluster_user_error_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [{"MANIFESTS": str(RENDERED / "gke.yaml"), "run.py": run.__file__}.get(word, word) for word in words]
-    message = message.replace("run.py", run.__file__)
-    assert run.main(["cluster", *words]) == 2
+    words = [
+        {"MANIFESTS": str(RENDERED / "gke.yaml"), "run.py": command_line.__file__}.get(word, word) for word in words
+    ]
+    message = message.replace("run.py", command_line.__file__)
+    assert command_line.main(["cluster", *words]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -409,8 +414,8 @@ def test_run_cluster_user_error_is_one_line(words: list[str], message: str, caps
 
 def test_run_cluster_imports_no_heavy_packages() -> None:
     code = (
-        "import sys, run\n"
-        "run.main(['cluster', 'validate', 'gke', 'quickstart'])\n"
+        "import sys, pipelines.command_line\n"
+        "command_line.main(['cluster', 'validate', 'gke', 'quickstart'])\n"
         "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'pipelines'} & sys.modules.keys()))\n"
     )
     done = subprocess.run(

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-import run
-from pipelines import commands
+from pipelines import command_line, commands
 from pipelines.command_line import COMMANDS
 from pipelines.plan import make_plan
 from pipelines.terminal import summarise_manifest
@@ -30,12 +29,12 @@ def recipe(make_recipe: Make, tmp_path: Path) -> str:
 def test_load_recipe_imports_no_heavy_packages() -> None:
     """Help, misspelt fields and `recipes` answer at once."""
     code = (
-        "import sys, run\n"
+        "import sys, pipelines.command_line\n"
         "from pos2distill.config.load import load_recipe, recipe_names\n"
         "loaded = [load_recipe(name).name for name in recipe_names()]\n"
         "print(loaded, sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & sys.modules.keys()))\n"
     )
-    root = Path(run.__file__).parent
+    root = Path(command_line.__file__).parents[1]
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
     )
@@ -45,7 +44,7 @@ def test_load_recipe_imports_no_heavy_packages() -> None:
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--help"], ["study", "--help"]):
         with pytest.raises(SystemExit, match="0"):
-            run.main(arguments)
+            command_line.main(arguments)
         shown = capsys.readouterr().out
         assert "python run.py study quickstart" in shown
         assert "Exit codes" in shown
@@ -53,7 +52,7 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_of_cluster_shows_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        run.main(["cluster", "status", "--help"])
+        command_line.main(["cluster", "status", "--help"])
     shown = capsys.readouterr().out
     assert "python run.py cluster status my_cluster.yaml" in shown
     assert "Exit codes" in shown
@@ -62,13 +61,13 @@ def test_help_of_cluster_shows_its_examples(capsys: pytest.CaptureFixture[str]) 
 
 def test_cluster_refuses_dry_run_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run.main(["cluster", "submit", "kind", "quickstart", "--dry-run"])
+        command_line.main(["cluster", "submit", "kind", "quickstart", "--dry-run"])
     assert capsys.readouterr().err.endswith("arguments: --dry-run; cluster render and validate send nothing\n")
 
 
 def test_commands_are_in_the_help_and_have_functions(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
-        run.main(["--help"])
+        command_line.main(["--help"])
     shown = capsys.readouterr().out
     for name in COMMANDS:
         assert f"\n    {name} " in shown
@@ -76,7 +75,7 @@ def test_commands_are_in_the_help_and_have_functions(capsys: pytest.CaptureFixtu
 
 
 def test_recipes_lists_names_and_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["recipes"]) == 0
+    assert command_line.main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == recipe_names()
     assert all(load_recipe(line.split()[0]).description in line for line in lines)
@@ -85,7 +84,7 @@ def test_recipes_lists_names_and_descriptions(capsys: pytest.CaptureFixture[str]
 def test_dry_run_shows_settings_and_writes_nothing(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main(["study", recipe, "training.epochs=5", "--dry-run"]) == 0
+    assert command_line.main(["study", recipe, "training.epochs=5", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     again = tmp_path / "again.yaml"
     again.write_text(shown)
@@ -111,7 +110,7 @@ def test_dry_run_shows_settings_and_writes_nothing(
 def test_dry_run_shows_the_stages_of_its_command(
     recipe: str, command: str, stages: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main([command, recipe, "--dry-run"]) == 0
+    assert command_line.main([command, recipe, "--dry-run"]) == 0
     lines = [line.removeprefix("#   ") for line in capsys.readouterr().out.splitlines() if line.startswith("#   ")]
     assert [line.split("  ")[0] for line in lines] == stages
     assert all(line.endswith("missing" if command == "report" else "to run") for line in lines)
@@ -121,7 +120,7 @@ def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[
     artifact = make_plan(load_recipe(recipe)).sample.artifact
     with artifact.writing():
         artifact.publish(counts={}, seconds={})
-    assert run.main(["study", recipe, "--dry-run"]) == 0
+    assert command_line.main(["study", recipe, "--dry-run"]) == 0
     assert f"{artifact.fingerprint}  cached" in capsys.readouterr().out
 
 
@@ -144,7 +143,7 @@ def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[
 def test_main_reports_user_errors_in_one_line(
     recipe: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert run.main([recipe if argument == "RECIPE" else argument for argument in arguments]) == 2
+    assert command_line.main([recipe if argument == "RECIPE" else argument for argument in arguments]) == 2
     told = capsys.readouterr()
     assert told.err.startswith("error: ")
     assert message in told.err
@@ -157,7 +156,7 @@ def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.Cap
     claim_storage(resolved.storage, resolved.name)
     with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
         Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
-    assert run.main(["distill", recipe, "runtime.mode=staged"]) == 2
+    assert command_line.main(["distill", recipe, "runtime.mode=staged"]) == 2
     wanted = make_plan(resolved).sample.fingerprint
     assert (
         f"no finished samples of fingerprint {wanted}; it holds feedfeedfeedfeed, made with other settings; "
@@ -175,7 +174,7 @@ def test_report_names_unfinished_studies_of_a_sweep(
             if settings["seed"] == 0 and not artifact.manifest():
                 with artifact.writing():
                     artifact.publish(counts={}, seconds={})
-    assert run.main(["report", str(tmp_path / "recipe.yaml")]) == 2
+    assert command_line.main(["report", str(tmp_path / "recipe.yaml")]) == 2
     assert capsys.readouterr().err == (
         f"error: {sweep.storage}: 2 of 4 studies are not finished: seed=1, method.k=1; seed=1, method.k=2; "
         "run `study` again\n"
@@ -195,7 +194,7 @@ def test_study_refuses_a_folder_that_holds_other_files(recipe: str, capsys: pyte
     storage = Path(load_recipe(recipe).storage)
     storage.mkdir()
     (storage / "notes.txt").write_text("mine")
-    assert run.main(["study", recipe]) == 2
+    assert command_line.main(["study", recipe]) == 2
     assert "is not empty and holds no run" in capsys.readouterr().err
     assert [path.name for path in storage.iterdir()] == ["notes.txt"]
 
@@ -205,7 +204,7 @@ def test_study_leaves_nothing_after_bad_data(make_recipe: Make, tmp_path: Path) 
     recipe = make_recipe()
     with open(recipe.study.data.path, "a") as file:
         file.write(json.dumps({"question": "?"}) + "\n")
-    assert run.main(["study", str(tmp_path / "recipe.yaml")]) == 2
+    assert command_line.main(["study", str(tmp_path / "recipe.yaml")]) == 2
     assert not list(Path(recipe.storage).iterdir())
 
 
@@ -224,14 +223,14 @@ def test_study_names_the_task_of_bad_data(
     if content:
         (tmp_path / "other.jsonl").write_text(content)
     make_recipe(evaluation={"also_evaluate": [str(tmp_path / "other.yaml")]})
-    assert run.main(["study", str(tmp_path / "recipe.yaml"), f"runtime.storage={tmp_path}/run"]) == 2
+    assert command_line.main(["study", str(tmp_path / "recipe.yaml"), f"runtime.storage={tmp_path}/run"]) == 2
     assert capsys.readouterr().err.startswith(f"error: evaluation.also_evaluate: other: {tmp_path}/{message}")
 
 
 def test_report_without_results_makes_no_folder(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main(["report", recipe, f"runtime.storage={tmp_path}/typo"]) == 2
+    assert command_line.main(["report", recipe, f"runtime.storage={tmp_path}/typo"]) == 2
     assert "typo: no finished examples of fingerprint" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
 
@@ -246,14 +245,14 @@ def test_report_without_results_makes_no_folder(
 )
 def test_main_shows_usage_of_unknown_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run.main(arguments)
+        command_line.main(arguments)
     assert "usage: python run.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("points", ["five", "101", "nan"])
 def test_fail_if_gap_above_takes_percentage_points_only(points: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run.main(["evaluate", "quickstart", "--fail-if-gap-above", points])
+        command_line.main(["evaluate", "quickstart", "--fail-if-gap-above", points])
     assert f"--fail-if-gap-above: expected a number from 0 to 100, got {points}\n" in capsys.readouterr().err
 
 
@@ -262,7 +261,7 @@ def test_main_ends_on_sigterm_with_143(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(commands, "run_study", lambda recipe: os.kill(os.getpid(), signal.SIGTERM))
-    assert run.main(["study", recipe]) == 143
+    assert command_line.main(["study", recipe]) == 143
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -274,7 +273,7 @@ def test_main_ends_on_ctrl_c_with_130(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "run_study", interrupt)
-    assert run.main(["study", recipe]) == 130
+    assert command_line.main(["study", recipe]) == 130
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
 
 
@@ -284,4 +283,4 @@ def test_main_keeps_the_traceback_of_a_bug(recipe: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(commands, "run_study", stumble)
     with pytest.raises(ZeroDivisionError):
-        run.main(["study", recipe])
+        command_line.main(["study", recipe])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import run
+from pipelines import command_line
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.records import PREDICTION_SCHEMA
@@ -45,7 +45,7 @@ def evaluate(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
     publish(plan.evaluate_base.artifact, (20, 17, 16))
 
     def evaluate(points: str) -> int:
-        return run.main(["evaluate", str(tmp_path / "recipe.yaml"), "--fail-if-gap-above", points])
+        return command_line.main(["evaluate", str(tmp_path / "recipe.yaml"), "--fail-if-gap-above", points])
 
     return evaluate
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from ray.job_submission import JobStatus
 
-import run
+from pipelines import command_line
 from pipelines.jobs import submit
 from pipelines.jobs.bundle import MAX_BYTES, PROJECT, is_packed, pack, packed_files
 from pos2distill.errors import UserError
@@ -151,7 +151,7 @@ RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path 
 def test_what_cannot_work_is_one_line_and_exit_code_2(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
+    assert command_line.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"error: {message}")
     assert told.count("\n") == 1
@@ -165,7 +165,7 @@ def test_a_gate_goes_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "_follow", lambda client, job: None)
     monkeypatch.setattr(submit, "_report", lambda details: 0)
     words = ["evaluate", "quickstart", "--fail-if-gap-above", "2.5", STORAGE, "--address", "http://127.0.0.1:1"]
-    assert run.main(["submit", *words]) == 0
+    assert command_line.main(["submit", *words]) == 0
     assert submitted == [f"python run.py evaluate quickstart {STORAGE} --fail-if-gap-above=2.5"]
 
 
@@ -173,20 +173,20 @@ def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytes
     other = tmp_path / "other.yaml"
     other.write_text((PROJECT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
     words = ["quickstart", STORAGE, f"evaluation.also_evaluate=[{other}]"]
-    assert run.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
+    assert command_line.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
     assert f"evaluation.also_evaluate: {other} does not go with the job; put it into" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8265", "ray://127.0.0.1:10001", "auto"])
 def test_an_address_of_another_kind_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
+    assert command_line.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
     told = capsys.readouterr().err
     assert told == f"error: --address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}\n"
 
 
 def test_an_address_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        run.main(["submit", "quickstart", STORAGE])
+        command_line.main(["submit", "quickstart", STORAGE])
     assert "--address" in capsys.readouterr().err
 
 

@@ -27,7 +27,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import Placement
-from tests.unit.conftest import make_samples
+from tests.support.stores import make_samples
 
 SPECS = [PromptSpec(4, {1: (Placement((0,)),)})]
 

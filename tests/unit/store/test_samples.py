@@ -147,13 +147,12 @@ def test_store_reads_each_example_once_after_races_and_corruption(
 
 def test_tally_counts_outcomes_and_finish_reasons(storage: str) -> None:
     store = open_store(storage)
-    store.append(make_samples("a", "b", finish_reason="length", teacher_seconds=0.5))
+    store.append(make_samples("a", "b", finish_reason="length"))
     store.append(make_samples("c", "x", outcome="wrong", finish_reason="stop"))
     ids = ["a", "b", "c", "d"]
     tally = store.tally(store.index(ids), ids)
     assert tally.outcomes == Counter(kept=2, wrong=1)
     assert tally.finish_reasons == Counter(length=2, stop=1)
-    assert tally.teacher_seconds == 1.0
     empty = open_store(f"{storage}/empty")
     assert empty.tally(empty.index(ids), ids).outcomes == {}
 
@@ -203,10 +202,10 @@ CORRUPTIONS = {
     "not Parquet": (lambda data: b"<html>" * 999, "Parquet magic bytes not found in footer"),
     "flipped footer": (lambda data: flipped(data, len(data) - 6), "footer"),
     "flipped ids": (lambda data: flipped(data, page_of(data, "example_id")), "CRC checksum verification failed"),
-    "other version": (other_version, "schema version 2, expected 4"),
+    "other version": (other_version, "schema version 2, expected 5"),
     "no version": (
         lambda data: written(make_samples("a").replace_schema_metadata()),
-        "schema version none, expected 4",
+        "schema version none, expected 5",
     ),
     "missing column": (without_column, "its columns are not those of SAMPLE_SCHEMA"),
     "another part": (
