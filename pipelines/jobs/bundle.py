@@ -1,7 +1,7 @@
-"""What a job takes with it to a cluster: this project and one recipe. Nothing else leaves the machine.
+"""What a job takes along to a cluster: this project and one recipe. Nothing else leaves the machine.
 
-Secrets, data sets, environments, results and git's own files are left behind, since only these folders are looked into,
-only files of these kinds are taken, and of those none whose name is that of a secret; one that holds a key is fatal_error.
+Secrets, data sets, environments, results and git's own files stay here: only some folders are searched, only files of
+some kinds are taken, none whose name is that of a secret, and a file that holds a key is refused.
 """
 
 import fnmatch

@@ -136,7 +136,9 @@ def test_prepare_writes_the_split(make_recipe: Make) -> None:
     assert manifest.counts == split.counts
     assert stage.artifact.manifest() == manifest
     assert training_ids(stage.artifact).to_pylist() == [example.example_id for example in split.train]
-    assert [example_from_row(row) for row in stage.artifact.read_table("train.parquet").to_pylist()] == split.train
+    assert [example_from_row(row) for row in stage.artifact.read_table("train.parquet").to_pylist()] == list(
+        split.train
+    )
     evaluation_ids = stage.artifact.read_table("evaluation.parquet")["example_id"].to_pylist()
     assert evaluation_ids == [example.example_id for example in split.evaluation]
 
