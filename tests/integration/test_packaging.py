@@ -1,0 +1,102 @@
+"""What `pip install .` installs, in an environment of its own, used from another folder."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import pos2distill
+from pos2distill.config.load import recipe_names
+from tests.support.paths import PROJECT
+
+# One group, so that pip installs once however many processes run the tests.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("packaging")]
+
+
+def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command that sees nothing of the checkout and of the tests' settings."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of a new environment, after `pip install .` in it.
+
+    It takes the packages that the project needs, and hatchling, from the environment of the tests. So nothing is
+    downloaded, and pip checks that pyproject.toml names the versions that are installed.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    done = run(sys.executable, "-m", "venv", folder, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    pip = (folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check")
+    # Python 3.11 brings a setuptools that is older than torch needs, and would hide that of the tests.
+    done = run(*pip, "uninstall", "--quiet", "--yes", "setuptools", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    visible = [path for path in sys.path if Path(path).name == "site-packages"]
+    (packages / "tests_environment.pth").write_text("\n".join(visible) + "\n")
+    done = run(*pip, "install", "--quiet", "--no-index", "--no-build-isolation", PROJECT, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "bin"
+
+
+def test_installed_command_shows_its_version(installed: Path, tmp_path: Path) -> None:
+    done = run(installed / "pos2distill", "--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"pos2distill {pos2distill.__version__}\n", "")
+
+
+def test_installed_command_lists_the_recipes(installed: Path, tmp_path: Path) -> None:
+    done = run(installed / "pos2distill", "recipes", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == recipe_names()
+
+
+@pytest.mark.parametrize("command", [("pos2distill",), ("python", "-m", "pos2distill")])
+@pytest.mark.parametrize("recipe", ["quickstart", "quickstart_r2"])
+def test_installed_command_finds_the_toys(
+    installed: Path, tmp_path: Path, command: tuple[str, ...], recipe: str
+) -> None:
+    done = run(installed / command[0], *command[1:], "study", recipe, "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"path: {installed.parent}" in done.stdout
+    assert "distill" in done.stdout
+
+
+def test_installed_cluster_presets_are_rendered(installed: Path, tmp_path: Path) -> None:
+    done = run(installed / "pos2distill", "cluster", "render", "kind", "quickstart", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "kind: RayJob" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["pipelines", "cluster", "run", "examples", "tests", "scripts", "benchmarks"])
+def test_installed_package_adds_no_other_name(installed: Path, tmp_path: Path, name: str) -> None:
+    done = run(installed / "python", "-c", f"import {name}", cwd=tmp_path)
+    assert f"ModuleNotFoundError: No module named '{name}'" in done.stderr
+
+
+def test_installed_package_is_imported_from_its_environment(installed: Path, tmp_path: Path) -> None:
+    code = (
+        "import pos2distill.pipelines.commands as commands, pos2distill; print(pos2distill.__file__, commands.__file__)"
+    )
+    done = run(installed / "python", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(path.startswith(str(installed.parent)) for path in done.stdout.split())
+
+
+def test_wheel_holds_what_runs_and_nothing_else(tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path, cwd=PROJECT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"pos2distill-{pos2distill.__version__}-py3-none-any.whl"
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {"pos2distill", f"pos2distill-{pos2distill.__version__}.dist-info"}
+    for name in ("py.typed", "__main__.py", "pipelines/recipes/quickstart.yaml", "cluster/presets/kind.yaml"):
+        assert f"pos2distill/{name}" in names
+    toys = {name.split("/")[3] for name in names if name.startswith("pos2distill/examples/toy/")}
+    assert toys == {"base", "two_hop_base", "data.jsonl.gz", "two_hop.jsonl.gz"}
+    assert not [name for name in names if "__pycache__" in name]
+    assert wheel.stat().st_size < 10 * 2**20
