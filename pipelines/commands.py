@@ -120,7 +120,7 @@ def describe(recipe: Recipe, command: str = "study") -> str:
 
 
 def check_against_model(study: Study) -> None:
-    """Refuse settings that only the model's config can refuse, before anything expensive starts."""
+    """Refuse a model with incomplete weights, and settings that its config contradicts, before a stage starts."""
     if study.method.teacher == "topk":
         from pos2distill.models.load import load_config
 
@@ -133,6 +133,9 @@ def check_against_model(study: Study) -> None:
         from pos2distill.models.lora import check_targets
 
         check_targets(study.model, study.training.lora)
+    from pos2distill.models.check import check_weights
+
+    check_weights(study.model)
 
 
 def _stages_of_command(command: str, plan: Plan) -> list[Stage]:
@@ -153,7 +156,9 @@ def _evaluation_stages(plan: Plan) -> list[Stage]:
 
 
 def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
-    check_against_model(plan.study)
+    # Not if all is cached: to import transformers takes longer than to show the results.
+    if any(stage.artifact.manifest() is None for stage in stages):
+        check_against_model(plan.study)
     trains = plan.distill in stages
     if trains and plan.distill.artifact.manifest() is None:
         check_trackers(recipe.runtime.trackers)

@@ -1,14 +1,17 @@
 """What a study refuses before its first stage."""
 
+import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from safetensors.torch import load_file, save_file
 
 from pipelines import commands
-from pipelines.commands import run_study
+from pipelines.commands import describe, run_study
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 
@@ -31,6 +34,26 @@ def test_run_study_checks_settings_against_the_model_first(
 ) -> None:
     with pytest.raises(UserError, match=message):
         run_study(make_recipe(**overrides))
+    assert capsys.readouterr().out == ""  # no stage was run
+
+
+@pytest.mark.parametrize("command", [run_study, describe])
+def test_check_against_model_refuses_incomplete_weights(
+    make_recipe: Callable[..., Recipe],
+    tiny_model_path: str,
+    tmp_path: Path,
+    command: Callable[[Recipe], object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also by `--dry-run`."""
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        UserError, match=r"model: tensor model.norm.weight of shape \[32\] is missing \(1 tensor of 21\)"
+    ):
+        command(make_recipe(model={"path": str(folder)}))
     assert capsys.readouterr().out == ""  # no stage was run
 
 
