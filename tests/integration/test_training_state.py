@@ -66,8 +66,8 @@ def rank_of(rank: int, world: int, work: Callable[..., Any], jobs: Jobs, rendezv
     with process_group(rank, world, rendezvous):
         trainers = TrainersSection(strategy="zero3", workers=world, gradient_checkpointing=False)
         for recipe, folder in jobs.values():
-            strategy = build_strategy(recipe.study, trainers, CPU)
-            result = work(strategy, make_batches(recipe), folder, rank, world)
+            # Not kept: as long as a strategy lives, transformers shards every model that is made.
+            result = work(build_strategy(recipe.study, trainers, CPU), make_batches(recipe), folder, rank, world)
             if rank == 0:
                 torch.save(result, folder / f"{work.__name__}-{world}.pt")
 
