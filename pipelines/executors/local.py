@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,11 @@ class LocalExecutor:
     """Runs operators one after the other, and one training worker."""
 
     def __init__(self, runtime: Runtime) -> None:
+        from transformers.utils import logging
+
         self.runtime = runtime
+        # Bars of loading and saving weights would break into the progress that `track` shows.
+        logging.disable_progress_bar()
 
     @contextmanager
     def track(self, spec: ProgressSpec) -> Iterator[ProgressTracker]:
@@ -69,7 +74,7 @@ class LocalExecutor:
         try:
             finished, steps = run_worker(job, session)
         finally:
-            session.samples.close()
+            session.close()
         return TrainingOutcome(finished, steps)
 
 
@@ -136,6 +141,8 @@ class LocalSession:
         self.checkpoint = job.checkpoint
         self.keep = job.runtime.checkpoints.keep
         self.samples: Any = samples
+        # The loader's thread polls while this thread may close after an error.
+        self.samples_lock = threading.Lock()
         self.tracker = tracker
 
     def open_stream(self) -> "LocalSession":
@@ -144,7 +151,13 @@ class LocalSession:
 
     def poll(self) -> pa.Table | None:
         """The next block of samples, made now; None once there are no more."""
-        return next(self.samples, None)
+        with self.samples_lock:
+            return next(self.samples, None)
+
+    def close(self) -> None:
+        """End the operators that make samples. Waits for a block that is being made."""
+        with self.samples_lock:
+            self.samples.close()
 
     @contextmanager
     def last_checkpoint(self) -> Iterator[Path | None]:

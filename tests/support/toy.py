@@ -9,6 +9,11 @@ SMALL = [
     "evaluation.other_documents=[16]",
     "evaluation.other_slots=2",
     "evaluation.bootstrap_samples=200",
+    # Equal bytes under both executors: sums depend on the number of threads, which in one process is the same for all.
+    "training.order=fixed",
+    "runtime.samplers.threads=1",
+    "runtime.teachers.threads=1",
+    "runtime.trainers.threads=1",
     "runtime.samplers.max=1",
     "runtime.samplers.min=1",
 ]
