@@ -8,7 +8,6 @@ cluster ACTION SPEC [RECIPE] [section.field=value ...] [spec.section.field=value
 import argparse
 import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 from pos2distill import __version__
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, recipe_names
+from pos2distill.environment import use_ray_token
 from pos2distill.errors import GateError, Stopped, Terminated, UserError, did_you_mean
 
 COMMANDS = {
@@ -238,9 +238,7 @@ def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
         if command != "evaluate":
             raise UserError(f"--fail-if-gap-above: is an option of evaluate, not of {command}")
         flags.append(f"--fail-if-gap-above={options.fail_if_gap_above:g}")
-    # Ray reads this variable when it is imported. Whoever sets a token wants it used.
-    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    use_ray_token()
     from .jobs.submit import run_submit
 
     return run_submit(command, words[0], words[1:], options.address, flags)

@@ -23,3 +23,37 @@ def set_vllm_variables(*, device: str, threads: int, cpu_kv_cache_gib: int) -> N
     # select the same cores, so binding is off and the number of threads is that of the pool's settings.
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def set_deepspeed_variables(*, device: str) -> None:
+    """Set what DeepSpeed 0.19.8 reads when it is imported."""
+    if device == "cpu":
+        # DeepSpeed does not choose the CPU by itself where torch was built for GPUs.
+        os.environ["DS_ACCELERATOR"] = "cpu"
+
+
+def set_ray_variables() -> None:
+    """Set what Ray 2.60 reads when it starts."""
+    # Ray's core logs an error line for every restartable actor that a dataset makes (ray#53727).
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+
+
+def use_ray_token() -> None:
+    """Make Ray 2.60 use the token that the user has set. Ray reads the variable when it is imported."""
+    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def ignore_ray_addresses() -> None:
+    """Make Ray's job client use the address that it is given: Ray 2.60 prefers these variables."""
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        os.environ.pop(name, None)
+
+
+def disable_preemption_watcher(variable: str) -> None:
+    """Keep Ray Train 2.60 from starting its own preemption watcher; it passes the variable to its controller.
+
+    Args:
+        variable: its name, which Ray Train defines.
+    """
+    os.environ[variable] = "0"

@@ -1,7 +1,7 @@
-"""`run.py submit`: a command as a job on a running Ray cluster, through its job API, followed to its end.
+"""`run.py submit`: run a command as a job on a running Ray cluster, and follow it until it ends.
 
-A job runs the same command as this machine would, on the head, with this project's files beside it. What it has done
-lies in its storage, so that submitting again goes on there.
+A job runs the same command as this machine would, on the head node, with this project's files in its working
+directory. Its results are in its storage, so submitting again resumes there.
 """
 
 import asyncio
@@ -20,17 +20,16 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pos2distill.config.load import RECIPES, apply_override, find_yaml, load_recipe, read_sections, recipe_names
-from pos2distill.errors import UserError
+from pos2distill.environment import ignore_ray_addresses
+from pos2distill.errors import ExitCode, UserError
 from pos2distill.placement import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
 from .bundle import PROJECT, TAKEN, is_packed, pack, packed_files
 
-STOPPED = 3  # exit code: somebody stopped the job
-
 _STORAGE = "pos2distill.storage"  # in a job's metadata
-_QUIET_S = 60.0  # a log that says nothing for so long is asked for anew: the connection may be dead
-_OUTAGE_S = 120.0  # a cluster that does not answer for so long is given up
+_QUIET_S = 60.0  # without log lines for this long, the log is requested again: the connection may be dead
+_OUTAGE_S = 120.0  # without an answer for this long, the cluster counts as unreachable
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -41,10 +40,12 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
 
     Args:
         address: of the cluster's dashboard, for example http://127.0.0.1:8265.
-    Returns: the exit code: the job's own, or STOPPED.
+    Returns: the exit code: the job's own, or ExitCode.STOPPED.
     Raises:
         UserError: for settings that cannot work on a cluster, or a cluster that cannot be reached.
     """
+    if not (PROJECT / "run.py").is_file():
+        raise UserError("submit: run it in a checkout of the project, whose files are sent with the job")
     files = packed_files()
     storage = _check(recipe, overrides, files)
     own = find_yaml(recipe, RECIPES, "recipe")
@@ -54,7 +55,7 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
     client = _connect(address)
     job = _running(client, storage, entrypoint)
     if job:
-        print(f"{job} runs this already; following it", flush=True)
+        print(f"{job} already runs this command; following it", flush=True)
     else:
         job = f"{own.stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
         with tempfile.TemporaryDirectory() as folder:
@@ -70,28 +71,28 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
         return _report(_follow(client, job))
     except KeyboardInterrupt:
         print(
-            f"\n{job} goes on without being followed. The same command follows it again; to stop it: "
+            f"\ndetached; {job} continues. Run the same command to follow it again; to stop it: "
             f"ray job stop {job} --address {address}",
             flush=True,
         )
-        return 130
+        return ExitCode.INTERRUPTED
 
 
 def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
-    """Refuse what would fail, or be lost, on the cluster. Returns the storage."""
+    """Refuse what would fail or be lost on the cluster. Returns the storage."""
     if any(looks_secret(override) for override in overrides):
-        raise UserError("command line: a setting holds what looks like a secret; give it to the cluster's nodes")
-    loaded = load_recipe(recipe, overrides)  # all that is wrong with settings alone is told here and now
+        raise UserError("command line: a setting looks like a secret; set it on the cluster's nodes instead")
+    loaded = load_recipe(recipe, overrides)  # reports everything that is wrong with the settings alone
     path = find_yaml(recipe, RECIPES, "recipe")
     raw = read_sections(path, "model, data, …")
     for override in overrides:
         apply_override(raw, override)
     storage = (raw.get("runtime") or {}).get("storage")
     if storage is None or not ("://" in storage or Path(storage).is_absolute()):
-        came = "nothing" if storage is None else storage
+        given = "nothing" if storage is None else storage
         raise UserError(
-            f"runtime.storage: a job's own folder is lost with it; set a URL, or the absolute path of a folder that "
-            f"all nodes share, got {came}"
+            f"runtime.storage: a job's own folder is deleted with it; set a URL, or the absolute path of a folder that "
+            f"all nodes share, got {given}"
         )
     here = {"data.path": raw["data"]["path"]}
     if (PROJECT / raw["model"]["path"]).exists():  # else a hub's name
@@ -101,16 +102,16 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
         here[f"evaluation.also_evaluate: {name}: data.path"] = (
             str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
         )
-    for field, place in here.items():
-        if not ("://" in place or Path(place).is_absolute() or is_packed(place, files)):
+    for field, path_or_url in here.items():
+        if not ("://" in path_or_url or Path(path_or_url).is_absolute() or is_packed(path_or_url, files)):
             raise UserError(
-                f"{field}: {place} does not go with the job, which takes {', '.join(TAKEN[2:])} of the project; "
-                f"give a URL, or an absolute path that all nodes share"
+                f"{field}: {path_or_url} is not sent with the job, which takes {', '.join(TAKEN[2:])} of the project; "
+                f"set a URL, or an absolute path that all nodes share"
             )
     for name in (raw.get("evaluation") or {}).get("also_evaluate") or ():
         if name not in recipe_names() and not is_packed(name, files):
             raise UserError(
-                f"evaluation.also_evaluate: {name} does not go with the job; put it into pipelines/recipes/"
+                f"evaluation.also_evaluate: {name} is not sent with the job; put it into pipelines/recipes/"
             )
     return str(storage).rstrip("/")
 
@@ -121,19 +122,19 @@ def _connect(address: str) -> JobSubmissionClient:
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
     if token.name and not os.environ.get("RAY_AUTH_TOKEN") and not token.is_file():
         raise UserError(f"{token}: no such file (RAY_AUTH_TOKEN_PATH)")
-    # Ray would take these instead of the address that was asked for.
-    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
-        os.environ.pop(name, None)
+    ignore_ray_addresses()
     for module in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private.runtime_env.packaging"):
         logging.getLogger(f"ray.{module}").setLevel(logging.WARNING)
     try:
         return JobSubmissionClient(address)
     except AuthenticationError as error:
         if "401" in str(error) or "Missing" in str(error):
-            raise UserError(f"{address}: asks for a token; set {_TOKENS[0]} or {_TOKENS[1]}") from None
-        raise UserError(f"{address}: refuses the token that {_TOKENS[0]} or {_TOKENS[1]} gives") from None
+            raise UserError(f"{address}: requires a token; set {_TOKENS[0]} or {_TOKENS[1]}") from None
+        raise UserError(f"{address}: refuses the token of {_TOKENS[0]} or {_TOKENS[1]}") from None
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"{address}: no Ray cluster answers there ({' '.join(str(error).split())[:200]})") from None
+        raise UserError(
+            f"{address}: no Ray cluster answers at this address ({' '.join(str(error).split())[:200]})"
+        ) from None
 
 
 def _running(client: JobSubmissionClient, storage: str, entrypoint: str) -> str | None:
@@ -146,7 +147,7 @@ def _running(client: JobSubmissionClient, storage: str, entrypoint: str) -> str 
         if not job.status.is_terminal() and (job.metadata or {}).get(_STORAGE) == storage:
             if job.entrypoint != entrypoint:
                 raise UserError(
-                    f"{storage}: {job.submission_id} is at work there ({job.entrypoint}); wait for its end, stop it "
+                    f"{storage}: is in use by {job.submission_id} ({job.entrypoint}); wait until it ends, stop it "
                     f"(ray job stop {job.submission_id}), or choose another runtime.storage"
                 )
             return str(job.submission_id)
@@ -156,7 +157,7 @@ def _running(client: JobSubmissionClient, storage: str, entrypoint: str) -> str 
 def _follow(client: JobSubmissionClient, job: str) -> JobDetails:
     """Print a job's log until the job ends, over any number of connections."""
     shown = 0
-    silent: float | None = None  # since when nothing comes
+    silent: float | None = None  # since when there is no output and no answer
     while True:
         before = shown
         shown, whole = asyncio.run(_show(client, job, shown))
@@ -169,10 +170,10 @@ def _follow(client: JobSubmissionClient, job: str) -> JobDetails:
             if now - silent > _OUTAGE_S:
                 raise UserError(
                     f"{job}: no answer from the cluster for {_OUTAGE_S:.0f} s ({' '.join(str(error).split())[:200]}); "
-                    f"the job may go on, and the same command follows it again"
+                    f"the job may continue, and the same command follows it again"
                 ) from None
         else:
-            # What it said last is waited for, but not for ever.
+            # The end of the log is waited for, but not forever.
             if details.status.is_terminal() and (whole or now - silent > _OUTAGE_S):
                 return details
             if not details.status.is_terminal():
@@ -181,9 +182,9 @@ def _follow(client: JobSubmissionClient, job: str) -> JobDetails:
 
 
 async def _show(client: JobSubmissionClient, job: str, shown: int) -> tuple[int, bool]:
-    """Print what follows the first `shown` characters of a log, as it comes.
+    """Print what follows the first `shown` characters of a log while it is written.
 
-    Returns: how many are shown now, and whether the log came to its end, not the connection.
+    Returns: how many are shown now, and whether the log ended rather than the connection.
     """
     passed = 0
     chunks: Any = client.tail_job_logs(job)
@@ -200,15 +201,15 @@ async def _show(client: JobSubmissionClient, job: str, shown: int) -> tuple[int,
 
 
 def _report(details: JobDetails) -> int:
-    """Say how a job ended. Returns the exit code."""
+    """Print how a job ended. Returns the exit code."""
     job, code = details.submission_id, details.driver_exit_code
     if details.status == JobStatus.SUCCEEDED:
         print(f"{job} succeeded")
         return 0
     if details.status == JobStatus.STOPPED:
-        print(f"{job} was stopped; the same command goes on where it stopped")
-        return STOPPED
-    why = (details.message or "").partition(", last available logs")[0]  # which have been shown
+        print(f"{job} was stopped; the same command resumes it")
+        return ExitCode.STOPPED
+    why = (details.message or "").partition(", last available logs")[0]  # they have been printed
     print(f"{job} failed: {' '.join(why.split())[:300]}")
-    # A signal, or a driver that never started, is no fault of the user's.
+    # A signal, or a driver that never started, is not the user's error.
     return code if code in (1, 2) else 1

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pos2distill.config import DataSection, Study
 from pos2distill.config.fields import restrict
 from pos2distill.errors import UserError
-from pos2distill.records import examples_to_table
+from pos2distill.records import EXAMPLE_SCHEMA, example_tables
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.datasets import load_split
 
@@ -66,8 +66,8 @@ def run(stage: Stage, run: Run, task: str | None = None) -> Manifest:
     with naming_task(task):
         split = load_split(stage.study.data, documents=stage.derived["longest_prompt"], seed=stage.study.seed)
     with stage.artifact.writing():
-        stage.artifact.write_table(TRAIN, examples_to_table(split.train))
-        stage.artifact.write_table(EVALUATION, examples_to_table(split.evaluation))
+        stage.artifact.write_tables(TRAIN, EXAMPLE_SCHEMA, example_tables(split.train))
+        stage.artifact.write_tables(EVALUATION, EXAMPLE_SCHEMA, example_tables(split.evaluation))
         return stage.artifact.publish(counts=split.counts, seconds={"prepare": time.monotonic() - start})
 
 

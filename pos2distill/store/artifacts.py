@@ -8,7 +8,7 @@ folder of their own, so results of other settings are kept.
 import json
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +105,18 @@ class Artifact:
     def write_table(self, name: str, table: pa.Table) -> None:
         """Write one Parquet file of the artifact."""
         write_table(self.fs, f"{self.path}/{name}", table)
+
+    def write_tables(self, name: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+        """Write one Parquet file piece by piece, for what does not fit in memory.
+
+        Not atomic, which it need not be: inside `writing`, nothing is read before the artifact is published.
+        """
+        with (
+            self.fs.open(f"{self.path}/{name}", "wb") as file,
+            pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer,
+        ):
+            for table in tables:
+                writer.write_table(table, row_group_size=_ROW_GROUP_SIZE)
 
     def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
         """Read one Parquet file of the artifact."""

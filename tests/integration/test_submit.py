@@ -145,26 +145,26 @@ def test_submit_follows_detaches_and_reports_a_stopped_job(submit: Submit, head:
     job = job_of(read_until(first, "examples "))
     code, said = end(submit(*settings, recipe=("evaluate", "quickstart")))
     assert code == 2
-    assert said.startswith(f"error: {tmp_path}/runs: {job} is at work there (python run.py study quickstart ")
+    assert said.startswith(f"error: {tmp_path}/runs: is in use by {job} (python run.py study quickstart ")
     assert said.count("\n") == 1
     second = submit(*settings)
-    assert read_until(second, "examples ").splitlines()[0] == f"{job} runs this already; following it"
+    assert read_until(second, "examples ").splitlines()[0] == f"{job} already runs this command; following it"
     first.send_signal(signal.SIGINT)
     code, said = end(first)
     assert code == 130
-    assert f"{job} goes on without being followed" in said
+    assert f"detached; {job} continues" in said
     assert f"ray job stop {job} --address {head.dashboard}" in said
     ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", job, "--address", head.dashboard]
     subprocess.run(ray, env=head.environment, check=True, capture_output=True, timeout=60)
     code, said = end(second)
     assert code == 3
-    assert said.splitlines()[-1] == f"{job} was stopped; the same command goes on where it stopped"
+    assert said.splitlines()[-1] == f"{job} was stopped; the same command resumes it"
 
 
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({}, "asks for a token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"),
+        ({}, "requires a token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"),
         ({"RAY_AUTH_TOKEN": "f" * 64}, "refuses the token that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH gives"),
         ({"RAY_AUTH_TOKEN_PATH": "/nowhere/token"}, "/nowhere/token: no such file (RAY_AUTH_TOKEN_PATH)"),
     ],

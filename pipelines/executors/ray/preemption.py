@@ -1,12 +1,12 @@
 """Ray Train's notice of nodes that are about to be preempted, watched from the controller's node."""
 
-import os
-
 import ray
 from ray.train.v2._internal.callbacks.preemption_callback import PreemptionCallback
 from ray.train.v2._internal.constants import ENABLE_PREEMPTION_WATCHER_ENV_VAR
 from ray.train.v2._internal.execution.preemption import PreemptionWatcher
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
+
+from pos2distill.environment import disable_preemption_watcher
 
 from .session import driver_node
 
@@ -21,7 +21,7 @@ class PreemptionNotice(PreemptionCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        os.environ[ENABLE_PREEMPTION_WATCHER_ENV_VAR] = "0"  # Ray Train passes it to its controller
+        disable_preemption_watcher(ENABLE_PREEMPTION_WATCHER_ENV_VAR)
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
         """Watch the nodes of this group's workers, and notify all workers."""

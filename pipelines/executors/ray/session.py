@@ -15,6 +15,7 @@ from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pos2distill.config import PoolSection, TrainersSection
+from pos2distill.environment import set_ray_variables
 from pos2distill.errors import UserError
 from pos2distill.placement import POOLS_LABEL, SAMPLER_SHARE, SAMPLING, TRAINING
 
@@ -145,8 +146,7 @@ def _connect() -> None:
     warnings.filterwarnings("ignore", message=".*ray_remote_args", category=RayDeprecationWarning)
     # Small inputs leave part of a pool idle, which is expected.
     warnings.filterwarnings("ignore", message="The (minimum|maximum) number of concurrent", category=UserWarning)
-    # Ray's core logs an error line for every restartable actor that a dataset makes (ray#53727).
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    set_ray_variables()
     quiet: dict[str, Any] = {
         "logging_level": logging.ERROR,
         "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG")),

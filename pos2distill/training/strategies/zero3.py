@@ -4,7 +4,6 @@ DeepSpeed has no public interface for some of what is needed here. Whatever is u
 DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `runtime/engine.py`) and is named where it is used.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from pos2distill.config import ModelSection, Study, TrainersSection
+from pos2distill.environment import set_deepspeed_variables
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, non_persistent_buffers, torch_dtype
 from pos2distill.models.packing import ResponseBatch
@@ -187,9 +187,7 @@ class _HiddenStatesModule(torch.nn.Module):
 
 def _import_deepspeed(device: torch.device) -> Any:
     """Import DeepSpeed for a kind of device."""
-    if device.type == "cpu":
-        # Read when deepspeed is imported; it does not choose the CPU by itself where torch was built for GPUs.
-        os.environ["DS_ACCELERATOR"] = "cpu"
+    set_deepspeed_variables(device=device.type)
     import deepspeed
 
     # Otherwise DeepSpeed 0.19.8 compiles this operation on the first start, for a minute. Only inference uses it.

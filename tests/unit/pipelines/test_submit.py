@@ -131,15 +131,15 @@ RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path 
         (["study", STORAGE], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
         (["study"], "submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing"),
         (["stdy", "nq_mistral_7b", STORAGE], "submit: stdy: no such command; did you mean 'study'?"),
-        (["quickstart", STORAGE, "data.path=data/x.jsonl"], "data.path: data/x.jsonl does not go with the job, which"),
+        (["quickstart", STORAGE, "data.path=data/x.jsonl"], "data.path: data/x.jsonl is not sent with the job, which"),
         (
             ["nq_mistral_7b", STORAGE, "data.path=s3://b/x", "evaluation.also_evaluate=[webq_mistral_7b]"],
             "evaluation.also_evaluate: webq_mistral_7b: data.path: ",
         ),
-        (["quickstart", STORAGE, "model.path=tests"], "model.path: tests does not go with the job, which takes pos2d"),
+        (["quickstart", STORAGE, "model.path=tests"], "model.path: tests is not sent with the job, which takes pos2d"),
         (
             ["quickstart", STORAGE, "model.path=https://me:hunter2@host/m"],
-            "command line: a setting holds what looks like a secret; give it to the cluster's nodes",
+            "command line: a setting looks like a secret; set it on the cluster's nodes instead",
         ),
         (
             ["quickstart", STORAGE, "--fail-if-gap-above", "5"],
@@ -174,7 +174,7 @@ def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytes
     other.write_text((PROJECT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
     words = ["quickstart", STORAGE, f"evaluation.also_evaluate=[{other}]"]
     assert command_line.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
-    assert f"evaluation.also_evaluate: {other} does not go with the job; put it into" in capsys.readouterr().err
+    assert f"evaluation.also_evaluate: {other} is not sent with the job; put it into" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8265", "ray://127.0.0.1:10001", "auto"])
@@ -259,7 +259,7 @@ def test_the_time_of_a_log_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None
         (JobStatus.FAILED, 1, "failed with exit code 1", 1, "job failed: failed with exit code 1"),
         (JobStatus.FAILED, 137, "failed with exit code 137", 1, "job failed: failed with exit code 137"),
         (JobStatus.FAILED, None, "runtime_env setup\nfailed", 1, "job failed: runtime_env setup failed"),
-        (JobStatus.STOPPED, -15, None, 3, "job was stopped; the same command goes on where it stopped"),
+        (JobStatus.STOPPED, -15, None, 3, "job was stopped; the same command resumes it"),
     ],
 )
 def test_every_end_has_its_exit_code(
