@@ -16,6 +16,7 @@ from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from tests.support.drivers import Driver
 from tests.support.results import artifact_of, counts_of, sample_store, training_ids
+from tests.support.toy import LOCAL
 
 pytestmark = pytest.mark.xdist_group("heavy")
 
@@ -23,7 +24,7 @@ FAILURE = "the fake engine fails at every seed that 4 divides"
 
 
 @pytest.fixture
-def fake(local_ray: None, small_toy: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
+def fake(small_toy: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
     """`fake("section.field=value", ...)`: 40 examples, in batches of 5, to an engine that answers at once."""
     settings = ("model.engine=fake", "method.name=seqkd", "sampling.keep=all", "runtime.samplers.batch_size=5")
     return lambda *overrides: small_toy(tmp_path, *settings, *overrides)
@@ -41,7 +42,7 @@ def stored(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def test_sample_keeps_and_counts_failed_rows_with_their_error(fake: Callable[..., Recipe]) -> None:
-    recipe = fake("runtime.fake.fail_every=4", "runtime.max_failed_fraction=0.9")
+    recipe = fake(LOCAL, "runtime.fake.fail_every=4", "runtime.max_failed_fraction=0.9")
     counts = sample(recipe)
     rows = stored(recipe)
     outcomes = Counter(row["outcome"] for row in rows)
@@ -52,7 +53,7 @@ def test_sample_keeps_and_counts_failed_rows_with_their_error(fake: Callable[...
 
 
 def test_sample_stops_in_one_line_after_too_many_failures(fake: Callable[..., Recipe]) -> None:
-    recipe = fake("runtime.fake.fail_every=4")
+    recipe = fake(LOCAL, "runtime.fake.fail_every=4")
     with pytest.raises(UserError) as caught:
         run_sample(recipe)
     line = str(caught.value)
@@ -63,6 +64,7 @@ def test_sample_stops_in_one_line_after_too_many_failures(fake: Callable[..., Re
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
 def test_sample_continues_with_another_actor_after_an_engine_died(fake: Callable[..., Recipe]) -> None:
     """Every engine generates 3 batches; 8 are needed."""
     recipe = fake("runtime.fake.die_at_call=4", "runtime.samplers.concurrent_batches=1")
@@ -77,11 +79,12 @@ def test_evaluate_that_is_terminated_prints_how_to_resume(make_recipe: Callable[
     driver.wait_for(lambda: "evaluate base:" in driver.log.read_text())
     assert driver.end(signal.SIGTERM) == 128 + signal.SIGTERM
     said = driver.log.read_text()
-    assert said.splitlines()[-1] == "interrupted; run the same command again to go on"
+    assert said.splitlines()[-1] == "interrupted; run the same command again to continue"
     assert "Traceback" not in said
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("local_ray")
 def test_sample_ends_if_the_engine_dies_at_every_start(fake: Callable[..., Recipe]) -> None:
     start = time.monotonic()
     with pytest.raises(ray.exceptions.RayError, match="died"):

@@ -79,14 +79,14 @@ def published(name: str, engine: str) -> Any:
 
 CASES = [
     *(pytest.param(name, False, "hf", id=f"{name}-stand-in-hf") for name in STAND_INS),
-    *(published(name, "hf") for name in PUBLISHED if name != "hotpotqa"),
-    published("hotpotqa", "vllm"),
+    *(published(name, "hf") for name in PUBLISHED),
+    *(published(name, "vllm") for name in PUBLISHED),
 ]
 
 
 @pytest.mark.parametrize(("task", "is_published", "engine"), CASES)
 def test_run_study_on_published_formats(
-    task: str, is_published: bool, engine: str, reader: Callable[[bool], str], local_ray: None, tmp_path: Path
+    task: str, is_published: bool, engine: str, reader: Callable[[bool], str], tmp_path: Path
 ) -> None:
     data_set = files_of(is_published)[task]
     train_examples = 4 if is_published else 2
@@ -106,6 +106,7 @@ def test_run_study_on_published_formats(
         "evaluation": {"slots": slots, "other_slots": slots, "max_new_tokens": 12, "bootstrap_samples": 100},
         "runtime": {
             "storage": str(tmp_path / "run"),
+            "executor": "ray" if engine == "vllm" else "local",
             "samplers": {"batch_size": 4, "threads": 2},
             "trainers": {"strategy": "torch", "micro_batch_tokens": 8192, "threads": 2},
             "vllm": {"enforce_eager": True, "max_num_seqs": 8},
@@ -116,9 +117,9 @@ def test_run_study_on_published_formats(
     run_study(load_recipe(str(path)))
     summary = json.loads((tmp_path / "run" / "report" / "summary.json").read_text())
     counts = summary["counts"]
-    records = counts["examples"]["records"]
+    records = counts["prepare"]["records"]
     assert records == data_set.records
-    assert records == sum(value for name, value in counts["examples"].items() if name != "records")
+    assert records == sum(value for name, value in counts["prepare"].items() if name != "records")
     assert counts["sample"]["sampled"] == train_examples
     assert counts["sample"]["kept"] + counts["sample"]["empty"] == train_examples
     prompts = EVALUATION * (data_set.pairs if slots == "pairs" else 3)

@@ -28,8 +28,9 @@ from pos2distill.training.teachers import build_teacher
 from tests.support.ranks import process_group, run_processes
 from tests.support.results import artifact_of, read_steps, training_ids
 from tests.support.samples import no_stream
+from tests.support.toy import LOCAL
 
-pytestmark = [pytest.mark.xdist_group("heavy"), pytest.mark.usefixtures("local_ray")]
+pytestmark = pytest.mark.xdist_group("heavy")
 
 # 20 documents, where the KL is far from zero, and a rate at which fp32 rounding does not grow from step to step.
 STEPS = [
@@ -49,16 +50,16 @@ def steps_of(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def sampled(local_ray: None, small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sampled(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A storage with fp32 samples and no checkpoint."""
     storage = tmp_path_factory.mktemp("sampled")
-    run_sample(small_toy(storage, *STEPS))
+    run_sample(small_toy(storage, *STEPS, LOCAL))
     return storage
 
 
 @pytest.mark.slow
 def test_zero3_on_two_workers_gives_the_curve_of_torch_on_one(
-    small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
+    local_ray: None, small_toy: Callable[..., Recipe], sampled: Path, tmp_path: Path
 ) -> None:
     # 8 rows on one worker, 7 and a filler on the other.
     short = (*STEPS, "training.epochs=2", "training.global_batch_rows=15")
@@ -86,7 +87,7 @@ def test_top_k_teacher_gives_the_curve_of_the_exact_teacher(
     curves = {}
     for teacher in ("cached", "topk"):
         shutil.copytree(sampled, tmp_path / teacher)
-        settings = (f"method.teacher={teacher}", "training.order=fixed", "runtime.trainers.strategy=torch")
+        settings = (LOCAL, f"method.teacher={teacher}", "training.order=fixed", "runtime.trainers.strategy=torch")
         curves[teacher] = steps_of(small_toy(tmp_path / teacher, *STEPS, "training.epochs=1", *settings))
     (first, *_), (bound, *_) = curves["cached"], curves["topk"]
     assert bound["loss"] == pytest.approx(first["loss"], rel=1e-3)

@@ -50,8 +50,8 @@ def streamed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
     return make
 
 
-def with_storage(recipe: Recipe, storage: Path) -> Recipe:
-    return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"storage": str(storage)})})
+def with_runtime(recipe: Recipe, **settings: Any) -> Recipe:
+    return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update=settings)})
 
 
 def saved_states(recipe: Recipe) -> list[Path]:
@@ -70,9 +70,9 @@ def assert_same_training(recipe: Recipe, reference: Recipe) -> None:
 
 
 def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
-    streamed: Callable[..., Recipe], local_ray: None, tmp_path: Path
+    streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    """A real driver gets a SIGINT in the middle of sampling and training."""
+    """A real driver on Ray gets a SIGINT while it samples and trains. The reference runs on the local executor."""
     recipe = streamed(
         data={"train_examples": 24, "eval_examples": 2},
         training={"global_batch_rows": 8, "epochs": 4, "order": "fixed"},
@@ -84,12 +84,12 @@ def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
             "checkpoints": {"steps": 1},
         },
     )
-    interrupted = with_storage(recipe, tmp_path / "interrupted")
+    interrupted = with_runtime(recipe, storage=str(tmp_path / "interrupted"))
     driver = Driver(tmp_path / "recipe.yaml", tmp_path / "interrupted")
     driver.wait_for(lambda: saved_states(interrupted))
     assert driver.end(signal.SIGINT) == 130
     last_line = driver.log.read_text().splitlines()[-1]
-    assert "run the same command again to go on" in last_line
+    assert "run the same command again to continue" in last_line
     assert "; its checkpoint is kept" in last_line
     assert artifact_of(interrupted, "distill").manifest() is None
     steps = read_steps(interrupted)
@@ -99,7 +99,7 @@ def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
     assert_exactly_once(interrupted)
     assert read_steps(interrupted)[: len(steps)] == steps
 
-    reference = with_storage(recipe, tmp_path / "reference")
+    reference = with_runtime(recipe, storage=str(tmp_path / "reference"), executor="local")
     run_distill(reference)
     assert_same_training(interrupted, reference)
 
@@ -110,10 +110,10 @@ def test_distill_interrupted_killed_and_with_corrupt_samples_ends_as_if_uninterr
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     recipe = streamed()
-    calm = with_storage(recipe, tmp_path / "calm")
+    calm = with_runtime(recipe, storage=str(tmp_path / "calm"))
     run_undisturbed(tmp_path / "recipe.yaml", calm)
     assert_exactly_once(calm)
-    stormy = with_storage(recipe, tmp_path / "stormy")
+    stormy = with_runtime(recipe, storage=str(tmp_path / "stormy"))
     run_disturbed(tmp_path / "recipe.yaml", stormy)
     assert_exactly_once(stormy)
     assert_same_training(stormy, calm)
@@ -140,7 +140,7 @@ def run_disturbed(path: Path, recipe: Recipe) -> None:
     assert driver.end(signal.SIGINT) == 130
     log = driver.log.read_text()
     assert "stopping after a checkpoint; once more to leave at once" in log
-    assert "run the same command again to go on" in log.splitlines()[-1]
+    assert "run the same command again to continue" in log.splitlines()[-1]
     assert "; its checkpoint is kept" in log.splitlines()[-1]
 
     before = stored_samples(recipe)

@@ -18,7 +18,7 @@ from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from tests.support.results import artifact_of
 from tests.support.tiny import write_examples
-from tests.support.toy import SMALL
+from tests.support.toy import LOCAL, SMALL
 
 pytestmark = pytest.mark.xdist_group("heavy")
 
@@ -79,7 +79,7 @@ def test_study_with_another_training_setting_runs_only_later_stages(
     finished: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = shutil.copytree(finished.storage, tmp_path / "run")
-    run_study(load_recipe("quickstart", [*SMALL, f"runtime.storage={storage}", "training.learning_rate=5e-4"]))
+    run_study(load_recipe("quickstart", [*SMALL, f"runtime.storage={storage}", LOCAL, "training.learning_rate=5e-4"]))
     lines = capsys.readouterr().out.splitlines()
     skipped = [line.split("  ")[0] for line in lines if "cached" in line]
     assert skipped == ["prepare", "evaluate base", "sample"]
@@ -135,13 +135,13 @@ def test_distill_without_samples_names_what_is_there(finished: Recipe, capsys: p
 
 
 def test_study_without_kept_samples_prints_one_line_and_writes_no_checkpoint(
-    local_ray: None, tmp_path: Path, tiny_model_path: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny_model_path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = write_examples(tmp_path / "data.jsonl", 20, 4)
     storage = tmp_path / "run"
     *_, last = refused(
         "study",
-        *(f"model.path={tiny_model_path}", f"data.path={data}", f"runtime.storage={storage}"),
+        *(LOCAL, f"model.path={tiny_model_path}", f"data.path={data}", f"runtime.storage={storage}"),
         *("data.documents=2", "data.train_examples=4", "data.eval_examples=2", "data.eval_fraction=0.5"),
         *("method.k=1", "evaluation.slots=all", "evaluation.other_documents=[]", "runtime.max_failed_fraction=1"),
         capsys=capsys,
@@ -153,10 +153,10 @@ def test_study_without_kept_samples_prints_one_line_and_writes_no_checkpoint(
 
 
 def test_evaluate_with_a_prompt_longer_than_the_context_prints_one_line(
-    local_ray: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = tmp_path / "run"
-    *_, last = refused("evaluate", *SMALL, "model.max_length=150", f"runtime.storage={storage}", capsys=capsys)
+    *_, last = refused("evaluate", *SMALL, LOCAL, "model.max_length=150", f"runtime.storage={storage}", capsys=capsys)
     assert last.startswith("error: example ")
     assert "exceed the model's context of 150" in last
     assert not list(storage.glob("base-scores-*"))

@@ -123,7 +123,7 @@ def test_submit_again_after_a_killed_driver_resumes(submit: Submit, tmp_path: Pa
     assert f"{job_of(said)} failed: Job entrypoint command failed with exit code 137" in said
     code, again = end(submit(*settings, recipe=("sample", "quickstart")))
     assert code == 0, again
-    assert [line.split("  ")[0] for line in again.splitlines() if "cached" in line] == ["examples"]
+    assert [line.split("  ")[0] for line in again.splitlines() if "cached" in line] == ["prepare"]
     assert "sampled 192, kept 192" in again
     assert job_of(again) != job_of(said)
     # What was stored is there still, and was not sampled again.
@@ -142,13 +142,13 @@ def test_submit_reports_bad_data_and_the_exit_code_of_the_job(submit: Submit, tm
 def test_submit_follows_detaches_and_reports_a_stopped_job(submit: Submit, head: Head, tmp_path: Path) -> None:
     settings = [*STUCK, f"runtime.storage={tmp_path / 'runs'}"]
     first = submit(*settings)
-    job = job_of(read_until(first, "examples "))
+    job = job_of(read_until(first, "prepare "))
     code, said = end(submit(*settings, recipe=("evaluate", "quickstart")))
     assert code == 2
     assert said.startswith(f"error: {tmp_path}/runs: is in use by {job} (python run.py study quickstart ")
     assert said.count("\n") == 1
     second = submit(*settings)
-    assert read_until(second, "examples ").splitlines()[0] == f"{job} already runs this command; following it"
+    assert read_until(second, "prepare ").splitlines()[0] == f"{job} already runs this command; following it"
     first.send_signal(signal.SIGINT)
     code, said = end(first)
     assert code == 130

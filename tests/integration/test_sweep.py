@@ -15,6 +15,7 @@ from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.records import Slots
 from tests.support.results import artifact_of
+from tests.support.toy import LOCAL
 
 pytestmark = pytest.mark.xdist_group("heavy")
 
@@ -31,7 +32,7 @@ SMALL_TWO_HOPS = [
 
 
 @pytest.fixture(scope="module")
-def swept(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     folder = tmp_path_factory.mktemp("swept")
     toy = load_recipe("quickstart").study
     probe = folder / "probe.yaml"
@@ -47,7 +48,7 @@ def swept(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
             }
         )
     )
-    overrides = [*SMALL_TWO_HOPS, f"evaluation.also_evaluate=[{probe}]", "sweep={method.name: [seqkd, r2]}"]
+    overrides = [*SMALL_TWO_HOPS, LOCAL, f"evaluation.also_evaluate=[{probe}]", "sweep={method.name: [seqkd, r2]}"]
     recipe = load_recipe("quickstart_r2", [*overrides, f"runtime.storage={folder / 'run'}"])
     run_study(recipe)
     return recipe
@@ -105,7 +106,7 @@ def test_sweep_report_is_one_page_over_all_cells(swept: Recipe) -> None:
 
 
 def test_evaluate_of_one_cell_finds_what_the_sweep_made(swept: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    overrides = [*SMALL_TWO_HOPS, f"evaluation.also_evaluate={list(swept.study.evaluation.also_evaluate)}"]
+    overrides = [*SMALL_TWO_HOPS, LOCAL, f"evaluation.also_evaluate={list(swept.study.evaluation.also_evaluate)}"]
     storage = f"runtime.storage={swept.storage}"
     assert command_line.main(["evaluate", "quickstart_r2", *overrides, storage, "--fail-if-gap-above", "100"]) == 0
     assert capsys.readouterr().out.count("cached") == 3

@@ -1,5 +1,8 @@
 """The built-in toy at a size that a test can afford."""
 
+# In this process, without Ray: the same results, sooner. tests/integration/test_study.py shows them on Ray.
+LOCAL = "runtime.executor=local"
+
 # Overrides of the quickstart recipe: 12 documents, of whose slots 4 are evaluated.
 SMALL = [
     "data.documents=12",
