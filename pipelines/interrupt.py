@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM. While training: once for a checkpoint, twice to leave at once. Elsewhere: to leave at once."""
+"""Ctrl-C and SIGTERM. During training the first saves a checkpoint and the second quits; elsewhere the first quits."""
 
 import os
 import queue
@@ -24,45 +24,46 @@ def terminable() -> Iterator[None]:
     def handle(_: int, __: FrameType | None) -> None:
         raise Terminated
 
-    before = signal.signal(signal.SIGTERM, handle)
+    previous = signal.signal(signal.SIGTERM, handle)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
-def interruptible(work: Callable[[], _T], ask_to_stop: Callable[[], None]) -> tuple[_T, int]:
-    """Run `work`, which ends in good order soon after it was asked to stop.
+def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> tuple[_T, int]:
+    """Run `work`, which ends soon after `request_stop` was called.
 
-    It runs in a thread, since signals are handled in the main one. A second signal ends the process at once; what it
-    started ends with it.
+    It runs in a thread, since Python handles signals in the main one. A second signal ends the process immediately;
+    the processes that it started end with it.
 
-    Returns: what `work` gives, and the signal that came, or 0.
+    Returns: what `work` returns, and the signal that was received, or 0.
     """
-    came: list[int] = []
+    received: list[int] = []
     # The one queue that a signal handler may use, whatever lock the interrupted code holds.
-    asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def handle(number: int, _: FrameType | None) -> None:
-        if came:
+        if received:
             os._exit(128 + number)
-        came.append(number)
-        print("\nstopping after a checkpoint; once more to leave at once", file=sys.stderr, flush=True)
-        asked.put(True)
+        received.append(number)
+        print("\nsaving a checkpoint; press Ctrl-C again to force quit", file=sys.stderr, flush=True)
+        requests.put(True)
 
-    def wait_to_ask() -> None:
-        if asked.get():
-            ask_to_stop()
+    def wait_for_request() -> None:
+        if requests.get():
+            request_stop()
 
-    stopper = threading.Thread(target=wait_to_ask, name="stop")
+    # A handler must not wait, and `request_stop` may: so a thread of its own calls it.
+    stopper = threading.Thread(target=wait_for_request, name="stop")
     stopper.start()
     with ThreadPoolExecutor(1, "work") as worker:
-        before = {number: signal.signal(number, handle) for number in _SIGNALS}
+        previous = {number: signal.signal(number, handle) for number in _SIGNALS}
         try:
             result = worker.submit(work).result()
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
-            asked.put(False)
+            requests.put(False)
             stopper.join()
-    return result, came[0] if came else 0
+    return result, received[0] if received else 0

@@ -139,7 +139,7 @@ def run_disturbed(path: Path, recipe: Recipe) -> None:
     assert stored_samples(recipe) < EXAMPLES
     assert driver.end(signal.SIGINT) == 130
     log = driver.log.read_text()
-    assert "stopping after a checkpoint; once more to leave at once" in log
+    assert "saving a checkpoint; press Ctrl-C again to force quit" in log
     assert "run the same command again to continue" in log.splitlines()[-1]
     assert "; its checkpoint is kept" in log.splitlines()[-1]
 
@@ -147,7 +147,7 @@ def run_disturbed(path: Path, recipe: Recipe) -> None:
     driver = Driver(path, storage)
     driver.wait_for(lambda: stored_samples(recipe) >= min(before + 12, EXAMPLES - 12))
     driver.process.send_signal(signal.SIGINT)
-    driver.wait_for(lambda: "once more to leave at once" in driver.log.read_text())
+    driver.wait_for(lambda: "press Ctrl-C again to force quit" in driver.log.read_text())
     second_signal = time.monotonic()
     assert driver.end(signal.SIGINT) == 130
     assert driver.ended - second_signal < 10

@@ -34,7 +34,7 @@ def test_a_signal_asks_the_work_to_stop_and_waits_for_its_end(
     before = signal.getsignal(number)
     assert interruptible(work, asked.set) == ("done in good order", number)
     assert signal.getsignal(number) is before
-    assert "stopping after a checkpoint; once more to leave at once" in capsys.readouterr().err
+    assert "saving a checkpoint; press Ctrl-C again to force quit" in capsys.readouterr().err
 
 
 def test_without_a_signal_it_is_the_work_alone() -> None:
