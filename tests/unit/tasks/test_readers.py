@@ -127,12 +127,18 @@ def test_read_records_and_file_digest_refuse_unreadable_files(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b'{"a": 1}\n' * 4000)[:60], r"broken gzip after line \d+ \(.*\); fetch the file again$"),
         (
-            gzip.compress(b"[" + b'{"a": 1},' * 40000)[:400],
+            gzip.compress(b'{"a": 1}\n' * 4000, mtime=0)[:60],
+            r"broken gzip after line \d+ \(.*\); fetch the file again$",
+        ),
+        (
+            gzip.compress(b"[" + b'{"a": 1},' * 40000, mtime=0)[:400],
             r"broken gzip after record \d+ \(.*\); fetch the file again$",
         ),
-        (gzip.compress(b'{"a": 1}')[:12], r"broken gzip before its first record \(.*\); fetch the file again$"),
+        (
+            gzip.compress(b'{"a": 1}', mtime=0)[:12],
+            r"broken gzip before its first record \(.*\); fetch the file again$",
+        ),
         (
             json.dumps(RECORD).encode(),
             r"is no gzip file, whatever its name says \(Not a gzipped file .*\); rename or fetch it again$",
