@@ -31,52 +31,54 @@ _KINDS = (
     ".safetensors",
     ".typed",
 )
-# Of files that are no code. `*token*` would leave tokenizers behind.
+# Names of files, other than code. `*token*` would also exclude tokenizers.
 _SECRET_NAMES = (
     *("*secret*", "*credential*", "*passw*", "kubeconfig*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
     *("token.*", "*_token.*", "*-token.*", "tokens.*", "*service?account*", "*serviceaccount*"),
     *("*key.*", "*keys.*", "*private?key*", "*api?key*", "kaggle.*", "*netrc*"),
 )
-_READ_BYTES = 2**20  # of a file, that are searched for a key: what is longer is data
-_LEFT_FOLDERS = ("__pycache__", "runs", "wandb", "mlruns", "venv", "env", "node_modules")
+_READ_BYTES = 2**20  # of each file are searched for a key; a longer file is data
+_EXCLUDED_FOLDERS = ("__pycache__", "runs", "wandb", "mlruns", "venv", "env", "node_modules")
 
 
 def packed_files(project: Path = PROJECT) -> list[Path]:
-    """The files that go, relative to the project, sorted. Links are not followed."""
+    """The files to send, relative to the project, sorted. Links are not followed."""
     return sorted(path.relative_to(project) for name in TAKEN for path in _walk(project / name))
 
 
 def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PROJECT) -> None:
-    """Copy the files into a folder, and a recipe of the user's own beside `run.py`.
+    """Copy the files into a folder, and the user's own recipe next to `run.py`.
 
     Raises:
-        UserError: if they are too many bytes, or a secret stands in one.
+        UserError: if they are too large, or one contains a secret.
     """
     sizes = {path: (project / path).stat().st_size for path in files}
     if sum(sizes.values()) > MAX_BYTES:
         largest = max(sizes, key=sizes.__getitem__)
         raise UserError(
-            f"{largest}: {sizes[largest] / 2**20:.0f} MiB; a job takes {MAX_BYTES / 2**20:.0f} MiB at most with it; "
-            f"put data and models where the cluster reads them, and give a URL"
+            f"{largest}: {sizes[largest] / 2**20:.0f} MiB; a job can send {MAX_BYTES / 2**20:.0f} MiB; "
+            f"store data and models where the cluster can read them, and set a URL"
         )
     for path in files:
         if path.suffix not in (".gz", ".safetensors") and holds_key(_read(project / path)):
-            raise UserError(f"{path}: holds what looks like a secret; take it out, since this file goes with the job")
+            raise UserError(f"{path}: contains what looks like a secret; remove it, since this file is sent with the job")
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project / path, into / path)
     if recipe:
         for number, line in enumerate(recipe.read_text().splitlines(), 1):
             if looks_secret(line):
                 raise UserError(
-                    f"{recipe}: line {number} holds what looks like a secret; give it to the cluster's nodes"
+                    f"{recipe}: line {number} contains what looks like a secret; set it on the cluster's nodes instead"
                 )
         shutil.copyfile(recipe, into / recipe.name)
 
 
 def is_packed(path: str, files: list[Path]) -> bool:
-    """Whether a path of a setting, relative to the project, is that of a packed file or folder."""
-    wanted = Path(path)
-    return any(file == wanted or wanted in file.parents for file in files) and wanted != Path()
+    """Whether a path of a setting, relative to the project, is that of a file or folder that is sent."""
+    target = Path(path)
+    if target == Path():
+        return False
+    return any(file == target or target in file.parents for file in files)
 
 
 def _walk(path: Path) -> Iterator[Path]:
@@ -84,7 +86,7 @@ def _walk(path: Path) -> Iterator[Path]:
         return
     if path.is_dir():
         for inner in path.iterdir():
-            if not inner.name.startswith(".") and inner.name.lower() not in _LEFT_FOLDERS:
+            if not inner.name.startswith(".") and inner.name.lower() not in _EXCLUDED_FOLDERS:
                 yield from _walk(inner)
     elif path.is_file() and path.suffix in _KINDS and not _is_secret(path):
         yield path

@@ -21,7 +21,7 @@ interruptible(work, lambda: None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_asks_the_work_to_stop_and_waits_for_its_end(
+def test_interruptible_requests_a_stop_and_waits(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = threading.Event()
@@ -37,15 +37,15 @@ def test_a_signal_asks_the_work_to_stop_and_waits_for_its_end(
     assert "saving a checkpoint; press Ctrl-C again to force quit" in capsys.readouterr().err
 
 
-def test_without_a_signal_it_is_the_work_alone() -> None:
+def test_interruptible_returns_the_result_without_a_signal() -> None:
     assert interruptible(lambda: 42, lambda: None) == (42, 0)
 
 
-def test_errors_of_the_work_are_its_own() -> None:
+def test_interruptible_raises_errors_of_the_work() -> None:
     with pytest.raises(ZeroDivisionError):
         interruptible(lambda: 1 // 0, lambda: None)
 
 
-def test_a_second_signal_ends_the_process_at_once() -> None:
+def test_interruptible_quits_at_the_second_signal() -> None:
     ended = subprocess.run([sys.executable, "-c", LEAVES_AT_ONCE], timeout=30, check=False, capture_output=True)
     assert ended.returncode == 128 + signal.SIGTERM

@@ -45,7 +45,7 @@ def project(tmp_path: Path) -> Path:
     return project
 
 
-def test_no_secret_no_data_and_no_result_goes_with_a_job(project: Path, tmp_path: Path) -> None:
+def test_packed_files_hold_no_secrets_data_or_results(project: Path, tmp_path: Path) -> None:
     pack(tmp_path / "packed", packed_files(project), None, project)
     packed = [path for path in (tmp_path / "packed").rglob("*") if path.is_file()]
     assert sorted(str(path.relative_to(tmp_path / "packed")) for path in packed) == [
@@ -57,7 +57,7 @@ def test_no_secret_no_data_and_no_result_goes_with_a_job(project: Path, tmp_path
     assert all(path.read_text() == "kept" for path in packed)
 
 
-def test_of_this_project_all_goes_that_a_study_reads(tmp_path: Path) -> None:
+def test_packed_files_hold_everything_that_a_study_reads(tmp_path: Path) -> None:
     files = {str(path) for path in packed_files()}
     assert {
         *("run.py", "pos2distill/secrets.py", "pipelines/recipes/quickstart.yaml", "examples/toy/data.jsonl.gz"),
@@ -69,7 +69,7 @@ def test_of_this_project_all_goes_that_a_study_reads(tmp_path: Path) -> None:
     assert not [name for name in files if name.startswith(("tests", "docs", "benchmarks", ".", "cluster"))]
 
 
-def test_a_recipe_of_ones_own_goes_too(project: Path, tmp_path: Path) -> None:
+def test_pack_copies_the_users_recipe(project: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("name: mine")
     pack(tmp_path / "packed", packed_files(project), tmp_path / "mine.yaml", project)
     assert (tmp_path / "packed" / "mine.yaml").read_text() == "name: mine"
@@ -84,28 +84,28 @@ def test_a_recipe_of_ones_own_goes_too(project: Path, tmp_path: Path) -> None:
         ("pos2distill/mine.py", 'TOKEN = "hf_abcdefghijklmnopqrst"'),
     ],
 )
-def test_a_file_that_holds_a_key_is_refused(project: Path, tmp_path: Path, name: str, text: str) -> None:
+def test_pack_refuses_a_file_with_a_key(project: Path, tmp_path: Path, name: str, text: str) -> None:
     (project / name).write_text(text)
-    with pytest.raises(UserError, match=f"^{name}: holds what looks like a secret; take it out") as caught:
+    with pytest.raises(UserError, match=f"^{name}: contains what looks like a secret; remove it") as caught:
         pack(tmp_path / "packed", packed_files(project), None, project)
     assert "hf_" not in str(caught.value)
 
 
-def test_a_recipe_that_holds_a_key_is_refused(project: Path, tmp_path: Path) -> None:
+def test_pack_refuses_a_recipe_with_a_key(project: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(f"name: mine\nmodel:\n  revision: {'0123456789' * 4}\n# key {'0123456789' * 4}\n")
-    with pytest.raises(UserError, match=r"mine.yaml: line 4 holds what looks like a secret; give it to the cluster's"):
+    with pytest.raises(UserError, match=r"mine.yaml: line 4 contains what looks like a secret; set it on the cluster's"):
         pack(tmp_path / "packed", packed_files(project), recipe, project)
 
 
-def test_what_is_too_large_is_named(project: Path, tmp_path: Path) -> None:
+def test_pack_names_a_file_that_is_too_large(project: Path, tmp_path: Path) -> None:
     with open(project / "examples" / "big.safetensors", "wb") as file:
         file.truncate(MAX_BYTES + 1)
-    with pytest.raises(UserError, match=r"^examples/big.safetensors: 100 MiB; a job takes 100 MiB at most"):
+    with pytest.raises(UserError, match=r"^examples/big.safetensors: 100 MiB; a job can send 100 MiB;"):
         pack(tmp_path / "packed", packed_files(project), None, project)
 
 
-def test_a_path_goes_if_it_is_a_packed_file_or_folder() -> None:
+def test_is_packed_takes_files_and_folders() -> None:
     files = [Path("examples/toy/base/config.json")]
     assert is_packed("examples/toy/base", files)
     assert is_packed("./examples/toy/base/config.json", files)
@@ -148,7 +148,7 @@ RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path 
         (["quickstart", STORAGE], "http://127.0.0.1:1: no Ray cluster answers there (Failed to connect to Ray at"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_exit_code_2(
+def test_submit_refuses_what_cannot_work_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
@@ -158,7 +158,7 @@ def test_what_cannot_work_is_one_line_and_exit_code_2(
     assert "hunter2" not in told
 
 
-def test_a_gate_goes_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_passes_the_gate_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     submitted: list[str] = []
     client = SimpleNamespace(list_jobs=list, submit_job=lambda **job: submitted.append(job["entrypoint"]))
     monkeypatch.setattr(submit, "_connect", lambda address: client)
@@ -169,7 +169,7 @@ def test_a_gate_goes_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert submitted == [f"python run.py evaluate quickstart {STORAGE} --fail-if-gap-above=2.5"]
 
 
-def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_names_another_task_that_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.yaml"
     other.write_text((PROJECT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
     words = ["quickstart", STORAGE, f"evaluation.also_evaluate=[{other}]"]
@@ -178,13 +178,13 @@ def test_a_transfer_task_that_stays_behind_is_told(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8265", "ray://127.0.0.1:10001", "auto"])
-def test_an_address_of_another_kind_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_refuses_an_address_that_is_no_url(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
     told = capsys.readouterr().err
     assert told == f"error: --address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}\n"
 
 
-def test_an_address_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_submit_requires_an_address(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["submit", "quickstart", STORAGE])
     assert "--address" in capsys.readouterr().err
@@ -212,7 +212,7 @@ class FaultyClient:
         return SimpleNamespace(status=JobStatus.SUCCEEDED, submission_id=job)
 
 
-def test_a_log_is_shown_once_over_any_number_of_connections(
+def test_follow_prints_a_log_once_over_several_connections(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
@@ -220,14 +220,14 @@ def test_a_log_is_shown_once_over_any_number_of_connections(
     assert capsys.readouterr().out == FaultyClient.log
 
 
-def test_a_cluster_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
     monkeypatch.setattr(submit, "_OUTAGE_S", 0.05)
     with pytest.raises(UserError, match=r"^job: no answer from the cluster for 0 s \(nobody there\); the job may"):
         submit._follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]
 
 
-def test_the_time_of_a_log_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_waits_during_a_quiet_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock starts with the first call that fails, however long the log was followed before."""
     now = [0.0]
     shows = iter([(5, False), (5, False), (9, False), (14, True)])
@@ -262,7 +262,7 @@ def test_the_time_of_a_log_is_no_outage(monkeypatch: pytest.MonkeyPatch) -> None
         (JobStatus.STOPPED, -15, None, 3, "job was stopped; the same command resumes it"),
     ],
 )
-def test_every_end_has_its_exit_code(
+def test_report_maps_every_end_to_an_exit_code(
     status: JobStatus,
     exit_code: int | None,
     message: str | None,
