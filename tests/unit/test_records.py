@@ -18,25 +18,25 @@ EXAMPLE = Example(
 )
 
 
-def test_an_example_survives_arrow() -> None:
+def test_examples_to_table_round_trips() -> None:
     table = examples_to_table([EXAMPLE])
     assert table.schema.equals(EXAMPLE_SCHEMA, check_metadata=True)
     assert [example_from_row(row) for row in table.to_pylist()] == [EXAMPLE]
 
 
-def test_many_examples_keep_their_order() -> None:
+def test_examples_to_table_keeps_the_order() -> None:
     examples = [replace(EXAMPLE, example_id=str(number)) for number in range(2500)]
     assert [example_from_row(row) for row in examples_to_table(examples).to_pylist()] == examples
     assert examples_to_table([]).schema.equals(EXAMPLE_SCHEMA)
 
 
-def test_gold_and_distractors_part_the_documents() -> None:
+def test_example_golds_and_distractors_partition_documents() -> None:
     assert EXAMPLE.golds == (EXAMPLE.documents[3], EXAMPLE.documents[1])  # in hop order
     assert [document.gold for document in EXAMPLE.documents] == [False, True, False, True]
     assert EXAMPLE.distractors == (EXAMPLE.documents[0], EXAMPLE.documents[2])
 
 
-def test_schemas_state_their_version() -> None:
+def test_schemas_have_a_version() -> None:
     assert {schema.metadata[b"schema_version"] for schema in (EXAMPLE_SCHEMA, SAMPLE_SCHEMA, PREDICTION_SCHEMA)} == {
         b"4"
     }

@@ -45,7 +45,7 @@ def load(tmp_path: Path) -> Callable[..., Recipe]:
     return load
 
 
-def test_defaults_are_the_papers(load: Callable[..., Recipe]) -> None:
+def test_study_defaults_are_those_of_the_paper(load: Callable[..., Recipe]) -> None:
     study = load().study
     training = study.training
     assert (training.learning_rate, training.betas, training.weight_decay) == (3e-6, (0.9, 0.95), 0.01)
@@ -56,13 +56,13 @@ def test_defaults_are_the_papers(load: Callable[..., Recipe]) -> None:
     assert (study.data.documents, study.data.train_examples) == (20, 300)
 
 
-def test_every_recipe_of_the_project_is_valid() -> None:
+def test_load_recipe_accepts_every_built_in_recipe() -> None:
     names = recipe_names()
     assert "quickstart" in names
     assert [load_recipe(name).name for name in names] == names
 
 
-def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) -> None:
+def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe]) -> None:
     assert load("method.advantageous_slot=last", "data.documents=7").study.advantageous(1) == (6,)
 
 
@@ -164,7 +164,7 @@ def test_last_slot_follows_the_number_of_documents(load: Callable[..., Recipe]) 
         ),
     ],
 )
-def test_a_bad_value_is_told_with_field_and_remedy(
+def test_load_recipe_reports_field_and_remedy_of_a_bad_value(
     load: Callable[..., Recipe], tmp_path: Path, override: str, message: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -175,19 +175,19 @@ def test_a_bad_value_is_told_with_field_and_remedy(
     assert "\n" not in str(caught.value)
 
 
-def test_a_bad_value_of_the_file_names_the_file(load: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_load_recipe_names_the_file_of_a_bad_value(load: Callable[..., Recipe], tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load("seed=3", training={"epochs": 0})
     assert str(caught.value).startswith(f"{tmp_path / 'small.yaml'}: training.epochs: input should be")
 
 
 @pytest.mark.parametrize("field", ["method.advantageous_slot", "evaluation.slots"])
-def test_a_field_of_several_types_is_named_as_it_is_written(load: Callable[..., Recipe], field: str) -> None:
+def test_load_recipe_names_a_field_of_several_types(load: Callable[..., Recipe], field: str) -> None:
     with pytest.raises(UserError, match=rf": {field}: .*got 'middle'$"):
         load(f"{field}=middle")
 
 
-def test_a_misspelt_field_is_told_before_the_one_it_leaves_missing(load: Callable[..., Recipe]) -> None:
+def test_load_recipe_reports_a_misspelt_field_first(load: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"data\.pth: unknown field; did you mean 'path'\?"):
         load(data={"format": "nq", "pth": "data.jsonl"})
 
@@ -196,7 +196,7 @@ def test_a_misspelt_field_is_told_before_the_one_it_leaves_missing(load: Callabl
     ("section", "message"),
     [("model", "small.yaml: model: missing"), ("data", "small.yaml: data: missing")],
 )
-def test_a_missing_section_is_named(tmp_path: Path, section: str, message: str) -> None:
+def test_load_recipe_names_a_missing_section(tmp_path: Path, section: str, message: str) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in MINIMAL.items() if key != section}))
     with pytest.raises(UserError, match=message):
@@ -213,7 +213,7 @@ def test_a_missing_section_is_named(tmp_path: Path, section: str, message: str) 
         (b"name: 2024-13-45", "not valid YAML"),
     ],
 )
-def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, message: str) -> None:
+def test_load_recipe_refuses_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "broken.yaml"
     path.write_bytes(content)
     with pytest.raises(UserError, match=f"broken.yaml: {message}") as caught:
@@ -221,18 +221,18 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, message: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_recipe_comes_with_the_nearest_name() -> None:
+def test_load_recipe_suggests_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"^quickstrat: no such recipe; did you mean 'quickstart'\?$"):
         load_recipe("quickstrat")
 
 
-def test_a_missing_file_comes_with_the_one_beside_it(load: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_load_recipe_suggests_the_nearest_file(load: Callable[..., Recipe], tmp_path: Path) -> None:
     load()
     with pytest.raises(UserError, match=rf"no such recipe; did you mean '{tmp_path}/small.yaml'\?$"):
         load_recipe(f"{tmp_path}/small.yam")
 
 
-def test_a_path_is_told_as_a_file_and_without_the_names_of_recipes(load: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_load_recipe_suggests_no_recipe_names_for_a_path(load: Callable[..., Recipe], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"^{tmp_path}/my_hotpot.yaml: no such file$"):
         load_recipe(f"{tmp_path}/my_hotpot.yaml")
     load()
@@ -240,14 +240,14 @@ def test_a_path_is_told_as_a_file_and_without_the_names_of_recipes(load: Callabl
         load_recipe(f"{tmp_path}/smal.yaml")
 
 
-def test_a_hidden_file_is_no_suggestion(tmp_path: Path) -> None:
+def test_load_recipe_suggests_no_hidden_file(tmp_path: Path) -> None:
     (tmp_path / ".pre-commit-config.yaml").write_text("repos: []\n")
     with pytest.raises(UserError) as caught:
         load_recipe(f"{tmp_path}/pre-commit-config.yaml")
     assert ".pre-commit" not in str(caught.value)
 
 
-def test_data_is_no_recipe(tmp_path: Path) -> None:
+def test_load_recipe_refuses_a_data_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("{}")
     with pytest.raises(
@@ -256,7 +256,7 @@ def test_data_is_no_recipe(tmp_path: Path) -> None:
         load_recipe(str(path))
 
 
-def test_overrides_are_yaml_values_at_dotted_names(load: Callable[..., Recipe]) -> None:
+def test_load_recipe_overrides_are_yaml_values(load: Callable[..., Recipe]) -> None:
     recipe = load(
         "training.learning_rate=1e-5", "runtime.samplers.max=3", "evaluation.slots=[0, 9]", "description=a=b", "seed=7"
     )
@@ -267,7 +267,7 @@ def test_overrides_are_yaml_values_at_dotted_names(load: Callable[..., Recipe]) 
     assert recipe.study.seed == 7
 
 
-def test_the_last_override_counts(load: Callable[..., Recipe]) -> None:
+def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> None:
     assert load("seed=1", "seed=2").study.seed == 2
 
 
@@ -281,13 +281,13 @@ def test_the_last_override_counts(load: Callable[..., Recipe]) -> None:
         ("seed=2024-13-45", "seed: cannot read the value '2024-13-45'"),
     ],
 )
-def test_a_bad_override_is_told(load: Callable[..., Recipe], override: str, message: str) -> None:
+def test_load_recipe_reports_a_bad_override(load: Callable[..., Recipe], override: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         load(override)
     assert str(caught.value) == message
 
 
-def test_local_paths_become_absolute_and_urls_stay(
+def test_load_recipe_makes_local_paths_absolute(
     load: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -329,7 +329,7 @@ def test_project_root_of_a_wheel_is_the_package(tmp_path: Path) -> None:
     assert project_root(package) == package
 
 
-def test_sections_are_immutable() -> None:
+def test_section_is_immutable() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         MethodSection().k = 5  # type: ignore[misc]
 
@@ -340,7 +340,7 @@ def test_fingerprint_is_pinned() -> None:
     assert fingerprint("data", {"b": 1, "a": [2.5, None]}, "ä") == "d6059818621a6f6c"
 
 
-def test_equal_parts_have_equal_fingerprints() -> None:
+def test_fingerprint_of_equal_parts_is_equal() -> None:
     assert fingerprint(TrainingSection(), 1) == fingerprint(TrainingSection(learning_rate=3e-6), 1)
     assert fingerprint(TrainingSection()) == fingerprint(TrainingSection().model_dump(mode="json"))
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
@@ -348,7 +348,7 @@ def test_equal_parts_have_equal_fingerprints() -> None:
 
 
 @pytest.mark.parametrize("field", list(TrainingSection.model_fields))
-def test_every_training_setting_enters_the_fingerprint(field: str) -> None:
+def test_fingerprint_covers_every_training_setting(field: str) -> None:
     changed: dict[str, Any] = {
         "betas": (0.8, 0.95),
         "precision": "float32",
@@ -360,7 +360,7 @@ def test_every_training_setting_enters_the_fingerprint(field: str) -> None:
     assert fingerprint(TrainingSection()) != fingerprint(TrainingSection(**{field: other}))
 
 
-def test_pools_and_trainers_default_to_one_worker() -> None:
+def test_runtime_defaults_to_one_worker() -> None:
     runtime = Runtime()
     assert (runtime.samplers.max, runtime.teachers.max, runtime.trainers.workers) == (1, 1, 1)
     assert ModelSection(path="m").trust_remote_code is False
@@ -379,19 +379,19 @@ def test_pools_and_trainers_default_to_one_worker() -> None:
         ("[7, 3]", 2, (7, 3)),
     ],
 )
-def test_advantageous_slots_follow_the_hops(
+def test_study_advantageous_depends_on_hops(
     load: Callable[..., Recipe], slot: str, hops: int, slots: tuple[int, ...]
 ) -> None:
     recipe = load("data.format=jsonl", f"data.hops=[{hops}]", f"method.advantageous_slot={slot}")
     assert recipe.study.advantageous(hops) == slots
 
 
-def test_auto_has_to_be_measured(load: Callable[..., Recipe]) -> None:
+def test_study_advantageous_auto_raises(load: Callable[..., Recipe]) -> None:
     with pytest.raises(ValueError, match="measured first"):
         load("method.advantageous_slot=auto").study.advantageous(1)
 
 
-def test_several_numbers_of_hops_want_the_published_pairs(load: Callable[..., Recipe]) -> None:
+def test_study_several_numbers_of_hops_require_pairs(load: Callable[..., Recipe]) -> None:
     mixed = ("data.format=musique", "data.hops=[2, 3]")
     assert load(*mixed).study.data.hops == (2, 3)
     with pytest.raises(UserError, match=r"evaluation.slots: of several numbers of hops .* only 'pairs' are possible"):
@@ -411,7 +411,9 @@ def test_several_numbers_of_hops_want_the_published_pairs(load: Callable[..., Re
         ("sft", "ce", "uniform", 0.0, False),
     ],
 )
-def test_what_a_methods_name_stands_for(name: str, loss: str, weights: str, anchor: float, teacher: bool) -> None:
+def test_method_section_resolves_the_defaults_of_its_name(
+    name: str, loss: str, weights: str, anchor: float, teacher: bool
+) -> None:
     method = MethodSection(name=name)  # type: ignore[arg-type]
     resolved = (method.loss, method.weights, method.anchor_weight, method.needs_teacher)
     assert resolved == (loss, weights, anchor, teacher)
@@ -452,7 +454,7 @@ def test_methods_table_has_every_name_once() -> None:
         assert MethodSection(name=spec.name).spec is spec
 
 
-def test_a_sweep_is_every_combination(load: Callable[..., Recipe]) -> None:
+def test_sweep_cells_are_every_combination(load: Callable[..., Recipe]) -> None:
     recipe = load("sweep={method.name: [r1, sft], seed: [0, 1]}", "method.k=2")
     cells = sweep_cells(recipe)
     assert [(cell.study.method.name, cell.study.seed) for _, cell in cells] == [
@@ -502,13 +504,13 @@ def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> 
         ("[seed]", "sweep: input should be a valid dictionary, got ['seed']"),
     ],
 )
-def test_a_bad_sweep_is_told(load: Callable[..., Recipe], sweep: str, message: str) -> None:
+def test_sweep_cells_reports_a_bad_sweep(load: Callable[..., Recipe], sweep: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         sweep_cells(load(f"sweep={sweep}"))
     assert message in str(caught.value)
 
 
-def test_other_tasks_are_read_from_their_recipes(load: Callable[..., Recipe]) -> None:
+def test_load_recipe_reads_other_tasks(load: Callable[..., Recipe]) -> None:
     recipe = load("evaluation.also_evaluate=[quickstart]", "data.eval_fraction=0.25")
     assert recipe.transfers == {"quickstart": load_recipe("quickstart").study}
 
@@ -524,17 +526,17 @@ def test_other_tasks_are_read_from_their_recipes(load: Callable[..., Recipe]) ->
         ("[nq_llama3_8b, nq_llama3_8b]", "evaluation.also_evaluate: two recipes are called nq_llama3_8b"),
     ],
 )
-def test_another_task_that_cannot_be_asked_is_told(load: Callable[..., Recipe], names: str, message: str) -> None:
+def test_load_recipe_refuses_an_unusable_other_task(load: Callable[..., Recipe], names: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         load(f"evaluation.also_evaluate={names}")
     assert str(caught.value).startswith(message)
 
 
-def test_a_sweep_is_set_like_every_other_setting(load: Callable[..., Recipe]) -> None:
+def test_load_recipe_overrides_a_sweep(load: Callable[..., Recipe]) -> None:
     assert load("sweep.method.k=[1, 2]", "sweep.seed=[0, 1]").sweep == {"method.k": (1, 2), "seed": (0, 1)}
 
 
-def test_paths_of_a_sweep_become_absolute(
+def test_sweep_cells_make_paths_absolute(
     load: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -542,7 +544,7 @@ def test_paths_of_a_sweep_become_absolute(
     assert [cell.study.data.path for _, cell in cells] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
 
 
-def test_what_is_evaluated_by_default_follows_the_hops(load: Callable[..., Recipe]) -> None:
+def test_evaluation_default_slots_depend_on_hops(load: Callable[..., Recipe]) -> None:
     one, two = load().study, load("data.format=musique", "data.hops=[2]").study
     assert (one.evaluation.slots, one.evaluation.other_slots) == ("all", 10)
     assert (two.evaluation.slots, two.evaluation.other_slots) == ("pairs", "pairs")
@@ -550,49 +552,49 @@ def test_what_is_evaluated_by_default_follows_the_hops(load: Callable[..., Recip
     assert null.evaluation == two.evaluation
 
 
-def test_too_few_slots_for_the_hops_are_told(load: Callable[..., Recipe]) -> None:
+def test_evaluation_refuses_fewer_slots_than_hops(load: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"evaluation.slots: 1 slots have no place for 2 gold documents"):
         load("data.format=musique", "data.hops=[2]", "evaluation.slots=1")
     with pytest.raises(UserError, match=r"evaluation.other_documents: 4 leaves no distractor"):
         load("data.format=musique", "data.hops=[4]", "evaluation.other_documents=[4]")
 
 
-def test_two_hops_have_one_slot_less_to_start_from(load: Callable[..., Recipe]) -> None:
+def test_method_auto_slots_of_two_hops_are_one_less(load: Callable[..., Recipe]) -> None:
     auto = ("data.format=musique", "data.hops=[2]", "method.advantageous_slot=auto")
     assert load(*auto, "method.auto_slots=19").study.method.auto_slots == 19
     with pytest.raises(UserError, match=r"method.auto_slots: 20 slots, but there are 19"):
         load(*auto, "method.auto_slots=20")
 
 
-def test_by_default_no_more_slots_are_asked_than_there_are(load: Callable[..., Recipe]) -> None:
+def test_evaluation_default_slots_are_at_most_those_available(load: Callable[..., Recipe]) -> None:
     study = load("data.documents=8", "method.advantageous_slot=auto", "evaluation.other_documents=[6]").study
     assert (study.method.auto_slots, study.evaluation.other_slots) == (8, 6)
     assert Study.model_validate(study.model_dump()) == study  # what a dry run shows is a recipe
 
 
-def test_elastic_workers_have_room_to_grow(make_recipe: Callable[..., Recipe]) -> None:
+def test_trainers_max_workers_above_workers_is_valid(make_recipe: Callable[..., Recipe]) -> None:
     trainers = {"strategy": "zero3", "workers": 1, "max_workers": 2}
     assert make_recipe(runtime={"trainers": trainers}).runtime.trainers.max_workers == 2
 
 
-def test_zero3_rounds_no_float32_model(make_recipe: Callable[..., Recipe]) -> None:
+def test_recipe_refuses_zero3_that_rounds_the_model(make_recipe: Callable[..., Recipe]) -> None:
     settings: dict[str, Any] = {"training": {"precision": "bfloat16"}, "model": {"dtype": "float32"}}
     assert make_recipe(**settings).study.training.precision == "bfloat16"  # torch keeps float32 weights
     with pytest.raises(UserError, match=r"training.precision: zero3 would round the float32 weights of model.dtype"):
         make_recipe(**settings, runtime={"trainers": {"strategy": "zero3"}})
 
 
-def test_a_batch_holds_at_least_one_example(make_recipe: Callable[..., Recipe]) -> None:
+def test_study_refuses_a_batch_smaller_than_one_example(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"training.global_batch_rows: 3 rows have no room for one example's 4"):
         make_recipe(training={"global_batch_rows": 3})
 
 
-def test_at_most_as_many_workers_as_at_least(make_recipe: Callable[..., Recipe]) -> None:
+def test_trainers_refuse_max_workers_below_workers(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"max_workers: 1 is less than workers, 2"):
         make_recipe(runtime={"trainers": {"strategy": "zero3", "workers": 2, "max_workers": 1}})
 
 
-def test_a_tensor_parallel_engine_has_a_gpu_for_each_part(make_recipe: Callable[..., Recipe]) -> None:
+def test_recipe_refuses_tensor_parallel_size_unlike_gpus(make_recipe: Callable[..., Recipe]) -> None:
     def load(gpus: float, parts: int) -> Recipe:
         return make_recipe(
             model={"engine": "vllm"},

@@ -21,9 +21,7 @@ interruptible(work, lambda: None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interruptible_requests_a_stop_and_waits(
-    number: signal.Signals, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interruptible_requests_a_stop_and_waits(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
     asked = threading.Event()
 
     def work() -> str:

@@ -94,7 +94,9 @@ def test_pack_refuses_a_file_with_a_key(project: Path, tmp_path: Path, name: str
 def test_pack_refuses_a_recipe_with_a_key(project: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(f"name: mine\nmodel:\n  revision: {'0123456789' * 4}\n# key {'0123456789' * 4}\n")
-    with pytest.raises(UserError, match=r"mine.yaml: line 4 contains what looks like a secret; set it on the cluster's"):
+    with pytest.raises(
+        UserError, match=r"mine.yaml: line 4 contains what looks like a secret; set it on the cluster's"
+    ):
         pack(tmp_path / "packed", packed_files(project), recipe, project)
 
 

@@ -109,7 +109,7 @@ pieces = st.sampled_from([*TEXT.split(" "), *SPECIALS, " ", "\n", "\t", "\r\n", 
 
 @given(text=st.lists(pieces, max_size=20).map(" ".join) | st.lists(pieces, max_size=20).map("".join))
 @settings(max_examples=300)
-def test_the_ids_are_the_tokenizers_own(
+def test_text_encoder_gives_the_tokenizers_ids(
     tokenizer: PreTrainedTokenizerFast, encode: Callable[[str], Tokens], text: str
 ) -> None:
     ids = encode(text)
@@ -118,22 +118,22 @@ def test_the_ids_are_the_tokenizers_own(
 
 
 @pytest.mark.parametrize("family", BYTE_LEVEL)
-def test_what_most_models_have_is_encoded_fast(family: str) -> None:
+def test_text_encoder_is_fast_for_common_tokenizers(family: str) -> None:
     assert is_fast(text_encoder(chat_tokenizer(BYTE_LEVEL[family]())))
 
 
 @pytest.mark.parametrize("family", OTHERS)
-def test_other_kinds_are_left_to_the_tokenizer(family: str) -> None:
+def test_text_encoder_falls_back_for_other_tokenizers(family: str) -> None:
     assert not is_fast(text_encoder(chat_tokenizer(OTHERS[family]())))
 
 
-def test_a_tokenizer_that_drops_merges_at_random_is_left_alone() -> None:
+def test_text_encoder_falls_back_for_random_merges() -> None:
     tokenizer = byte_level()
     tokenizer.model.dropout = 0.1
     assert not is_fast(text_encoder(chat_tokenizer(tokenizer)))
 
 
-def test_a_long_text_is_not_cut_where_the_tokenizers_file_asks_for_it() -> None:
+def test_text_encoder_does_not_truncate() -> None:
     """As files do that were saved after training; transformers ignores it."""
     tokenizer = chat_tokenizer(byte_level())
     tokenizer.backend_tokenizer.enable_truncation(4096)
@@ -145,7 +145,7 @@ def test_a_long_text_is_not_cut_where_the_tokenizers_file_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize("missing", [" ", "Q"], ids=["in the trial", "in a text alone"])
-def test_a_byte_that_the_vocabulary_lacks_is_left_to_the_tokenizer(missing: str) -> None:
+def test_text_encoder_falls_back_for_unknown_bytes(missing: str) -> None:
     alphabet = [letter for letter in pre_tokenizers.ByteLevel.alphabet() if letter != missing.replace(" ", "Ġ")]
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -153,7 +153,7 @@ def test_a_byte_that_the_vocabulary_lacks_is_left_to_the_tokenizer(missing: str)
     assert encode(f"A{missing}b").tolist() == plain(chat_tokenizer(tokenizer), f"A{missing}b")
 
 
-def test_a_tokenizer_whose_ids_would_differ_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_encoder_falls_back_if_ids_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one that splits otherwise than its file says, as a class of its own may."""
     tokenizer, other = chat_tokenizer(byte_level()), fastokens.Tokenizer.from_json_str(byte_level(DIGITS).to_str())
     monkeypatch.setattr(fastokens.Tokenizer, "from_json_str", lambda _: other, raising=False)

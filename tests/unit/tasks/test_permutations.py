@@ -37,7 +37,7 @@ places = sizes.flatmap(lambda size: st.tuples(st.just(size[0]), tuples(*size), t
 
 
 @given(places)
-def test_golds_stand_at_their_slots_and_distractors_keep_their_order(place: tuple[int, Slots, Slots, int]) -> None:
+def test_arrange_places_golds_and_keeps_distractor_order(place: tuple[int, Slots, Slots, int]) -> None:
     documents, slots, golds, _ = place
     example = make_example(documents, golds)
     shown = arrange(example, documents, slots)
@@ -46,7 +46,7 @@ def test_golds_stand_at_their_slots_and_distractors_keep_their_order(place: tupl
 
 
 @given(places)
-def test_reshuffling_permutes_distractors_as_a_pure_function(place: tuple[int, Slots, Slots, int]) -> None:
+def test_arrange_reshuffles_as_a_pure_function(place: tuple[int, Slots, Slots, int]) -> None:
     documents, slots, golds, seed = place
     example = make_example(documents, golds)
     shown = arrange(example, documents, slots, order="reshuffled", seed=seed)
@@ -56,7 +56,7 @@ def test_reshuffling_permutes_distractors_as_a_pure_function(place: tuple[int, S
 
 
 @pytest.mark.parametrize("hops", [1, 2])
-def test_reshuffling_differs_by_seed_and_slots(hops: int) -> None:
+def test_arrange_reshuffles_by_seed_and_slots(hops: int) -> None:
     example = make_example(12, tuple(range(hops)))
     orders = [
         tuple(d.title for d in arrange(example, 12, slots, order="reshuffled", seed=seed) if not d.gold)
@@ -66,7 +66,7 @@ def test_reshuffling_differs_by_seed_and_slots(hops: int) -> None:
     assert len(set(orders)) == 3 * math.perm(3, hops)
 
 
-def test_a_shorter_prompt_takes_the_first_distractors() -> None:
+def test_arrange_takes_the_first_distractors() -> None:
     assert [document.title for document in arrange(make_example(6), 3, (1,))] == ["d1", "d0", "d2"]
     assert [document.title for document in arrange(make_example(6, (4, 0)), 3, (2, 0))] == ["d0", "d1", "d4"]
 
@@ -83,7 +83,7 @@ def test_a_shorter_prompt_takes_the_first_distractors() -> None:
         (3, (), (0,)),
     ],
 )
-def test_what_cannot_be_arranged_is_refused(documents: int, slots: Slots, golds: Slots) -> None:
+def test_arrange_refuses_impossible_slots(documents: int, slots: Slots, golds: Slots) -> None:
     with pytest.raises(ValueError, match=r"^example-3: \d gold documents and \d others cannot make \d documents") as e:
         arrange(make_example(3, golds), documents, slots)
     assert str(e.value).endswith(f"{documents} documents with the gold ones at slots {list(slots)}")
@@ -93,7 +93,7 @@ def test_what_cannot_be_arranged_is_refused(documents: int, slots: Slots, golds:
 
 
 @given(st.integers(1, 30).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, min(4, n)))), st.data())
-def test_index_and_slots_are_inverse(size: tuple[int, int], data: st.DataObject) -> None:
+def test_index_to_slots_inverts_slots_to_index(size: tuple[int, int], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, math.perm(*size) - 1))
     slots = index_to_slots(index, *size)
     assert len(slots) == len(set(slots)) == size[1]
@@ -102,13 +102,13 @@ def test_index_and_slots_are_inverse(size: tuple[int, int], data: st.DataObject)
 
 
 @pytest.mark.parametrize(("documents", "hops"), [(4, 1), (5, 2), (5, 3), (4, 4), (3, 3)])
-def test_indices_are_lexicographic(documents: int, hops: int) -> None:
+def test_slots_to_index_is_lexicographic(documents: int, hops: int) -> None:
     every = [index_to_slots(index, documents, hops) for index in range(math.perm(documents, hops))]
     assert every == list(itertools.permutations(range(documents), hops))
 
 
 @given(st.integers(0, 19))
-def test_the_index_of_a_single_slot_is_the_slot(slot: int) -> None:
+def test_slots_to_index_of_one_slot_is_the_slot(slot: int) -> None:
     assert slots_to_index((slot,), 20) == slot
     assert index_to_slots(slot, 20, 1) == (slot,)
 
@@ -117,7 +117,7 @@ def test_the_index_of_a_single_slot_is_the_slot(slot: int) -> None:
 
 
 @given(sizes, st.data())
-def test_trivial_slots_are_distinct_and_never_the_advantageous(size: tuple[int, int], data: st.DataObject) -> None:
+def test_draw_trivial_slots_are_distinct_and_trivial(size: tuple[int, int], data: st.DataObject) -> None:
     documents, hops = size
     advantageous = data.draw(tuples(documents, hops))
     k = data.draw(st.integers(0, min(12, math.perm(documents, hops) - 1)))
@@ -131,14 +131,14 @@ def test_trivial_slots_are_distinct_and_never_the_advantageous(size: tuple[int, 
 
 
 @pytest.mark.parametrize(("documents", "advantageous"), [(3, (1,)), (3, (2, 0)), (4, (1, 2, 3))])
-def test_all_trivial_slots_can_be_drawn(documents: int, advantageous: Slots) -> None:
+def test_draw_trivial_slots_can_draw_all(documents: int, advantageous: Slots) -> None:
     every = set(itertools.permutations(range(documents), len(advantageous))) - {advantageous}
     drawn = draw_trivial_slots("e", documents=documents, advantageous=advantageous, k=len(every), seed=0)
     assert set(drawn) == every
 
 
 @pytest.mark.parametrize(("documents", "advantageous"), [(9, (4,)), (4, (2, 3))])
-def test_every_trivial_slot_is_drawn_equally_often(documents: int, advantageous: Slots) -> None:
+def test_draw_trivial_slots_is_uniform(documents: int, advantageous: Slots) -> None:
     every = set(itertools.permutations(range(documents), len(advantageous))) - {advantageous}
     k = len(every) // 2
     drawn = Counter(
@@ -151,7 +151,7 @@ def test_every_trivial_slot_is_drawn_equally_often(documents: int, advantageous:
     assert all(abs(count - 2000 * k / len(every)) < 90 for count in drawn.values())
 
 
-def test_one_draw_is_pinned() -> None:
+def test_draw_trivial_slots_is_pinned() -> None:
     """Changing this value changes which rows every study trains on."""
     example = make_example(8)
     drawn = draw_trivial_slots("fox-0001", documents=20, advantageous=(0,), k=4, seed=0)
@@ -160,7 +160,7 @@ def test_one_draw_is_pinned() -> None:
     assert [document.title for document in shown] == ["d2", "d5", "d6", "d0", "d4", "d3", "d7", "d1"]
 
 
-def test_one_draw_of_pairs_is_pinned() -> None:
+def test_draw_trivial_slots_of_pairs_is_pinned() -> None:
     drawn = draw_trivial_slots("fox-0001", documents=20, advantageous=(18, 19), k=4, seed=0)
     assert drawn == ((0, 7), (12, 2), (6, 8), (15, 14))
 
@@ -183,21 +183,21 @@ def slots_of(documents: int, hops: int, wanted: Any) -> list[Slots]:
         (3, 10, [0, 1, 2]),
     ],
 )
-def test_slots_of_one_hop(documents: int, wanted: Any, expected: list[int]) -> None:
+def test_evaluated_placements_of_one_hop(documents: int, wanted: Any, expected: list[int]) -> None:
     assert slots_of(documents, 1, wanted) == [(slot,) for slot in expected]
 
 
-def test_slots_of_several_hops_are_every_ordered_tuple() -> None:
+def test_evaluated_placements_of_several_hops_are_ordered_tuples() -> None:
     assert slots_of(20, 2, 3) == [(0, 10), (0, 19), (10, 0), (10, 19), (19, 0), (19, 10)]
     assert slots_of(4, 3, "all") == list(itertools.permutations(range(4), 3))
     assert slots_of(9, 2, ((8, 0), (3, 4))) == [(8, 0), (3, 4)]
 
 
-def test_only_published_pairs_have_groups() -> None:
+def test_evaluated_placements_have_groups_for_pairs_only() -> None:
     assert {placement.group for placement in evaluated_placements(9, [2], 3)[2]} == {""}
 
 
-def test_pairs_at_twenty_documents_are_the_published_ones() -> None:
+def test_evaluated_placements_pairs_are_the_published_ones() -> None:
     found: dict[str, list[Slots]] = {}
     for placement in evaluated_placements(20, [2], "pairs")[2]:
         found.setdefault(placement.group, []).append(placement.slots)
@@ -209,7 +209,7 @@ def test_pairs_at_twenty_documents_are_the_published_ones() -> None:
 
 
 @given(st.integers(2, 4).flatmap(lambda hops: st.tuples(st.integers(hops + 1, 60), st.just(hops))))
-def test_pairs_are_valid_for_other_numbers_of_documents_and_hops(size: tuple[int, int]) -> None:
+def test_evaluated_placements_pairs_scale(size: tuple[int, int]) -> None:
     documents, hops = size
     placements = evaluated_placements(documents, [hops], "pairs")[hops]
     assert len({placement.slots for placement in placements}) == len(placements) <= 12
@@ -230,7 +230,7 @@ def test_pairs_are_valid_for_other_numbers_of_documents_and_hops(size: tuple[int
 
 
 @given(st.integers(5, 40))
-def test_every_number_of_hops_has_the_same_placements(documents: int) -> None:
+def test_evaluated_placements_are_equally_many_for_all_hops(documents: int) -> None:
     placed = evaluated_placements(documents, [2, 3, 4], "pairs")
     groups = [[placement.group for placement in placements] for placements in placed.values()]
     assert groups[0] == groups[1] == groups[2]
@@ -245,7 +245,5 @@ def test_every_number_of_hops_has_the_same_placements(documents: int) -> None:
         (4, 3, 9, [(0, 1, 2), (1, 2, 3)]),
     ],
 )
-def test_candidates_stand_side_by_side_from_first_to_last(
-    documents: int, hops: int, slots: Any, expected: list[Slots]
-) -> None:
+def test_candidate_placements_are_adjacent(documents: int, hops: int, slots: Any, expected: list[Slots]) -> None:
     assert [placement.slots for placement in candidate_placements(documents, hops, slots)] == expected

@@ -47,9 +47,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("slot", [0, 1, 2])
 @pytest.mark.parametrize("style", SHOWN)
-def test_each_document_stands_once_in_order_and_the_question_after_them(
-    tiny_model_path: str, style: str, slot: int
-) -> None:
+def test_prompt_builder_shows_each_document_once_then_the_question(tiny_model_path: str, style: str, slot: int) -> None:
     text = render(build(tiny_model_path, style), slot)
     order = list(EXAMPLE.distractors)
     order.insert(slot, *EXAMPLE.golds)
@@ -59,22 +57,20 @@ def test_each_document_stands_once_in_order_and_the_question_after_them(
     assert places == sorted(places)
 
 
-def test_the_key_value_prompt_holds_valid_json(tiny_model_path: str) -> None:
+def test_prompt_builder_kv_contains_valid_json(tiny_model_path: str) -> None:
     text = render(build(tiny_model_path, "kv"), 1)
     shown = json.loads(text[text.index("{") : text.rindex("}") + 1])
     assert shown == {document.title: document.text for document in EXAMPLE.documents}
 
 
 @pytest.mark.parametrize(("slots", "titles"), [((0, 2), ["Fox", "Owl", "Bär"]), ((2, 1), ["Owl", "Bär", "Fox"])])
-def test_gold_documents_of_several_hops_stand_at_their_slots(
-    tiny_model_path: str, slots: tuple[int, int], titles: list[str]
-) -> None:
+def test_prompt_builder_places_several_hops(tiny_model_path: str, slots: tuple[int, int], titles: list[str]) -> None:
     text = render(build(tiny_model_path, "plain"), *slots, example=TWO_HOPS)
     places = [text.index(f"Title: {title}\n") for title in titles]
     assert places == sorted(places)
 
 
-def test_the_published_wording_of_question_answering(tiny_model_path: str) -> None:
+def test_prompt_builder_qa_has_the_published_wording(tiny_model_path: str) -> None:
     """Liu et al. 2024, figure 2."""
     instruction = "Write a high-quality answer for the given question using only the provided search results "
     instruction += "(some of which might be irrelevant)."
@@ -91,21 +87,23 @@ def test_the_published_wording_of_question_answering(tiny_model_path: str) -> No
         ("coc", ("Reason step by step", "name the document that supports it")),
     ],
 )
-def test_reasoning_asks_for_an_end_that_can_be_parsed(tiny_model_path: str, style: str, steps: tuple[str, ...]) -> None:
+def test_prompt_builder_reasoning_requests_a_parsable_answer(
+    tiny_model_path: str, style: str, steps: tuple[str, ...]
+) -> None:
     text = render(build(tiny_model_path, style), 0)
     starts = [text.index(step) for step in (*steps, '"The answer is: "')]
     assert starts == sorted(starts)
     assert starts[-1] < text.index("Document [1]")
 
 
-def test_the_chat_template_surrounds_the_prompt(tiny_model_path: str) -> None:
+def test_prompt_builder_applies_the_chat_template(tiny_model_path: str) -> None:
     """Two documents, plain style, written out."""
     assert render(build(tiny_model_path, "plain"), 1, documents=2) == (
         '<s><|user|>Title: Owl\nIt is\n17.\nTitle: Fox\nIt is "42".\nQuestion: Which "code"?<|end|><|assistant|>'
     )
 
 
-def test_a_prompt_that_leaves_no_room_for_the_response_is_refused(tiny_model_path: str) -> None:
+def test_prompt_builder_refuses_a_prompt_without_room(tiny_model_path: str) -> None:
     length = len(build(tiny_model_path, "plain")(EXAMPLE, 3, (0,)))
     assert len(build(tiny_model_path, "plain", max_length=length + 8)(EXAMPLE, 3, (0,))) == length
     with pytest.raises(PromptTooLong) as caught:
@@ -116,7 +114,7 @@ def test_a_prompt_that_leaves_no_room_for_the_response_is_refused(tiny_model_pat
     )
 
 
-def test_reshuffled_distractors_reach_the_prompt(tiny_model_path: str) -> None:
+def test_prompt_builder_reshuffles_distractors(tiny_model_path: str) -> None:
     builder = build(tiny_model_path, "plain")
     prompts = {bytes(builder(EXAMPLE, 3, (0,), order="reshuffled", seed=seed)) for seed in range(8)}
     assert len(prompts) == 2  # two distractors have two orders
