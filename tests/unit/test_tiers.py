@@ -27,3 +27,11 @@ def test_make_test_all_collects_every_test(pytestconfig: pytest.Config) -> None:
 
 def test_make_test_deselects_slow_tests_only() -> None:
     assert pytest_command("test") == [*pytest_command("test-all"), "-m", "not slow"]
+
+
+@pytest.mark.xdist_group("heavy")
+def test_xdist_keeps_groups_together(request: pytest.FixtureRequest) -> None:
+    """With `--dist loadgroup` the group is a part of the test's id; without it, groups would run in parallel."""
+    if not hasattr(request.config, "workerinput"):
+        pytest.skip("this run is one process")
+    assert request.node.nodeid.endswith("@heavy")
