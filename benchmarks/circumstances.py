@@ -1,4 +1,4 @@
-"""What every report says of itself: where, when, of what and with what it was measured."""
+"""What every report says about itself: the machine, the date, the commit and the versions it was measured with."""
 
 import os
 import platform
@@ -9,21 +9,23 @@ from typing import Any
 
 
 def circumstances(*packages: str, device: str = "cpu") -> dict[str, Any]:
-    """`machine`, `date`, `commit` and the `versions` of these packages.
+    """`machine`, `date`, `commit`, and the `versions` of these packages.
 
     Args:
-        device: that was measured on, cpu or cuda.
+        device: the device that was measured, cpu or cuda.
     """
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU"
     if device == "cuda":
         import torch
 
         machine = torch.cuda.get_device_name()
+    else:
+        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, no GPU"
+    # Without tags, so that it is always the commit.
+    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "machine": machine,
         "date": time.strftime("%Y-%m-%d"),
-        "commit": subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True, check=False
-        ).stdout.strip(),
+        "commit": commit,
         "versions": {name: version(name) for name in packages},
     }

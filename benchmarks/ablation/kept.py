@@ -1,26 +1,30 @@
-"""What a sweep's students keep: KL(base || student) on held-out prompts where the base model does well.
+"""How far the students of a sweep have moved from the base model where it does well: KL(base || student).
 
-The gold documents stand at the last slots; the response is the base model's greedy answer. PromptSpec at the number of
-documents trained on, and at 8, which the toy's base learned on. Values are nats a token, means over examples.
+The prompts are those of held-out examples with the gold documents at the last slots, and the responses are the base
+model's greedy answers. There are two prompt lengths: that of training, and 8 documents, the longest prompts that the
+toy's base model was trained on. Values are nats per token, averaged over the tokens of a response, then over examples.
 
 Example (from the project's top folder, after the study):
   python -m benchmarks.ablation.kept benchmarks/ablation/one_hop.yaml
 """
 
+import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
-from pipelines.generate import PromptSpec
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.ablation.in_process import answer
-from pipelines.plan import MODEL_FOLDER, make_plan
+from pipelines.executors.local import LocalExecutor
+from pipelines.plan import make_plan
+from pipelines.stages.evaluate import with_model
+from pipelines.stages.prepare import EVALUATION
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells
 from pos2distill.errors import UserError
@@ -30,75 +34,87 @@ from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.sampling.engines.protocol import SamplingParams
+from pos2distill.sampling.operators import PromptSpec, generation_operators, index_blocks
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.permutations import Placement
+from pos2distill.training.job import MODEL_FOLDER
 
 LEARNED_DOCUMENTS = 8
+"""Documents in the longest prompts that the toy's base model was trained on."""
+
 _BATCH_ROWS = 50
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The base model's answers and its logits (T, V) at them, batch by batch."""
+    """The base model's answers in batches, and its logits (T, V) at the response tokens of each batch."""
 
-    batches: tuple[ResponseBatch, ...]
-    logits: tuple[Tensor, ...]
+    batches: Sequence[ResponseBatch]
+    logits: Sequence[Tensor]
 
     @property
     def entropy(self) -> float:
-        """Of the base model's distribution, nats a token."""
-        tokens = torch.cat([each.log_softmax(-1) for each in self.logits])
-        return float(-(tokens.exp() * tokens).sum(-1).mean())
+        """Mean entropy of the base model's distribution, in nats per token."""
+        log_probabilities_TV = torch.cat([logits_TV.log_softmax(-1) for logits_TV in self.logits])
+        entropy_T = -(log_probabilities_TV.exp() * log_probabilities_TV).sum(-1)
+        return float(entropy_T.mean())
 
 
 def kl_to(reference: Reference, student: PreTrainedModel) -> float:
-    """Mean over rows of the mean over tokens of KL(base || student)."""
-    rows = [
-        mean_by_row(forward_kl(base_TV, _logits(student, batch)), batch.row_T, batch.rows)
-        for batch, base_TV in zip(reference.batches, reference.logits, strict=True)
-    ]
-    return float(torch.cat(rows).mean())
+    """KL(base || student): mean over rows of the mean over response tokens."""
+    kls = []
+    for batch, base_TV in zip(reference.batches, reference.logits, strict=True):
+        kl_T = forward_kl(base_TV, _logits(student, batch))
+        kls.append(mean_by_row(kl_T, batch.row_T, batch.rows))
+    return float(torch.cat(kls).mean())
 
 
 def make_reference(recipe: Recipe, examples: Artifact, documents: int) -> Reference:
-    """Ask the base model the held-out examples with the gold documents at the last slots."""
+    """Generate the base model's answers to the evaluation examples, with the gold documents at the last slots."""
     study = recipe.study
     hops = study.data.hops[0]
-    prompt_specs = PromptSpec(documents, {hops: (Placement(tuple(range(documents - hops, documents))),)})
+    last_slots = tuple(range(documents - hops, documents))
+    specs = [PromptSpec(documents, {hops: (Placement(last_slots),)})]
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
-    answers = answer(recipe, study.model, examples.read_table("evaluation.parquet"), [prompt_specs], params)
-    prompts, responses = ([ids.values.to_numpy() for ids in answers[name]] for name in ("prompt_ids", "response_ids"))
-    batches = tuple(
-        collate(prompts[start : start + _BATCH_ROWS], responses[start : start + _BATCH_ROWS])
-        for start in range(0, len(prompts), _BATCH_ROWS)
-    )
+    operators = generation_operators(study, recipe.runtime, examples, EVALUATION, specs, params)
+    count = len(examples.read_table(EVALUATION, ["example_id"]))
+    blocks = index_blocks(count, recipe.runtime.samplers.batch_size)
+    executor = LocalExecutor(recipe.runtime)
+    answers = pa.concat_tables(executor.map(blocks, operators, label="answers of the base model"))
+
+    prompts = [ids.values.to_numpy() for ids in answers["prompt_ids"]]
+    responses = [ids.values.to_numpy() for ids in answers["response_ids"]]
     base = load_model(study.model)
-    return Reference(batches, tuple(_logits(base, batch) for batch in batches))
+    batches, logits = [], []
+    for start in range(0, len(prompts), _BATCH_ROWS):
+        batch = collate(prompts[start : start + _BATCH_ROWS], responses[start : start + _BATCH_ROWS])
+        batches.append(batch)
+        logits.append(_logits(base, batch))
+    return Reference(batches, logits)
 
 
 def measure(recipe: Recipe) -> Iterator[dict[str, Any]]:
-    """One row for every cell of the sweep.
+    """One result for every study of the sweep.
 
     Raises:
-        UserError: if a cell's checkpoint is not there.
+        UserError: if the checkpoint of a study is not finished.
     """
+    # Studies that evaluate the same examples share their references.
     references: dict[tuple[str, int], Reference] = {}
     for settings, cell in sweep_cells(recipe):
         plan = make_plan(cell)
-        if not plan.checkpoint.manifest():
-            raise UserError(f"{plan.checkpoint.url}: is not there; run the study first")
-        path = f"{plan.checkpoint.url}/{MODEL_FOLDER}"
-        student = load_model(cell.study.model.model_copy(update={"path": path}))
-        row: dict[str, Any] = {"settings": settings}
+        checkpoint, examples = plan.distill.artifact, plan.prepare.artifact
+        if checkpoint.manifest() is None:
+            raise UserError(f"{checkpoint.url}: no finished checkpoint; run `study` first")
+        student = load_model(with_model(cell.study, f"{checkpoint.url}/{MODEL_FOLDER}").model)
+        result: dict[str, Any] = {"settings": settings}
         for documents in (cell.study.data.documents, LEARNED_DOCUMENTS):
-            key = plan.examples.fingerprint, documents
+            key = examples.fingerprint, documents
             if key not in references:
-                references[key] = make_reference(cell, plan.examples, documents)
-            row[f"{documents} documents"] = {
-                "kl": kl_to(references[key], student),
-                "base_entropy": references[key].entropy,
-            }
-        yield row
+                references[key] = make_reference(cell, examples, documents)
+            reference = references[key]
+            result[f"{documents} documents"] = {"kl": kl_to(reference, student), "base_entropy": reference.entropy}
+        yield result
 
 
 @torch.no_grad()
@@ -108,19 +124,23 @@ def _logits(lm: PreTrainedModel, batch: ResponseBatch) -> Tensor:
     return logits_TV
 
 
-def main(arguments: list[str]) -> int:
-    """Measure the recipe in the first argument and write NAME_kept.json beside it."""
+def main() -> int:
+    """Measure every study of a recipe and write NAME_kept.json to the recipe's folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path, help="YAML file of the sweep")
+    parser.add_argument("overrides", nargs="*", metavar="SETTING=VALUE", help="the same as those of the study")
+    arguments = parser.parse_args()
     try:
-        recipe = load_recipe(arguments[0], arguments[1:])
-        rows = list(measure(recipe))
+        recipe = load_recipe(str(arguments.recipe), arguments.overrides)
+        cells = list(measure(recipe))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    path = Path(arguments[0]).with_name(f"{recipe.name}_kept.json")
-    path.write_text(json.dumps({"name": recipe.name, "cells": rows}, indent=1) + "\n")
+    path = arguments.recipe.with_name(f"{recipe.name}_kept.json")
+    path.write_text(json.dumps({"name": recipe.name, "cells": cells}, indent=1) + "\n")
     print(path)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

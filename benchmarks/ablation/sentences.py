@@ -1,8 +1,9 @@
-"""Write the one-hop toy with the model's own sentence as its first answer, for SFT, and a share of wrong ones.
+"""Write a copy of the one-hop toy's data whose first answers are whole sentences, some of them wrong. For SFT.
 
-SFT trains on an example's first answer. On "The code of Dark Viper is 87 57 ." it learns what to say and not how to
-say it. A wrong answer names the code of another document of the example; training questions alone get one, by a
-hash of the question's id, so that evaluation is the clean task's. The bytes are a function of the arguments.
+SFT trains on the first answer of an example. The toy's own answers are bare ("87 57"); the model itself answers with
+the gold document's sentence ("The code of Dark Viper is 87 57 ."), which becomes the first answer here. A wrong answer
+holds the code of another document of the same example. Only training examples can get one, chosen by a hash of the
+example's id, so that evaluation remains that of the original data. The arguments determine every byte of the file.
 
 Example (from the project's top folder):
   python -m benchmarks.ablation.sentences --wrong 0.25 --out runs/ablation/wrong.jsonl.gz
@@ -24,32 +25,37 @@ RECIPE = "benchmarks/ablation/one_hop.yaml"
 
 
 def training_ids(data: DataSection) -> Set[str]:
-    """Ids of all the file's questions on the side of training."""
-    few = data.model_copy(update={"train_examples": 1, "eval_examples": 1})
-    count = load_split(few, documents=data.documents, seed=0).counts["train_unused"] + 1
-    every = few.model_copy(update={"train_examples": count})
+    """Ids of all records of the file that are on the training side of the split, used by the recipe or not."""
+    one = data.model_copy(update={"train_examples": 1, "eval_examples": 1})
+    count = load_split(one, documents=data.documents, seed=0).counts["train_unused"] + 1
+    every = one.model_copy(update={"train_examples": count})
     return {example.example_id for example in load_split(every, documents=data.documents, seed=0).train}
 
 
-def with_sentence(row: dict[str, Any], wrong_share: float) -> dict[str, Any]:
-    """The row with its gold document's sentence before its short answer; a share of rows, with a wrong one alone.
+def with_sentence(record: dict[str, Any], wrong_fraction: float) -> dict[str, Any]:
+    """The record with its gold document's sentence before the bare answer, or with a wrong sentence alone.
 
     Args:
-        wrong_share: of the rows whose answer is taken from another document, the name in it kept.
+        record: as in the data file.
+        wrong_fraction: the probability of a wrong sentence: that of another document, about the right name.
     """
-    gold = next(document for document in row["documents"] if document["gold"])
-    generator = derive_generator(0, "wrong answer", row["id"])
-    if generator.random() >= wrong_share:
-        return row | {"answers": [gold["text"], *row["answers"]]}
-    others = [document for document in row["documents"] if not document["gold"]]
-    other = others[generator.integers(len(others))]
-    return row | {"answers": [other["text"].replace(other["title"], gold["title"])]}
+    gold = next(document for document in record["documents"] if document["gold"])
+    generator = derive_generator(0, "wrong answer", record["id"])
+    if generator.random() >= wrong_fraction:
+        answers = [gold["text"], *record["answers"]]
+    else:
+        others = [document for document in record["documents"] if not document["gold"]]
+        other = others[generator.integers(len(others))]
+        answers = [other["text"].replace(other["title"], gold["title"])]
+    return {**record, "answers": answers}
 
 
 def main() -> None:
-    """Read the arguments, write the file."""
+    """Read the arguments and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--wrong", type=float, default=0.0, help="share of training answers (default: %(default)s)")
+    parser.add_argument(
+        "--wrong", type=float, default=0.0, help="fraction of training answers that are wrong (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="file to write, *.jsonl.gz")
     arguments = parser.parse_args()
     data = load_recipe(RECIPE).study.data
@@ -58,10 +64,15 @@ def main() -> None:
     with (
         gzip.open(data.path, "rt") as lines,
         arguments.out.open("wb") as raw,
+        # Without a file name and a time in the header, so that the bytes are always the same.
         gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as archive,
     ):
-        for row in map(json.loads, lines):
-            changed = with_sentence(row, arguments.wrong if row["id"] in training else 0.0)
+        for line in lines:
+            record = json.loads(line)
+            wrong_fraction = 0.0
+            if record["id"] in training:
+                wrong_fraction = arguments.wrong
+            changed = with_sentence(record, wrong_fraction)
             archive.write(json.dumps(changed, separators=(",", ":")).encode() + b"\n")
 
 

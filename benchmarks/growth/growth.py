@@ -1,6 +1,7 @@
 """How do a training step's time and memory grow with documents, with K, with the response and with workers?
 
-One example a step and worker, everything else as in `benchmarks/train_step`; each point in processes of its own. Run:
+A step has one example per worker; everything else is as in `benchmarks/train_step`. Each point is measured in processes
+of its own. Run:
 
   python -m benchmarks.growth.growth [--device cuda]
 """
@@ -9,23 +10,51 @@ import argparse
 import json
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing as mp
 from matplotlib import pyplot as plt
+from torch.multiprocessing.spawn import start_processes
 
 from benchmarks.circumstances import circumstances
-from benchmarks.train_step.measuring import measure_peak, run_apart, wall
+from benchmarks.train_step.measuring import measure_peak, run_in_own_process, wall
 from benchmarks.train_step.problem import OurStep, Questions, Size, make_study, model_folder
 from pos2distill.training.distributed import DistContext
 
 SIZES = {
-    "cpu": Size(256, 704, 4, 4, 2, 8000, 20, 50, 20, 1, 4, 5, "float32"),
-    "cuda": Size(1024, 2816, 16, 16, 8, 32000, 20, 145, 20, 1, 4, 5, "bfloat16"),
+    "cpu": Size(
+        hidden=256,
+        intermediate=704,
+        layers=4,
+        heads=4,
+        key_value_heads=2,
+        vocabulary=8000,
+        documents=20,
+        document_tokens=50,
+        response_tokens=20,
+        examples=1,
+        k=4,
+        micro_batch_rows=5,
+        precision="float32",
+    ),
+    "cuda": Size(
+        hidden=1024,
+        intermediate=2816,
+        layers=16,
+        heads=16,
+        key_value_heads=8,
+        vocabulary=32000,
+        documents=20,
+        document_tokens=145,
+        response_tokens=20,
+        examples=1,
+        k=4,
+        micro_batch_rows=5,
+        precision="bfloat16",
+    ),
 }
 GROWN = {
     "documents": (10, 20, 30, 40, 50),
@@ -34,68 +63,90 @@ GROWN = {
 }
 WORKERS = (1, 2)
 STEPS = 5
+MEASURED = {"seconds": "seconds per step", "peak_gib": "peak GiB in addition to weights"}
+"""Keys of a point, with the labels of the plot."""
 
 
 def measure(size: Size, folder: Path, device: torch.device, dist: DistContext, strategy: str) -> dict[str, float]:
-    """Seconds of the fastest of some steps, which other work disturbed least, and the peak beyond what stays."""
+    """Seconds of the fastest of several steps, which other processes disturbed least, and `measure_peak`."""
     study = make_study(size, folder)
     size = replace(size, micro_batch_rows=size.rows)
     step = OurStep(size, study, Questions(size, study, device), device, dist=dist, strategy=strategy)
     step()
-    seconds = [wall(step, device) for _ in range(STEPS)]
-    return {"seconds": min(seconds)} | measure_peak(step, device)
+    seconds = min(wall(step, device) for _ in range(STEPS))
+    return {"seconds": seconds, **measure_peak(step, device)}
 
 
-def rank(index: int, world: int, size: Size, folder: str, rendezvous: str) -> None:
-    """One of several ZeRO-3 workers on CPUs; the first prints."""
+def run_rank(index: int, world: int, size: Size, folder: str, rendezvous: str) -> None:
+    """Run one of several ZeRO-3 workers on CPUs. The first prints what it measured."""
     torch.set_num_threads(1)
-    of_world = {"RANK": index, "LOCAL_RANK": index, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    os.environ |= {name: str(value) for name, value in of_world.items()}
+    os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=index, world_size=world)
-    # A group of its own, since rows are exchanged while the step before is made.
+    # A separate group, since a thread exchanges the next batch's rows during a step.
     dist = DistContext(index, world, control=torch.distributed.new_group(backend="gloo"))
-    found = measure(size, Path(folder), torch.device("cpu"), dist, "zero3")
+    point = measure(size, Path(folder), torch.device("cpu"), dist, "zero3")
     if index == 0:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(point), flush=True)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-def point(options: argparse.Namespace) -> None:
-    """One point, printed: what `--point` asks a process for."""
-    changes = json.loads(options.point)
+def measure_point(changes: dict[str, int], folder: str, device: str) -> None:
+    """Measure one point in this process, or in as many workers as it names, and print it."""
     workers = changes.pop("workers", None)
-    size = replace(SIZES[options.device], **changes)
+    size = replace(SIZES[device], **changes)  # type: ignore[arg-type]
     if workers is None:
-        print(json.dumps(measure(size, Path(options.model), torch.device(options.device), DistContext(), "torch")))
+        print(json.dumps(measure(size, Path(folder), torch.device(device), DistContext(), "torch")))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        size = replace(size, examples=workers)
-        mp.start_processes(
-            rank, args=(workers, size, options.model, f"{scratch}/rendezvous"), nprocs=workers, start_method="spawn"
-        )
+        arguments = (workers, replace(size, examples=workers), folder, f"{scratch}/rendezvous")
+        start_processes(run_rank, args=arguments, nprocs=workers, start_method="spawn")
 
 
-def measure_apart(changes: dict[str, int], folder: str, device: str) -> dict[str, float]:
-    """A point in a process of its own."""
+def measure_in_own_process(changes: dict[str, int], folder: str, device: str) -> dict[str, float]:
+    """`measure_point` in a process of its own."""
     arguments = ("--device", device, "--model", folder, "--point", json.dumps(changes))
-    found = run_apart("benchmarks.growth.growth", *arguments)
-    print(changes, found, flush=True)
-    return found
+    point = run_in_own_process("benchmarks.growth.growth", *arguments)
+    print(changes, point, flush=True)
+    return point
 
 
-def exponent(values: tuple[int, ...], measured: list[float]) -> float:
-    """b of measured = a * value ** b, by least squares on logarithms: 1 is linear growth."""
-    return float(np.polyfit(np.log(values), np.log(measured), 1)[0])
+def measure_all(grown: Mapping[str, Sequence[int]], device: str) -> dict[str, list[dict[str, float]]]:
+    """The points of every quantity."""
+    size = SIZES[device]
+    points: dict[str, list[dict[str, float]]] = {}
+    with model_folder() as folder:
+        make_study(size, Path(folder))
+        # The unchanged size is a point of every quantity; it is measured once.
+        unchanged = measure_in_own_process({}, folder, device)
+        for name, values in grown.items():
+            points[name] = []
+            for value in values:
+                point = unchanged
+                if getattr(size, name, None) != value:
+                    point = measure_in_own_process({name: value}, folder, device)
+                points[name].append({name: value, **point})
+    return points
 
 
-def plot(points: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """Time and memory over each quantity, from zero, so that linear growth is a straight line."""
+def exponents(name: str, points: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """b of measured = a * value ** b, by least squares on logarithms, for time and memory: 1 is linear growth."""
+    values = np.log([point[name] for point in points])
+    fitted = {}
+    for key in MEASURED:
+        slope, _ = np.polyfit(values, np.log([point[key] for point in points]), 1)
+        fitted[key] = float(slope)
+    return fitted
+
+
+def plot(points: Mapping[str, Sequence[Mapping[str, float]]], path: Path) -> None:
+    """Plot time and memory over each quantity, with axes from zero, so that proportional growth is a straight line."""
     figure, axes = plt.subplots(2, len(points), figsize=(3.2 * len(points), 5.6), sharey="row", squeeze=False)
-    for column, (name, found) in enumerate(points.items()):
-        for line, (field, label) in enumerate((("seconds", "seconds a step"), ("peak_gib", "peak GiB beyond weights"))):
+    for column, (name, measured) in enumerate(points.items()):
+        values = [point[name] for point in measured]
+        for line, (key, label) in enumerate(MEASURED.items()):
             axis = axes[line][column]
-            axis.plot([each[name] for each in found], [each[field] for each in found], marker="o")
+            axis.plot(values, [point[key] for point in measured], marker="o")
             axis.set_xlim(left=0)
             axis.set_ylim(bottom=0)
             axis.grid(alpha=0.3)
@@ -107,37 +158,24 @@ def plot(points: dict[str, list[dict[str, float]]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure every point, write table and plot beside this file."""
+    """Measure every point, and write report and plot to this folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=SIZES, default="cpu")
-    parser.add_argument("--point", help=argparse.SUPPRESS)
+    parser.add_argument("--point", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.point:
-        point(options)
+    if options.point is not None:
+        measure_point(options.point, options.model, options.device)
         return
-    grown: dict[str, tuple[int, ...]] = GROWN | ({"workers": WORKERS} if options.device == "cpu" else {})
-    with model_folder() as folder:
-        make_study(SIZES[options.device], Path(folder))
-        base = measure_apart({}, folder, options.device)
-        size = SIZES[options.device]
-        points = {
-            name: [
-                {name: value}
-                # Of the same step there is one measurement, which all directions go through.
-                | (base if getattr(size, name, None) == value else measure_apart({name: value}, folder, options.device))
-                for value in values
-            ]
-            for name, values in grown.items()
-        }
-    report: dict[str, Any] = {
-        "size": {field: getattr(SIZES[options.device], field) for field in Size.__slots__},
+    grown: dict[str, Sequence[int]] = dict(GROWN)
+    if options.device == "cpu":
+        grown["workers"] = WORKERS
+    points = measure_all(grown, options.device)
+    report = {
+        "size": SIZES[options.device].as_dict(),
         "points": points,
-        "exponents": {
-            name: {field: exponent(values, [each[field] for each in points[name]]) for field in ("seconds", "peak_gib")}
-            for name, values in grown.items()
-        },
+        "exponents": {name: exponents(name, measured) for name, measured in points.items()},
         **circumstances("torch", "transformers", "deepspeed", device=options.device),
     }
     path = Path(__file__).with_name(f"growth_{options.device}.json")

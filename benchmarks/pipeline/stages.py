@@ -1,4 +1,4 @@
-"""Where does the time go? Each stage of the pipeline in this process, on one core, without Ray. Run:
+"""Where does the time go? The steps of the pipeline in this process, one after the other, without Ray. Run:
 
 python -m benchmarks.pipeline.stages [EXAMPLES]
 """
@@ -8,104 +8,140 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pipelines.executors.ray.train_worker import make_prompt_builder
-from pipelines.generate import Generate, PromptSpec, build_prompts
-from pipelines.tee import to_samples
 
 from benchmarks.circumstances import circumstances
 from benchmarks.pipeline.material import load, write_data, write_model
-from pipelines.plan import make_plan
-from pipelines.stages.prepare import TRAIN, make_examples
-from pipelines.stages.sample import read_examples
+from pipelines.executors.local import LocalExecutor
+from pipelines.plan import Plan, make_plan
+from pipelines.stages.prepare import TRAIN, training_ids
+from pipelines.stages.sample import missing_blocks, sampling_operators
+from pipelines.stages.stage import Run
 from pos2distill.config import Recipe
-from pos2distill.sampling.engines.protocol import SamplingParams
+from pos2distill.sampling.operators import ActorOperator, PromptSpec, build_prompts, read_examples
 from pos2distill.store.samples import SampleStore
-from pos2distill.tasks.permutations import Placement, evaluated_placements
+from pos2distill.tasks.permutations import evaluated_placements
 from pos2distill.training.rows import RowBuilder, kept_samples
+from pos2distill.training.worker import make_prompt_builder
 
 REPORT = Path(__file__).with_suffix(".json")
-Seconds = dict[str, float]
-_ASKED_EXAMPLES = 64
+_EVALUATED_EXAMPLES = 64
+_LOADED_EXAMPLES = 256  # at a time, into training rows
 
 
-def measure(recipe: Recipe) -> Seconds:
-    """CPU seconds of every stage for all training examples of a recipe, block by block as the pipeline cuts them."""
-    study, plan = recipe.study, make_plan(recipe)
-    seconds: Seconds = {}
+class Stopwatch:
+    """Adds up the CPU seconds of this process by step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
-    def timed(stage: str) -> Iterator[None]:
+    def time(self, step: str) -> Iterator[None]:
+        """Count the time of the body for this step."""
         start = time.process_time()
         yield
-        seconds[stage] = seconds.get(stage, 0.0) + time.process_time() - start
+        self.seconds[step] += time.process_time() - start
 
-    with timed("read, check, split, write"):
-        make_examples(recipe, plan.examples)
-    params = SamplingParams(study.sampling.temperature, study.sampling.top_p, study.sampling.max_new_tokens, ())
-    answer = Generate(recipe, study.model, params, True, None)
-    prompt_specs = [PromptSpec(study.data.documents, {1: (Placement(study.advantageous(1)),)})]
-    store, build = SampleStore(plan.samples), RowBuilder(make_prompt_builder(study), study)
+
+class IgnoredCounts:
+    """A `SampleCounter` that counts nothing."""
+
+    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+        """See `SampleCounter`."""
+
+
+def measure(recipe: Recipe, plan: Plan) -> dict[str, float]:
+    """CPU seconds of every step for all training examples of a recipe, in blocks as the pipeline cuts them."""
+    stopwatch = Stopwatch()
+    run = Run(recipe.name, recipe.storage, recipe.runtime, LocalExecutor(recipe.runtime))
+    with stopwatch.time("read, check, split, write"):
+        plan.prepare.run(plan.prepare, run)
+    _sample(recipe, plan, stopwatch)
+    _build_rows(recipe, plan, stopwatch)
+    return dict(stopwatch.seconds)
+
+
+def _sample(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
+    store = SampleStore(plan.sample.artifact)
     store.open()
-    size = recipe.runtime.samplers.batch_size
-    # What is loaded once in a process is no work of a block.
-    build_prompts(
-        read_examples(pa.table({"place": [0]}), plan.examples), study, prompt_specs, params.max_new_tokens, True
-    )
-    for start in range(0, study.data.train_examples, size):
-        indices = pa.table({"place": list(range(start, min(start + size, study.data.train_examples)))})
-        with timed("read examples"):
-            examples = read_examples(indices, plan.examples)
-        with timed("permute, prompt, tokenise"):
-            prompts = build_prompts(examples, study, prompt_specs, params.max_new_tokens, True)
-        with timed("judge"):
-            answers = asyncio.run(answer(prompts))
-        with timed("store"):
-            store.append(to_samples(answers))
-    ids = plan.examples.read_table(TRAIN, ["example_id"])["example_id"].combine_chunks()
-    with timed("index the store"):
+    operators = sampling_operators(plan.sample, recipe.runtime, IgnoredCounts(), return_samples=False)
+    functions: list[Callable[[pa.Table], Any]] = []
+    for operator in operators:
+        if isinstance(operator, ActorOperator):
+            functions.append(operator.create())
+        else:
+            functions.append(operator.function)
+    # Tokenizer and data file are loaded once per process, so a first prompt is built before time counts.
+    read, build = functions[:2]
+    build(read(pa.table({"index": [0]})))
+    for block in missing_blocks(plan.sample, recipe.runtime.samplers.batch_size):
+        table = block
+        for operator, function in zip(operators, functions, strict=True):
+            with stopwatch.time(operator.name):
+                result = function(table)
+                if isinstance(operator, ActorOperator) and operator.is_async:
+                    result = asyncio.run(result)
+            table = result
+
+
+def _build_rows(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
+    store = SampleStore(plan.sample.artifact)
+    builder = RowBuilder(make_prompt_builder(recipe.study), recipe.study)
+    ids = training_ids(plan.prepare.artifact)
+    with stopwatch.time("index the store"):
         index = store.index(ids)
-    for start in range(0, len(ids), 256):
-        with timed("load samples"):
-            samples = kept_samples(store.load(index, ids, range(start, min(start + 256, len(ids)))))
-        with timed("fan out to rows"):
-            for key in (key for sample in samples if sample for key in build.keys(sample)):
-                build.row(key)
-    return seconds
+    for start in range(0, len(ids), _LOADED_EXAMPLES):
+        with stopwatch.time("load samples"):
+            indices = np.arange(start, min(start + _LOADED_EXAMPLES, len(ids)))
+            samples = kept_samples(store.load(index, ids, indices))
+        with stopwatch.time("build rows"):
+            for sample in samples:
+                assert sample is not None  # every answer is kept
+                for key in builder.keys(sample):
+                    builder.row(key)
 
 
-def evaluation_prompts(recipe: Recipe) -> float:
-    """CPU seconds of one prompt where examples are prompt_specs at every slot."""
-    documents, study = recipe.study.data.documents, recipe.study
-    prompt_specs = [PromptSpec(documents, evaluated_placements(documents, (1,), "all"))]
-    examples = read_examples(pa.table({"place": list(range(_ASKED_EXAMPLES))}), make_plan(recipe).examples)
+def measure_evaluation_prompts(recipe: Recipe, plan: Plan) -> float:
+    """CPU seconds of one prompt where examples are evaluated at every slot."""
+    study = recipe.study
+    documents = study.data.documents
+    specs = [PromptSpec(documents, evaluated_placements(documents, (1,), "all"))]
+    indices = pa.table({"index": np.arange(_EVALUATED_EXAMPLES)})
+    examples = read_examples(indices, plan.prepare.artifact, TRAIN)
     start = time.process_time()
-    prompts = build_prompts(examples, study, prompt_specs, study.evaluation.max_new_tokens, False)
+    prompts = build_prompts(examples, study, specs, study.evaluation.max_new_tokens, for_training=False)
     return (time.process_time() - start) / len(prompts)
 
 
 def main() -> None:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("examples", nargs="?", type=int, default=500, metavar="EXAMPLES")
+    parser.add_argument(
+        "examples", nargs="?", type=int, default=500, metavar="EXAMPLES", help=f"at least {_EVALUATED_EXAMPLES}"
+    )
     examples = parser.parse_args().examples
     with tempfile.TemporaryDirectory() as folder:
         material = Path(folder)
         write_model(material / "model")
         write_data(material / "data.jsonl", int(examples * 1.03) + 100)
         recipe = load(material, f"{folder}/run", examples)
-        seconds = measure(recipe)
-        report = {
-            "examples": examples,
-            "cpu_ms_an_example": {stage: 1e3 * each / examples for stage, each in seconds.items()},
-            "cpu_ms_an_example_in_all": 1e3 * sum(seconds.values()) / examples,
-            "cpu_ms_a_prompt_of_an_evaluation": 1e3 * evaluation_prompts(recipe),
-            **circumstances("pyarrow", "transformers", "tokenizers", "fastokens"),
-        }
+        plan = make_plan(recipe)
+        seconds = measure(recipe, plan)
+        evaluation_s = measure_evaluation_prompts(recipe, plan)
+    report = {
+        "examples": examples,
+        "cpu_ms_per_example": {step: 1000 * each / examples for step, each in seconds.items()},
+        "cpu_ms_per_example_total": 1000 * sum(seconds.values()) / examples,
+        "cpu_ms_per_evaluation_prompt": 1000 * evaluation_s,
+        **circumstances("pyarrow", "transformers", "tokenizers", "fastokens"),
+    }
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
 

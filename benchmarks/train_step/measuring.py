@@ -1,4 +1,4 @@
-"""Time and memory of training steps, in a way that can be compared."""
+"""Time and memory of training steps, measured so that variants can be compared."""
 
 import ctypes
 import gc
@@ -14,47 +14,58 @@ from typing import Any
 import torch
 
 Step = Callable[[], float]
-"""Makes a step and returns its loss."""
+"""Makes one training step and returns its loss."""
 
 GIB = 2**30
 
 
-def wall(step: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of one call, the device's work included."""
+def wall(function: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of one call, including the work that it starts on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = time.perf_counter()
-    step()
+    function()
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
-def make_in_turn(
+def run_in_turn(
     steps: Mapping[str, Step], device: torch.device, repetitions: int, tolerance: float
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds and losses of all steps, made in turn after one of each that does not count.
+    """Run all steps in turn, so that a machine whose speed drifts is as fast for each. The first round is a warm-up.
 
+    Args:
+        tolerance: relative, of losses.
+    Returns: by name, the seconds of every counted step, and the losses of all steps.
     Raises:
-        AssertionError: if a loss differs from the first step's by more than a share of it.
+        AssertionError: if a loss differs by more than the tolerance from that of the first step of the round.
     """
     losses: dict[str, list[float]] = {name: [] for name in steps}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    reference = losses[next(iter(steps))]
     for repetition in range(repetitions + 1):
+        expected = None
         for name, step in steps.items():
-            took = wall(lambda step=step, name=name: losses[name].append(step()), device)
-            if repetition:
+            loss, took = _timed(step, device)
+            losses[name].append(loss)
+            if repetition > 0:
                 seconds[name].append(took)
-            own, expected = losses[name][-1], reference[repetition]
-            print(f"{name}: step {repetition}, {took:.2f} s, loss {own:.6f}", flush=True)
-            if abs(own - expected) > tolerance * abs(expected):
-                raise AssertionError(f"{name}: another loss, {own} in place of {expected}")
+            print(f"{name}: step {repetition}, {took:.2f} s, loss {loss:.6f}", flush=True)
+            if expected is None:
+                expected = loss
+            if abs(loss - expected) > tolerance * abs(expected):
+                raise AssertionError(f"{name}: expected a loss of {expected}, got {loss}")
     return seconds, losses
 
 
+def _timed(step: Step, device: torch.device) -> tuple[float, float]:
+    losses: list[float] = []
+    took = wall(lambda: losses.append(step()), device)
+    return losses[0], took
+
+
 def free(steps: dict[str, Step]) -> None:
-    """Let go of steps and of their memory: other processes will want it."""
+    """Drop steps and release their memory for other processes."""
     steps.clear()
     gc.collect()
     if torch.cuda.is_available():
@@ -62,8 +73,13 @@ def free(steps: dict[str, Step]) -> None:
 
 
 def measure_peak(step: Step, device: torch.device) -> dict[str, float]:
-    """GiB that a step takes at its peak beyond what stays between steps: weights, optimizer state and, where there is
-    one, the teacher. On a CPU the high-water mark of the process's resident memory, set back before the step."""
+    """Measure the memory of a step, in GiB.
+
+    On a CPU, it is the resident memory of the process. Its maximum is reset before the step.
+
+    Returns: `kept_gib`, allocated between steps: weights, optimizer state and, where there is one, the teacher;
+    `peak_gib`, the most that the step allocates in addition.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -71,22 +87,26 @@ def measure_peak(step: Step, device: torch.device) -> dict[str, float]:
         step()
         return {"kept_gib": before / GIB, "peak_gib": (torch.cuda.max_memory_allocated() - before) / GIB}
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, see proc(5)
+    before = _memory("VmRSS")
     step()
-    return {"kept_gib": before / GIB, "peak_gib": (_status("VmHWM") - before) / GIB}
+    return {"kept_gib": before / GIB, "peak_gib": (_memory("VmHWM") - before) / GIB}
 
 
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+def _memory(field: str) -> int:
+    """A field of /proc/self/status, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return 1024 * int(line.split()[1])
+    raise KeyError(field)
 
 
-def run_apart(module: str, *arguments: str) -> dict[str, float]:
-    """What a module prints last, as JSON, from a process of its own; large blocks go back to the system when freed."""
-    command, environment = [sys.executable, "-m", module, *arguments], {"MALLOC_MMAP_THRESHOLD_": "1048576"}
-    printed = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment
-    ).stdout
-    found: dict[str, float] = json.loads(next(line for line in printed.splitlines()[::-1] if line.startswith("{")))
-    return found
+def run_in_own_process(module: str, *arguments: str) -> dict[str, float]:
+    """Run a module in a process of its own and return the last JSON object that it prints."""
+    command = [sys.executable, "-m", module, *arguments]
+    # glibc then returns blocks of 1 MiB and more to the system when they are freed, so that peaks are comparable.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
+    completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    objects = [line for line in completed.stdout.splitlines() if line.startswith("{")]
+    result: dict[str, float] = json.loads(objects[-1])
+    return result

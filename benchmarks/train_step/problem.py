@@ -1,11 +1,11 @@
-"""What is measured: a random Llama, made-up examples, and one R1 step of the real training loop on them.
+"""The measured problem: a random Llama, made-up examples, and one R1 step of the real training loop on them.
 
-Shapes: L tokens of a row, T response tokens of all rows, V vocabulary, H hidden size.
+Shapes: T response tokens of a sample, H hidden size.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,15 @@ from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import build_teacher
 
 FRACTION = 1e-9
-"""Of the run that is completed, for every step: the learning rate is always the full one."""
+"""The fraction of the run that is completed, the same for every step: all steps have the full learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large the model and a step are. document_tokens: the mean; lengths vary by a third around it."""
+    """The size of the model and of a step.
+
+    document_tokens: the mean; lengths vary by a third around it. examples: of a step. k: trivial rows of an example.
+    """
 
     hidden: int
     intermediate: int
@@ -51,11 +54,15 @@ class Size:
 
     @property
     def rows(self) -> int:
-        """Of a step."""
+        """Rows of a step."""
         return self.examples * (self.k + 1)
 
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for a report."""
+        return asdict(self)
+
     def llama(self) -> LlamaConfig:
-        """Tied embeddings, as small Llamas have them; weights large enough for predictions that differ by slot."""
+        """A Llama with tied embeddings, and with weights so large that its predictions depend on the slot."""
         return LlamaConfig(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
@@ -70,13 +77,41 @@ class Size:
 
 
 SIZES = {
-    "cpu": Size(512, 1408, 14, 8, 4, 32000, 20, 50, 20, 2, 4, 4, "float32"),
-    "cuda": Size(2048, 5632, 28, 16, 8, 32000, 20, 145, 20, 6, 4, 4, "bfloat16"),
+    "cpu": Size(
+        hidden=512,
+        intermediate=1408,
+        layers=14,
+        heads=8,
+        key_value_heads=4,
+        vocabulary=32000,
+        documents=20,
+        document_tokens=50,
+        response_tokens=20,
+        examples=2,
+        k=4,
+        micro_batch_rows=4,
+        precision="float32",
+    ),
+    "cuda": Size(
+        hidden=2048,
+        intermediate=5632,
+        layers=28,
+        heads=16,
+        key_value_heads=8,
+        vocabulary=32000,
+        documents=20,
+        document_tokens=145,
+        response_tokens=20,
+        examples=6,
+        k=4,
+        micro_batch_rows=4,
+        precision="bfloat16",
+    ),
 }
 
 
 def make_study(size: Size, folder: Path, *, teacher: str = "cached") -> Study:
-    """R1 with the paper's settings on the model in `folder`, which is made if it is not there."""
+    """R1 with the paper's settings on the model in `folder`, which is created if it does not exist."""
     if not (folder / "config.json").exists():
         torch.manual_seed(0)
         LlamaForCausalLM(size.llama()).save_pretrained(folder)
@@ -91,7 +126,7 @@ def make_study(size: Size, folder: Path, *, teacher: str = "cached") -> Study:
 
 
 class Questions:
-    """Made-up examples, and the training rows that they fan out to; in place of a store and a `RowBuilder`."""
+    """Made-up examples and their training rows, in place of a `BatchLoader` and a `RowBuilder`."""
 
     def __init__(self, size: Size, study: Study, device: torch.device) -> None:
         self.size = size
@@ -102,44 +137,46 @@ class Questions:
             return random.integers(3, size.vocabulary, tokens).astype(np.int32)
 
         lengths = random.integers(size.document_tokens - spread, size.document_tokens + spread + 1, 64)
-        self.pieces = [
-            [draw(int(length)) for length in random.choice(lengths, size.documents)] for _ in range(size.examples)
-        ]
-        self.question = [draw(24) for _ in range(size.examples)]
-        # Where slots drawn at random stand on average, so that what rows share is not a matter of the draw.
-        slots: list[Slots] = [(size.documents * (each + 1) // (size.k + 1),) for each in range(size.k)]
-        self.slots = [(0,), *slots]
+        self.documents = []
+        for _ in range(size.examples):
+            self.documents.append([draw(int(length)) for length in random.choice(lengths, size.documents)])
+        self.questions = [draw(24) for _ in range(size.examples)]
+        # The mean slots of a random draw, so that the shared prefixes have their mean length.
+        self.slots: list[Slots] = [(0,)]
+        for number in range(1, size.k + 1):
+            self.slots.append((size.documents * number // (size.k + 1),))
         self.responses = [draw(size.response_tokens) for _ in range(size.examples)]
-        prompts = [self.prompt(index, (0,)) for index in range(size.examples)]
-        states: Sequence[torch.Tensor | None] = [None] * size.examples
+        self.samples = self._make_samples(study, device)
+
+    def _make_samples(self, study: Study, device: torch.device) -> tuple[Sample, ...]:
+        teacher = None
         if study.method.teacher == "cached":
             teacher = TeacherEncoder(study.model, device=str(device), threads=torch.get_num_threads())
-            states = [teacher([prompts[index]], [self.responses[index]])[0] for index in range(size.examples)]
-        self.samples = tuple(
-            Sample(
-                Example(str(index), "", (), ()),
-                prompts[index],
-                self.responses[index],
-                None if hidden_TH is None else hidden_to_bytes(hidden_TH),
-                study.model.dtype,
-                top_ids=None,
-                top_logprobs=None,
+        samples = []
+        for index, response in enumerate(self.responses):
+            prompt = self.prompt(index, (0,))
+            hidden = None
+            if teacher is not None:
+                hidden_TH = teacher([prompt], [response])[0]
+                hidden = hidden_to_bytes(hidden_TH)
+            example = Example(str(index), "", (), ())
+            samples.append(
+                Sample(example, prompt, response, hidden, study.model.dtype, top_ids=None, top_logprobs=None)
             )
-            for index, hidden_TH in enumerate(states)
-        )
+        return tuple(samples)
 
     def prompt(self, index: int, slots: Slots) -> Tokens:
-        """The documents with the gold one, which is the first, at its slot; then the question."""
-        gold, *others = self.pieces[index]
+        """The documents with the gold one, which is the first of them, at its slot; then the question."""
+        gold, *others = self.documents[index]
         others.insert(slots[0], gold)
-        return np.concatenate([*others, self.question[index]])
+        return np.concatenate([*others, self.questions[index]])
 
     def keys(self, sample: Sample) -> list[RowKey]:
-        """As `RowBuilder.keys`."""
+        """See `RowBuilder.keys`."""
         return [(sample, slots) for slots in self.slots]
 
     def row(self, key: RowKey) -> Row:
-        """As `RowBuilder.row`."""
+        """See `RowBuilder.row`."""
         sample, slots = key
         index = int(sample.example.example_id)
         slot_id = slots[0] or ANCHOR
@@ -147,11 +184,15 @@ class Questions:
         return Row(sample, slots, slot_id, prompt, sample.response_ids)
 
     def rows(self) -> list[Row]:
-        """Those of one step."""
-        return [self.row(key) for sample in self.samples for key in self.keys(sample)]
+        """All rows of one step."""
+        rows = []
+        for sample in self.samples:
+            for key in self.keys(sample):
+                rows.append(self.row(key))
+        return rows
 
     def batches(self, _: TrainingProgress) -> Iterator[Batch]:
-        """As `BatchLoader.batches`: one batch that holds everything."""
+        """See `BatchLoader.batches`. One batch of all samples."""
         yield Batch(0, np.arange(len(self.samples)), self.samples, FRACTION, Action.CONTINUE)
 
 
@@ -168,7 +209,8 @@ class OurStep:
         dist: DistContext | None = None,
         strategy: str = "torch",
     ) -> None:
-        self.study, self.questions, self.dist = study, questions, dist or DistContext()
+        self.study, self.questions = study, questions
+        self.dist = dist if dist is not None else DistContext()
         tokens = [len(row.prompt_ids) + len(row.response_ids) for row in questions.rows()]
         self.trainers = TrainersSection(
             strategy=strategy,
@@ -181,7 +223,7 @@ class OurStep:
         self.progress = TrainingProgress.at_start(size.examples)
 
     def __call__(self) -> float:
-        """Returns the step's loss."""
+        """Make the step and return its loss."""
         records: list[StepRecord] = []
         build: Any = self.questions
         loader: Any = self.questions
@@ -191,5 +233,5 @@ class OurStep:
 
 
 def model_folder() -> tempfile.TemporaryDirectory[str]:
-    """Where the random model lies while a benchmark runs."""
+    """A folder for the random model while a benchmark runs."""
     return tempfile.TemporaryDirectory(prefix="train-step-")

@@ -1,7 +1,7 @@
-"""The other ways to make the same step: plain transformers, and TRL's loss functions in the same plain loop.
+"""The same training step in other ways: with plain transformers, and with TRL's loss functions in the same plain loop.
 
-Shapes: B rows of a micro-batch, L tokens of the longest, T response tokens of all rows laid end to end, R of the
-longest response, V vocabulary, H hidden size, N rows of the step.
+Shapes: B rows of a micro-batch, L tokens of the longest of them, T response tokens of all rows concatenated,
+V vocabulary, H hidden size, N rows of the step.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ from pos2distill.training.rows import Row
 from pos2distill.training.schedule import learning_rate
 
 RowLosses = Callable[[Any, Any, Sequence[Row], torch.device], Tensor]
-"""(student, teacher, rows of a micro-batch, device) -> (B,) KL(teacher || student), mean over the response."""
+"""(student, teacher, rows of a micro-batch, device) -> (B,) KL(teacher || student) in nats, mean over the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Prompts and responses padded on the right. response_BL: the positions whose logits predict the response."""
+    """Prompts and responses, padded on the right. response_BL: the positions whose logits predict the response."""
 
     input_ids_BL: Tensor
     attention_mask_BL: Tensor
@@ -32,24 +32,29 @@ class Padded:
 
 
 def pad(rows: Sequence[Row], device: torch.device, *, of_teacher: bool = False) -> Padded:
-    """The rows with the student's own prompts, or with those that the teacher sees."""
-    prompts = [row.sample.prompt_ids if of_teacher else row.prompt_ids for row in rows]
-    lengths = [len(prompt) + len(row.response_ids) for prompt, row in zip(prompts, rows, strict=True)]
-    ids_BL = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-    mask_BL, response_BL = torch.zeros_like(ids_BL), torch.zeros_like(ids_BL, dtype=torch.bool)
+    """Pad rows with the student's prompts, or with the teacher's."""
+    prompts = [row.prompt_ids for row in rows]
+    if of_teacher:
+        prompts = [row.sample.prompt_ids for row in rows]
+    longest = max(len(prompt) + len(row.response_ids) for prompt, row in zip(prompts, rows, strict=True))
+    ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
+    mask_BL = torch.zeros_like(ids_BL)
+    response_BL = torch.zeros_like(ids_BL, dtype=torch.bool)
     for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-        ids_BL[index, : lengths[index]] = torch.tensor([*prompt.tolist(), *row.response_ids.tolist()])
-        mask_BL[index, : lengths[index]] = 1
-        response_BL[index, len(prompt) - 1 : lengths[index] - 1] = True
+        length = len(prompt) + len(row.response_ids)
+        ids_BL[index, :length] = torch.tensor([*prompt.tolist(), *row.response_ids.tolist()])
+        mask_BL[index, :length] = 1
+        response_BL[index, len(prompt) - 1 : length - 1] = True
     return Padded(ids_BL.to(device), mask_BL.to(device), response_BL.to(device))
 
 
 def _by_row(kl_T: Tensor, rows: Sequence[Row]) -> Tensor:
-    return torch.stack([part.mean() for part in kl_T.split([len(row.response_ids) for row in rows])])
+    lengths = [len(row.response_ids) for row in rows]
+    return torch.stack([row_kl.mean() for row_kl in kl_T.split(lengths)])
 
 
 def straightforward(student: Any, teacher: Any, rows: Sequence[Row], device: torch.device) -> Tensor:
-    """All logits of both models in fp32, [B, L, V]; the response's are picked out afterwards."""
+    """Computes all logits of both models, (B, L, V) in fp32, and selects those of the response afterwards."""
     own, frozen = pad(rows, device), pad(rows, device, of_teacher=True)
     student_BLV = student(input_ids=own.input_ids_BL, attention_mask=own.attention_mask_BL, use_cache=False).logits
     student_TV = student_BLV.float()[own.response_BL].log_softmax(-1)
@@ -62,10 +67,10 @@ def straightforward(student: Any, teacher: Any, rows: Sequence[Row], device: tor
 
 
 def trl_gkd(student: Any, teacher: Any, rows: Sequence[Row], device: torch.device) -> Tensor:
-    """What `GKDTrainer.compute_loss` does at beta = 0, with the teacher's prompt as the only difference.
+    """The loss of TRL 1.16's `GKDTrainer.compute_loss` at beta = 0, except that the teacher has its own prompt.
 
-    TRL 1.16 makes the divergence of all tokens and picks the response's afterwards. The trainer gives its teacher the
-    student's own tokens, so both models' logits are brought to the same places here.
+    It computes the divergence at all positions and selects the response's afterwards. It requires the responses of both
+    models at the same positions, since the trainer's own teacher reads the student's tokens.
     """
     from trl.experimental.gkd import GKDTrainer
 
@@ -74,14 +79,14 @@ def trl_gkd(student: Any, teacher: Any, rows: Sequence[Row], device: torch.devic
     with torch.no_grad():
         teacher_BLV = teacher(input_ids=frozen.input_ids_BL, attention_mask=frozen.attention_mask_BL).logits
     if not torch.equal(own.response_BL, frozen.response_BL):
-        raise ValueError("the rows' responses stand at other places than the teacher's")
+        raise ValueError("expected the responses of student and teacher at the same positions")
     labels_BL = torch.where(own.response_BL, 0, -100)
     kl_TV = GKDTrainer.generalized_jsd_loss(student_BLV, teacher_BLV, labels_BL, beta=0, reduction="none")
     return _by_row(kl_TV.float().sum(-1).clamp_min(0), rows)
 
 
 def trl_chunked(student: Any, teacher: Any, rows: Sequence[Row], device: torch.device) -> Tensor:
-    """The kernel of TRL's `DistillationTrainer`: hidden states at the response, logits in tiles that are made twice."""
+    """The kernel of TRL 1.16's `DistillationTrainer`: logits of the response only, in recomputed tiles."""
     from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
     own, frozen = pad(rows, device), pad(rows, device, of_teacher=True)
@@ -105,9 +110,9 @@ def trl_chunked(student: Any, teacher: Any, rows: Sequence[Row], device: torch.d
 
 
 class PlainStep:
-    """One step of a plain loop: fp32 weights under autocast, AdamW, coefficients of the whole batch, clipping.
+    """One step of a plain loop: fp32 weights under autocast, coefficients of the whole batch, clipping, AdamW.
 
-    Where there are several micro-batches, a pass without gradients gives the row losses first, as in the product.
+    With several micro-batches, a pass without gradients computes the row losses first, as in the product.
     """
 
     def __init__(
@@ -115,11 +120,12 @@ class PlainStep:
     ) -> None:
         self.study, self.device, self.row_losses = study, device, row_losses
         rows = questions.rows()
-        self.micros = [
-            rows[start : start + size.micro_batch_rows] for start in range(0, len(rows), size.micro_batch_rows)
-        ]
+        self.micro_batches = []
+        for start in range(0, len(rows), size.micro_batch_rows):
+            self.micro_batches.append(rows[start : start + size.micro_batch_rows])
         self.slot_N = torch.tensor([row.slot_id for row in rows])
-        computing = torch_dtype(size.precision)  # under autocast: as ours, by flash-attn where it can be
+        # The dtype under autocast decides the attention kernel: flash-attn where it can be used, as in our step.
+        computing = torch_dtype(size.precision)
         self.student: Any = load_model(study.model, dtype=torch.float32, computing=computing, device=device)
         self.student.train()
         if size.gradient_checkpointing:
@@ -134,24 +140,29 @@ class PlainStep:
         )
 
     def __call__(self) -> float:
-        """Returns the step's loss."""
-        losses = [self._losses(rows) for rows in self.micros] if len(self.micros) == 1 else None
-        if losses is None:
-            with torch.no_grad():
-                measured_N = torch.cat([self._losses(rows) for rows in self.micros])
+        """Make the step and return its loss."""
+        single_loss_B = None
+        if len(self.micro_batches) == 1:
+            single_loss_B = self._losses(self.micro_batches[0])
+            loss_N = single_loss_B.detach().cpu()
         else:
-            measured_N = losses[0].detach()
-        measured_N = measured_N.cpu()
-        coefficient_N = row_coefficients(self.study.method, measured_N, torch.zeros_like(measured_N), self.slot_N)
-        for index, coefficient_B in enumerate(coefficient_N.split([len(rows) for rows in self.micros])):
-            loss_B = losses[index] if losses else self._losses(self.micros[index])
-            (coefficient_B.to(self.device) * loss_B).sum().backward()
+            with torch.no_grad():
+                loss_N = torch.cat([self._losses(rows) for rows in self.micro_batches]).cpu()
+        coefficient_N = row_coefficients(self.study.method, loss_N, torch.zeros_like(loss_N), self.slot_N)
+        start = 0
+        for rows in self.micro_batches:
+            coefficient_B = coefficient_N[start : start + len(rows)].to(self.device)
+            loss_B = single_loss_B
+            if loss_B is None:
+                loss_B = self._losses(rows)
+            (coefficient_B * loss_B).sum().backward()
+            start += len(rows)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(FRACTION, self.study.training)
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), self.study.training.max_grad_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return float((coefficient_N * measured_N).sum())
+        return float((coefficient_N * loss_N).sum())
 
     def _losses(self, rows: Sequence[Row]) -> Tensor:
         with self.autocast:
