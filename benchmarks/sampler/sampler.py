@@ -134,7 +134,6 @@ def measure_processor(recipe: Recipe) -> dict[str, float]:
 
     prompts, seeds = _prompts(recipe)
     _set_cpu_engine(recipe)
-    build = build_processor(_processor_config(recipe))
     with ray_session():
         stop_ids = stop_token_ids(recipe.study.model, load_tokenizer(recipe.study.model))
         rows = []
@@ -150,7 +149,9 @@ def measure_processor(recipe: Recipe) -> dict[str, float]:
         dataset = ray.data.from_items(rows, override_num_blocks=max(1, len(rows) // BATCH))
         start = None
         tokens: list[int] = []
-        for batch in build(dataset).iter_batches(batch_size=BATCH):
+        # Only here: with Ray 2.60, building a processor starts Ray unless a session exists.
+        process = build_processor(_processor_config(recipe))
+        for batch in process(dataset).iter_batches(batch_size=BATCH):
             if start is None:
                 # The first batch began as long ago as its slowest row took.
                 start = time.time() - max(batch["time_taken_llm"])
