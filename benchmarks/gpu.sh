@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every benchmark that takes --device cuda, on one GPU; cut to take less than nine minutes on an H200, not run on one
-# yet. From the repository's root: benchmarks/gpu.sh [folder with TRL 1.16]
+# Run every benchmark that supports --device cuda on one GPU. Sized for less than nine minutes on an H200; not yet run on
+# one. From the root of the repository: benchmarks/gpu.sh [folder with TRL 1.16]
 set -euo pipefail
 PYTHON=${PYTHON:-.venv/bin/python}
 
