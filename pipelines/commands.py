@@ -1,12 +1,13 @@
 """The commands: lists of stages, of which those that are not finished run in order."""
 
+import functools
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from pos2distill.config import Recipe, Study
+from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.config.load import sweep_cells
 from pos2distill.errors import GateError, UserError
 from pos2distill.evaluation.scores import Curve, to_curve, to_grid, truncation_warning
@@ -101,7 +102,6 @@ def run_report(recipe: Recipe) -> None:
         return
     plan = make_plan(recipe)
     check_storage(recipe.storage, recipe.name)
-    _require_finished(recipe, plan.stages)
     _report(recipe, plan)
 
 
@@ -133,9 +133,15 @@ def check_against_model(study: Study) -> None:
         from pos2distill.models.lora import check_targets
 
         check_targets(study.model, study.training.lora)
+    _check_weights(study.model)
+
+
+@functools.cache
+def _check_weights(model: ModelSection) -> None:
+    """Once for each model: the studies of a sweep share it."""
     from pos2distill.models.check import check_weights
 
-    check_weights(study.model)
+    check_weights(model)
 
 
 def _stages_of_command(command: str, plan: Plan) -> list[Stage]:
@@ -163,13 +169,15 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     if trains and plan.distill.artifact.manifest() is None:
         check_trackers(recipe.runtime.trackers)
     streams = trains and recipe.runtime.mode == "streamed"
-    run = Run(recipe.name, recipe.storage, recipe.runtime, build_executor(recipe.runtime))
+    run = None
     for stage in stages:
         manifest = stage.artifact.manifest()
         duration = "cached"
         if manifest is None:
             if stage is plan.sample and streams:
                 continue  # the stage `distill` trains on the samples while they are made, and publishes them
+            if run is None:
+                run = Run(recipe.name, recipe.storage, plan.study, recipe.runtime, build_executor(recipe.runtime))
             start = time.monotonic()
             manifest = stage.run(stage, run)
             duration = f"{time.monotonic() - start:9.1f} s"
@@ -197,6 +205,7 @@ def _make_cells(recipe: Recipe) -> list[Cell]:
 
 
 def _report(recipe: Recipe, plan: Plan) -> None:
+    _require_finished(recipe, plan.reported_stages)
     comparison = make_report(recipe, plan)
     print_comparison(comparison.before, comparison.after)
     print_paths(_model_url(plan), recipe.storage)
@@ -205,7 +214,7 @@ def _report(recipe: Recipe, plan: Plan) -> None:
 def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
     unfinished = []
     for cell in cells:
-        if any(stage.artifact.manifest() is None for stage in cell.plan.stages):
+        if any(stage.artifact.manifest() is None for stage in cell.plan.reported_stages):
             unfinished.append(format_settings(cell.settings).removeprefix(", "))
     if unfinished:
         # Named by their settings, since the storage holds many fingerprints.

@@ -71,16 +71,13 @@ class Plan:
         return [*self.sampling_stages, self.distill]
 
     @property
-    def base_evaluation_stages(self) -> list[Stage]:
-        """The stages of the command `evaluate` while there is no checkpoint."""
-        return [self.prepare, self.evaluate_base]
+    def reported_stages(self) -> list[Stage]:
+        """The stages whose results the report shows.
 
-    def stage(self, name: str) -> Stage:
-        """The stage of a name."""
-        for stage in self.stages:
-            if stage.name == name:
-                return stage
-        raise KeyError(name)
+        Once a checkpoint is finished, the report does not need its samples: another study of a sweep, whose samples
+        have the same responses, may have made it.
+        """
+        return [stage for stage in self.stages if stage is not self.sample or stage.artifact.manifest() is not None]
 
 
 def make_plan(recipe: Recipe) -> Plan:
@@ -124,7 +121,8 @@ def _make_plan(recipe: Recipe, digests: Digests, with_teacher: Mapping[str, Stag
         with prepare.naming_task(name):
             other_tasks[name] = _plan_task(recipe, name, other, digests, distill_stage)
     shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]
-    shown += [task.evaluate_distilled.fingerprint for task in other_tasks.values()]
+    for task in other_tasks.values():
+        shown += [task.evaluate_distilled.fingerprint, task.study.evaluation.bootstrap_samples]
     return Plan(
         study=study,
         prepare=prepare_stage,

@@ -53,7 +53,7 @@ def measure(material: Path, examples: int, cores: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as storage, ray_session():
         recipe = load(material, storage, examples)
         plan = make_plan(recipe)
-        run = Run(recipe.name, recipe.storage, recipe.runtime, RayExecutor(recipe.runtime))
+        run = Run(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
         finished = threading.Event()
         watcher = threading.Thread(target=watch, args=(memory, finished), daemon=True)
         watcher.start()

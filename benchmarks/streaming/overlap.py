@@ -58,7 +58,7 @@ def measure(mode: str, delay_s: float, examples: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as storage:
         recipe = load(storage, mode, delay_s, examples)
         plan = make_plan(recipe)
-        run = Run(recipe.name, recipe.storage, recipe.runtime, RayExecutor(recipe.runtime))
+        run = Run(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
         plan.prepare.run(plan.prepare, run)
         result: dict[str, Any] = {}
         start = time.monotonic()

@@ -123,7 +123,7 @@ def watch(measured: list[dict[str, float]], store: SampleStore, finished: thread
 
 def measure(recipe: Recipe, plan: Plan, examples: int) -> dict[str, Any]:
     """Run the stages `prepare` and `distill`, and check that every example was trained on once."""
-    run = Run(recipe.name, recipe.storage, recipe.runtime, RayExecutor(recipe.runtime))
+    run = Run(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
     plan.prepare.run(plan.prepare, run)
     measured: list[dict[str, float]] = []
     finished = threading.Event()

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from pos2distill.config import Runtime
-from pos2distill.errors import UserError
+from pos2distill.errors import CorruptPart, UserError
+from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.operators import ActorOperator, Operator
 from pos2distill.store.artifacts import Artifact, write_json
 from pos2distill.training.job import STATE_FOLDER, TrainingJob
@@ -62,20 +63,20 @@ class LocalExecutor:
         """See `Executor.train`."""
         from pos2distill.training.worker import run_worker
 
-        if job.runtime.trainers.strategy != "torch":
-            raise UserError(
-                f"runtime.trainers.strategy: '{job.runtime.trainers.strategy}' runs on the ray executor only; "
-                f"set it to torch, or runtime.executor to ray"
-            )
         assert isinstance(tracker, ProgressTracker)
-        session = LocalSession(
-            job, self.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker), tracker
-        )
-        try:
-            finished, steps = run_worker(job, session)
-        finally:
-            session.close()
-        return TrainingOutcome(finished, steps)
+        for restart in range(job.runtime.trainers.max_restarts + 1):
+            samples = self.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
+            session = LocalSession(job, samples, tracker)
+            try:
+                finished, steps = run_worker(job, session)
+                return TrainingOutcome(finished, steps)
+            except CorruptPart as error:
+                # It is quarantined by now: training resumes from its last checkpoint and samples the part again.
+                if restart == job.runtime.trainers.max_restarts:
+                    raise UserError(f"{error}; run the same command again to continue") from None
+            finally:
+                session.close()
+        raise AssertionError("the last restart returns or raises")
 
 
 class _Chain:
@@ -150,7 +151,10 @@ class LocalSession:
         return self
 
     def poll(self) -> pa.Table | None:
-        """The next block of samples, made now; None once there are no more."""
+        """The next block of samples, made now; an empty table on a request to stop; None once all are made."""
+        if self.tracker.stop_requested():
+            # The loader asks what to do next only between samples.
+            return SAMPLE_SCHEMA.empty_table()
         with self.samples_lock:
             return next(self.samples, None)
 

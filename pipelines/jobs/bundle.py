@@ -61,7 +61,9 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
         )
     for path in files:
         if path.suffix not in (".gz", ".safetensors") and holds_key(_read(project / path)):
-            raise UserError(f"{path}: contains what looks like a secret; remove it, since this file is sent with the job")
+            raise UserError(
+                f"{path}: contains what looks like a secret; remove it, since this file is sent with the job"
+            )
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project / path, into / path)
     if recipe:

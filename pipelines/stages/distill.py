@@ -95,6 +95,7 @@ class _Distill:
 def _job(stage: Stage, run: Run, samples: Stage) -> TrainingJob:
     return TrainingJob(
         name=run.name,
+        logged_settings=run.study.model_dump(mode="json"),
         study=with_chosen_slot(stage.study, stage.inputs.get("slot")),
         runtime=run.runtime,
         storage=run.storage,

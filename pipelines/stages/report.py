@@ -83,7 +83,7 @@ def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     if plan.choose_slot is not None:
         choice = plan.choose_slot.output().manifest().details
         study = with_chosen_slot(study, plan.choose_slot.output())
-    manifests = {stage.name: stage.output().manifest() for stage in plan.stages}
+    manifests = {stage.name: stage.output().manifest() for stage in plan.reported_stages}
     seconds: dict[str, float] = {}
     for manifest in manifests.values():
         for name, value in manifest.seconds.items():

@@ -34,10 +34,14 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Where and how a stage runs. Nothing here changes its result."""
+    """Where and how a stage runs. Nothing here changes its result.
+
+    study: all settings, only to be logged beside the results; what a stage computes with is its own `study`.
+    """
 
     name: str
     storage: str
+    study: Study
     runtime: Runtime
     executor: Executor
 

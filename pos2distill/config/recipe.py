@@ -57,6 +57,15 @@ class Recipe(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _local_executor_trains_in_one_process(self) -> "Recipe":
+        if self.runtime.executor == "local" and self.runtime.trainers.strategy != "torch":
+            raise ValueError(
+                f"runtime.trainers.strategy: '{self.runtime.trainers.strategy}' requires runtime.executor ray; set "
+                f"strategy to torch"
+            )
+        return self
+
     @property
     def storage(self) -> str:
         """Where the run's artifacts are stored: a folder or an fsspec URL."""

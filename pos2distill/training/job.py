@@ -1,6 +1,7 @@
-"""What a training run is told: settings, and where its data comes from and its results go."""
+"""The inputs of a training run: its settings, where its data comes from and where its results go."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from pos2distill.config import Runtime, Study
 from pos2distill.store.artifacts import Artifact
@@ -13,12 +14,14 @@ MODEL_FOLDER, STEPS_FOLDER, STATE_FOLDER = "model", "steps", "training"
 class TrainingJob:
     """One training run. Can be pickled to its workers.
 
-    name: of the run, for trackers. study: what defines the result. runtime: where and how it runs.
+    name: of the run, for trackers. logged_settings: all settings of the study, for trackers.
+    study: what defines the result. runtime: where and how it runs.
     storage: of the run, for trackers. examples, examples_file: the training examples, whose order numbers them.
     samples: the sample store. checkpoint: the artifact that is written.
     """
 
     name: str
+    logged_settings: dict[str, Any]
     study: Study
     runtime: Runtime
     storage: str

@@ -31,7 +31,7 @@ class StepLog:
             job.runtime.trackers,
             run=f"{job.name}-{self.artifact.fingerprint}",
             folder=f"{job.storage}/tensorboard/{self.artifact.fingerprint}",
-            settings=job.study.model_dump(mode="json"),
+            settings=job.logged_settings,
         )
 
     def __call__(self, record: StepRecord) -> None:
@@ -60,5 +60,10 @@ class StepLog:
         fs.makedirs(self.folder, exist_ok=True)
         fs.invalidate_cache(self.folder)  # other processes write to this folder too
         for path in fs.glob(f"{self.folder}/*.jsonl"):
-            if int(Path(path).stem) >= self.start:
+            first_step = int(Path(path).stem)
+            lines = fs.cat_file(path).splitlines()
+            if first_step >= self.start:
                 fs.rm(path)
+            elif first_step + len(lines) > self.start:
+                # The other executor wrote on from an earlier checkpoint of its own.
+                write_bytes(fs, path, b"\n".join(lines[: self.start - first_step]) + b"\n")

@@ -48,7 +48,7 @@ def test_run_study_summary_keeps_its_contract(finished: Recipe) -> None:
 
 def test_run_study_counts_add_up_from_the_file_to_the_last_answer(finished: Recipe) -> None:
     counts = summary_of(finished)["counts"]
-    examples, sampled = counts["examples"], counts["sample"]
+    examples, sampled = counts["prepare"], counts["sample"]
     assert examples["records"] == sum(value for name, value in examples.items() if name != "records")
     assert sampled["sampled"] == examples["train"] == sampled["kept"] + sampled["wrong"] + sampled["empty"]
     assert counts["distill"]["examples"] == sampled["kept"]

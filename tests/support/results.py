@@ -16,7 +16,7 @@ from pos2distill.store.samples import SampleStore
 
 def artifact_of(recipe: Recipe, stage: str) -> Artifact:
     """The artifact that a stage makes."""
-    return make_plan(recipe).stage(stage).artifact
+    return next(each.artifact for each in make_plan(recipe).stages if each.name == stage)
 
 
 def counts_of(recipe: Recipe, stage: str) -> dict[str, int]:

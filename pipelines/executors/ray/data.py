@@ -10,11 +10,13 @@ import pyarrow as pa
 import ray.data
 from ray.data import Dataset, TaskPoolStrategy
 
+from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.engines.protocol import EngineDied
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 
+from ..protocol import Stream
 from .progress import RayTracker
-from .session import pool_arguments
+from .session import pool_arguments, set_data_context
 
 TASK_CPUS = 0.5
 """CPUs of one task of a stateless operator."""
@@ -42,6 +44,15 @@ def build_dataset(
                 **pool_arguments(operator.pool),
             )
     return dataset
+
+
+def open_stream(stream: Stream, tracker: RayTracker) -> Dataset:
+    """What the trainers read. Called in an actor of Ray Train, for which this module imports no torch."""
+    set_data_context()
+    blocks = stream.blocks()
+    if not blocks:
+        return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
+    return build_dataset(blocks, stream.operators, tracker)
 
 
 class _Actor:

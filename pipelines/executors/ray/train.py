@@ -14,7 +14,7 @@ import ray
 import ray.train
 import ray.train.torch
 import torch
-from ray.data import DataIterator, Dataset
+from ray.data import DataIterator
 from ray.train import Checkpoint, CheckpointConfig, DataConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.execution.context import get_train_context
@@ -25,15 +25,13 @@ from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training.distributed import DistContext, control_group
 from pos2distill.training.job import STATE_FOLDER, TrainingJob
-from pos2distill.training.rows import examples_per_batch
-from pos2distill.training.worker import run_worker
 
 from ..protocol import Stream, TrainingOutcome
-from .data import build_dataset
+from .data import open_stream
 from .errors import find_user_error
 from .preemption import PreemptionNotice
 from .progress import RayTracker
-from .session import set_data_context, stream_options, trainer_arguments
+from .session import stream_options, trainer_arguments
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train
 _POLL_SECONDS = 0.5
@@ -61,7 +59,7 @@ def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcom
             callbacks=[PreemptionNotice()],
         ),
         # Ray Train calls it whenever workers start, so that restarted workers get what is missing by then.
-        datasets={_STREAM: functools.partial(_open_stream, stream, tracker)},
+        datasets={_STREAM: functools.partial(open_stream, stream, tracker)},
         dataset_config=DataConfig(
             enable_shard_locality=False,  # samplers and trainers share no node
             execution_options=stream_options(preserve_order=stream.preserve_order),
@@ -73,21 +71,15 @@ def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcom
     return TrainingOutcome(**result)
 
 
-def _open_stream(stream: Stream, tracker: RayTracker) -> Dataset:
-    """What the trainers read. Called in an actor of Ray Train."""
-    set_data_context()
-    blocks = stream.blocks()
-    if not blocks:
-        return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
-    return build_dataset(blocks, stream.operators, tracker)
-
-
 def _train_function(config: dict[str, Any]) -> dict[str, Any]:
     """What Ray Train runs on each worker. An error that a restart would not fix is returned as `fatal`.
 
     Such an error may be one worker's alone, while the others wait for it. Then it is reported to the tracker and
     raised: Ray Train restarts all workers, and all of them return the reported error.
     """
+    # Here, since Ray Train's controller loads this module too, and needs no transformers.
+    from pos2distill.training.worker import run_worker
+
     job: TrainingJob = config["job"]
     tracker: RayTracker = config["tracker"]
     fatal = tracker.fatal_error()
@@ -109,6 +101,8 @@ class RaySession:
     """The surroundings of a Ray Train worker."""
 
     def __init__(self, job: TrainingJob, tracker: RayTracker) -> None:
+        from pos2distill.training.rows import examples_per_batch
+
         context = ray.train.get_context()
         world = context.get_world_size()
         # Ray shows a worker without GPUs those of its machine, so the settings decide.

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -374,13 +373,14 @@ def test_submit_interrupted_leaves_the_job_running(
     kubectl: Callable[..., Callable[[], list[Any]]], tmp_path: Path
 ) -> None:
     calls = kubectl({"get rayjob": [NONE, RUNNING]})
-    root = Path(command_line.__file__).parent
+    root = Path(command_line.__file__).parents[1]
     process = subprocess.Popen(
         [sys.executable, "run.py", "cluster", "submit", *WORDS], cwd=root, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout
-    while "Running" not in process.stdout.readline():
-        time.sleep(0.01)
+    for line in process.stdout:
+        if "Running" in line:
+            break
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130

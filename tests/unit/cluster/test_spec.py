@@ -12,7 +12,7 @@ from pipelines import command_line
 from pos2distill.errors import UserError
 from pos2distill.secrets import holds_secret, looks_secret
 
-CHECKOUT = Path(command_line.__file__).parent
+CHECKOUT = Path(command_line.__file__).parents[1]
 MINIMAL: dict[str, Any] = {
     "name": "small",
     "image": "registry.example.org/pos2distill:0.1.0",

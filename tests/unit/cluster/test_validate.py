@@ -20,7 +20,7 @@ from scripts.render_presets import PRESETS, RENDERED
 from tests.support.crds import write_crds
 from tests.support.paths import PUBLISHED_CRDS
 
-CHECKOUT = Path(command_line.__file__).parent
+CHECKOUT = Path(command_line.__file__).parents[1]
 needs_published_crds = pytest.mark.skipif(
     not PUBLISHED_CRDS.is_dir(),
     reason=f"no CRD schemas at {PUBLISHED_CRDS}; set POS2DISTILL_CRDS to a folder with them",
@@ -402,7 +402,7 @@ def test_run_cluster_validate_reports_what_it_checked(capsys: pytest.CaptureFixt
 )
 def test_run_cluster_user_error_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
-        {"MANIFESTS": str(RENDERED / "gke.yaml"), "run.py": command_line.__file__}.get(word, word) for word in words
+        {"MANIFESTS": str(RENDERED / "gke.yaml"), "run.py": str(CHECKOUT / "run.py")}.get(word, word) for word in words
     ]
     message = message.replace("run.py", command_line.__file__)
     assert command_line.main(["cluster", *words]) == 2
@@ -414,7 +414,7 @@ def test_run_cluster_user_error_is_one_line(words: list[str], message: str, caps
 
 def test_run_cluster_imports_no_heavy_packages() -> None:
     code = (
-        "import sys, pipelines.command_line\n"
+        "import sys\nfrom pipelines import command_line\n"
         "command_line.main(['cluster', 'validate', 'gke', 'quickstart'])\n"
         "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'pipelines'} & sys.modules.keys()))\n"
     )

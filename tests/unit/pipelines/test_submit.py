@@ -117,7 +117,9 @@ def test_is_packed_takes_files_and_folders() -> None:
 
 
 STORAGE = "runtime.storage=/mnt/shared/runs"
-RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path of a folder that all nodes share, got"
+RELATIVE = (
+    "a job's own folder is deleted with it; set a URL, or the absolute path of a folder that all nodes share, got"
+)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,10 @@ RELATIVE = "a job's own folder is lost with it; set a URL, or the absolute path 
             ["quickstart", STORAGE, "--fail-if-gap-above", "5"],
             "--fail-if-gap-above: is an option of evaluate, not of study",
         ),
-        (["quickstart", STORAGE], "http://127.0.0.1:1: no Ray cluster answers there (Failed to connect to Ray at"),
+        (
+            ["quickstart", STORAGE],
+            "http://127.0.0.1:1: no Ray cluster answers at this address (Failed to connect to Ray at",
+        ),
     ],
 )
 def test_submit_refuses_what_cannot_work_in_one_line(
