@@ -4,6 +4,7 @@ from pos2distill.records import (
     EXAMPLE_SCHEMA,
     PREDICTION_SCHEMA,
     SAMPLE_SCHEMA,
+    SCHEMA_VERSION,
     Document,
     Example,
     example_from_row,
@@ -37,6 +38,5 @@ def test_example_golds_and_distractors_partition_documents() -> None:
 
 
 def test_schemas_have_a_version() -> None:
-    assert {schema.metadata[b"schema_version"] for schema in (EXAMPLE_SCHEMA, SAMPLE_SCHEMA, PREDICTION_SCHEMA)} == {
-        b"4"
-    }
+    versions = {schema.metadata[b"schema_version"] for schema in (EXAMPLE_SCHEMA, SAMPLE_SCHEMA, PREDICTION_SCHEMA)}
+    assert versions == {str(SCHEMA_VERSION).encode()}
