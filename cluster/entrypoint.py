@@ -55,7 +55,7 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
     is_hub_name = "://" not in model and not model.startswith(("/", ".", "~"))
     if not is_hub_name:
         paths["model.path"] = model
-    for name, other in recipe.transfers.items():
+    for name, other in recipe.other_tasks.items():
         paths[f"evaluation.also_evaluate: {name}: data.path"] = other.data.path
     return paths
 

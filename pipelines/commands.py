@@ -26,7 +26,7 @@ from .executors import build_executor
 from .plan import Plan, make_plan, make_plans
 from .stages.evaluate import PREDICTIONS
 from .stages.report import Cell, make_report, make_sweep_report
-from .stages.stage import Run, Stage
+from .stages.stage import RunContext, Stage
 from .terminal import (
     format_settings,
     print_comparison,
@@ -177,7 +177,9 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
             if stage is plan.sample and streams:
                 continue  # the stage `distill` trains on the samples while they are made, and publishes them
             if run is None:
-                run = Run(recipe.name, recipe.storage, plan.study, recipe.runtime, build_executor(recipe.runtime))
+                run = RunContext(
+                    recipe.name, recipe.storage, plan.study, recipe.runtime, build_executor(recipe.runtime)
+                )
             start = time.monotonic()
             manifest = stage.run(stage, run)
             duration = f"{time.monotonic() - start:9.1f} s"

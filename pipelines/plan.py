@@ -117,7 +117,7 @@ def _make_plan(recipe: Recipe, digests: Digests, with_teacher: Mapping[str, Stag
     evaluate_base = evaluate.plan(study, storage, digests, prepare_stage)
     evaluate_distilled = evaluate.plan(study, storage, digests, prepare_stage, distill_stage)
     other_tasks = {}
-    for name, other in recipe.transfers.items():
+    for name, other in recipe.other_tasks.items():
         with prepare.naming_task(name):
             other_tasks[name] = _plan_task(recipe, name, other, digests, distill_stage)
     shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]

@@ -43,7 +43,7 @@ class Pool:
 
 POOLS_LABEL = {"routing": "pools"}  # on the head
 # Amount of `sampler` that one actor requests. It is small because CPUs and GPUs decide how many actors fit on a node.
-SAMPLER_SHARE = 0.001
+SAMPLER_UNITS_PER_ACTOR = 0.001
 
 # Environment variables of Ray for clusters whose nodes are added and removed while a job runs. Read in Ray 2.60.
 RAY_VARIABLES = {

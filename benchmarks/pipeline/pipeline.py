@@ -23,7 +23,7 @@ from pipelines.executors.ray.executor import RayExecutor
 from pipelines.executors.ray.session import ray_session
 from pipelines.plan import Plan, make_plan
 from pipelines.stages.prepare import training_ids
-from pipelines.stages.stage import Run
+from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
@@ -53,7 +53,7 @@ def measure(material: Path, examples: int, cores: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as storage, ray_session():
         recipe = load(material, storage, examples)
         plan = make_plan(recipe)
-        run = Run(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
+        run = RunContext(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
         finished = threading.Event()
         watcher = threading.Thread(target=watch, args=(memory, finished), daemon=True)
         watcher.start()

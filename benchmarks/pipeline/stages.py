@@ -23,7 +23,7 @@ from pipelines.executors.local import LocalExecutor
 from pipelines.plan import Plan, make_plan
 from pipelines.stages.prepare import TRAIN, training_ids
 from pipelines.stages.sample import missing_blocks, sampling_operators
-from pipelines.stages.stage import Run
+from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.sampling.operators import ActorOperator, PromptSpec, build_prompts, read_examples
 from pos2distill.store.samples import SampleStore
@@ -60,7 +60,7 @@ class IgnoredCounts:
 def measure(recipe: Recipe, plan: Plan) -> dict[str, float]:
     """CPU seconds of every step for all training examples of a recipe, in blocks as the pipeline cuts them."""
     stopwatch = Stopwatch()
-    run = Run(recipe.name, recipe.storage, recipe.study, recipe.runtime, LocalExecutor(recipe.runtime))
+    run = RunContext(recipe.name, recipe.storage, recipe.study, recipe.runtime, LocalExecutor(recipe.runtime))
     with stopwatch.time("read, check, split, write"):
         plan.prepare.run(plan.prepare, run)
     _sample(recipe, plan, stopwatch)

@@ -18,7 +18,7 @@ from pipelines.executors.ray.executor import RayExecutor
 from pipelines.executors.ray.session import ray_session
 from pipelines.plan import Plan, make_plan
 from pipelines.stages.distill import read_steps
-from pipelines.stages.stage import Run
+from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.store.samples import SampleStore
@@ -58,7 +58,7 @@ def measure(mode: str, delay_s: float, examples: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as storage:
         recipe = load(storage, mode, delay_s, examples)
         plan = make_plan(recipe)
-        run = Run(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
+        run = RunContext(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
         plan.prepare.run(plan.prepare, run)
         result: dict[str, Any] = {}
         start = time.monotonic()

@@ -22,7 +22,7 @@ from pipelines.executors.ray.session import ray_session
 from pipelines.plan import Plan, make_plan
 from pipelines.stages.distill import read_steps
 from pipelines.stages.prepare import training_ids
-from pipelines.stages.stage import Run
+from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.store.samples import SampleStore
@@ -123,7 +123,7 @@ def watch(measured: list[dict[str, float]], store: SampleStore, finished: thread
 
 def measure(recipe: Recipe, plan: Plan, examples: int) -> dict[str, Any]:
     """Run the stages `prepare` and `distill`, and check that every example was trained on once."""
-    run = Run(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
+    run = RunContext(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
     plan.prepare.run(plan.prepare, run)
     measured: list[dict[str, float]] = []
     finished = threading.Event()

@@ -1,5 +1,7 @@
 """Executors run the operators and the training loop of a stage: on Ray, or in this process."""
 
+from typing import assert_never
+
 from pos2distill.config import Runtime
 
 from .protocol import Executor
@@ -11,6 +13,8 @@ def build_executor(runtime: Runtime) -> Executor:
         from .local import LocalExecutor
 
         return LocalExecutor(runtime)
-    from .ray.executor import RayExecutor
+    if runtime.executor == "ray":
+        from .ray.executor import RayExecutor
 
-    return RayExecutor(runtime)
+        return RayExecutor(runtime)
+    assert_never(runtime.executor)

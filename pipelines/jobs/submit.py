@@ -97,7 +97,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     here = {"data.path": raw["data"]["path"]}
     if (PROJECT / raw["model"]["path"]).exists():  # else a hub's name
         here["model.path"] = raw["model"]["path"]
-    for name, other in loaded.transfers.items():  # whose paths are absolute by now
+    for name, other in loaded.other_tasks.items():  # whose paths are absolute by now
         path = Path(other.data.path)
         here[f"evaluation.also_evaluate: {name}: data.path"] = (
             str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path

@@ -17,7 +17,7 @@ from pos2distill.tasks.permutations import candidate_placements
 
 from .evaluate import PREDICTIONS, PROMPT_FIELDS, count_answers, predict
 from .prepare import TRAIN, training_examples, training_ids
-from .stage import Digests, Input, Run, Stage
+from .stage import Digests, Input, RunContext, Stage
 
 _BOOTSTRAP_SAMPLES = 2000
 
@@ -37,7 +37,7 @@ def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
     return Stage("choose slot", artifact, settings, run, inputs)
 
 
-def run(stage: Stage, run: Run) -> Manifest:
+def run(stage: Stage, context: RunContext) -> Manifest:
     """Evaluate the base model and record the best slots (the first of equal ones), their accuracy and interval.
 
     Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
@@ -50,7 +50,7 @@ def run(stage: Stage, run: Run) -> Manifest:
     examples = stage.inputs["examples"]
     count = min(study.method.auto_examples, len(training_ids(examples.artifact)))
     specs = [PromptSpec(documents, {hops: placements})]
-    predictions = predict(study, run, examples, TRAIN, count, specs, label=stage.name)
+    predictions = predict(study, context, examples, TRAIN, count, specs, label=stage.name)
     # The interval is only shown: with a number of bootstrap samples of its own, no setting of the report changes the
     # choice, and with it the samples and the checkpoint.
     curve = to_curve(to_grid(predictions, documents), bootstrap_samples=_BOOTSTRAP_SAMPLES, seed=study.seed)

@@ -16,7 +16,7 @@ from . import sample
 from .choose_slot import with_chosen_slot
 from .evaluate import PROMPT_FIELDS
 from .prepare import TRAIN, training_examples, training_ids
-from .stage import Digests, Run, Stage
+from .stage import Digests, RunContext, Stage
 
 _METHOD = (
     "method.name",
@@ -50,7 +50,7 @@ class _Distill:
     def __init__(self, samples: Stage) -> None:
         self.samples = samples
 
-    def __call__(self, stage: Stage, run: Run) -> Manifest:
+    def __call__(self, stage: Stage, context: RunContext) -> Manifest:
         """Train, and write `model/` (Hugging Face format) and `steps/` (one line for each step).
 
         Samples that the store lacks are sampled meanwhile and trained on as they arrive; then the samples are
@@ -66,14 +66,18 @@ class _Distill:
         samples, streamed = self.samples, self.samples.artifact.manifest() is None
         if streamed:
             SampleStore(samples.artifact).open()
-        job = _job(stage, run, samples)
+        job = _job(stage, context, samples)
         examples = len(training_ids(job.examples))
-        spec = sample.progress_spec(samples, run, "distill", total=job.study.training.epochs * examples)
-        with run.executor.track(spec) as tracker:
+        spec = sample.progress_spec(samples, context, "distill", total=job.study.training.epochs * examples)
+        with context.executor.track(spec) as tracker:
             in_order = job.study.training.order == "fixed"
-            stream = sample.sample_stream(samples, run.runtime, tracker, return_samples=True, preserve_order=in_order)
+            stream = sample.sample_stream(
+                samples, context.runtime, tracker, return_samples=True, preserve_order=in_order
+            )
             try:
-                outcome, signal = interruptible(lambda: run.executor.train(job, stream, tracker), tracker.request_stop)
+                outcome, signal = interruptible(
+                    lambda: context.executor.train(job, stream, tracker), tracker.request_stop
+                )
             except UserError:
                 if streamed and not len(sample.missing_indices(samples)):
                     # If no sample was kept, this error says what became of all.
@@ -92,13 +96,13 @@ class _Distill:
         return manifest
 
 
-def _job(stage: Stage, run: Run, samples: Stage) -> TrainingJob:
+def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
     return TrainingJob(
-        name=run.name,
-        logged_settings=run.study.model_dump(mode="json"),
+        name=context.name,
+        logged_settings=context.study.model_dump(mode="json"),
         study=with_chosen_slot(stage.study, stage.inputs.get("slot")),
-        runtime=run.runtime,
-        storage=run.storage,
+        runtime=context.runtime,
+        storage=context.storage,
         examples=stage.inputs["examples"].artifact,
         examples_file=TRAIN,
         samples=samples.artifact,

@@ -21,7 +21,7 @@ from pos2distill.tasks.permutations import evaluated_placements
 from pos2distill.training.job import MODEL_FOLDER
 
 from .prepare import EVALUATION, evaluation_examples
-from .stage import Digests, Input, Run, Stage
+from .stage import Digests, Input, RunContext, Stage
 
 PREDICTIONS = "predictions.parquet"
 
@@ -55,7 +55,7 @@ def plan(
     return Stage(name, artifact, settings, run, inputs)
 
 
-def run(stage: Stage, run: Run) -> Manifest:
+def run(stage: Stage, context: RunContext) -> Manifest:
     """Evaluate one model at every placement and write the predictions.
 
     Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
@@ -66,7 +66,7 @@ def run(stage: Stage, run: Run) -> Manifest:
         study = with_model(study, f"{stage.inputs['checkpoint'].artifact.url}/{MODEL_FOLDER}")
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
-    predictions = predict(study, run, examples, EVALUATION, count, eval_specs(study), label=stage.name)
+    predictions = predict(study, context, examples, EVALUATION, count, eval_specs(study), label=stage.name)
     with stage.artifact.writing():
         stage.artifact.write_table(PREDICTIONS, predictions)
         seconds = {"evaluate": time.monotonic() - start}
@@ -85,19 +85,19 @@ def eval_specs(study: Study) -> list[PromptSpec]:
 
 
 def predict(
-    study: Study, run: Run, examples: Input, file: str, count: int, specs: list[PromptSpec], *, label: str
+    study: Study, context: RunContext, examples: Input, file: str, count: int, specs: list[PromptSpec], *, label: str
 ) -> pa.Table:
     """Greedy answers to the first `count` examples of a file at every placement.
 
     Returns: a sorted table of `PREDICTION_SCHEMA`.
     """
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
-    operators = generation_operators(study, run.runtime, examples.artifact, file, specs, params)
+    operators = generation_operators(study, context.runtime, examples.artifact, file, specs, params)
     prompts_per_example = sum(spec.prompts_per_example for spec in specs)
-    size = examples_per_block(count, prompts_per_example, run.runtime.samplers)
+    size = examples_per_block(count, prompts_per_example, context.runtime.samplers)
     parts = []
     with tqdm(desc=label, total=count * prompts_per_example, unit="prompt") as bar:
-        for answers in run.executor.map(index_blocks(count, size), operators, label="evaluation"):
+        for answers in context.executor.map(index_blocks(count, size), operators, label="evaluation"):
             parts.append(to_predictions(answers))
             bar.update(len(answers))
     order = [(name, "ascending") for name in ("documents", "example_id", "placement")]

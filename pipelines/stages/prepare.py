@@ -14,7 +14,7 @@ from pos2distill.records import EXAMPLE_SCHEMA, example_tables
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.datasets import load_split
 
-from .stage import Digests, Input, Run, Stage
+from .stage import Digests, Input, RunContext, Stage
 
 TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
 
@@ -53,7 +53,7 @@ def training_ids(examples: Artifact) -> pa.Array:
     return examples.read_table(TRAIN, ["example_id"])["example_id"].combine_chunks()
 
 
-def run(stage: Stage, run: Run, task: str | None = None) -> Manifest:
+def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
     """Write `train.parquet` and `evaluation.parquet`, each in an order that the seed draws.
 
     Counts: records = duplicate + one count for every reason to skip a record + train_unused + eval_unused + train +

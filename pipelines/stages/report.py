@@ -56,7 +56,7 @@ def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
         comparisons = {"as trained": inputs.main}
         for comparison in inputs.others:
             comparisons[f"{comparison.before.documents} documents"] = comparison
-        comparisons.update(inputs.transfers)
+        comparisons.update(inputs.other_tasks)
         results.append(CellResult(cell.settings, comparisons))
     files = render_sweep(recipe.name, recipe.description, results, _versions())
     _write_report(recipe, files, summarise_sweep(recipe.name, results))
@@ -100,7 +100,7 @@ def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         choice=choice,
         main=main,
         others=others,
-        transfers=other_tasks,
+        other_tasks=other_tasks,
         steps=read_steps(plan.distill.artifact),
         counts={name: manifest.counts for name, manifest in manifests.items()},
         seconds=seconds,

@@ -34,7 +34,7 @@ from ..progress import ProgressSpec, RunProgress
 from .choose_slot import with_chosen_slot
 from .evaluate import PROMPT_FIELDS
 from .prepare import TRAIN, training_examples, training_ids
-from .stage import Digests, Input, Run, Stage
+from .stage import Digests, Input, RunContext, Stage
 
 TEACHERS = "teachers"
 """The name of the pool of teachers."""
@@ -73,7 +73,7 @@ def _stored_teacher(study: Study) -> dict[str, object]:
     return {}
 
 
-def run(stage: Stage, run: Run) -> Manifest:
+def run(stage: Stage, context: RunContext) -> Manifest:
     """Sample what the store lacks, then publish it.
 
     Raises:
@@ -82,17 +82,17 @@ def run(stage: Stage, run: Run) -> Manifest:
     progress = None
     SampleStore(stage.artifact).open()
     if len(missing_indices(stage)):
-        spec = progress_spec(stage, run, "sample", total=len(training_ids(stage.inputs["examples"].artifact)))
-        with run.executor.track(spec) as tracker:
-            stream = sample_stream(stage, run.runtime, tracker, return_samples=False)
-            samples = run.executor.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
+        spec = progress_spec(stage, context, "sample", total=len(training_ids(stage.inputs["examples"].artifact)))
+        with context.executor.track(spec) as tracker:
+            stream = sample_stream(stage, context.runtime, tracker, return_samples=False)
+            samples = context.executor.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
             for _ in samples:
                 pass  # the last operator has stored and counted the samples
             progress = tracker.read()
     return publish(stage, progress)
 
 
-def progress_spec(stage: Stage, run: Run, label: str, *, total: int) -> ProgressSpec:
+def progress_spec(stage: Stage, context: RunContext, label: str, *, total: int) -> ProgressSpec:
     """What is tracked while samples are made.
 
     Args:
@@ -100,8 +100,8 @@ def progress_spec(stage: Stage, run: Run, label: str, *, total: int) -> Progress
     """
     ids = training_ids(stage.inputs["examples"].artifact)
     stored = _tally(SampleStore(stage.artifact), ids).outcomes
-    guard = FailureGuard(run.runtime.max_failed_fraction, len(ids) - stored.total())
-    return ProgressSpec(run.name, label, total=total, stored=dict(stored), guard=guard)
+    guard = FailureGuard(context.runtime.max_failed_fraction, len(ids) - stored.total())
+    return ProgressSpec(context.name, label, total=total, stored=dict(stored), guard=guard)
 
 
 def sample_stream(

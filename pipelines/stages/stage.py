@@ -33,7 +33,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunContext:
     """Where and how a stage runs. Nothing here changes its result.
 
     study: all settings, only to be logged beside the results; what a stage computes with is its own `study`.
@@ -61,7 +61,7 @@ class Stage:
     name: str
     artifact: Artifact
     study: Study
-    run: Callable[[Stage, Run], Manifest] = field(repr=False)
+    run: Callable[[Stage, RunContext], Manifest] = field(repr=False)
     inputs: Mapping[str, Input] = field(default_factory=dict)
     derived: Mapping[str, Any] = field(default_factory=dict)
 

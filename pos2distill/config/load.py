@@ -67,7 +67,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     _resolve_paths(raw)
     recipe = _validate(raw, path, overridden)
     if recipe.study.evaluation.also_evaluate:
-        recipe = _validate(raw, path, overridden, transfers=_load_transfers(recipe.study))
+        recipe = _validate(raw, path, overridden, other_tasks=_load_other_tasks(recipe.study))
     return recipe
 
 
@@ -118,20 +118,20 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         for dotted, value in settings.items():
             _set(raw, dotted, value)
         _resolve_paths(raw)
-        cell = _validate(raw, "sweep", [], transfers=recipe.transfers)
+        cell = _validate(raw, "sweep", [], other_tasks=recipe.other_tasks)
         if any(cell.study == other.study for _, other in cells):
             raise UserError(f"sweep: {settings} is the same study as an earlier one; list each value once")
         cells.append((settings, cell))
     return cells
 
 
-def _load_transfers(study: Study) -> dict[str, Study]:
+def _load_other_tasks(study: Study) -> dict[str, Study]:
     """The other tasks that `evaluation.also_evaluate` names.
 
     Raises:
         UserError: if one cannot be evaluated together with this study.
     """
-    transfers: dict[str, Study] = {}
+    other_tasks: dict[str, Study] = {}
     for name in study.evaluation.also_evaluate:
         try:
             other = load_recipe(name, ["evaluation.also_evaluate=[]", "sweep={}"]).study
@@ -144,26 +144,26 @@ def _load_transfers(study: Study) -> dict[str, Study]:
                 f"{study.data.eval_fraction}; they must be equal, so that no evaluation question is trained on"
             )
         stem = Path(name).stem
-        if stem in transfers:
+        if stem in other_tasks:
             raise UserError(f"evaluation.also_evaluate: two recipes are called {stem}; results go by that name")
-        transfers[stem] = other
-    return transfers
+        other_tasks[stem] = other
+    return other_tasks
 
 
 def _validate(
     raw: Mapping[str, Any],
     source: Path | str,
     overridden: Sequence[str],
-    transfers: Mapping[str, Study] | None = None,
+    other_tasks: Mapping[str, Study] | None = None,
 ) -> Recipe:
     """The recipe in a raw mapping.
 
     Args:
         source: of the mapping, for errors. overridden: dotted names of the settings that the command line sets instead.
-        transfers: the studies that `evaluation.also_evaluate` names.
+        other_tasks: the studies that `evaluation.also_evaluate` names.
     """
     # A file has the sections of the study next to the recipe's own fields; a `Recipe` has them in `study`.
-    fields: dict[str, Any] = {"study": {}, "transfers": transfers or {}}
+    fields: dict[str, Any] = {"study": {}, "other_tasks": other_tasks or {}}
     for name, value in raw.items():
         if name in ("name", "description", "runtime", "sweep"):
             fields[name] = value

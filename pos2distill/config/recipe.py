@@ -20,7 +20,7 @@ class Recipe(Section):
         {},
         description="settings by dotted name and the values each takes; the study runs for every combination",
     )
-    transfers: dict[str, Study] = Field({}, exclude=True, description="what evaluation.also_evaluate names")
+    other_tasks: dict[str, Study] = Field({}, exclude=True, description="what evaluation.also_evaluate names")
     written: dict[str, Any] = Field(
         {}, exclude=True, repr=False, description="the study of a sweep as the file and the command line wrote it"
     )

@@ -44,7 +44,7 @@ class Comparison:
 class ReportInputs:
     """Everything that the report shows.
 
-    main: at the prompt length of the training data; others: at further lengths; transfers: on other tasks, by name.
+    main: at the prompt length of the training data; others: at further lengths; other_tasks: on other tasks, by name.
     choice: accuracy and interval of the advantageous slots if they were chosen by measurement.
     steps: the training log. counts, seconds: by stage.
     """
@@ -56,7 +56,7 @@ class ReportInputs:
     choice: Mapping[str, Any] | None
     main: Comparison
     others: Sequence[Comparison]
-    transfers: Mapping[str, Comparison]
+    other_tasks: Mapping[str, Comparison]
     steps: Sequence[Mapping[str, Any]]
     counts: Mapping[str, Mapping[str, int]]
     seconds: Mapping[str, float]
@@ -97,7 +97,7 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
         "choice": inputs.choice,
         **summarise(inputs.main),
         "other_documents": {str(other.before.documents): summarise(other) for other in inputs.others},
-        "transfers": {name: summarise(transfer) for name, transfer in inputs.transfers.items()},
+        "other_tasks": {name: summarise(transfer) for name, transfer in inputs.other_tasks.items()},
         "counts": inputs.counts,
         "seconds": inputs.seconds,
         "checkpoint": inputs.checkpoint,

@@ -148,10 +148,10 @@ def read_examples(batch: pa.Table, artifact: Artifact, file: str) -> pa.Table:
     parquet = _open_parquet(artifact.url, file)
     index_N = batch["index"].to_numpy()
     group_size = parquet.metadata.row_group(0).num_rows
-    # Only the row groups that hold one of these examples are read; `position_N` is an example's place among them.
+    # Only the row groups that hold one of these examples are read; `row_N` is an example's row among them.
     groups = np.unique(index_N // group_size)
-    position_N = np.searchsorted(groups, index_N // group_size) * group_size + index_N % group_size
-    return parquet.read_row_groups(groups.tolist()).take(position_N)
+    row_N = np.searchsorted(groups, index_N // group_size) * group_size + index_N % group_size
+    return parquet.read_row_groups(groups.tolist()).take(row_N)
 
 
 @functools.lru_cache(maxsize=4)

@@ -145,8 +145,8 @@ class _Selection:
 def read_examples(data: DataSection, documents: int) -> Iterator[Example | Reason]:
     """Yield every record of the file in its order: a valid example, or why the record is skipped."""
     empty = True
-    for position, record in read_records(data.path):
-        location = f"{data.path}, {position}"
+    for record_location, record in read_records(data.path):
+        location = f"{data.path}, {record_location}"
         empty = False
         parsed = parse_record(data.format, record, location)
         yield _fit(parsed, data, documents, location) if isinstance(parsed, Example) else parsed

@@ -17,7 +17,7 @@ class WorkerSession(Protocol):
     device: torch.device
 
     def open_stream(self) -> StreamReader:
-        """This worker's part of the samples that the store lacks. Called at most once."""
+        """This worker's part of the samples that the store lacks. Called at most once, unless parts are corrupt."""
 
     def last_checkpoint(self) -> AbstractContextManager[Path | None]:
         """A folder with the last saved training state; None at the start of a run."""

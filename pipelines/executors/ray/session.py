@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pos2distill.config import PoolSection, TrainersSection
 from pos2distill.environment import set_ray_variables
 from pos2distill.errors import UserError
-from pos2distill.placement import POOLS_LABEL, SAMPLER_SHARE, SAMPLING, TRAINING
+from pos2distill.placement import POOLS_LABEL, SAMPLER_UNITS_PER_ACTOR, SAMPLING, TRAINING
 
 from .errors import find_corrupt_part, find_user_error
 
@@ -76,7 +76,7 @@ def pool_arguments(pool: PoolSection) -> dict[str, Any]:
         "max_task_retries": pool.max_restarts,
     }
     if _has_pools():
-        arguments["resources"] = {SAMPLING.resource: SAMPLER_SHARE}
+        arguments["resources"] = {SAMPLING.resource: SAMPLER_UNITS_PER_ACTOR}
     return arguments
 
 

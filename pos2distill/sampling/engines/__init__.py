@@ -1,5 +1,7 @@
 """Engines that generate responses: vllm, hf (transformers) and fake (for tests), with one protocol."""
 
+from typing import assert_never
+
 from pos2distill.config import ModelSection, Runtime
 from pos2distill.sampling.engines.protocol import Engine
 
@@ -18,6 +20,8 @@ def build_engine(model: ModelSection, runtime: Runtime, *, threads: int, device:
         from pos2distill.sampling.engines.hf import HfEngine
 
         return HfEngine(model, threads=threads, device=device)
-    from pos2distill.sampling.engines.fake import FakeEngine
+    if model.engine == "fake":
+        from pos2distill.sampling.engines.fake import FakeEngine
 
-    return FakeEngine(runtime.fake)
+        return FakeEngine(runtime.fake)
+    assert_never(model.engine)

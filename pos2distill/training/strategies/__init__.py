@@ -1,5 +1,7 @@
 """Training strategies: `torch` in one process, `zero3` (DeepSpeed) in any number of them."""
 
+from typing import assert_never
+
 import torch
 
 from pos2distill.config import Study, TrainersSection
@@ -12,6 +14,8 @@ def build_strategy(study: Study, trainers: TrainersSection, device: torch.device
         from pos2distill.training.strategies.zero3 import Zero3Strategy
 
         return Zero3Strategy(study, trainers, device)
-    from pos2distill.training.strategies.torch import TorchStrategy
+    if trainers.strategy == "torch":
+        from pos2distill.training.strategies.torch import TorchStrategy
 
-    return TorchStrategy(study, trainers, device)
+        return TorchStrategy(study, trainers, device)
+    assert_never(trainers.strategy)

@@ -139,7 +139,7 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
             "evaluation.other_slots: 'pairs' are for several hops",
         ),
         ("evaluation.other_documents=[30, 30]", "evaluation.other_documents: expected each number once"),
-        ("transfers={}", "transfers: unknown field; expected one of"),
+        ("other_tasks={}", "other_tasks: unknown field; expected one of"),
         (
             "data.metric=em",
             "data.metric: 'em', but prompt 'qa' does not ask for 'The answer is:'; set data.metric=sub_em or another",
@@ -512,7 +512,7 @@ def test_sweep_cells_reports_a_bad_sweep(load: Callable[..., Recipe], sweep: str
 
 def test_load_recipe_reads_other_tasks(load: Callable[..., Recipe]) -> None:
     recipe = load("evaluation.also_evaluate=[quickstart]", "data.eval_fraction=0.25")
-    assert recipe.transfers == {"quickstart": load_recipe("quickstart").study}
+    assert recipe.other_tasks == {"quickstart": load_recipe("quickstart").study}
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def inputs(pairs: Comparison) -> ReportInputs:
         choice=None,
         main=compare(predictions(3, before), predictions(3, after), 3, STUDY),
         others=[compare(predictions(5, longer[0]), predictions(5, longer[1]), 5, STUDY)],
-        transfers={"chains": pairs},
+        other_tasks={"chains": pairs},
         steps=[{**step, "step": number} for number in range(3)],
         counts={"examples": {"rows": 9, "train_unused": 2}},
         seconds={"examples": 0.25},
@@ -189,6 +189,6 @@ def test_render_report_of_two_hops_has_a_heat_map_and_no_weights(inputs: ReportI
 
 
 def test_render_report_and_summary_include_other_tasks(inputs: ReportInputs, html: str) -> None:
-    assert build_summary(inputs)["transfers"]["chains"]["paired"]["mean_difference"] == 0.5
+    assert build_summary(inputs)["other_tasks"]["chains"]["paired"]["mean_difference"] == 0.5
     assert re.search(r"<th>chains</th><td>0.500</td><td>1.000</td>", html)
     assert "chains: sub-EM of the first line, SQuAD normalisation, greedy, on jsonl." in html

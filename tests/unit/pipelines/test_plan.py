@@ -8,7 +8,7 @@ import pytest
 from pipelines.executors import build_executor
 from pipelines.plan import make_plan, make_plans
 from pipelines.stages.prepare import training_ids
-from pipelines.stages.stage import Run
+from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.records import example_from_row
@@ -130,7 +130,7 @@ def test_make_plan_refuses_missing_files(make_recipe: Make, tmp_path: Path) -> N
 def test_prepare_writes_the_split(make_recipe: Make) -> None:
     recipe = make_recipe(evaluation={"other_documents": [6]}, runtime={"executor": "local"})
     stage = make_plan(recipe).prepare
-    run = Run(recipe.name, recipe.storage, recipe.study, recipe.runtime, build_executor(recipe.runtime))
+    run = RunContext(recipe.name, recipe.storage, recipe.study, recipe.runtime, build_executor(recipe.runtime))
     manifest = stage.run(stage, run)
     split = load_split(recipe.study.data, documents=6, seed=0)
     assert manifest.counts == split.counts
