@@ -137,9 +137,9 @@ def watch(memory: list[dict[str, float]], finished: threading.Event) -> None:
 
 def _kind(title: str) -> str:
     """The kind of a process, by the title that Ray 2.60 gives it."""
-    if "_AsyncActor" in title:
+    if "samplers" in title:
         return "sampler"
-    if "_TrackerActor" in title:
+    if "ProgressTrackerActor" in title:
         return "tracker"
     return "tasks"
 

@@ -35,8 +35,8 @@ _TITLES = {
     "train worker": "RayTrainWorker",
     "train controller": "TrainController",
     "split coordinator": "SplitCoordinator",
-    "sampler": "_AsyncActor",
-    "tracker": "_TrackerActor",
+    "sampler": "samplers",
+    "tracker": "ProgressTrackerActor",
 }
 
 

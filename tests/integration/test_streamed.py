@@ -209,10 +209,10 @@ def test_distill_survives_killed_actors_and_workers(local_ray: None, streamed: C
                 return
 
     def storm() -> None:
-        kill_when_seen("MapWorker(MapBatches(Generate))", 1)
-        kill_when_seen("MapWorker(MapBatches(EncodeTeacher))", 4)
+        kill_when_seen("MapWorker(MapBatches(samplers))", 1)
+        kill_when_seen("MapWorker(MapBatches(teachers))", 4)
         kill_when_seen("RayTrainWorker", 7)
-        kill_when_seen("MapWorker(MapBatches(Generate))", 10)
+        kill_when_seen("MapWorker(MapBatches(samplers))", 10)
 
     thread = threading.Thread(target=storm, daemon=True)
     thread.start()

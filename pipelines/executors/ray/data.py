@@ -39,7 +39,7 @@ def build_dataset(
             )
         else:
             dataset = dataset.map_batches(
-                _AsyncActor if operator.is_async else _Actor,
+                _actor_class(operator),
                 fn_constructor_args=(operator, tracker),
                 **pool_arguments(operator.pool),
             )
@@ -53,6 +53,12 @@ def open_stream(stream: Stream, tracker: RayTracker) -> Dataset:
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
     return build_dataset(blocks, stream.operators, tracker)
+
+
+def _actor_class(operator: ActorOperator) -> type["_Actor"]:
+    """The class of a pool's actors, with the pool's name: Ray's dashboard and process titles show it."""
+    base = _AsyncActor if operator.is_async else _Actor
+    return type(operator.name, (base,), {})
 
 
 class _Actor:

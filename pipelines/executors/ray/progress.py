@@ -21,7 +21,7 @@ _GAUGES = {
 }
 
 
-class _TrackerActor(ProgressTracker):
+class ProgressTrackerActor(ProgressTracker):
     """The tracker, which also publishes its figures as Ray metrics with the run's name."""
 
     def __init__(self, spec: ProgressSpec) -> None:
@@ -103,7 +103,7 @@ class RayTracker:
 def track(spec: ProgressSpec) -> Iterator[RayTracker]:
     """Start the tracker's actor, and show its figures while the body runs."""
     # On the driver's node: on a sampler's it would keep that node from ever being idle.
-    actor = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(_TrackerActor).remote(spec)
+    actor = ray.remote(num_cpus=0, scheduling_strategy=driver_node())(ProgressTrackerActor).remote(spec)
 
     def read() -> RunProgress | None:
         try:
