@@ -22,8 +22,14 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(clone: Path, target: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["make", target], cwd=clone, capture_output=True, text=True, check=False)
+def make(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    # As typed by a user: under `make test`, make would pass its own flags on and print the folders that it enters.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
+    return subprocess.run(
+        ["make", *words], cwd=clone, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def test_make_install_does_not_overwrite_a_gpu_environment(clone: Path) -> None:
@@ -72,7 +78,7 @@ def test_make_install_names_what_is_missing(
     settings = [setting] if setting else []
     if python:
         settings.append(f"PYTHON={write_script(empty_clone / 'python', python)}")
-    done = subprocess.run(["make", "install", *settings], cwd=empty_clone, capture_output=True, text=True, check=False)
+    done = make(empty_clone, "install", *settings)
     assert done.returncode == 2
     assert message in done.stdout
     assert done.stdout.count("\n") == 1

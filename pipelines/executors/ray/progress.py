@@ -32,6 +32,7 @@ class ProgressTrackerActor(ProgressTracker):
             self.gauges[name] = Gauge(f"pos2distill_{name}", description=text, tag_keys=tags)
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
+        """See `ProgressTracker.count_stored`."""
         try:
             super().count_stored(outcomes, errors, example_ids)
         finally:
@@ -39,12 +40,14 @@ class ProgressTrackerActor(ProgressTracker):
                 self._set("samples_stored", count, outcome=outcome)
 
     def count_step(self, trained: int, steps: int, loss: float) -> None:
+        """See `ProgressTracker.count_step`."""
         super().count_step(trained, steps, loss)
         self._set("examples_trained", trained)
         self._set("steps", steps)
         self._set("loss", loss)
 
     def read(self) -> RunProgress:
+        """See `ProgressTracker.read`."""
         progress = super().read()
         for pool, count in progress.actors.items():
             self._set("actors", count, pool=pool)
