@@ -96,6 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (Stopped, KeyboardInterrupt) as stop:
+        # Stopped and Terminated know their signal. A plain KeyboardInterrupt is Ctrl-C: 128 + SIGINT.
         reason = str(stop) or "interrupted"
         print(f"{reason}; run the same command again to continue", file=sys.stderr)
         return stop.exit_code if isinstance(stop, Stopped | Terminated) else 130
@@ -103,6 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _refuse_unknown(parser: argparse.ArgumentParser, options: argparse.Namespace, remaining: list[str]) -> None:
     """End the program if a word is neither an option nor an override."""
+    # A left-over word without a dash is an override, except for `recipes`, which takes no settings.
     unknown = [word for word in remaining if word.startswith("-") or options.command == "recipes"]
     if not unknown:
         return
@@ -169,6 +171,7 @@ def _add_command(
 
 def _program() -> str:
     """How the program was started."""
+    # Help and examples show a command that the reader can copy.
     is_installed_command = Path(sys.argv[0]).name == "pos2distill"
     return "pos2distill" if is_installed_command else "python run.py"
 
@@ -228,6 +231,7 @@ def _add_cluster(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     first = words[0]
+    # The command may be left out, so a misspelt one would be read as a recipe and the recipe as a setting.
     if first not in COMMANDS and words[1:] and (words[1] in recipe_names() or Path(words[1]).is_file()):
         raise UserError(f"submit: {first}: no such command{did_you_mean(first, COMMANDS)}")
     command = words.pop(0) if first in COMMANDS else "study"
@@ -238,6 +242,7 @@ def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
         if command != "evaluate":
             raise UserError(f"--fail-if-gap-above: is an option of evaluate, not of {command}")
         flags.append(f"--fail-if-gap-above={options.fail_if_gap_above:g}")
+    # Before the import of ray: Ray 2.60 reads its authentication mode when it is imported.
     use_ray_token()
     from .jobs.submit import run_submit
 
@@ -267,6 +272,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe) -> None:
     arguments = {}
     if options.command == "evaluate":
         arguments["fail_if_gap_above"] = options.fail_if_gap_above
+    # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
     with terminable():
         functions[options.command](recipe, **arguments)
 
@@ -285,5 +291,6 @@ def _show(recipe: Recipe, command: str) -> None:
     if recipe.sweep:
         settings["sweep"] = {name: list(values) for name, values in recipe.sweep.items()}
     settings["runtime"] = recipe.runtime.model_dump(mode="json")
+    # Unsorted, so that the sections are in the order in which recipes have them.
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
     print(describe(recipe, command))

@@ -44,6 +44,7 @@ def run_study(recipe: Recipe) -> None:
     plan = make_plan(recipe)
     with _driver_lease(recipe):
         _run_stages(recipe, plan, plan.stages)
+    # All studies in a storage write the same report folder, so its summary says which study it shows.
     if _reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
         print_comparison(_curve(plan.study, plan.evaluate_base), _curve(plan.study, plan.evaluate_distilled))
@@ -65,9 +66,11 @@ def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None
     with _driver_lease(recipe):
         stages = _evaluation_stages(plan)
         _run_stages(recipe, plan, stages)
+    # The first stage is `prepare`, which has no curve.
     for stage in stages[1:]:
         curve = _curve(plan.study, stage)
         print_curve(stage.artifact.name, curve)
+    # `curve` is that of the last stage: the checkpoint's, or the base model's while there is no checkpoint.
     if fail_if_gap_above is not None:
         _check_gap(curve, fail_if_gap_above)
 
@@ -85,6 +88,7 @@ def run_distill(recipe: Recipe) -> None:
     _require_one_study(recipe)
     plan = make_plan(recipe)
     with _driver_lease(recipe):
+        # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
         if recipe.runtime.mode == "staged":
             _require_finished(recipe, [plan.sample])
         _run_stages(recipe, plan, plan.training_stages)
@@ -108,6 +112,7 @@ def run_report(recipe: Recipe) -> None:
 def describe(recipe: Recipe, command: str = "study") -> str:
     """What `--dry-run` shows below the settings: fingerprints, and which stages the command would run."""
     lines = []
+    # `report` runs no stage, so it cannot make an unfinished result.
     unfinished = "missing" if command == "report" else "to run"
     for cell in _make_cells(recipe):
         check_against_model(cell.recipe.study)
@@ -122,6 +127,7 @@ def describe(recipe: Recipe, command: str = "study") -> str:
 def check_against_model(study: Study) -> None:
     """Refuse a model with incomplete weights, and settings that its config contradicts, before a stage starts."""
     if study.method.teacher == "topk":
+        # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
         from pos2distill.models.load import load_config
 
         vocabulary = load_config(study.model).get_text_config().vocab_size
@@ -166,9 +172,11 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     if any(stage.artifact.manifest() is None for stage in stages):
         check_against_model(plan.study)
     trains = plan.distill in stages
+    # Checked before the first stage: a missing package should not be reported only after sampling.
     if trains and plan.distill.artifact.manifest() is None:
         check_trackers(recipe.runtime.trackers)
     streams = trains and recipe.runtime.mode == "streamed"
+    # Built only when a stage must run, so that a finished study imports no Ray.
     run = None
     for stage in stages:
         manifest = stage.artifact.manifest()
@@ -253,6 +261,7 @@ def _require_finished(recipe: Recipe, stages: Sequence[Stage]) -> None:
 @contextmanager
 def _driver_lease(recipe: Recipe) -> Iterator[None]:
     """The right to make artifacts in the storage, which one driver at a time has."""
+    # Another recipe's storage is refused now, not after waiting for its driver to end.
     claim_storage(recipe.storage, recipe.name)
     with hold_lease(recipe.storage):
         claim_storage(recipe.storage, recipe.name)  # again: the driver before may have released it
@@ -281,6 +290,7 @@ def _reported_fingerprint(storage: str) -> str | None:
 
 
 def _curve(study: Study, stage: Stage) -> Curve:
+    # The same bootstrap as in the report, so that both show equal intervals.
     grid = to_grid(stage.artifact.read_table(PREDICTIONS), study.data.documents)
     return to_curve(grid, bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.seed)
 

@@ -45,6 +45,7 @@ def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> t
 
     def handle(number: int, _: FrameType | None) -> None:
         if received:
+            # Not `sys.exit`, which would wait for the thread that runs `work`.
             os._exit(128 + number)
         received.append(number)
         print("\nsaving a checkpoint; press Ctrl-C again to force quit", file=sys.stderr, flush=True)
@@ -64,6 +65,7 @@ def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> t
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+            # Ends the thread `stop` if no signal has done so.
             requests.put(False)
             stopper.join()
     return result, received[0] if received else 0

@@ -54,6 +54,7 @@ class Plan:
         others = list(self.other_tasks.values())
         stages = [self.prepare, *(task.prepare for task in others)]
         stages += [self.evaluate_base, *(task.evaluate_base for task in others)]
+        # Without `prepare`, the first of them, which is listed above.
         stages += [*self.sampling_stages[1:], self.distill]
         stages += [self.evaluate_distilled, *(task.evaluate_distilled for task in others)]
         return stages
@@ -98,11 +99,13 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
     Raises:
         UserError: if a data file or a model cannot be read.
     """
+    # Two passes, since a study can use the store of a study that comes after it in the sweep.
     with_teacher: dict[str, Stage] = {}
     digests = [_digests(recipe.study) for recipe in recipes]
     for recipe, digest in zip(recipes, digests, strict=True):
         stage = _plan_sampling(recipe, digest)[-1]
         if sample.stores_teacher(stage):
+            # The first such study is taken, so that the choice depends on the recipe alone.
             with_teacher.setdefault(sample.responses(stage, digest).fingerprint, stage)
     return [_make_plan(recipe, digest, with_teacher) for recipe, digest in zip(recipes, digests, strict=True)]
 
@@ -120,6 +123,7 @@ def _make_plan(recipe: Recipe, digests: Digests, with_teacher: Mapping[str, Stag
     for name, other in recipe.other_tasks.items():
         with prepare.naming_task(name):
             other_tasks[name] = _plan_task(recipe, name, other, digests, distill_stage)
+    # The fingerprint of a distilled evaluation covers the checkpoint, and with it the stages before.
     shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]
     for task in other_tasks.values():
         shown += [task.evaluate_distilled.fingerprint, task.study.evaluation.bootstrap_samples]
@@ -148,6 +152,7 @@ def _plan_sampling(recipe: Recipe, digests: Digests) -> tuple[Stage, Stage | Non
 
 def _plan_task(recipe: Recipe, name: str, other: Study, digests: Digests, distill_stage: Stage) -> TaskPlan:
     """The data and evaluation of another recipe, with this recipe's models and seed."""
+    # Dumped and validated again, so that the replaced sections are checked against the others.
     raw = other.model_dump(mode="json")
     raw["model"] = recipe.study.model.model_dump(mode="json")
     raw["seed"] = recipe.study.seed
@@ -170,6 +175,7 @@ def with_canonical_slot(study: Study) -> Study:
     slot = study.method.advantageous_slot
     if isinstance(slot, str):
         return study
+    # Both spellings give the same prompts, so they must have the same fingerprint.
     raw = study.method.model_dump(mode="json")
     for name in ("first", "last"):
         raw["advantageous_slot"] = name

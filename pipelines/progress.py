@@ -13,7 +13,9 @@ from tqdm import tqdm
 from pos2distill.sampling.failure_guard import FailureGuard
 
 REFRESH_SECONDS = 0.5
+# Without a terminal. Much longer than a refresh, because every line stays in the log.
 LINE_SECONDS = 10.0
+# Actors report only when they begin a batch, so this must be longer than a batch usually takes.
 _ACTIVE_SECONDS = 180.0
 
 
@@ -82,11 +84,13 @@ class ProgressTracker:
             UserError: once too many samples have failed.
         """
         self.progress.stored.update(outcomes)
+        # Set with every part, so that training after the last sample does not count as sampling.
         self.progress.sampling_seconds = time.monotonic() - self.start
         self.spec.guard.add(outcomes, errors, example_ids)
 
     def count_step(self, trained: int, steps: int, loss: float) -> None:
         """Count a training step."""
+        # Totals, not increments: workers that restart from a checkpoint report lower numbers than before.
         self.progress.trained, self.progress.steps, self.progress.loss = trained, steps, loss
 
     def count_seconds(self, pool: str, seconds: float) -> None:
@@ -114,6 +118,7 @@ class ProgressTracker:
 
     def report_fatal(self, line: str) -> None:
         """Report an error of a worker that a restart would not fix."""
+        # The first error is the cause; later ones may only follow from it.
         if self.fatal is None:
             self.fatal = line
 
@@ -148,6 +153,7 @@ def _show(spec: ProgressSpec, read: Callable[[], RunProgress | None], finished: 
     is_last = False
     with tqdm(desc=spec.label, total=spec.total, initial=done, unit="example", disable=not is_terminal) as bar:
         while not is_last:
+            # One refresh after the body has ended, so that the last figures are shown.
             is_last = finished.wait(REFRESH_SECONDS)
             progress = read()
             if progress is None:
@@ -164,6 +170,7 @@ def _show(spec: ProgressSpec, read: Callable[[], RunProgress | None], finished: 
 
 
 def _line(spec: ProgressSpec, count: int, done: int, seconds: float, progress: RunProgress) -> str:
+    # At least one refresh period, so that a division by almost 0 s shows no absurd rate.
     rate = (count - done) / max(seconds, REFRESH_SECONDS)
     time_left = "time left unknown"
     if rate > 0:

@@ -40,6 +40,7 @@ def print_paths(checkpoint: str, storage: str) -> None:
 def summarise_manifest(manifest: Manifest) -> str:
     """The result of a stage in a line: the slots that it chose, or its counts."""
     details = manifest.details
+    # Only the stage `choose slot` has this detail, and its result says more than its counts.
     if "slots" in details:
         low, high = details["ci95"]
         position = format_slots(tuple(details["slots"]))

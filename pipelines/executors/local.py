@@ -25,6 +25,7 @@ from pos2distill.training.job import STATE_FOLDER, TrainingJob
 from ..progress import ProgressSpec, ProgressTracker, show_progress
 from .protocol import Stream, Tracker, TrainingOutcome
 
+# A folder apart from Ray Train's state, because the executors list their saved states in different ways.
 _STATE = f"{STATE_FOLDER}/local"
 _LATEST = "latest.json"
 
@@ -65,6 +66,7 @@ class LocalExecutor:
 
         assert isinstance(tracker, ProgressTracker)
         for restart in range(job.runtime.trainers.max_restarts + 1):
+            # `blocks()` is called for each attempt: a restart samples only what the store lacks by then.
             samples = self.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
             session = LocalSession(job, samples, tracker)
             try:
@@ -86,6 +88,7 @@ class _Chain:
         self.operators = operators
         self.tracker = tracker
         self.functions: list[Callable[[pa.Table], Any]] = []
+        # One event loop for all calls: asyncio's objects belong to the loop that first used them.
         self.events = asyncio.new_event_loop()
 
     def __enter__(self) -> "_Chain":
@@ -93,6 +96,7 @@ class _Chain:
 
     def __exit__(self, *_: object) -> None:
         for function in self.functions:
+            # Only actors hold resources; the functions of stateless operators have no `close`.
             close = getattr(function, "close", None)
             if close is not None:
                 close()
@@ -176,11 +180,13 @@ class LocalSession:
 
     def save_checkpoint(self, step: int, folder: Path) -> None:
         """See `WorkerSession.save_checkpoint`. The list of saved folders is replaced only once this one is whole."""
+        # The random suffix avoids the folder of a killed run, which may hold half an upload of the same step.
         name = f"{step:08d}-{uuid.uuid4().hex[:8]}"
         self.checkpoint.upload(folder, f"{_STATE}/{name}")
         shutil.rmtree(folder)
         saved = [*_saved_folders(self.checkpoint), name]
         write_json(self.checkpoint.fs, f"{self.checkpoint.path}/{_STATE}/{_LATEST}", saved[-self.keep :])
+        # Last, so that a run that is killed here leaves unused folders and never a list with missing ones.
         for old in saved[: -self.keep]:
             self.checkpoint.remove(f"{_STATE}/{old}")
 

@@ -16,6 +16,7 @@ PROJECT = Path(__file__).parents[2]
 TAKEN = ("run.py", "pyproject.toml", "pos2distill", "pipelines", "examples")
 MAX_BYTES = 100 * 2**20
 
+# Included kinds instead of excluded ones, so that an unknown kind of file stays on this machine.
 _KINDS = (
     ".py",
     ".yaml",
@@ -60,6 +61,7 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
             f"store data and models where the cluster can read them, and set a URL"
         )
     for path in files:
+        # Compressed files and weights are not text, so a search for keys in them finds nothing reliable.
         if path.suffix not in (".gz", ".safetensors") and holds_key(_read(project / path)):
             raise UserError(
                 f"{path}: contains what looks like a secret; remove it, since this file is sent with the job"
@@ -67,6 +69,7 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project / path, into / path)
     if recipe:
+        # Stricter than for the files: hexadecimal strings are usual in code and data, but not in a recipe.
         for number, line in enumerate(recipe.read_text().splitlines(), 1):
             if looks_secret(line):
                 raise UserError(
@@ -78,12 +81,14 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
 def is_packed(path: str, files: list[Path]) -> bool:
     """Whether a path of a setting, relative to the project, is that of a file or folder that is sent."""
     target = Path(path)
+    # `.` is the whole project, of which only a part is sent.
     if target == Path():
         return False
     return any(file == target or target in file.parents for file in files)
 
 
 def _walk(path: Path) -> Iterator[Path]:
+    # A link may lead out of the project, to files that must not be sent.
     if path.is_symlink():
         return
     if path.is_dir():

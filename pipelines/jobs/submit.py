@@ -50,6 +50,7 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
     storage = _check(recipe, overrides, files)
     own = find_yaml(recipe, RECIPES, "recipe")
     own_recipe = None if own.parent == RECIPES else own
+    # `pack` copies the user's own recipe next to `run.py`, so the job finds it by its file name alone.
     name = own_recipe.name if own_recipe else recipe
     entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])
     client = _connect(address)
@@ -57,6 +58,7 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
     if job:
         print(f"{job} already runs this command; following it", flush=True)
     else:
+        # Unique, since Ray 2.60 rejects a submission id that was used before.
         job = f"{own.stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
         with tempfile.TemporaryDirectory() as folder:
             pack(Path(folder), files, own_recipe)
@@ -83,6 +85,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     if any(looks_secret(override) for override in overrides):
         raise UserError("command line: a setting looks like a secret; set it on the cluster's nodes instead")
     loaded = load_recipe(recipe, overrides)  # reports everything that is wrong with the settings alone
+    # Read again as it was written: `load_recipe` has made the local paths absolute, on this machine.
     path = find_yaml(recipe, RECIPES, "recipe")
     raw = read_sections(path, "model, data, …")
     for override in overrides:
@@ -113,6 +116,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             raise UserError(
                 f"evaluation.also_evaluate: {name} is not sent with the job; put it into pipelines/recipes/"
             )
+    # Without a final slash, so that `_running` recognises the same storage in both spellings.
     return str(storage).rstrip("/")
 
 
@@ -123,11 +127,13 @@ def _connect(address: str) -> JobSubmissionClient:
     if token.name and not os.environ.get("RAY_AUTH_TOKEN") and not token.is_file():
         raise UserError(f"{token}: no such file (RAY_AUTH_TOKEN_PATH)")
     ignore_ray_addresses()
+    # Their own messages would be mixed with the job's log.
     for module in ("dashboard.modules.job.sdk", "dashboard.modules.dashboard_sdk", "_private.runtime_env.packaging"):
         logging.getLogger(f"ray.{module}").setLevel(logging.WARNING)
     try:
         return JobSubmissionClient(address)
     except AuthenticationError as error:
+        # Ray 2.60 raises the same error for a missing and for a wrong token; only its text distinguishes them.
         if "401" in str(error) or "Missing" in str(error):
             raise UserError(f"{address}: requires a token; set {_TOKENS[0]} or {_TOKENS[1]}") from None
         raise UserError(f"{address}: refuses the token of {_TOKENS[0]} or {_TOKENS[1]}") from None
@@ -195,6 +201,7 @@ async def _show(client: JobSubmissionClient, job: str, shown: int) -> tuple[int,
             return shown, True
         except (TimeoutError, OSError, RuntimeError, aiohttp.ClientError):
             return shown, False
+        # A new connection sends the log from its beginning, so what was already printed is skipped.
         print(chunk[max(shown - passed, 0) :], end="", flush=True)
         passed += len(chunk)
         shown = max(shown, passed)

@@ -44,10 +44,12 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     start = time.monotonic()
     study = stage.study
+    # `auto` requires a single number of hops, which `Study` has checked.
     (hops,) = study.data.hops
     documents = study.data.documents
     placements = candidate_placements(documents, hops, study.method.auto_slots)
     examples = stage.inputs["examples"]
+    # A small data set may have fewer training examples than the setting names.
     count = min(study.method.auto_examples, len(training_ids(examples.artifact)))
     specs = [PromptSpec(documents, {hops: placements})]
     predictions = predict(study, context, examples, TRAIN, count, specs, label=stage.name)

@@ -18,6 +18,7 @@ from .evaluate import PROMPT_FIELDS
 from .prepare import TRAIN, training_examples, training_ids
 from .stage import Digests, RunContext, Stage
 
+# Every setting of the method except those of `auto`, which have an influence only through the chosen slot.
 _METHOD = (
     "method.name",
     "method.advantageous_slot",
@@ -37,6 +38,7 @@ def plan(
 ) -> Stage:
     """The stage of a study."""
     settings = restrict(study, _FIELDS)
+    # Of the samples the responses alone: how training uses a teacher is in this stage's own settings.
     inputs = {"examples": training_examples(prepare, digests), "samples": sample.responses(samples, digests)}
     if choose_slot is not None:
         inputs["slot"] = choose_slot.output()
@@ -85,12 +87,15 @@ class _Distill:
                 raise
             progress = tracker.read()
         if not outcome.finished:
+            # Training stops early only on request, so there was a signal.
             raise Stopped(f"stopped after step {outcome.steps}; its checkpoint is kept", 128 + signal)
         if streamed:
             sample.publish(samples, progress)
         seconds = {"distill": time.monotonic() - start}
         manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=seconds)
+        # After the manifest: until then a killed run resumes from this state.
         stage.artifact.remove(STATE_FOLDER)
+        # The signal came too late to stop training. This stage is finished, but the next ones must not start.
         if signal:
             raise Stopped("stopped after training", 128 + signal)
         return manifest
@@ -114,6 +119,7 @@ def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
     """The step records of a checkpoint, in order."""
     folder = f"{checkpoint.path}/{STEPS_FOLDER}"
     records = []
+    # File names are zero-padded step numbers, so their order is that of the steps.
     for path in sorted(checkpoint.fs.glob(f"{folder}/*.jsonl")):
         for line in checkpoint.fs.cat_file(path).splitlines():
             records.append(json.loads(line))

@@ -41,6 +41,7 @@ def plan(
 ) -> Stage:
     """The evaluation of the base model, or of the model that the stage `distill` makes."""
     fields = [*PROMPT_FIELDS, *_EVALUATION]
+    # Only where it is used; otherwise it would change fingerprints without changing a result.
     if study.evaluation.other_documents:
         fields.append("evaluation.other_slots")
     settings = restrict(study, fields)
@@ -91,6 +92,7 @@ def predict(
 
     Returns: a sorted table of `PREDICTION_SCHEMA`.
     """
+    # Temperature 0 is greedy, so a difference between slots is not sampling noise.
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     operators = generation_operators(study, context.runtime, examples.artifact, file, specs, params)
     prompts_per_example = sum(spec.prompts_per_example for spec in specs)
@@ -100,6 +102,7 @@ def predict(
         for answers in context.executor.map(index_blocks(count, size), operators, label="evaluation"):
             parts.append(to_predictions(answers))
             bar.update(len(answers))
+    # Blocks arrive in any order. Sorted, the table is the same on every executor.
     order = [(name, "ascending") for name in ("documents", "example_id", "placement")]
     return pa.concat_tables(parts).sort_by(order)
 
@@ -120,6 +123,7 @@ def with_model(study: Study, path: str) -> Study:
     """The study with another model folder of the same kind."""
     raw = study.model.model_dump(mode="json")
     raw["path"] = path
+    # A revision belongs to a hub name, and the new path is a folder.
     raw["revision"] = None
     model = type(study.model).model_validate(raw)
     return replace_section(study, model=model)

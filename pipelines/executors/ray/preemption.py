@@ -25,11 +25,13 @@ class PreemptionNotice(PreemptionCallback):
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
         """Watch the nodes of this group's workers, and notify all workers."""
+        # The old watcher knows the nodes and workers of the group before a restart.
         self._stop_watcher()
         workers = {worker.distributed_context.world_rank: worker for worker in worker_group.get_workers()}
         node_to_ranks: dict[str, list[int]] = {}
         for rank, worker in workers.items():
             node_to_ranks.setdefault(worker.metadata.node_id, []).append(rank)
+        # Without CPUs, like Ray Train's own, so that it fits on a head node that offers none.
         watcher = ray.remote(num_cpus=0, max_restarts=-1)(PreemptionWatcher)
         self._watcher = watcher.options(scheduling_strategy=driver_node()).remote(
             node_to_ranks=node_to_ranks,

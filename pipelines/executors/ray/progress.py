@@ -26,6 +26,7 @@ class ProgressTrackerActor(ProgressTracker):
 
     def __init__(self, spec: ProgressSpec) -> None:
         super().__init__(spec)
+        # Shared by all gauges. Ray 2.60 raises an error if a declared tag has no value, so `_set` sets every one.
         tags = ("run", "outcome", "pool")
         self.gauges = {}
         for name, text in _GAUGES.items():
@@ -36,6 +37,7 @@ class ProgressTrackerActor(ProgressTracker):
         try:
             super().count_stored(outcomes, errors, example_ids)
         finally:
+            # Also for the samples that exceed the limit on failures, since that limit raises here.
             for outcome, count in self.progress.stored.items():
                 self._set("samples_stored", count, outcome=outcome)
 
@@ -49,6 +51,7 @@ class ProgressTrackerActor(ProgressTracker):
     def read(self) -> RunProgress:
         """See `ProgressTracker.read`."""
         progress = super().read()
+        # Set when read: an actor that stops is noticed by the passing of time, not by a report.
         for pool, count in progress.actors.items():
             self._set("actors", count, pool=pool)
         return progress
@@ -110,6 +113,7 @@ def track(spec: ProgressSpec) -> Iterator[RayTracker]:
 
     def read() -> RunProgress | None:
         try:
+            # With a timeout, because the command waits for the last read before it ends.
             progress: RunProgress = ray.get(actor.read.remote(), timeout=LINE_SECONDS)
         except ray.exceptions.RayError:
             return None  # the run itself reports what is wrong

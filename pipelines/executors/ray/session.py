@@ -53,6 +53,7 @@ def set_data_context() -> None:
     context.enable_progress_bars = False
     # A long evaluation, waiting for nodes and a slow trainer are no faults; deadlines are set for the cluster's job.
     context.execution_no_progress_timeout_s = -1
+    # Ray Data 2.60 tolerates none by default: one actor that runs out of memory while it loads would fail the run.
     context.max_consecutive_actor_init_deaths = 3
     # For all tasks and actors of all datasets, so that none starts or keeps a trainer's node.
     context.execution_options.label_selector = SAMPLING.labels if _has_pools() else None
@@ -72,6 +73,7 @@ def pool_arguments(pool: PoolSection) -> dict[str, Any]:
         ),
         "num_cpus": pool.cpus,
         "num_gpus": pool.gpus,
+        # Both are bounded, because by default Ray Data 2.60 repeats a batch that crashes its actor forever.
         "max_restarts": pool.max_restarts,
         "max_task_retries": pool.max_restarts,
     }
@@ -89,6 +91,7 @@ def trainer_arguments(trainers: TrainersSection) -> dict[str, Any]:
     if _has_pools():
         resources[TRAINING.resource] = 1
         label_selector = TRAINING.labels
+    # Ray Train 2.60 takes a pair as the bounds of an elastic group of workers.
     workers: int | tuple[int, int] = trainers.workers
     if trainers.max_workers:
         workers = (trainers.workers, trainers.max_workers)
@@ -147,6 +150,7 @@ def _connect() -> None:
     # Small inputs leave part of a pool idle, which is expected.
     warnings.filterwarnings("ignore", message="The (minimum|maximum) number of concurrent", category=UserWarning)
     set_ray_variables()
+    # Errors of workers reach the driver as exceptions, so their output is hidden unless someone is debugging.
     quiet: dict[str, Any] = {
         "logging_level": logging.ERROR,
         "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG")),
@@ -156,6 +160,8 @@ def _connect() -> None:
         ray.init(**quiet)
     else:
         cpus = max(_MIN_LOCAL_CPUS, os.cpu_count() or 1)
+        # `local` starts a new Ray even if another one is running on this machine with other resources.
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+    # Python sets signal handlers in the main thread only.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, previous)

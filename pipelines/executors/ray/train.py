@@ -50,6 +50,7 @@ def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcom
         train_loop_config={"job": job, "tracker": tracker},
         torch_config=TorchConfig(backend="nccl" if trainers.gpus else "gloo"),
         scaling_config=ScalingConfig(**trainer_arguments(trainers)),
+        # Ray Train 2.60 resumes from the last checkpoint of a run with the same name and storage path.
         run_config=RunConfig(
             name=STATE_FOLDER,
             storage_path=job.checkpoint.path,
@@ -65,6 +66,7 @@ def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcom
             execution_options=stream_options(preserve_order=stream.preserve_order),
         ),
     )
+    # The return value of rank 0. `Result.metrics` has only what was reported with a checkpoint (Ray 2.60).
     result: dict[str, Any] = trainer.fit().return_value
     if "fatal" in result:
         raise UserError(result["fatal"])
@@ -90,6 +92,7 @@ def _train_function(config: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         cause = find_user_error(error)
         if cause is not None:
+            # No other worker waits for this one, so it can return instead of causing a restart.
             if ray.train.get_context().get_world_size() == 1:
                 return {"fatal": str(cause)}
             tracker.report_fatal(str(cause))
@@ -109,6 +112,7 @@ class RaySession:
         self.device = ray.train.torch.get_device() if job.runtime.trainers.gpus else torch.device("cpu")
         self.dist = DistContext(context.get_world_rank(), world, str(self.device), control_group(world))
         self.tracker = tracker
+        # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = -(-examples_per_batch(job.study) // world)
         # A question is always under way, so that no step waits for its answer.
         self.stop_answer = tracker.ask_stop_requested() if self.dist.rank == 0 else None
@@ -165,8 +169,10 @@ class ShardReader:
     """
 
     def __init__(self, shard: DataIterator, rows: int) -> None:
+        # Two batches ahead: when the queue is full the samplers wait, instead of filling the memory.
         self.parts: queue.Queue[pa.Table | BaseException | None] = queue.Queue(maxsize=2)
         self.ended = False
+        # A daemon, so that a read that never returns does not keep the process alive.
         threading.Thread(target=self._read, args=(shard, rows), name="shard", daemon=True).start()
 
     def poll(self) -> pa.Table | None:
@@ -193,6 +199,7 @@ class ShardReader:
 
 def arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem | None:
     """The artifact's file system as Ray Train takes it, so that both reach the storage in the same way."""
+    # Ray Train opens a plain path itself.
     if artifact.is_local:
         return None
     return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(artifact.fs))
