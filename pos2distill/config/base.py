@@ -12,10 +12,14 @@ Count = Annotated[int, Field(ge=1)]
 class Section(BaseModel):
     """A part of a recipe. It is immutable and refuses unknown fields."""
 
+    # Frozen, so that a section is hashable and cannot change after its fingerprint was computed. Infinity and NaN are
+    # refused, because JSON cannot represent them.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def fingerprint(*parts: Any) -> str:
     """16 hex digits of SHA-256 over the parts as canonical JSON. Equal parts have equal fingerprints on any machine."""
+    # Keys are sorted, so that the order in which settings were written does not matter.
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False, default=lambda part: part.model_dump(mode="json"))
+    # 64 bits: short enough for folder names, and two studies in one storage practically never collide.
     return hashlib.sha256(text.encode()).hexdigest()[:16]

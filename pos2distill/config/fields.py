@@ -68,4 +68,5 @@ def replace_section(study: Study, **sections: Section) -> Study:
     """The study with other sections, each of which was validated when it was made."""
     values = {name: getattr(study, name) for name in Study.model_fields}
     values.update(sections)
+    # Not validated as a whole: the constants of a restricted study may contradict its kept settings.
     return Study.model_construct(**values)

@@ -35,8 +35,10 @@ _MULTI_HOP = ("question", "answer", "supporting_facts", "context")
 
 _ALL = (
     Format("nq", "lost_in_the_middle", _LOST_IN_THE_MIDDLE, hops="one"),
+    # These files have the gold document alone, so all distractors are drawn from other examples.
     Format("nq_oracle", "lost_in_the_middle", _LOST_IN_THE_MIDDLE, hops="one", keeps_gold_only=True),
     Format("kv", "key_value", ("key", "value", "ordered_kv_records"), hops="one"),
+    # Some records have no positive context that contains an answer.
     Format(
         "dpr",
         "dpr",
@@ -44,6 +46,7 @@ _ALL = (
         hops="one",
         skips_unusable=True,
     ),
+    # Its files also have unanswerable questions, and steps without a paragraph.
     Format(
         "musique",
         "musique",
@@ -51,8 +54,10 @@ _ALL = (
         hops="several",
         skips_unusable=True,
     ),
+    # In both, a supporting fact may name a title that the context lacks or has twice.
     Format("hotpotqa", "hotpotqa", _MULTI_HOP, hops="several", skips_unusable=True),
     Format("2wiki", "2wiki", (*_MULTI_HOP, "evidences"), hops="several", skips_unusable=True),
+    # The user's own data: a record that cannot be used is refused, since the user can correct it.
     Format("jsonl", "generic", ("question", "answers", "documents"), hops="any"),
 )
 

@@ -61,11 +61,14 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a recipe, a file named *.yaml; data goes to data.path")
     raw = read_sections(path, "model, data, …")
+    # Only built-in recipes name files of the project; a user's paths are relative to the working directory.
     if path.resolve().parent == RECIPES.resolve():
         _resolve_project_paths(raw)
     overridden = [apply_override(raw, override) for override in overrides]
+    # After the overrides, which may contain relative paths as well.
     _resolve_paths(raw)
     recipe = _validate(raw, path, overridden)
+    # In a second pass, because only a valid study says which other tasks it names.
     if recipe.study.evaluation.also_evaluate:
         recipe = _validate(raw, path, overridden, other_tasks=_load_other_tasks(recipe.study))
     return recipe
@@ -84,6 +87,7 @@ def find_yaml(name_or_path: str, folder: Path, kind: str) -> Path:
         path = Path(name_or_path)
     if path.is_file():
         return path
+    # Hidden files, such as those of editors, are not suggested.
     files = [str(found) for found in path.parent.glob("[!.]*.yaml")]
     if path.suffix == ".yaml":
         raise UserError(f"{name_or_path}: no such file{did_you_mean(name_or_path, files)}")
@@ -101,6 +105,7 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
     """
     if not recipe.sweep:
         return [({}, recipe)]
+    # The other tasks are loaded once for all studies of a sweep, so they cannot differ between them.
     possible = [name for name in dotted_names(Study) if name != "evaluation.also_evaluate"]
     for dotted, values in recipe.sweep.items():
         if dotted not in possible:
@@ -119,6 +124,7 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
             _set(raw, dotted, value)
         _resolve_paths(raw)
         cell = _validate(raw, "sweep", [], other_tasks=recipe.other_tasks)
+        # Equal studies have the same result, which would count several times in an interval over seeds.
         if any(cell.study == other.study for _, other in cells):
             raise UserError(f"sweep: {settings} is the same study as an earlier one; list each value once")
         cells.append((settings, cell))
@@ -134,6 +140,7 @@ def _load_other_tasks(study: Study) -> dict[str, Study]:
     other_tasks: dict[str, Study] = {}
     for name in study.evaluation.also_evaluate:
         try:
+            # Without its own other tasks, which might name this recipe in turn, and without its sweep.
             other = load_recipe(name, ["evaluation.also_evaluate=[]", "sweep={}"]).study
         except UserError as error:
             raise UserError(f"evaluation.also_evaluate: {error}") from None
@@ -169,6 +176,7 @@ def _validate(
             fields[name] = value
         else:
             fields["study"][name] = value
+    # Before defaults are filled in: the studies of a sweep may have different methods, with different defaults.
     if raw.get("sweep"):
         fields["written"] = copy.deepcopy(fields["study"])
     try:
@@ -212,6 +220,7 @@ def _resolve_paths(raw: dict[str, Any]) -> None:
     Values of other types stay as they are, for the validation to refuse.
     """
     runtime = raw.setdefault("runtime", {})
+    # The default is set before the loop below, so that it becomes absolute like the other paths.
     if isinstance(runtime, dict) and runtime.get("storage") is None:
         runtime["storage"] = f"runs/{raw.get('name')}"
     for section, field in (("model", "path"), ("data", "path"), ("runtime", "storage")):
@@ -233,6 +242,7 @@ def apply_override(raw: dict[str, Any], override: str) -> str:
         if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
             raw.setdefault("sweep", {})[dotted.removeprefix("sweep.")] = yaml.safe_load(text)
         else:
+            # The value is read as YAML, so that lists, null and quotes mean the same as in a file.
             _set(raw, dotted, yaml.safe_load(text))
     except (yaml.YAMLError, ValueError):
         raise UserError(f"{dotted}: cannot read the value {text!r}") from None

@@ -44,6 +44,7 @@ _ALL = (
         target="sampled",
         weights="paper",
         allowed_weights=_KL_WEIGHTS,
+        # The paper's lambda.
         anchor_weight=1.0,
     ),
     Method(

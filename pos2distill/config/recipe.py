@@ -12,6 +12,7 @@ from pos2distill.config.study import Study
 class Recipe(Section):
     """A complete, named run."""
 
+    # The name becomes a part of paths (runs/NAME), so it has no slash, no space and no leading dot.
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     description: str
     study: Study
@@ -20,6 +21,7 @@ class Recipe(Section):
         {},
         description="settings by dotted name and the values each takes; the study runs for every combination",
     )
+    # Filled in while a file is loaded. `exclude` keeps both fields out of dumps and out of the names of settings.
     other_tasks: dict[str, Study] = Field({}, exclude=True, description="what evaluation.also_evaluate names")
     written: dict[str, Any] = Field(
         {}, exclude=True, repr=False, description="the study of a sweep as the file and the command line wrote it"
@@ -28,6 +30,7 @@ class Recipe(Section):
     @field_validator("sweep", mode="before")
     @classmethod
     def _sweep_is_flat(cls, sweep: Any) -> Any:
+        # Before pydantic's own checks, which would report a nested sweep only as a wrong type.
         for name, values in sweep.items() if isinstance(sweep, dict) else ():
             if isinstance(values, dict) and values:
                 raise ValueError(f"{name}: write {name}.{_first_leaf(values)}: [...]")
@@ -38,6 +41,8 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _engines_have_their_gpus(self) -> "Recipe":
         gpus, parts = self.runtime.samplers.gpus, self.runtime.vllm.tensor_parallel_size
+        # vLLM uses one GPU for each tensor-parallel part. With another number, reserved GPUs would be idle, or GPUs
+        # of other actors would be used. A sampler with a fraction of a GPU has one part.
         if self.study.model.engine == "vllm" and gpus and parts != max(1, gpus):
             raise ValueError(
                 f"runtime.vllm.tensor_parallel_size: {parts}, but one sampler has {gpus:g} GPUs "
@@ -59,6 +64,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _local_executor_trains_in_one_process(self) -> "Recipe":
+        # ZeRO-3 runs on workers of Ray Train, and the local executor has only its own process.
         if self.runtime.executor == "local" and self.runtime.trainers.strategy != "torch":
             raise ValueError(
                 f"runtime.trainers.strategy: '{self.runtime.trainers.strategy}' requires runtime.executor ray; set "

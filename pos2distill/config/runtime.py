@@ -63,6 +63,7 @@ class TrainersSection(Section):
 class CheckpointsSection(Section):
     """Training state that is saved during training. It is deleted once the checkpoint is published."""
 
+    # A lost worker costs all workers the steps since the last checkpoint, so this limits the repeated work.
     minutes: float = Field(15.0, gt=0, description="maximum time between two")
     steps: int | None = Field(None, ge=1, description="also after this many steps")
     keep: int = Field(2, ge=1, description="how many of the newest to keep")

@@ -70,12 +70,14 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _hops_fit_the_format(self) -> "DataSection":
+        # No published data set that is supported has more than four hops.
         if not self.hops or len(set(self.hops)) != len(self.hops) or min(self.hops) < 1 or max(self.hops) > 4:
             raise ValueError("hops: expected numbers of gold documents from 1 to 4, each of them once")
         if self.spec.hops == "one" and self.hops != (1,):
             raise ValueError(f"hops: records of format '{self.format}' have one gold document; set [1]")
         if self.spec.hops == "several" and 1 in self.hops:
             raise ValueError(f"hops: records of format '{self.format}' have several gold documents; set [2]")
+        # `plain` does not ask for a form of the answer: the model may have learned either.
         if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
             asks = "asks" if self.metric == "sub_em" else "does not ask"
             other = "em" if self.metric == "sub_em" else "sub_em"
@@ -109,6 +111,7 @@ class MethodSection(Section):
     auto_examples: int = Field(100, ge=1, description="auto: training examples to measure on")
     k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for each example")
     distractor_order: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
+    # These defaults depend on the fields above, which pydantic passes to a default factory in the order of declaration.
     weights: RowWeights = Field(
         default_factory=lambda settings: _spec_of(settings).weights,
         description="of trivial rows. paper: alpha; official: alpha as the authors' code scales it; uniform: equal; "
@@ -125,6 +128,7 @@ class MethodSection(Section):
     )
     teacher: Literal["cached", "resident", "topk", "none"] = Field(
         "cached",
+        # The default is validated too, because `_no_teacher_unless_needed` replaces it for some methods.
         validate_default=True,
         description="cached: hidden states stored with the samples; resident: the frozen model next to the student; "
         "topk: the sampler's most likely tokens, no teacher stage, approximate; none: of every method that needs "
@@ -153,6 +157,7 @@ class MethodSection(Section):
     @field_validator("teacher_topk", mode="after")
     @classmethod
     def _no_tokens_without_teacher(cls, teacher_topk: int, info: ValidationInfo) -> int:
+        # A number of tokens that a sweep names for all methods is no error either.
         return 0 if info.data.get("teacher") == "none" else teacher_topk
 
     @property
@@ -188,6 +193,7 @@ class MethodSection(Section):
             if self.teacher_topk:
                 raise ValueError(f"teacher_topk: only teacher 'topk' keeps some tokens, not '{self.teacher}'")
             return self
+        # 0 passes the field's own check, since it is the value of other teachers.
         if not self.teacher_topk:
             raise ValueError("teacher_topk: input should be greater than or equal to 1, got 0")
         if self.alignment == "official":
@@ -305,6 +311,7 @@ class Study(Section):
 
     model: ModelSection
     data: DataSection
+    # Defaults are validated too: `_resolve_method` and `_resolve_evaluation` fill in what depends on the data.
     method: MethodSection = Field(MethodSection(), validate_default=True)
     sampling: SamplingSection = SamplingSection()
     training: TrainingSection = TrainingSection()
@@ -315,11 +322,13 @@ class Study(Section):
     @classmethod
     def _resolve_method(cls, method: Any, info: ValidationInfo) -> Any:
         """Fill in the settings that are left open and depend on other sections. `info.data`: the sections before."""
+        # What an earlier validation filled in is left out, since with other data it may be different.
         settings, data = _as_written(method), info.data.get("data")
         if data is None or not isinstance(settings, Mapping):
             return method  # invalid, and refused as such
         resolved = dict(settings)
         if resolved.get("auto_slots") is None:
+            # The number of tuples of adjacent slots: the gold documents of `auto` are next to each other.
             resolved["auto_slots"] = min(_DEFAULT_SLOTS, data.documents - max(data.hops) + 1)
         return resolved
 
@@ -331,6 +340,7 @@ class Study(Section):
         if data is None or not isinstance(settings, Mapping):
             return evaluation
         resolved = dict(settings)
+        # `all` would mean every ordered tuple of slots: 380 for two hops and 20 documents.
         if data.hops != (1,):
             for name in ("slots", "other_slots"):
                 if resolved.get(name) is None:
@@ -347,6 +357,7 @@ class Study(Section):
         if slot == "auto":
             raise ValueError("the advantageous slot is measured first")
         if isinstance(slot, str):
+            # Adjacent slots in hop order, as in the paper for two hops.
             first = 0 if slot == "first" else self.data.documents - hops
             return tuple(range(first, first + hops))
         return (slot,) if isinstance(slot, int) else slot
@@ -366,6 +377,8 @@ class Study(Section):
             raise ValueError("method.advantageous_slot: 'auto' requires one number of hops (data.hops)")
         elif slot == "auto":
             _check_count("method.auto_slots", self.method.auto_slots, documents - hops[0] + 1)
+        # Placements are ordered tuples of slots, and one is the advantageous one. Examples with the fewest hops have
+        # the fewest placements.
         if self.method.k > (trivial := math.perm(documents, min(hops)) - 1):
             raise ValueError(
                 f"method.k: {self.method.k} trivial slots, but {documents} documents have {trivial}; "
@@ -375,6 +388,7 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _batch_holds_an_example(self) -> "Study":
+        # A global batch holds whole examples: k trivial rows and the row at the advantageous slot.
         if self.training.global_batch_rows <= self.method.k:
             raise ValueError(
                 f"training.global_batch_rows: {self.training.global_batch_rows} rows have no room for one example's "

@@ -43,6 +43,7 @@ def to_user_error(
         source: of the mapping. overridden: dotted names of the settings that the command line sets instead.
     """
     problem = _describe(error, root)
+    # The message begins with the field's dotted name.
     field = problem.partition(":")[0]
     for dotted in overridden:
         # The override sets this field, a section around it, or a field in it.
@@ -54,6 +55,7 @@ def to_user_error(
 def dotted_names(section: type[BaseModel], prefix: str = "") -> list[str]:
     """Every setting of a section and of those in it, as it is written in a file."""
     names = []
+    # Excluded fields are filled in while a recipe is loaded; a file never contains them.
     for name, field in section.model_fields.items():
         if field.exclude:
             continue
@@ -83,9 +85,11 @@ def _describe(error: ValidationError, root: type[Section]) -> str:
     expected = []
     for problem in problems:
         phrase = _describe_type(problem, field.annotation)
+        # The other problems are left out: one line names one field.
         if _find_field(problem["loc"], root).path == field.path and phrase not in expected:
             expected.append(phrase)
     given = first["input"]
+    # A mapping is a whole section, too long for one line.
     if isinstance(given, Mapping):
         return f"{field.dotted}: {' or '.join(expected)}"
     shown = "nothing" if given is None else repr(given)
@@ -163,6 +167,7 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     inner = [part for part in get_args(annotation) if part not in (Ellipsis, type(None))]
+    # An optional section and a list of sections have one part left; unions of plain values have more.
     return _section_in(inner[0]) if len(inner) == 1 else None
 
 

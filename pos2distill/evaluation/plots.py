@@ -30,6 +30,7 @@ def plot_curves(before: Curve, after: Curve, *, advantageous: int | None = None,
         return _plot_heat_maps(before, after)
     if any(not isinstance(slot, int) for slot in before.slots):
         return _plot_placements(before, after, width)
+    # `Figure` without pyplot, which would keep every figure in memory until it is closed.
     figure = Figure(figsize=(width, 2 + width / 4), layout="constrained")
     axes = figure.add_subplot()
     _draw_curve(axes, before, BEFORE_COLOR, "before")
@@ -84,6 +85,7 @@ def _plot_placements(before: Curve, after: Curve, width: float) -> bytes:
             ecolor=MUTED_COLOR,
             capsize=2,
         )
+    # Placements without a group have an empty name, which is not shown.
     for group in set(before.groups) - {""}:
         center = float(x_S[np.asarray(before.groups) == group].mean())
         axes.annotate(group, (center, 1.04), ha="center", color=MUTED_COLOR, fontsize=9)
@@ -108,6 +110,7 @@ def _is_pair_grid(curve: Curve) -> bool:
     pairs = [slot for slot in curve.slots if not isinstance(slot, int) and len(slot) == 2]
     slots = {slot for pair in pairs for slot in pair}
     all_pairs = len(slots) * (len(slots) - 1)
+    # Two slots have only two pairs, which bars show better than a heat map.
     return len(curve.slots) == len(pairs) == all_pairs and all_pairs > 2
 
 
@@ -120,6 +123,7 @@ def _plot_heat_maps(before: Curve, after: Curve) -> bytes:
         accuracy = np.full((len(slots), len(slots)), np.nan)  # a pair of one slot with itself does not exist
         first_S, second_S = np.searchsorted(slots, np.asarray(curve.slots)).T
         accuracy[first_S, second_S] = curve.accuracy_by_slot
+        # Both maps have the whole range of colours, so that they can be compared.
         image = axes.imshow(accuracy, vmin=0, vmax=1, cmap="viridis")
         for row, column, value in zip(first_S, second_S, curve.accuracy_by_slot, strict=True):
             color = "white" if value < 0.6 else "black"  # readable on viridis, which is dark at 0
@@ -129,6 +133,7 @@ def _plot_heat_maps(before: Curve, after: Curve) -> bytes:
         axes.set(title=f"{label}: {curve.mean:.3f}", xlabel="position of the second hop's document (from 1)")
     all_axes[0].set_ylabel("position of the first hop's document (from 1)")
     figure.colorbar(image, ax=all_axes, shrink=0.8)
+    # Grid lines would cross the cells.
     return _to_png(figure, grid=False)
 
 
@@ -191,6 +196,7 @@ def plot_weights(steps: Sequence[Mapping[str, Any]], slots: int) -> bytes:
         total_by_slot = np.zeros(slots)
         for step in part:
             for slot, weight in step["weight_by_slot"].items():
+                # The step log is JSON, where keys are text.
                 total_by_slot[int(slot)] += weight
         axes.bar(np.arange(1, slots + 1) + offset, total_by_slot / len(part), width=0.4, color=color, label=label)
     axes.set(xlabel="position of the gold document (from 1)", ylabel="weight in a step's loss")

@@ -14,6 +14,7 @@ from pos2distill.evaluation.scores import Curve, format_slots, paired_difference
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
 
+# Only HTML is escaped; the model card is Markdown. With StrictUndefined a misspelt name in a template is an error.
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=jinja2.select_autoescape(["html.j2"]),
@@ -76,6 +77,7 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
     Raises:
         ValueError: as `to_grid` and `paired_difference`.
     """
+    # One seed for both models, so that their intervals are computed from the same resamples.
     bootstrap_samples, seed = study.evaluation.bootstrap_samples, study.seed
     before_grid = to_grid(before, documents)
     after_grid = to_grid(after, documents)

@@ -98,6 +98,7 @@ def to_grid(predictions: pa.Table, documents: int) -> Grid:
     example_ids_E, row_N = np.unique(selected["example_id"].to_numpy(zero_copy_only=False), return_inverse=True)
     placements_S, column_N = np.unique(selected["placement"].to_numpy(), return_inverse=True)
     count_ES = np.zeros((len(example_ids_E), len(placements_S)), int)
+    # `add.at` counts duplicates; `count_ES[row_N, column_N] += 1` would count them once.
     np.add.at(count_ES, (row_N, column_N), 1)
     if not count_ES.size or not (count_ES == 1).all():
         raise ValueError(
@@ -112,6 +113,7 @@ def to_grid(predictions: pa.Table, documents: int) -> Grid:
     groups: dict[int, str] = {}
     for prediction in selected.select(["placement", "slots", "group"]).to_pylist():
         placement = prediction["placement"]
+        # Examples with different numbers of hops have the same placements. The fewest slots name a placement.
         if placement not in slots or len(prediction["slots"]) < len(slots[placement]):
             slots[placement] = tuple(prediction["slots"])
             groups[placement] = prediction["group"]
@@ -161,6 +163,7 @@ def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed
     """
     if (before.documents, before.slots, before.example_ids) != (after.documents, after.slots, after.example_ids):
         raise ValueError("a paired comparison requires the same examples at the same slots")
+    # The mean over slots leaves one number for each example, the unit that the bootstrap resamples.
     difference_E1 = (after.correct_ES - before.correct_ES).mean(1, keepdims=True)
     resampled_R1 = _resample_means(difference_E1, bootstrap_samples, seed)
     return {"mean_difference": float(difference_E1.mean()), "ci95": _interval(resampled_R1[:, 0])}
@@ -170,6 +173,7 @@ def _resample_means(value_ES: Floats, bootstrap_samples: int, seed: int) -> Floa
     """(R, S) means over bootstrap resamples of the examples."""
     examples = len(value_ES)
     # How often an example is in a resample is multinomial, so a resample's mean is a product with these counts.
+    # The generator depends on the seed alone, so models with the same examples are resampled in the same way.
     generator = derive_generator(seed, "bootstrap")
     count_RE = generator.multinomial(examples, np.full(examples, 1 / examples), bootstrap_samples)
     means_RS: Floats = count_RE @ value_ES / examples

@@ -70,11 +70,13 @@ def estimate(values: Sequence[float], single_seed_interval: Interval) -> Estimat
         single_seed_interval: the interval to report if there is one value only.
     """
     mean = float(np.mean(values))
+    # One seed has no spread over seeds, so the interval is the one over examples.
     if len(values) == 1:
         low, high = single_seed_interval
         return Estimate(mean, low, high)
     degrees_of_freedom = len(values) - 1
     quantile = _STUDENT_T[min(degrees_of_freedom, len(_STUDENT_T)) - 1]
+    # ddof=1, because the mean is estimated from the same values.
     half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Estimate(mean, mean - half_width, mean + half_width)
 
@@ -147,6 +149,7 @@ def _estimate_task(comparisons: Sequence[Comparison]) -> TaskEstimates:
     return TaskEstimates(
         before=_estimate_model([comparison.before for comparison in comparisons]),
         after=_estimate_model([comparison.after for comparison in comparisons]),
+        # The interval is used only if there is a single seed.
         difference=estimate(differences, comparisons[0].paired["ci95"]),
     )
 
@@ -172,6 +175,7 @@ def _to_points(model: ModelEstimates) -> dict[str, tuple[float, float, float]]:
 
 def _describe_task(task: str, cells: Sequence[CellResult]) -> str:
     """Data set, metric and size of a task; each variant once, if cells differ in them."""
+    # A dict, because a set would lose the order of appearance.
     variants: dict[str, None] = {}
     for cell in cells:
         if task in cell.tasks:
