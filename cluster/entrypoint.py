@@ -28,6 +28,7 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     """
     if recipe_name not in recipe_names() and Path(recipe_name).is_file():
         raise UserError(f"{recipe_name}: not in the image; copy it to pipelines/recipes/ and rebuild the image")
+    # Overrides become part of the RayJob, which stores its command in clear text.
     for override in overrides:
         if looks_secret(override):
             raise UserError("command line: an override contains what looks like a secret; use pods.secrets instead")

@@ -45,6 +45,7 @@ def kubectl(*arguments: str, text: str | None = None) -> str:
 
 def get_object(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
     """The current state of an object, or None if it does not exist."""
+    # By default, kubectl sets no time limit on a request.
     options = ("--ignore-not-found", "--request-timeout=30s", "--output", "json")
     output = kubectl("get", kind, name, "--namespace", namespace, *options)
     if not output.strip():
@@ -66,4 +67,5 @@ def start_log(job: str, namespace: str, *, since_s: int | None = None) -> "subpr
     command = ["kubectl", "logs", f"job/{job}", "--namespace", namespace, "--follow"]
     if since_s is not None:
         command.append(f"--since={since_s}s")
+    # Errors of the connection are no part of the job's log; the caller opens a lost one again.
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)

@@ -44,6 +44,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
         UserError: kubectl or the cluster refuses, or a job with another command runs under this name.
     """
     ray_job = manifests[-1]
+    # Sorted keys, so that equal specs have equal digests.
     digest = hashlib.sha256(json.dumps(ray_job["spec"], sort_keys=True).encode()).hexdigest()[:16]
     job = get_object("rayjob", spec.name, spec.namespace)
     if job and _deployment_status(job) not in _ENDED:
@@ -56,6 +57,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
         if job:
             status_text = _deployment_status(job)
             print(f"{spec.name} has ended ({status_text}); submitting it again to resume from its storage", flush=True)
+            # Waits for the end of the deletion; otherwise `apply` could still find the old object.
             kubectl("delete", "rayjob", spec.name, "--namespace", spec.namespace, "--wait=true")
         # The manifests belong to the caller, so the annotation goes into copies.
         metadata = {**ray_job["metadata"], "annotations": {_DIGEST_ANNOTATION: digest}}
@@ -160,6 +162,7 @@ def _follow(spec: ClusterSpec) -> ExitCode:
             try:
                 job = get_object("rayjob", spec.name, spec.namespace)
             except UserError as error:
+                # The job continues while the cluster does not answer, so a short outage does not end the following.
                 outage_s = time.monotonic() - last_answer
                 if not isinstance(error, UnreachableError) or outage_s > OUTAGE_S:
                     raise UserError(f"{error}; the job may still run; run the same command to follow it") from None

@@ -162,6 +162,7 @@ def network_policies(spec: ClusterSpec) -> list[KubeManifest]:
         # 8080 is the port on which KubeRay exports the metrics of every Ray node.
         ingress.append({"from": [_namespace(spec.network.metrics_namespace)], "ports": _ports(8080)})
     dns_servers = [_namespace("kube-system")] + [_addresses(cidr) for cidr in spec.network.dns]
+    # DNS uses UDP, and TCP for long answers.
     dns_ports = _ports(53, protocol="UDP") + _ports(53)
     egress = [{"to": [same_cluster]}, {"to": dns_servers, "ports": dns_ports}]
     egress += [_egress(rule) for rule in spec.network.egress]
@@ -176,6 +177,7 @@ def network_policies(spec: ClusterSpec) -> list[KubeManifest]:
 def disruption_budgets(spec: ClusterSpec) -> list[KubeManifest]:
     """Keep the head and the training nodes from being drained. All other nodes may be drained at any time."""
     head = _disruption_budget(spec, "head", _HEAD_LABELS, min_available=1)
+    # All nodes of training, because the loss of one stops all workers.
     training = _disruption_budget(spec, "training", {GROUP_LABEL: "training"}, min_available=spec.training.max)
     return [head, training]
 
@@ -187,6 +189,7 @@ def _disruption_budget(spec: ClusterSpec, name: str, labels: dict[str, str], *, 
         "metadata": _metadata(spec, f"{spec.name}-{name}"),
         "spec": {
             "minAvailable": min_available,
+            # A pod that is not ready does no work, and must not block the drain of its node.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": {**spec.labels, **labels}},
         },

@@ -148,6 +148,7 @@ class SecretReference(Section):
     def _check_names(self) -> "SecretReference":
         if not _ENV_NAME.match(self.env):
             raise ValueError("env: expected the name of an environment variable, for example HF_TOKEN")
+        # A likely mistake is to enter the secret's value in place of its name.
         if looks_secret(self.key) or looks_secret(self.secret):
             raise ValueError("key: looks like the secret itself; set the names of the Secret and of its key")
         return self

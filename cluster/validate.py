@@ -53,6 +53,7 @@ def load_manifests(path: Path) -> list[KubeManifest] | None:
         UserError: if the file is not valid YAML, or only some of its documents are manifests.
     """
     try:
+        # A trailing `---` leaves an empty document.
         documents = [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
     except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None

@@ -151,6 +151,7 @@ def work_may_use_the_grace_period(group: Fields) -> Iterator[Fault]:
     grace_s = group.mapping("template", "spec").integer("terminationGracePeriodSeconds")
     if grace_s is None:
         grace_s = _DEFAULT_GRACE_S
+    # Ray must have stopped the work before Kubernetes kills the pod.
     if not drain.isdecimal() or int(drain) >= grace_s:
         message = f"{DRAIN_VARIABLE} must be a number below terminationGracePeriodSeconds, {grace_s}; lower it"
         yield group.fault(env_path, message)

@@ -47,6 +47,7 @@ def topk_kl(top_ids_TK: Tensor, top_logprobs_TK: Tensor, student_TV: Tensor) -> 
     # Stored as int32 to save space; `gather` requires int64.
     top_ids_TK, teacher_TK = top_ids_TK.long(), top_logprobs_TK.detach().float().exp()
     student_TV = student_TV.float().log_softmax(-1)
+    # Probabilities as the target, not logarithms: torch 2.13 then takes 0 log 0 as 0 instead of NaN.
     kl_T = F.kl_div(student_TV.gather(-1, top_ids_TK), teacher_TK, reduction="none").sum(-1)
     if top_ids_TK.shape[-1] < student_TV.shape[-1]:
         rest_T = (1 - teacher_TK.sum(-1)).clamp_min(0)

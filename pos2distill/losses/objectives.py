@@ -39,5 +39,6 @@ def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor,
     else:
         weight_M = position_weights(loss_M, slot_M, anchor=ANCHOR, variant=method.weights)
     scale = method.k if method.spec.sum_over_k else 1
+    # clamp_min, since a batch without anchor rows would give 0 / 0.
     coefficient_M = scale * weight_M + method.anchor_weight * anchor_M / anchor_M.sum().clamp_min(1)
     return torch.zeros_like(loss_N).masked_scatter(real_N, coefficient_M)

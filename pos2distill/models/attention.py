@@ -112,6 +112,7 @@ def packed_varlen(
             f"set model.attention to eager"
         )
     target_dtype = get_target_dtype(query, module)
+    # flash-attn computes in half precision; transformers 5.19 names the dtype to use for float32 states.
     if target_dtype is not None:
         query, key, value = query.to(target_dtype), key.to(target_dtype), value.to(target_dtype)
     key, value = packed_rows.all_keys(key), packed_rows.all_keys(value)
@@ -166,6 +167,7 @@ def _attend_row_by_row(
     for row, shared in enumerate(packed_rows.shared_lengths):
         window_covers_row = window is None or packed_rows.row_length(row) <= window
         mask = None
+        # torch's `is_causal` aligns the first query with the first key, which is wrong behind a shared prefix.
         if shared or not window_covers_row or not causal_without_mask:
             mask = packed_rows.mask(row, window, query)
         output, _ = kernel(module, queries[row], keys[row], values[row], mask, **settings)

@@ -21,10 +21,12 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
     Raises:
         UserError: if there is neither.
     """
+    # With a user's message, since some templates refuse a conversation that the assistant begins.
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}]
     rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
     # The template can repeat a message, so the last occurrence counts.
     after_message = rendered.rpartition(_PROBE)[2]
+    # Many tokenizers add their turn markers as tokens without listing them as special ones.
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     for token in tokenizer(after_message, add_special_tokens=False)["input_ids"]:
         if token in special:

@@ -127,11 +127,13 @@ def _read_header(fs: AbstractFileSystem, path: str, shown: str) -> list[StoredTe
     """The tensors of a safetensors file: 8 bytes with the length of a JSON header, the header, the values."""
     size = fs.size(path)
     start = fs.cat_file(path, start=0, end=min(size, 1024))
+    # A clone made without git-lfs has small text files in place of the weights.
     if start.startswith(b"version ") and b"git-lfs" in start:
         raise UserError(
             f"{shown}: is a git-lfs pointer of {size} bytes, not the weights; run `git lfs pull` in the model folder"
         )
     length = int.from_bytes(start[:8], "little")
+    # A plausible length that exceeds the file: the file was cut off inside its header.
     if 8 <= size < 8 + length <= _MAX_HEADER_BYTES:
         raise UserError(_truncated(shown, 8 + length, size, "at least "))
     not_safetensors = UserError(f"{shown}: is not a safetensors file of {size} bytes; copy or download it again")
@@ -174,6 +176,7 @@ def _config_folder(fs: AbstractFileSystem, root: str, model: ModelSection) -> It
         return
     with tempfile.TemporaryDirectory() as folder:
         for file in fs.ls(root, detail=False):
+            # `.py`: a model with trust_remote_code has its classes in its own folder.
             if file.endswith((".json", ".py")):
                 fs.get_file(file, str(Path(folder) / file.rpartition("/")[2]))
         yield folder
@@ -193,6 +196,7 @@ def _compare(tensors: dict[str, StoredTensor], model: ModelSection, shown: str) 
             )
     # Shapes before names: a config of another size lacks layers too, and its shapes say more.
     missing, extra, mismatched = _load_on_meta(type(described), tensors, model, shown)
+    # Before the single faults: if no tensor belongs to the model, each of them is only a symptom.
     if tensors and len(extra) >= len(tensors):
         raise UserError(
             f"{shown}: none of its {len(tensors)} tensors (first {min(tensors)}) belongs to the {architecture} that "
@@ -231,6 +235,7 @@ def _load_on_meta(
     """
     state: dict[str, Tensor] = {}
     for name, stored in tensors.items():
+        # A tensor on the meta device has a shape but no memory, so a model of any size can be compared.
         state[name] = torch.empty(stored.shape, dtype=_DTYPES.get(stored.dtype, torch.uint8), device="meta")
     try:
         with _quiet_transformers():
@@ -270,6 +275,7 @@ def _check_values(fs: AbstractFileSystem, root: str, shown: str, tensors: list[S
     """Read the values, or a sample of `limit` bytes, and refuse NaN and infinity."""
     floating = [tensor for tensor in tensors if tensor.dtype in _INFINITY]
     total = sum(tensor.end - tensor.start for tensor in floating)
+    # A quantized model may have no floating-point tensor, hence `max`.
     fraction = min(1.0, limit / max(1, total))
     batch: list[tuple[StoredTensor, int, int]] = []
     batch_bytes = 0
@@ -289,12 +295,14 @@ def _blocks(tensor: StoredTensor, fraction: float) -> Iterator[tuple[int, int]]:
     if not size:
         return
     itemsize = _DTYPES[tensor.dtype].itemsize
+    # A minimum for each tensor, so that small ones are read whole also in a very large model.
     sample = max(_MIN_SAMPLE_BYTES, math.ceil(size * fraction))
     block = min(size, _BLOCK_BYTES, sample + -sample % itemsize)
     count = math.ceil(min(size, sample) / block)
     for number in range(count):
         # From 0 to size - block; where count blocks cover the tensor, none leaves a gap.
         offset = (size - block) * number // max(1, count - 1)
+        # A block that starts inside a value would be read as other numbers.
         offset -= offset % itemsize
         yield tensor.start + offset, tensor.start + offset + block
 

@@ -30,6 +30,7 @@ def local_folder(model: ModelSection) -> str:
         return model.path
     if not is_hub_name(model.path):
         raise UserError(f"{model.path}: no such model folder (model.path)")
+    # Only safetensors of the weights, since many repositories hold them a second time in other formats.
     return _hub_snapshot(model, [f"*{ending}" for ending in (*_MODEL_FILES, ".safetensors")])
 
 
@@ -54,8 +55,10 @@ def model_digest(model: ModelSection) -> str:
         name = path[len(root) :].lstrip("/")
         if name.endswith(".safetensors"):
             size = fs.size(path)
+            # Zero bytes separate the parts; otherwise different folders could give the same input.
             digest.update(f"{name}\0{size}\0".encode())
             offsets = np.linspace(0, max(0, size - _SAMPLE_BYTES), _SAMPLES).astype(int)
+            # In a small file, several samples start at the same offset.
             for offset in np.unique(offsets).tolist():
                 digest.update(fs.cat_file(path, start=offset, end=offset + _SAMPLE_BYTES))
         elif name.endswith(_MODEL_FILES):

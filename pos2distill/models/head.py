@@ -63,6 +63,7 @@ class FrozenHead(nn.Module):
 
     def __init__(self, weight_VH: Tensor, bias_V: Tensor | None, transform: LogitTransform) -> None:
         super().__init__()
+        # Not persistent: it belongs to the initial model, so no checkpoint of the student may contain it.
         self.register_buffer("weight_VH", weight_VH, persistent=False)
         self.register_buffer("bias_V", bias_V, persistent=False)
         self.transform = transform
@@ -78,6 +79,7 @@ class FrozenHead(nn.Module):
         weight_VH = _read_head(folder)
         if weight_VH is None:
             raise UserError(f"{model.path}: its safetensors hold none of {', '.join(_HEAD_NAMES)}")
+        # Most architectures have no bias here.
         bias_V = _read_tensor(folder, "lm_head.bias")
         if bias_V is not None:
             bias_V = bias_V.to(dtype)

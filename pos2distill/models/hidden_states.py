@@ -24,6 +24,7 @@ def response_hidden_states(lm: nn.Module, batch: ResponseBatch) -> Tensor:
     Raises:
         ValueError: if rows share tokens and the model was not loaded with `packed=True`.
     """
+    # The decoder without lm_head, so that transformers computes no logits.
     decoder: Any = lm.get_decoder()  # type: ignore[operator]
     if any(batch.packed.shared_lengths) and decoder.config._attn_implementation not in PACKED.values():
         raise ValueError("rows that share a prefix require a model loaded with packed=True")

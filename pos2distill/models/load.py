@@ -73,6 +73,7 @@ def load_model(
     """
     folder = local_folder(model)
     weights = dtype or torch_dtype(model.dtype)
+    # Other formats are pickles, which can run code when they are loaded.
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
     attention = resolve_attention(model.attention, computing or weights, torch.device(device))
@@ -130,6 +131,7 @@ def _refuse_unpackable_layers(model: ModelSection, lm: Any, config: Any) -> None
     unsupported = sorted(layer_types - {"full_attention", "sliding_attention"})
     if unsupported:
         raise UserError(f"{model.path}: its layers of type '{unsupported[0]}' would mix packed rows")
+    # transformers 5.19 sets this where attention layers look up their kernel, as the packed kernels require.
     if not lm._supports_attention_backend:
         raise UserError(
             f"{model.path}: {type(lm).__name__} does not use transformers' attention interface, "
@@ -177,6 +179,7 @@ def non_persistent_buffers(model: ModelSection, dtype: torch.dtype) -> dict[str,
     two full turns too far. No weights are allocated.
     """
     lm = empty_model(model, dtype)
+    # `state_dict` leaves out buffers that are not persistent.
     saved = lm.state_dict().keys()
     return {name: buffer for name, buffer in lm.named_buffers() if name not in saved}
 

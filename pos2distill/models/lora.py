@@ -28,6 +28,7 @@ def add_adapters(lm: PreTrainedModel, lora: LoraSection, *, seed: int) -> None:
         UserError: naming the first target that is not a linear layer of the model.
     """
     config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=_targets(lm, lora))
+    # The global generator is restored afterwards, so that adapters do not change later random numbers.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         inject_adapter_in_model(config, lm)

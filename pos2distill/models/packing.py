@@ -77,6 +77,7 @@ class PackedRows:
 
     def all_keys(self, states: Tensor) -> Tensor:
         """The concatenation of `keys` over all rows, (1, heads, sum of K, D)."""
+        # The packed sequence then is this concatenation already, and nothing has to be copied.
         if not any(self.shared_lengths):
             return states
         spans = states.split(self.span_lengths, 2)
@@ -176,6 +177,7 @@ def collate(
         input_ids_S=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
         position_S=torch.cat(positions),
         packed=packed,
+        # With lengths as its only argument, it repeats each row's index as often as the row has tokens.
         row_T=torch.repeat_interleave(response_lengths),
         logit_index_T=torch.cat(logit_indices),
         target_T=torch.from_numpy(np.concatenate(responses).astype(np.int64)),
@@ -200,6 +202,7 @@ def pack_rows(
         shared, source = _longest_shared_prefix(prompts, row, group_ids)
         if shared < MIN_SHARED_FRACTION * length:
             shared = 0
+        # Several intervals, because the source row may itself share its prefix with an earlier row.
         prefix = _first_tokens(intervals[source], shared) if shared else []
         own = length - shared
         intervals.append([*prefix, (end, end + own)])

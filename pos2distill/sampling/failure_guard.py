@@ -33,6 +33,7 @@ class FailureGuard:
             self.seen += 1
             if outcome in ("failed", "empty"):
                 self.failed += 1
+                # The others are only counted: a broken engine fails at every sample, mostly for the same reason.
                 if len(self._first_errors) < _SHOWN_ERRORS:
                     self._first_errors.append(f"example {example_id}: {error or 'an empty answer'}")
         if self.seen >= self.min_samples and self.failed > self.max_fraction * self.seen:

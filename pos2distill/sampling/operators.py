@@ -147,6 +147,7 @@ def read_examples(batch: pa.Table, artifact: Artifact, file: str) -> pa.Table:
     """
     parquet = _open_parquet(artifact.url, file)
     index_N = batch["index"].to_numpy()
+    # All row groups but the last have the same size, so a division finds the group of an example.
     group_size = parquet.metadata.row_group(0).num_rows
     # Only the row groups that hold one of these examples are read; `row_N` is an example's row among them.
     groups = np.unique(index_N // group_size)
@@ -188,6 +189,7 @@ def build_prompts(
                     if not for_training:
                         raise UserError(str(too_long)) from None
                     error = str(too_long).removeprefix(f"example {example.example_id}: ")
+                # From the example and its prompt, so that a sample does not depend on how examples are batched.
                 seed = derive_seed(study.seed, "sample", example.example_id, spec.documents, *placement.slots)
                 rows.append(
                     {
@@ -200,6 +202,7 @@ def build_prompts(
                         "prompt_ids": prompt_ids,
                         "error": error,
                         "seed": seed,
+                        # The trainer builds further prompts of the example; evaluation does not, and examples are long.
                         "example": record if for_training else None,
                     }
                 )
@@ -278,6 +281,7 @@ class Generate:
         errors = batch["error"].to_pylist()
         seeds = batch["seed"].to_pylist()
         rows = [row for row, error in enumerate(errors) if error is None]
+        # Rows with a prompt get their result below.
         results: list[GenerationResult] = [Failure(error or "") for error in errors]
         if rows:
             prompts = [batch["prompt_ids"][row].values.to_numpy() for row in rows]
@@ -326,6 +330,7 @@ class EncodeTeacher:
         """Add the columns `hidden` and `hidden_dtype`."""
         from pos2distill.models.hidden_states import hidden_to_bytes
 
+        # Only kept responses are trained on, and hidden states are the largest part of a sample.
         kept_rows = np.flatnonzero(np.asarray(batch["outcome"]) == "kept")
         hidden: list[bytes | None] = [None] * len(batch)
         if len(kept_rows):
@@ -353,6 +358,7 @@ def store_samples(batch: pa.Table, artifact: Artifact, counter: SampleCounter, r
         UserError: once too many samples of the run have failed.
     """
     samples = to_samples(batch)
+    # Before counting, which can end the run: a resumed run must find these samples.
     SampleStore(artifact).append(samples)
     counter.count_stored(
         samples["outcome"].to_pylist(), samples["error"].to_pylist(), samples["example_id"].to_pylist()

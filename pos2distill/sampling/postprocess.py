@@ -75,6 +75,7 @@ class ResponseProcessor:
         if isinstance(result, Failure):
             return ProcessedResponse("", "", np.empty(0, np.int32), False, 0.0, "failed")
         ids = result.token_ids
+        # The stop token is no text. Whichever of them it was, `end_of_turn` replaces it below.
         if len(ids) and int(ids[-1]) in self.stop_ids:
             ids = ids[:-1]
         text = self._decode(ids)
@@ -103,6 +104,7 @@ class ResponseProcessor:
         if line == text:
             return ids
         count = 0
+        # Decoded from the beginning each time, since one character can consist of several tokens.
         while "\n" not in self._decode(ids[: count + 1]):
             count += 1
         if self._decode(ids[:count]).strip() == line.strip():

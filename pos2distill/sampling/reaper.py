@@ -78,6 +78,7 @@ def watch(parent: int, start: int, ignored: Collection[int]) -> None:
         if parent_lives:
             roots.append(parent)
         found = {*roots, *descendants(roots, table, ignored)} - {parent, os.getpid()}
+        # Rebuilt in each scan, so that processes that have ended are forgotten.
         known = {pid: table[pid].start for pid in found}
         if not parent_lives:
             kill(known)
@@ -94,6 +95,7 @@ def kill(started: Mapping[int, int]) -> None:
     Args:
         started: start by pid. A later process with the same pid is not killed.
     """
+    # More than once, because a process can start another one between the scan and the signal.
     for attempt in range(_KILL_ATTEMPTS):
         table = read_processes()
         roots = _living(started, table)

@@ -92,10 +92,12 @@ class _Selection:
             return
         side: Side = "eval" if _unit_hash(example.question) < self.data.eval_fraction else "train"
         if _draws_distractors(self.data):
+            # One pool for each side, so that evaluation prompts draw no training example's gold document.
             self.pools[side] += example.golds
         self._rank(side, example)
 
     def _is_duplicate(self, example: Example) -> bool:
+        # A short hash and not the text, since the hashes of all questions of the file stay in memory.
         question = question_id(example.question)
         if self.question_of.setdefault(example.example_id, question) != question:
             raise UserError(
@@ -107,6 +109,7 @@ class _Selection:
 
     def _rank(self, side: Side, example: Example) -> None:
         heap = self.ranked[side]
+        # From the id alone, so that the choice does not depend on the order of the file.
         rank = -derive_seed(self.seed, "choose", example.example_id)
         if len(heap) < self._needed(side):
             heapq.heappush(heap, (rank, example.example_id, self.file.append(example)))
@@ -139,6 +142,7 @@ class _Selection:
                 + (f"; records skipped: {skipped}" if skipped else "")
             )
         self.counts[side] = needed
+        # Ranks are negated, so the reverse order begins with the smallest hash.
         return StoredExamples(self.file, [offset for _, _, offset in sorted(heap, reverse=True)])
 
 
@@ -172,6 +176,7 @@ def draw_distractors(example: Example, pool: Sequence[Document], count: int, see
         if (document.title, document.text) in taken or holds_answer(document, answers):
             continue
         taken.add((document.title, document.text))
+        # It was a gold document of its own question; here it is a distractor.
         drawn.append(replace(document, hop=None))
         if len(drawn) == count:
             return replace(example, documents=(*example.documents, *drawn))
@@ -237,6 +242,7 @@ def _check_words(example: Example, location: str) -> None:
         raise UserError(f"{location}, answers: empty; expected at least one answer")
     if any(not answer.strip() for answer in example.answers):
         raise UserError(f"{location}, answers: one is blank; expected text")
+    # Metrics compare normalised texts, so no response could match such answers.
     if not any(normalize(answer) for answer in example.answers):
         raise UserError(
             f"{location}, answers: {list(example.answers)!r:.80} are all empty once normalised; expected words"
@@ -244,4 +250,5 @@ def _check_words(example: Example, location: str) -> None:
 
 
 def _unit_hash(question: str) -> float:
+    # Always seed 0: with another seed of the study, a question must not move to the other side.
     return derive_seed(0, "split", normalize(question)) / 2**63

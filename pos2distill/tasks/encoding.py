@@ -30,6 +30,7 @@ def text_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], Tokens
         return np.asarray(encoded["input_ids"], np.int32)
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
+    # BPE dropout is random, so a comparison of two encoders would mean nothing.
     if backend is None or getattr(backend.model, "dropout", None):
         return encode
     try:

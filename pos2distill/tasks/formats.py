@@ -160,6 +160,7 @@ def _parse_dpr(record: dict[str, Any], location: str) -> Example | Reason:
     gold = next((each for each in positives if sub_exact_match(each.text, answers)), None)
     if gold is None:
         return "no_gold"
+    # A dictionary and not a set: the order of distractors must be the same in every run.
     unique = dict.fromkeys(negatives)
     distractors = [document for document in unique if not holds_answer(document, answers)]
     return Example(question_id(question), question, answers, (replace(gold, hop=0), *distractors))
@@ -192,6 +193,7 @@ def _parse_musique(record: dict[str, Any], location: str) -> Example | Reason:
             supporting.add(number)
     hops: list[int] = []  # the number of each hop's paragraph
     for at, step in _objects(record, "question_decomposition", location):
+        # null means a hop without support, so the record is skipped. A missing field is refused by `_field`.
         if "paragraph_support_idx" in step and step["paragraph_support_idx"] is None:
             return "hop_without_paragraph"
         number = _field(step, "paragraph_support_idx", int, at)
@@ -208,6 +210,7 @@ def _parse_musique(record: dict[str, Any], location: str) -> Example | Reason:
 
 
 def _parse_hotpotqa(record: dict[str, Any], location: str) -> Example | Reason:
+    # Some copies of HotpotQA name this field `id`; the original is `_id`.
     identity = _field(record, "id" if "id" in record and "_id" not in record else "_id", str, location)
     question = _field(record, "question", str, location)
     answers = _nonempty_answers((_field(record, "answer", str, location),))
@@ -220,6 +223,7 @@ def _parse_hotpotqa(record: dict[str, Any], location: str) -> Example | Reason:
         stripped = [sentence.strip() for sentence in sentences]
         text = " ".join(sentence for sentence in stripped if sentence)
         documents.append(Document(title, text, hops.index(title) if title in hops else None))
+    # Reasons come after all fields were read, so that a record that breaks the format is never just skipped.
     found = Counter(document.title for document in documents)
     if not answers:
         return "no_answer"
@@ -269,6 +273,7 @@ def _refuse_misspelt(record: dict[str, Any], known: set[str], location: str) -> 
     for name in record:
         if name in known:
             continue
+        # A higher cutoff than in `_field`, since a user's own file may have further fields of any name.
         near = difflib.get_close_matches(name.lower(), absent, n=1, cutoff=0.8)
         if near:
             raise UserError(f"{location}: unknown field '{name}'; is '{near[0]}' meant? If not, call it something else")

@@ -17,6 +17,7 @@ _FINAL_ANSWER = re.compile(r"the answer is[:：]?\s*(.*)", re.IGNORECASE)  # the
 
 def normalize(text: str) -> str:
     """Lower-case, drop punctuation, drop a/an/the, collapse white space (SQuAD's normalisation)."""
+    # Punctuation before articles, in the order of SQuAD's script: so `the.` counts as an article too.
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

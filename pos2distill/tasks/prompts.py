@@ -120,6 +120,7 @@ class PromptBuilder:
         Raises:
             PromptTooLong: if prompt and response do not fit the model's context.
         """
+        # The template's text already holds its special tokens, so none may be added around it.
         ids = self.encode(self._chat(example, arrange(example, documents, slots, order=order, seed=seed)))
         if len(ids) + self.reserve > self.max_length:
             raise PromptTooLong(

@@ -196,6 +196,7 @@ class _SurrogateCheck:
         data = self.unread
         while chunk := self.file.read(size):
             data += chunk
+            # A chunk without either is kept, and the next one is added to it.
             end = max(data.rfind(b" "), data.rfind(b",")) + 1
             if end:
                 self.unread = data[end:]

@@ -40,14 +40,17 @@ class Checkpointer:
     def action(self, step: int) -> Action:
         """What this rank asks for after a step. Every rank watches its node; rank 0 also time and stop requests."""
         action = Action.CONTINUE
+        # The notice stays until the node is gone; without the flag, every step until then would save a checkpoint.
         if self.session.is_preempted() and not self.preemption_handled:
             self.preemption_handled = True
             action = Action.CHECKPOINT
+        # Clocks of ranks differ, so only rank 0 measures time. The loader takes the greatest action of all ranks.
         if self.session.dist.rank == 0:
             if self._is_due(step):
                 action = Action.CHECKPOINT
             if self.session.stop_requested():
                 action = Action.STOP
+            # A checkpoint for any reason restarts the interval, so that a regular one does not follow at once.
             if action is not Action.CONTINUE:
                 self.last_step, self.last_time = step, time.monotonic()
         return action
@@ -57,6 +60,7 @@ class Checkpointer:
         # A folder of its own: an earlier one of the same step may still be uploading, if no step was made since.
         folder = Path(tempfile.mkdtemp(prefix=f"{progress.step}-", dir=self.scratch))
         self.strategy.save_state(folder)
+        # The progress is the same on all ranks, so one copy suffices. Only rank 0 has a log.
         if self.log is not None:
             progress.save(folder)
             self.log.flush()
@@ -69,6 +73,7 @@ class Checkpointer:
 
     def _is_due(self, step: int) -> bool:
         steps = step - self.last_step
+        # Without a step since the last checkpoint, the weights are unchanged.
         if steps == 0:
             return False
         minutes = (time.monotonic() - self.last_time) / 60

@@ -33,6 +33,7 @@ class DistContext:
             return value_C
         own_C = value_C.to(self.device)
         gathered = [torch.empty_like(own_C) for _ in range(self.world)]
+        # Requires equal sizes on all ranks; filler rows (`rows_of_rank`) make them equal.
         torch.distributed.all_gather(gathered, own_C)
         return torch.cat(gathered).cpu()
 
@@ -41,6 +42,7 @@ class DistContext:
         if self.world == 1:
             return [value]
         gathered = [None] * self.world
+        # On the CPU's group: with NCCL, torch moves pickled objects through GPU memory (torch 2.13).
         torch.distributed.all_gather_object(gathered, value, group=self.control)
         return gathered
 

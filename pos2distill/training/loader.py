@@ -87,10 +87,12 @@ class TrainingProgress:
         """Read what `save` wrote."""
         raw = json.loads((folder / _PROGRESS_FILE).read_text())
         bits = np.frombuffer(base64.b64decode(raw["done"]), np.uint8)
+        # `packbits` fills the last byte with zeros; `count` removes them.
         return cls(raw["step"], raw["epoch"], np.unpackbits(bits, count=raw["examples"]).astype(bool))
 
     def save(self, folder: Path) -> None:
         """Write one small JSON file."""
+        # One bit for each example, so that the file stays small with millions of examples.
         bits = base64.b64encode(np.packbits(self.done).tobytes()).decode()
         raw = {"step": self.step, "epoch": self.epoch, "examples": len(self.done), "done": bits}
         (folder / _PROGRESS_FILE).write_text(json.dumps(raw) + "\n")
@@ -166,6 +168,7 @@ class BatchLoader:
         for epoch in range(progress.epoch, self.study.training.epochs):
             done = np.zeros(len(self.ids), bool)
             if epoch == progress.epoch:
+                # A copy, since the caller updates `progress` while it iterates over the batches.
                 done = progress.done.copy()
             for batch in self._batches_of_epoch(epoch, done, step):
                 if batch.samples:
@@ -173,6 +176,7 @@ class BatchLoader:
                 yield batch
                 if batch.action is Action.STOP:
                     return
+        # Counted from the start of the run: a resumed run that has nothing left to do is no error.
         if step == 0:
             raise UserError("no sample was kept, so there is nothing to train on")
 
@@ -180,6 +184,7 @@ class BatchLoader:
         """Collect arriving samples until they fill a batch; the last batch takes what is left."""
         collected = _Collector(epoch, self.study, done)
         for arrival in self._arrivals(epoch, done):
+            # Ranks agree now, since a request to stop must not wait until sampling has filled a batch.
             if not arrival:
                 action = self._agree_on_action(step)
                 if action is not Action.CONTINUE:
@@ -219,6 +224,7 @@ class BatchLoader:
         return self._in_order_of_arrival(stream, remaining)
 
     def _from_store(self, indices: Indices) -> Iterator[Arrival]:
+        # One window at a time, so that memory does not hold a whole epoch of samples.
         for start in range(0, len(indices), WINDOW):
             yield self._load(indices[start : start + WINDOW])
 
@@ -268,9 +274,11 @@ class BatchLoader:
                 for indexed in self._indexed(table):
                     early[indexed.index] = indexed.sample
             yield [IndexedSample(index, early.pop(index))]
+        # Later epochs read from the store, so the stream must have stored everything, and the index is read again.
         yield from self._wait_for_end(stream)
 
     def _wait_for_end(self, stream: "_GatheredStream") -> Iterator[Arrival]:
+        # Each empty arrival lets the ranks agree on a checkpoint or a stop while they wait.
         for _ in stream:
             yield []
         self._check_store_is_complete()
@@ -328,6 +336,7 @@ class _Collector:
 
     @property
     def is_full(self) -> bool:
+        # Kept samples only, so that a full batch has the same number of rows however many examples were not kept.
         return len(self.samples) == self.size
 
     def add(self, indexed: IndexedSample) -> None:
@@ -366,6 +375,7 @@ class _GatheredStream:
     def poll(self) -> pa.Table | None:
         """New samples, possibly none; None once every rank's part has ended. Called on every rank."""
         part = None
+        # A rank whose part has ended still takes part in the collective, until all parts have ended.
         if not self.part_ended:
             part = self.reader.poll()
             self.part_ended = part is None

@@ -128,6 +128,7 @@ class Trainer:
                 for listener in listeners:
                     listener(record)
             action = prepared.batch.action
+            # Before `save`, so that a checkpoint counts this batch as done.
             progress.add(prepared.batch)
             if action is not Action.CONTINUE:
                 save(progress)
@@ -139,11 +140,13 @@ class Trainer:
         """One update of the weights."""
         micro_batches = prepared.micro_batches
         if self.teacher is not None:
+            # Not while preparing: a resident teacher's forward can use collectives, which must not run in that thread.
             micro_batches = [replace(each, teacher=self.teacher(each.rows)) for each in micro_batches]
         computed = self._accumulate_gradients(micro_batches)
         # The fraction after the step, so that the last step of a run reaches the final rate.
         rate = learning_rate(prepared.batch.fraction, self.study.training)
         norm = self.strategy.step(rate)
+        # The weights are already updated, but the run ends before they can be saved.
         if not math.isfinite(norm):
             raise UserError("training diverged (its gradient is not finite); lower training.learning_rate")
         return _make_record(step, prepared.batch, computed, norm, rate)
@@ -157,6 +160,7 @@ class Trainer:
         slot_N = self.dist.gather(torch.cat([micro.slot_B for micro in micro_batches]))
         coefficient_N = self._coefficients(micro_batches, single_loss_B, slot_N)
         losses = []
+        # Values are gathered in rank order, and every rank has equally many rows.
         start = self.dist.rank * (len(slot_N) // self.dist.world)
         for index, micro in enumerate(micro_batches):
             loss_B = single_loss_B
@@ -198,6 +202,7 @@ class Trainer:
     def _reference_loss(self, micro: MicroBatch) -> Tensor:
         """The frozen model's own loss on each row's response at the advantageous slots, (B,); 0 if nothing needs it."""
         if self.study.method.weights != "adaptive":
+            # Zeros of the right size, since every rank takes part in the gather.
             return torch.zeros(len(micro.slot_B))
         view = micro.teacher
         assert isinstance(view, HiddenStatesView)  # the settings allow no other with adaptive weights
@@ -220,6 +225,7 @@ def _require_finite(loss_N: Tensor) -> Tensor:
 
 def _make_record(step: int, batch: Batch, computed: _GlobalBatch, norm: float, rate: float) -> StepRecord:
     loss_N, coefficient_N, slot_N = computed.loss_N, computed.coefficient_N, computed.slot_N
+    # ANCHOR and FILLER are negative.
     is_trivial_N = slot_N >= 0
     weights: dict[int, float] = {}
     slots = slot_N[is_trivial_N].tolist()

@@ -63,6 +63,7 @@ class BatchPreparer:
 
     def prepare_ahead(self, batches: Iterator[Batch]) -> Iterator[PreparedBatch]:
         """Each batch, prepared. The next one is read and prepared while the caller uses the last one."""
+        # One thread, so that all ranks take the batches, and call the collectives inside, in the same order.
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-batches")
 
         def prepare_next() -> PreparedBatch | None:
@@ -88,6 +89,7 @@ class BatchPreparer:
         keys: list[RowKey] = []
         for sample in batch.samples:
             keys += self.build.keys(sample)
+        # The same on every rank, since all see the same samples; so no rank waits for the others in `_cut`.
         if not keys:
             return PreparedBatch(batch, [])
         rows = []
@@ -121,6 +123,7 @@ def pack(rows: Sequence[Row], study: Study) -> ResponseBatch:
         [row.prompt_ids for row in rows],
         [row.response_ids for row in rows],
         alignment=alignment,
+        # The object's identity identifies a sample here: its rows all refer to the same object.
         group_ids=[id(row.sample) for row in rows],
     )
 

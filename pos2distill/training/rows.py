@@ -101,6 +101,7 @@ class RowBuilder:
         """Build one row: arrange the documents, render and tokenise the prompt."""
         sample, slots = key
         response_ids = self._response(sample)
+        # The stored prompt, not one that is built again: training may reshuffle distractors, sampling does not.
         if slots == self.study.advantageous(len(sample.example.golds)):
             return Row(sample, slots, ANCHOR, sample.prompt_ids, response_ids)
         prompt_ids = self.build_prompt(
@@ -130,7 +131,9 @@ class RowBuilder:
         # Under exact match the model is prompted for a chain of thought that ends in this sentence.
         if self.study.data.metric != "sub_em":
             answer = f"The answer is: {answer}"
+        # Without special tokens, since the prompt already opens the assistant's turn.
         ids = self.build_prompt.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        # Sampled responses end with this token too.
         return np.asarray([*ids, self._end_of_turn], np.int32)
 
     @functools.cached_property
@@ -142,6 +145,7 @@ def kept_samples(table: pa.Table) -> list[Sample | None]:
     """Decode a table of `SAMPLE_SCHEMA`; None for records that were not kept."""
     names = ("outcome", "example", "prompt_ids", "response_ids", "hidden", "hidden_dtype", "top_ids", "top_logprobs")
     samples: list[Sample | None] = []
+    # Not `to_pylist`, which would make a Python object of every token id.
     for scalars in zip(*(table[name] for name in names), strict=True):
         record = dict(zip(names, scalars, strict=True))
         if record["outcome"].as_py() != "kept":
@@ -218,6 +222,7 @@ def _fill(lengths: Sequence[int], limit: int, parts: int) -> list[int]:
     for row, length in enumerate(lengths):
         rows_left = len(lengths) - row
         parts_left = parts - len(sizes)
+        # With as few rows left as parts, each row must start a part, or a part would be empty.
         is_full = tokens + length > limit or rows_left <= parts_left
         if sizes[-1] > 0 and is_full:
             sizes.append(0)

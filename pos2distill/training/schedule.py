@@ -17,6 +17,7 @@ def learning_rate(fraction: float, settings: TrainingSection) -> float:
         settings: the peak rate and the two ratios.
     """
     warmup = settings.warmup_ratio
+    # Never true for a ratio of 0, so this does not divide by zero.
     if fraction < warmup:
         return settings.learning_rate * fraction / warmup
     floor = settings.min_lr_ratio

@@ -35,6 +35,7 @@ Shapes = Mapping[str, Sequence[int]]
 def init_optimizer_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> None:
     """Create AdamW's state for parameters that have not been updated yet, as its first step would."""
     for parameter in parameters:
+        # torch creates this state in the first step. A run may be saved, and must be restored, before its first step.
         if optimizer.state[parameter]:
             continue
         # torch 2.13: a fused optimizer counts steps on the parameter's device, any other on the CPU.
@@ -68,10 +69,12 @@ def write_state(
     for name in shapes:
         for kind in KINDS:
             key = f"{kind}/{name}"
+            # Also for tensors of other ranks' files, since gathering can be a collective.
             tensor = gather(kind, name).detach()
             if key not in file_of:
                 continue
             file = file_of[key]
+            # Copied to the CPU, so that the GPU holds one full tensor at a time.
             collected[file][key] = tensor.float().cpu().contiguous()
             if len(collected[file]) == len(own_files[file]):
                 tensors = collected.pop(file)
@@ -164,6 +167,7 @@ def _assign_files(shapes: Shapes, world: int) -> list[dict[str, list[str]]]:
     rank_bytes = [0] * world
     free_bytes = [0] * world  # in each rank's last file
     for name, shape in shapes.items():
+        # Depends on shapes and world only, so every rank computes the same plan without communication.
         rank = rank_bytes.index(min(rank_bytes))
         files = files_by_rank[rank]
         size = _VALUE_BYTES * math.prod(shape)
@@ -218,6 +222,7 @@ def _describe(shapes: Mapping[str, Sequence[int]], name: str) -> str:
 
 
 def _checksum(tensor: Tensor) -> str:
+    # CRC-32 detects damage, which is all that this is for; a cryptographic hash would take longer.
     values: Any = tensor.flatten().numpy()
     return f"{zlib.crc32(values):08x}"
 

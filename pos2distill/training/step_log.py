@@ -44,6 +44,7 @@ class StepLog:
     def flush(self) -> None:
         """Write the steps since the last call, in a file named after the first of them."""
         if self.lines:
+            # Zeros in front, so that the files sorted by name are in the order of their steps.
             path = f"{self.folder}/{self.start:08d}.jsonl"
             write_bytes(self.artifact.fs, path, ("\n".join(self.lines) + "\n").encode())
             self.start += len(self.lines)

@@ -52,6 +52,7 @@ class Student(nn.Module):
         """
         if initial:
             return self._initial_states(batch)
+        # The module and not its weight, because ZeRO-3 gathers the weight when the module is called.
         lm_head: Any = self.lm.get_output_embeddings()
         product_TV = lm_head(response_hidden_states(self.lm, batch))
         target: TeacherView | Tensor = batch.target_T
@@ -91,6 +92,7 @@ def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSe
         from pos2distill.models.lora import add_adapters
 
         add_adapters(lm, study.training.lora, seed=derive_seed(study.seed, "adapters"))
+    # transformers 5.19 uses gradient checkpointing in training mode only (`GradientCheckpointingLayer`).
     lm.train()
     _turn_dropout_off(lm)
     if trainers.gradient_checkpointing:

@@ -57,6 +57,7 @@ class HiddenStatesView:
         return [replace(self, hidden_TH=part_TH) for part_TH in self.hidden_TH.split(size)]
 
     def kl(self, student_TV: Tensor) -> Tensor:
+        # The teacher's logits are computed here, for the caller's chunk of tokens, so (T, V) of them never exists.
         return forward_kl(self.head(self.hidden_TH), student_TV)
 
     def cross_entropy(self, target_T: Tensor) -> Tensor:

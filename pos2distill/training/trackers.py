@@ -19,6 +19,7 @@ def check_trackers(names: Sequence[str]) -> None:
         UserError: naming the package that is not installed.
     """
     for name in names:
+        # Looked up and not imported: only the worker of rank 0 logs.
         if importlib.util.find_spec(name) is None:
             raise UserError(f"runtime.trackers: {name} is not installed; pip install 'pos2distill[trackers]'")
 
@@ -51,6 +52,7 @@ class Tracker:
 
 
 def _open_tensorboard(run: str, folder: str, settings: dict[str, Any]) -> Tracker:
+    # The packages of trackers are optional, so each is imported only when a study names it.
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(folder)  # type: ignore[no-untyped-call]

@@ -74,10 +74,12 @@ def _save_model(job: TrainingJob, strategy: Strategy, *, write: bool) -> None:
     """Save weights and tokenizer. Every rank takes part, one writes."""
     artifact = job.checkpoint
     with tempfile.TemporaryDirectory() as scratch:
+        # A local artifact gets the model directly, without a second copy of many gigabytes.
         parent = artifact.path if artifact.is_local else scratch
         folder = Path(parent) / MODEL_FOLDER
         if write:
             shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
+        # On every rank: under ZeRO-3, gathering the weights is a collective.
         strategy.save(folder)
         if write:
             load_tokenizer(job.study.model).save_pretrained(folder)

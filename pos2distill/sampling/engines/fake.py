@@ -27,6 +27,7 @@ class FakeEngine:
         self.calls += 1
         if self.settings.die_at_call and self.calls >= self.settings.die_at_call:
             raise EngineDied(f"the fake engine ends at call {self.settings.die_at_call}")
+        # Asynchronous, so that calls overlap as with a real engine.
         await asyncio.sleep(self.settings.delay_s)
         return [self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
 

@@ -62,6 +62,7 @@ class HfEngine:
                 top_k=None,
                 max_new_tokens=params.max_new_tokens,
                 eos_token_id=list(params.stop_ids),
+                # Any id serves: `_cut_at_stop` removes all padding.
                 pad_token_id=params.stop_ids[0],
                 logits_processor=processors,
             )
@@ -109,6 +110,7 @@ class SeededGumbel(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The (B, V) scores of the next token plus noise."""
+        # On the CPU, so that a seed gives the same noise whatever the device of the model.
         exponential_BV = torch.empty(scores.shape)
         for row_V, generator in zip(exponential_BV, self.generators, strict=True):
             row_V.exponential_(generator=generator)
@@ -118,6 +120,7 @@ class SeededGumbel(LogitsProcessor):
 def _pad_left(prompts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
     """Token ids and attention mask, (B, L) each. Padding is on the left, where `generate` expects it."""
     longest = max(map(len, prompts))
+    # Any id serves as padding, since the mask hides it.
     input_ids_BL = torch.zeros(len(prompts), longest, dtype=torch.long)
     attention_mask_BL = torch.zeros_like(input_ids_BL)
     for row, prompt in enumerate(prompts):

@@ -44,6 +44,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> "Failure":
         """A failure with the type and the first line of an exception, or of its cause if it has one."""
+        # An engine's own exception often says less than the one that caused it.
         cause = error.__cause__ or error
         lines = str(cause).strip().splitlines()
         if not lines:

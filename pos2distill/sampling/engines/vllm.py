@@ -91,6 +91,7 @@ class VllmEngine:
         )
         vllm_prompt = self._prompt_class(prompt_token_ids=prompt.tolist())
         stream = self.engine.generate(vllm_prompt, request, request_id=str(next(self._request_numbers)))
+        # FINAL_ONLY: the whole response comes as one output.
         async for output in stream:
             last = output.outputs[0]
         if last.finish_reason not in ("stop", "length"):

@@ -32,6 +32,7 @@ class TorchStrategy:
             computing = weights
         lm = load_model(study.model, dtype=weights, computing=computing, device=device, packed=True)
         prepare_for_training(lm, study, trainers)
+        # Trained weights are fp32, adapters too: in bfloat16, Adam's small updates would be rounded away.
         for parameter in trainable(lm).values():
             parameter.data = parameter.data.float()
         self.student = Student(lm, study).to(device)
@@ -66,6 +67,7 @@ class TorchStrategy:
             group["lr"] = learning_rate
         norm = torch.nn.utils.clip_grad_norm_(self.student.lm.parameters(), self.study.training.max_grad_norm)
         self.optimizer.step()
+        # Frees the memory of the gradients until the next backward pass.
         self.optimizer.zero_grad(set_to_none=True)
         return float(norm)
 
@@ -84,6 +86,7 @@ class TorchStrategy:
 
     def save_state(self, folder: Path) -> None:
         parameters = trainable(self.student.lm)
+        # A run that is stopped before its first step has no moments yet.
         init_optimizer_state(self.optimizer, parameters.values())
         any_parameter = next(iter(parameters.values()))
         step = int(self.optimizer.state[any_parameter]["step"])
@@ -99,6 +102,7 @@ class TorchStrategy:
         parameters = trainable(self.student.lm)
         stored = StoredState(folder, {name: parameter.shape for name, parameter in parameters.items()})
         stored.verify(rank=0, world=1)
+        # A new optimizer has no moments that the stored ones could be copied into.
         init_optimizer_state(self.optimizer, parameters.values())
         for name, parameter in parameters.items():
             for kind in KINDS:

@@ -49,6 +49,7 @@ class Zero3Strategy:
         self.frozen: Any = None
         if load_frozen is not None:
             frozen_lm = load_frozen(device).requires_grad_(False)
+            # Without an optimizer, DeepSpeed only shards the weights and gathers them for each forward.
             without_optimizer = {key: value for key, value in config.items() if key != "optimizer"}
             self.frozen, *_ = deepspeed.initialize(model=_HiddenStatesModule(frozen_lm), config=without_optimizer)
 
@@ -102,6 +103,7 @@ class Zero3Strategy:
                 full = safe_get_full_optimizer_state(parameters[name], kind)
             return full
 
+        # All shards are updated together, so any of them has the step count.
         step = int(adam.state[shards[0]]["step"])
         write_state(folder, shapes, gather, step=step, rank=self.rank, world=self.world)
 
@@ -216,5 +218,6 @@ def _deepspeed_config(study: Study, device: torch.device) -> dict[str, Any]:
         "optimizer": {"type": "AdamW", "params": optimizer},
         "zero_optimization": {"stage": 3, "overlap_comm": device.type != "cpu"},
         "zero_force_ds_cpu_optimizer": False,
+        # Never: the step log reports the steps.
         "steps_per_print": 2**31,
     }
