@@ -98,8 +98,9 @@ def predict(
     prompts_per_example = sum(spec.prompts_per_example for spec in specs)
     size = examples_per_block(count, prompts_per_example, context.runtime.samplers)
     parts = []
+    results = context.executor.map(index_blocks(count, size), operators, label="evaluation")
     with tqdm(desc=label, total=count * prompts_per_example, unit="prompt") as bar:
-        for answers in context.executor.map(index_blocks(count, size), operators, label="evaluation"):
+        for answers in results:
             parts.append(to_predictions(answers))
             bar.update(len(answers))
     # Blocks arrive in any order. Sorted, the table is the same on every executor.

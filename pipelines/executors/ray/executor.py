@@ -13,7 +13,7 @@ from ...progress import ProgressSpec
 from ..protocol import Stream, Tracker, TrainingOutcome
 from .data import TASK_CPUS, build_dataset
 from .progress import RayTracker, track
-from .session import ray_session, require_resources
+from .session import connect, ray_session, require_resources
 from .train import fit
 
 
@@ -37,13 +37,10 @@ class RayExecutor:
         label: str,
         tracker: Tracker | None = None,
     ) -> Iterator[pa.Table]:
-        """See `Executor.map`."""
-        with ray_session():
-            cpus, gpus = _smallest_pools(operators)
-            require_resources(label, cpus=cpus, gpus=gpus)
-            assert tracker is None or isinstance(tracker, RayTracker)
-            dataset = build_dataset(blocks, operators, tracker)
-            yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
+        """See `Executor.map`. Connects to Ray at once, so that progress is shown only once there is some."""
+        assert tracker is None or isinstance(tracker, RayTracker)
+        connect()
+        return _map(blocks, operators, label, tracker)
 
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
         """See `Executor.train`."""
@@ -51,6 +48,16 @@ class RayExecutor:
         with ray_session():
             _require_resources_to_train(job.runtime.trainers, stream)
             return fit(job, stream, tracker)
+
+
+def _map(
+    blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, tracker: RayTracker | None
+) -> Iterator[pa.Table]:
+    with ray_session():
+        cpus, gpus = _smallest_pools(operators)
+        require_resources(label, cpus=cpus, gpus=gpus)
+        dataset = build_dataset(blocks, operators, tracker)
+        yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
 def _require_resources_to_train(trainers: TrainersSection, stream: Stream) -> None:

@@ -31,8 +31,7 @@ def ray_session() -> Iterator[None]:
 
     A UserError that was raised inside, in whatever process of Ray, is raised as a UserError.
     """
-    if not ray.is_initialized():
-        _connect()
+    connect()
     set_data_context()
     try:
         yield
@@ -141,7 +140,10 @@ def _has_pools() -> bool:
     return any(POOLS_LABEL.items() <= node["Labels"].items() for node in alive)
 
 
-def _connect() -> None:
+def connect() -> None:
+    """Connect to Ray, or start it on this machine, unless this process is connected already."""
+    if ray.is_initialized():
+        return
     # What these log as an error they also raise, and we print it once.
     for name in ("ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
