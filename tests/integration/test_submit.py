@@ -165,7 +165,7 @@ def test_submit_follows_detaches_and_reports_a_stopped_job(submit: Submit, head:
     ("variables", "message"),
     [
         ({}, "requires a token; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"),
-        ({"RAY_AUTH_TOKEN": "f" * 64}, "refuses the token that RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH gives"),
+        ({"RAY_AUTH_TOKEN": "f" * 64}, "refuses the token of RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"),
         ({"RAY_AUTH_TOKEN_PATH": "/nowhere/token"}, "/nowhere/token: no such file (RAY_AUTH_TOKEN_PATH)"),
     ],
 )
