@@ -177,19 +177,19 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
         check_trackers(recipe.runtime.trackers)
     streams = trains and recipe.runtime.mode == "streamed"
     # Built only when a stage must run, so that a finished study imports no Ray.
-    run = None
+    context = None
     for stage in stages:
         manifest = stage.artifact.manifest()
         duration = "cached"
         if manifest is None:
             if stage is plan.sample and streams:
                 continue  # the stage `distill` trains on the samples while they are made, and publishes them
-            if run is None:
-                run = RunContext(
+            if context is None:
+                context = RunContext(
                     recipe.name, recipe.storage, plan.study, recipe.runtime, build_executor(recipe.runtime)
                 )
             start = time.monotonic()
-            manifest = stage.run(stage, run)
+            manifest = stage.run(stage, context)
             duration = f"{time.monotonic() - start:9.1f} s"
         print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
         warning = truncation_warning(manifest.counts)

@@ -81,6 +81,17 @@ class Plan:
         return [stage for stage in self.stages if stage is not self.sample or stage.artifact.manifest() is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """The stages of a study up to its samples, and what they were planned from."""
+
+    study: Study
+    digests: Digests
+    prepare: Stage
+    choose_slot: Stage | None
+    sample: Stage
+
+
 def make_plan(recipe: Recipe) -> Plan:
     """The plan of one study.
 
@@ -100,19 +111,19 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
         UserError: if a data file or a model cannot be read.
     """
     # Two passes, since a study can use the store of a study that comes after it in the sweep.
+    samplings = [_plan_sampling(recipe) for recipe in recipes]
     with_teacher: dict[str, Stage] = {}
-    digests = [_digests(recipe.study) for recipe in recipes]
-    for recipe, digest in zip(recipes, digests, strict=True):
-        stage = _plan_sampling(recipe, digest)[-1]
-        if sample.stores_teacher(stage):
+    for sampling in samplings:
+        if sample.stores_teacher(sampling.sample):
             # The first such study is taken, so that the choice depends on the recipe alone.
-            with_teacher.setdefault(sample.responses(stage, digest).fingerprint, stage)
-    return [_make_plan(recipe, digest, with_teacher) for recipe, digest in zip(recipes, digests, strict=True)]
+            responses = sample.responses(sampling.sample, sampling.digests)
+            with_teacher.setdefault(responses.fingerprint, sampling.sample)
+    return [_make_plan(recipe, each, with_teacher) for recipe, each in zip(recipes, samplings, strict=True)]
 
 
-def _make_plan(recipe: Recipe, digests: Digests, with_teacher: Mapping[str, Stage]) -> Plan:
-    study, storage = with_canonical_slot(recipe.study), recipe.storage
-    prepare_stage, choose_stage, sample_stage = _plan_sampling(recipe, digests)
+def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, Stage]) -> Plan:
+    study, storage, digests = sampling.study, recipe.storage, sampling.digests
+    prepare_stage, choose_stage, sample_stage = sampling.prepare, sampling.choose_slot, sampling.sample
     if not study.method.needs_teacher:
         responses = sample.responses(sample_stage, digests)
         sample_stage = with_teacher.get(responses.fingerprint, sample_stage)
@@ -140,14 +151,15 @@ def _make_plan(recipe: Recipe, digests: Digests, with_teacher: Mapping[str, Stag
     )
 
 
-def _plan_sampling(recipe: Recipe, digests: Digests) -> tuple[Stage, Stage | None, Stage]:
-    """The stages up to the samples: prepare, choose slot (or None), sample."""
+def _plan_sampling(recipe: Recipe) -> _Sampling:
     study, storage = with_canonical_slot(recipe.study), recipe.storage
+    digests = Digests(model_digest(study.model), file_digest(study.data.path))
     prepare_stage = prepare.plan(study, storage, digests)
     choose_stage = None
     if study.method.advantageous_slot == "auto":
         choose_stage = choose_slot.plan(study, storage, digests, prepare_stage)
-    return prepare_stage, choose_stage, sample.plan(study, storage, digests, prepare_stage, choose_stage)
+    sample_stage = sample.plan(study, storage, digests, prepare_stage, choose_stage)
+    return _Sampling(study, digests, prepare_stage, choose_stage, sample_stage)
 
 
 def _plan_task(recipe: Recipe, name: str, other: Study, digests: Digests, distill_stage: Stage) -> TaskPlan:
@@ -183,7 +195,3 @@ def with_canonical_slot(study: Study) -> Study:
         if all(candidate.advantageous(hops) == study.advantageous(hops) for hops in study.data.hops):
             return candidate
     return study
-
-
-def _digests(study: Study) -> Digests:
-    return Digests(model_digest(study.model), file_digest(study.data.path))

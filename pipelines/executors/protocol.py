@@ -31,7 +31,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Samples that are made while training goes on.
+    """Samples that are made while training runs.
 
     blocks: what is still missing, asked for whenever workers start; picklable. operators: from blocks to samples.
     preserve_order: samples arrive in the order of the blocks.

@@ -15,7 +15,7 @@ from ..interrupt import interruptible
 from . import sample
 from .choose_slot import with_chosen_slot
 from .evaluate import PROMPT_FIELDS
-from .prepare import TRAIN, training_examples, training_ids
+from .prepare import TRAIN, training_examples
 from .stage import Digests, RunContext, Stage
 
 # Every setting of the method except those of `auto`, which have an influence only through the chosen slot.
@@ -69,8 +69,7 @@ class _Distill:
         if streamed:
             SampleStore(samples.artifact).open()
         job = _job(stage, context, samples)
-        examples = len(training_ids(job.examples))
-        spec = sample.progress_spec(samples, context, "distill", total=job.study.training.epochs * examples)
+        spec = sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs)
         with context.executor.track(spec) as tracker:
             in_order = job.study.training.order == "fixed"
             stream = sample.sample_stream(

@@ -83,7 +83,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     progress = None
     SampleStore(stage.artifact).open()
     if len(missing_indices(stage)):
-        spec = progress_spec(stage, context, "sample", total=len(training_ids(stage.inputs["examples"].artifact)))
+        spec = progress_spec(stage, context, "sample")
         with context.executor.track(spec) as tracker:
             stream = sample_stream(stage, context.runtime, tracker, return_samples=False)
             samples = context.executor.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
@@ -93,17 +93,17 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     return publish(stage, progress)
 
 
-def progress_spec(stage: Stage, context: RunContext, label: str, *, total: int) -> ProgressSpec:
+def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int = 1) -> ProgressSpec:
     """What is tracked while samples are made.
 
     Args:
-        label: `sample` or `distill`. total: examples to count to.
+        label: `sample` or `distill`. epochs: how often the examples are counted.
     """
     ids = training_ids(stage.inputs["examples"].artifact)
     stored = _tally(SampleStore(stage.artifact), ids).outcomes
     # Only the samples to come: a retry is not stopped by failures that an earlier run recorded.
     guard = FailureGuard(context.runtime.max_failed_fraction, len(ids) - stored.total())
-    return ProgressSpec(context.name, label, total=total, stored=dict(stored), guard=guard)
+    return ProgressSpec(context.name, label, total=epochs * len(ids), stored=dict(stored), guard=guard)
 
 
 def sample_stream(
