@@ -84,8 +84,8 @@ def top(teacher_TV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_topk_kl_by_hand() -> None:
-    # p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2), one token told: of (1/2, 1/2) and (1/4, 3/4), ln(4/3)/2;
-    # all told: ln(2)/4, as above.
+    # p = (1/2, 1/4, 1/4), q = (1/4, 1/4, 1/2), one token kept: of (1/2, 1/2) and (1/4, 3/4), ln(4/3)/2;
+    # all kept: ln(2)/4, as above.
     teacher, student = torch.tensor([[2.0, 1.0, 1.0]]).log(), torch.tensor([[1.0, 1.0, 2.0]]).log()
     assert topk_kl(*top(teacher, 1), student).item() == pytest.approx(math.log(4 / 3) / 2, abs=1e-6)
     assert topk_kl(*top(teacher, 3), student).item() == pytest.approx(math.log(2) / 4, abs=1e-6)
@@ -113,16 +113,16 @@ def test_topk_kl_equals_numpy_in_double_precision(k: int, scale: float) -> None:
     def merged(logits: np.ndarray) -> np.ndarray:
         """Logits of the k tokens and of the rest as one."""
         weights = np.exp(logits - logits.max(-1, keepdims=True))
-        told = np.take_along_axis(weights, ids.long().numpy(), -1)
+        kept = np.take_along_axis(weights, ids.long().numpy(), -1)
         rest = np.stack([np.delete(row, chosen).sum() for row, chosen in zip(weights, ids.tolist(), strict=True)])
-        return np.log(np.column_stack([told, rest]) if k < 97 else told)
+        return np.log(np.column_stack([kept, rest]) if k < 97 else kept)
 
     ours = topk_kl(ids, logprobs, torch.from_numpy(student).float()).numpy()
     np.testing.assert_allclose(ours, numpy_kl(merged(teacher), merged(student)), rtol=1e-5, atol=1e-5)
 
 
 def test_topk_kl_gradient_treats_the_rest_as_one_token() -> None:
-    """d KL / d logit: q - p at the tokens told; elsewhere q scaled by 1 - p(rest) / q(rest)."""
+    """d KL / d logit: q - p at the kept tokens; elsewhere q scaled by 1 - p(rest) / q(rest)."""
     generator = torch.Generator().manual_seed(0)
     teacher, student = (torch.randn(3, 7, generator=generator, requires_grad=True) for _ in range(2))
     ids, logprobs = top(teacher, 2)

@@ -144,11 +144,11 @@ def test_main_reports_user_errors_in_one_line(
     recipe: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert command_line.main([recipe if argument == "RECIPE" else argument for argument in arguments]) == 2
-    told = capsys.readouterr()
-    assert told.err.startswith("error: ")
-    assert message in told.err
-    assert told.err.count("\n") == 1
-    assert told.err.endswith("\n")
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.err.endswith("\n")
 
 
 def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,10 +159,10 @@ def test_submit_refuses_what_cannot_work_in_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command_line.main(["submit", *words, "--address", "http://127.0.0.1:1"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"error: {message}")
-    assert told.count("\n") == 1
-    assert "hunter2" not in told
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {message}")
+    assert printed.count("\n") == 1
+    assert "hunter2" not in printed
 
 
 def test_submit_passes_the_gate_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +187,8 @@ def test_submit_names_another_task_that_is_not_sent(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize("address", ["127.0.0.1:8265", "ray://127.0.0.1:10001", "auto"])
 def test_submit_refuses_an_address_that_is_no_url(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
-    told = capsys.readouterr().err
-    assert told == f"error: --address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}\n"
+    printed = capsys.readouterr().err
+    assert printed == f"error: --address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}\n"
 
 
 def test_submit_requires_an_address(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +198,7 @@ def test_submit_requires_an_address(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class FaultyClient:
-    """A job API whose connections break off: each tail ends where it is told, the last one at the end of the log."""
+    """A job API whose connections break off: each tail ends where it is set to, the last one at the end of the log."""
 
     log = "one\ntwo\nthree\n"
 
@@ -259,7 +259,7 @@ def test_follow_waits_during_a_quiet_log(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("status", "exit_code", "message", "code", "told"),
+    ("status", "exit_code", "message", "code", "ending"),
     [
         (JobStatus.SUCCEEDED, 0, "Job finished successfully.", 0, "job succeeded"),
         (JobStatus.FAILED, 2, "failed with exit code 2, last available logs (truncated):\nx", 2, "with exit code 2"),
@@ -274,11 +274,11 @@ def test_report_maps_every_end_to_an_exit_code(
     exit_code: int | None,
     message: str | None,
     code: int,
-    told: str,
+    ending: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     details = SimpleNamespace(status=status, submission_id="job", driver_exit_code=exit_code, message=message)
     assert submit._report(details) == code  # type: ignore[arg-type]
     said = capsys.readouterr().out
-    assert said.endswith(f"{told}\n")
+    assert said.endswith(f"{ending}\n")
     assert said.count("\n") == 1
