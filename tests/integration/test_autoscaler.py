@@ -15,7 +15,7 @@ from tests.support.drivers import Driver
 from tests.support.results import read_steps, sample_store
 from tests.support.tiny import write_examples
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("heavy")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
 
 # The groups of an example, small enough for two cores: idle samplers are removed soon, the trainer is kept.
 SMALL = [

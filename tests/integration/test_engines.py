@@ -29,7 +29,7 @@ from pos2distill.tasks.prompts import PromptBuilder
 from tests.support.paths import PROJECT
 from tests.support.results import artifact_of
 
-pytestmark = pytest.mark.xdist_group("heavy")
+pytestmark = pytest.mark.xdist_group("compute")
 
 DOCUMENTS, PROMPTS = 30, 300
 

@@ -19,7 +19,7 @@ def results(storage: Path) -> dict[str, bytes]:
     return files
 
 
-@pytest.mark.xdist_group("heavy")
+@pytest.mark.xdist_group("compute")
 def test_executors_give_equal_bytes(finished: Recipe, small_toy: Callable[..., Recipe], tmp_path: Path) -> None:
     run_study(small_toy(tmp_path, "runtime.executor=local"))
     expected = results(Path(finished.storage))

@@ -18,7 +18,7 @@ from tests.support.drivers import Driver
 from tests.support.results import artifact_of, counts_of, sample_store, training_ids
 from tests.support.toy import LOCAL
 
-pytestmark = pytest.mark.xdist_group("heavy")
+pytestmark = pytest.mark.xdist_group("compute")
 
 FAILURE = "the fake engine fails at every seed that 4 divides"
 

@@ -1,12 +1,13 @@
-"""Whole studies on data in published formats, with a small random model.
+"""Data in published formats through whole studies, and through the real vLLM engine, with a small random model.
 
 Accuracy is zero: the model cannot read. What counts is that every stage handles the text. The stand-ins have every
 published format; the published files, where they are present, also real text of real length.
 """
 
+import asyncio
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,19 @@ import torch
 import yaml
 
 from pipelines.commands import run_study
+from pos2distill.config import DataSection, ModelSection, VllmSection
 from pos2distill.config.load import load_recipe
+from pos2distill.models.chat import stop_token_ids
+from pos2distill.models.load import load_tokenizer
+from pos2distill.sampling.engines.hf import HfEngine
+from pos2distill.sampling.engines.protocol import SamplingParams
+from pos2distill.sampling.engines.vllm import VllmEngine
+from pos2distill.tasks.datasets import load_split
+from pos2distill.tasks.prompts import PromptBuilder
 from tests.support.published import PUBLISHED, STAND_INS, DataSet, needs_published, read_lines
 from tests.support.tiny import CHAT_TEMPLATE, SPECIALS
 
-pytestmark = pytest.mark.xdist_group("heavy")
+pytestmark = pytest.mark.xdist_group("compute")
 
 EVALUATION = 2  # examples
 
@@ -80,7 +89,7 @@ def published(name: str, engine: str) -> Any:
 CASES = [
     *(pytest.param(name, False, "hf", id=f"{name}-stand-in-hf") for name in STAND_INS),
     *(published(name, "hf") for name in PUBLISHED),
-    *(published(name, "vllm") for name in PUBLISHED),
+    published("nq_oracle", "vllm"),
 ]
 
 
@@ -125,3 +134,40 @@ def test_run_study_on_published_formats(
     prompts = EVALUATION * (data_set.pairs if slots == "pairs" else 3)
     assert counts["evaluate base"]["prompts"] == counts["evaluate distilled"]["prompts"] == prompts
     assert summary["dataset"] == data_set.name
+
+
+@pytest.fixture(scope="module")
+def vllm(reader: Callable[[bool], str]) -> Iterator[VllmEngine]:
+    """One engine for all files: its start takes longer than all that they ask of it."""
+    model = ModelSection(path=reader(True), engine="vllm", dtype="float32")
+    engine = VllmEngine(model, VllmSection(enforce_eager=True, max_num_seqs=8), threads=2)
+    yield engine
+    engine.shutdown()
+
+
+@pytest.mark.slow
+@needs_published
+def test_vllm_answers_published_prompts_as_the_reference(vllm: VllmEngine, reader: Callable[[bool], str]) -> None:
+    model = ModelSection(path=reader(True), engine="hf", dtype="float32")
+    tokenizer = load_tokenizer(model)
+    prompts = []
+    for data_set in PUBLISHED.values():
+        data = DataSection(
+            **data_set.data, path=str(data_set.path), train_examples=EVALUATION, eval_examples=EVALUATION
+        )
+        build = PromptBuilder(tokenizer, data.prompt, max_length=16384, reserve=12)
+        split = load_split(data, documents=data.documents, seed=0)
+        for example in split.evaluation:
+            first = tuple(range(len(example.golds)))
+            last = tuple(range(data.documents - len(example.golds), data.documents))
+            prompts += [build(example, data.documents, slots) for slots in (first, last)]
+    params = SamplingParams(0.0, 1.0, 12, tuple(stop_token_ids(model, tokenizer)))
+
+    async def answer() -> tuple[list[Any], list[Any]]:
+        seeds = [0] * len(prompts)
+        return await vllm.generate(prompts, params, seeds), await HfEngine(model, threads=2).generate(prompts, params, seeds)
+
+    answers, expected = asyncio.run(answer())
+    assert len(prompts) == 2 * EVALUATION * len(PUBLISHED)
+    assert max(len(prompt) for prompt in prompts) > 4000
+    assert [each.token_ids.tolist() for each in answers] == [each.token_ids.tolist() for each in expected]

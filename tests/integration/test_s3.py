@@ -157,7 +157,7 @@ def test_hold_lease_admits_one_driver_at_a_time(storage: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("heavy")
+@pytest.mark.xdist_group("cluster")
 def test_distill_on_s3_loses_and_repeats_nothing(
     bucket: str, make_recipe: Callable[..., Recipe], tmp_path: Path, faulty: Faulty
 ) -> None:

@@ -30,7 +30,7 @@ from tests.support.results import artifact_of, read_steps, training_ids
 from tests.support.samples import no_stream
 from tests.support.toy import LOCAL
 
-pytestmark = pytest.mark.xdist_group("heavy")
+pytestmark = pytest.mark.xdist_group("compute")
 
 # 20 documents, where the KL is far from zero, and a rate at which fp32 rounding does not grow from step to step.
 STEPS = [

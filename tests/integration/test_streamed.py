@@ -1,5 +1,6 @@
 """Training on samples while they are made, and processes and nodes die: nothing is lost or trained on twice."""
 
+import re
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from tests.support.heads import cluster_state, ray_head, ray_node
 from tests.support.results import artifact_of, assert_exactly_once, read_steps, sample_store, stored_samples
 from tests.support.tiny import write_examples
 
-pytestmark = pytest.mark.xdist_group("heavy")
+pytestmark = pytest.mark.xdist_group("cluster")
 
 EXAMPLES = 72
 
@@ -81,7 +82,7 @@ def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
             "samplers": {"batch_size": 4, "concurrent_batches": 1},
             "teachers": {"batch_size": 4, "concurrent_batches": 1},
             "trainers": {"micro_batch_tokens": 4096},
-            "checkpoints": {"steps": 1},
+            "checkpoints": {"steps": 6},
         },
     )
     interrupted = with_runtime(recipe, storage=str(tmp_path / "interrupted"))
@@ -106,64 +107,43 @@ def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_distill_interrupted_killed_and_with_corrupt_samples_ends_as_if_uninterrupted(
+def test_distill_killed_and_with_corrupt_samples_ends_as_if_uninterrupted(
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
+    """Interrupted twice, which ends it at once; killed before it publishes its samples; with corrupt samples."""
     recipe = streamed()
-    calm = with_runtime(recipe, storage=str(tmp_path / "calm"))
-    run_undisturbed(tmp_path / "recipe.yaml", calm)
-    assert_exactly_once(calm)
-    stormy = with_runtime(recipe, storage=str(tmp_path / "stormy"))
-    run_disturbed(tmp_path / "recipe.yaml", stormy)
-    assert_exactly_once(stormy)
-    assert_same_training(stormy, calm)
-
-
-def run_undisturbed(path: Path, recipe: Recipe) -> None:
-    """A second driver on the same storage waits for the first. Training starts with the first samples."""
-    drivers = [Driver(path, Path(recipe.storage)) for _ in range(2)]
-    steps = Path(artifact_of(recipe, "distill").path) / "steps"
-    drivers[0].wait_for(lambda: list(steps.glob("*.jsonl")))
-    assert stored_samples(recipe) <= EXAMPLES / 2
-    assert [driver.end() for driver in drivers] == [0, 0]
-    logs = [driver.log.read_text() for driver in drivers]
-    assert sum("in use by" in log and "waiting until it ends" in log for log in logs) == 1
-    assert sum("cached" in log for log in logs) == 1
-
-
-def run_disturbed(path: Path, recipe: Recipe) -> None:
-    """Interrupted once; interrupted twice, which ends it at once; killed before it publishes; with corrupt samples."""
-    storage = Path(recipe.storage)
+    disturbed = with_runtime(recipe, storage=str(tmp_path / "disturbed"))
+    path, storage = tmp_path / "recipe.yaml", tmp_path / "disturbed"
     driver = Driver(path, storage)
-    driver.wait_for(lambda: saved_states(recipe))
-    assert stored_samples(recipe) < EXAMPLES
-    assert driver.end(signal.SIGINT) == 130
-    log = driver.log.read_text()
-    assert "saving a checkpoint; press Ctrl-C again to force quit" in log
-    assert "run the same command again to continue" in log.splitlines()[-1]
-    assert "; its checkpoint is kept" in log.splitlines()[-1]
-
-    before = stored_samples(recipe)
-    driver = Driver(path, storage)
-    driver.wait_for(lambda: stored_samples(recipe) >= min(before + 12, EXAMPLES - 12))
+    driver.wait_for(lambda: saved_states(disturbed))
+    assert stored_samples(disturbed) < EXAMPLES  # training starts with the first samples
     driver.process.send_signal(signal.SIGINT)
-    driver.wait_for(lambda: "press Ctrl-C again to force quit" in driver.log.read_text())
+    driver.wait_for(lambda: "saving a checkpoint; press Ctrl-C again to force quit" in driver.log.read_text())
     second_signal = time.monotonic()
     assert driver.end(signal.SIGINT) == 130
     assert driver.ended - second_signal < 10
     assert "run the same command again" not in driver.log.read_text()  # it did not wait for a checkpoint
 
     driver = Driver(path, storage)
-    driver.wait_for(lambda: stored_samples(recipe) == EXAMPLES)
+    driver.wait_for(lambda: stored_samples(disturbed) == EXAMPLES)
     assert driver.end(signal.SIGKILL) == -signal.SIGKILL
-    assert artifact_of(recipe, "sample").manifest() is None
+    assert artifact_of(disturbed, "sample").manifest() is None
 
-    corrupt = corrupt_two_parts(recipe)
-    driver = Driver(path, storage)
-    assert driver.end() == 0
-    folder = Path(artifact_of(recipe, "sample").path)
+    corrupt = corrupt_two_parts(disturbed)
+    # A second driver on the same storage waits for the first.
+    drivers = [Driver(path, storage) for _ in range(2)]
+    assert [driver.end() for driver in drivers] == [0, 0]
+    logs = [driver.log.read_text() for driver in drivers]
+    assert sum("in use by" in log and "waiting until it ends" in log for log in logs) == 1
+    assert sum(re.search(r"^distill +cached", log, re.MULTILINE) is not None for log in logs) == 1
+    folder = Path(artifact_of(disturbed, "sample").path)
     assert sorted(path.name for path in (folder / "quarantine").iterdir()) == corrupt
-    assert f"{corrupt[0]}: corrupt" in driver.log.read_text()
+    assert sum(f"{corrupt[0]}: corrupt" in log for log in logs) == 1
+
+    assert_exactly_once(disturbed)
+    reference = with_runtime(recipe, storage=str(tmp_path / "reference"), executor="local")
+    run_distill(reference)
+    assert_same_training(disturbed, reference)
 
 
 def corrupt_two_parts(recipe: Recipe) -> list[str]:

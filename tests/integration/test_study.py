@@ -20,7 +20,7 @@ from tests.support.results import artifact_of
 from tests.support.tiny import write_examples
 from tests.support.toy import LOCAL, SMALL
 
-pytestmark = pytest.mark.xdist_group("heavy")
+pytestmark = pytest.mark.xdist_group("compute")
 
 
 def summary_of(recipe: Recipe) -> dict[str, Any]:

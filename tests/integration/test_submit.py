@@ -15,7 +15,7 @@ import pytest
 from tests.support.heads import Head, clean_environment, ray_head
 from tests.support.paths import PROJECT
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("heavy")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
 
 # The toy as small as it goes, and what generates a fake one, since only the way there and back is looked at.
 TINY = [

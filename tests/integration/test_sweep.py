@@ -17,7 +17,7 @@ from pos2distill.records import Slots
 from tests.support.results import artifact_of
 from tests.support.toy import LOCAL
 
-pytestmark = pytest.mark.xdist_group("heavy")
+pytestmark = pytest.mark.xdist_group("compute")
 
 SMALL_TWO_HOPS = [
     "data.documents=10",

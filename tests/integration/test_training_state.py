@@ -26,7 +26,7 @@ BATCH = 12  # rows
 BEFORE, AFTER, AGAIN = 5, 20, 6  # steps before the state is saved, after it, and after going back to it
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.xdist_group("heavy")
+pytestmark = pytest.mark.xdist_group("compute")
 
 
 def make_batches(recipe: Recipe) -> list[tuple[Any, Any]]:

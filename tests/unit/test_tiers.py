@@ -29,9 +29,9 @@ def test_make_test_deselects_slow_tests_only() -> None:
     assert pytest_command("test") == [*pytest_command("test-all"), "-m", "not slow"]
 
 
-@pytest.mark.xdist_group("heavy")
+@pytest.mark.xdist_group("compute")
 def test_xdist_keeps_groups_together(request: pytest.FixtureRequest) -> None:
     """With `--dist loadgroup` the group is a part of the test's id; without it, groups would run in parallel."""
     if not hasattr(request.config, "workerinput"):
         pytest.skip("this run is one process")
-    assert request.node.nodeid.endswith("@heavy")
+    assert request.node.nodeid.endswith("@compute")
