@@ -21,7 +21,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_tokenizer
 from pos2distill.sampling.engines.hf import HfEngine
-from pos2distill.sampling.engines.protocol import SamplingParams
+from pos2distill.sampling.engines.protocol import Engine, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
@@ -163,11 +163,11 @@ def test_vllm_answers_published_prompts_as_the_reference(vllm: VllmEngine, reade
             prompts += [build(example, data.documents, slots) for slots in (first, last)]
     params = SamplingParams(0.0, 1.0, 12, tuple(stop_token_ids(model, tokenizer)))
 
-    async def answer() -> tuple[list[Any], list[Any]]:
-        seeds = [0] * len(prompts)
-        return await vllm.generate(prompts, params, seeds), await HfEngine(model, threads=2).generate(prompts, params, seeds)
+    async def answer(engine: Engine) -> list[list[int]]:
+        answers = await engine.generate(prompts, params, [0] * len(prompts))
+        return [each.token_ids.tolist() for each in answers]
 
-    answers, expected = asyncio.run(answer())
+    answers = asyncio.run(answer(vllm))
     assert len(prompts) == 2 * EVALUATION * len(PUBLISHED)
     assert max(len(prompt) for prompt in prompts) > 4000
-    assert [each.token_ids.tolist() for each in answers] == [each.token_ids.tolist() for each in expected]
+    assert answers == asyncio.run(answer(HfEngine(model, threads=2)))
