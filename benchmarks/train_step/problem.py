@@ -19,7 +19,7 @@ from pos2distill.models.hidden_states import hidden_to_bytes
 from pos2distill.records import Example, Slots, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import Action, Batch, TrainingProgress
+from pos2distill.training.loader import Batch, TrainingProgress
 from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.rows import Row, RowKey, Sample
 from pos2distill.training.strategies import build_strategy
@@ -193,7 +193,7 @@ class Questions:
 
     def batches(self, _: TrainingProgress) -> Iterator[Batch]:
         """See `BatchLoader.batches`. One batch of all samples."""
-        yield Batch(0, np.arange(len(self.samples)), self.samples, FRACTION, Action.CONTINUE)
+        yield Batch(0, np.arange(len(self.samples)), self.samples, FRACTION)
 
 
 class OurStep:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 from pos2distill.config import fingerprint
 from pos2distill.training.job import TrainingJob
-from pos2distill.training.loader import Action, TrainingProgress
+from pos2distill.training.loader import TrainingProgress
+from pos2distill.training.loop import Action
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_log import StepLog
 from pos2distill.training.strategies.protocol import Strategy
 
 
 class Checkpointer:
-    """Decides after each step what happens next, and saves training state.
+    """Decides after each micro-batch what happens next, and saves training state.
 
     Args:
         log: on rank 0; it is written before each checkpoint, so that both name the same steps.
@@ -38,13 +39,13 @@ class Checkpointer:
         self.preemption_handled = False
 
     def action(self, step: int) -> Action:
-        """What this rank asks for after a step. Every rank watches its node; rank 0 also time and stop requests."""
+        """What this rank asks for after `step` steps. Every rank watches its node; rank 0 also time and requests."""
         action = Action.CONTINUE
-        # The notice stays until the node is gone; without the flag, every step until then would save a checkpoint.
+        # The notice stays until the node is gone; without the flag, every question would get a checkpoint until then.
         if self.session.is_preempted() and not self.preemption_handled:
             self.preemption_handled = True
             action = Action.CHECKPOINT
-        # Clocks of ranks differ, so only rank 0 measures time. The loader takes the greatest action of all ranks.
+        # Clocks of ranks differ, so only rank 0 measures time. The greatest action of all ranks counts.
         if self.session.dist.rank == 0:
             if self._is_due(step):
                 action = Action.CHECKPOINT

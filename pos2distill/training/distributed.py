@@ -18,14 +18,15 @@ class DistContext:
         rank: of this worker.
         world: number of workers.
         device: where tensors of the default process group must be (NCCL: the GPU).
-        control: a second group, on the CPU, so that samples can be gathered while gradients are reduced; see
-            `control_group`.
+        samples: a group on the CPU, for the thread that gathers samples while gradients are reduced.
+        decisions: another one, for the loop's decisions, which must not wait for the GPU; see `control_groups`.
     """
 
     rank: int = 0
     world: int = 1
     device: str = "cpu"
-    control: Any = None
+    samples: Any = None
+    decisions: Any = None
 
     def gather(self, value_C: Tensor) -> Tensor:
         """Every rank's values, in rank order: (C,) -> (world * C,), on the CPU."""
@@ -37,13 +38,21 @@ class DistContext:
         torch.distributed.all_gather(gathered, own_C)
         return torch.cat(gathered).cpu()
 
+    def maximum(self, value: int) -> int:
+        """The greatest of all ranks' values."""
+        if self.world == 1:
+            return value
+        greatest = torch.tensor(value)
+        torch.distributed.all_reduce(greatest, torch.distributed.ReduceOp.MAX, group=self.decisions)
+        return int(greatest)
+
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order. Values are pickled, so they should be small."""
         if self.world == 1:
             return [value]
         gathered = [None] * self.world
         # On the CPU's group: with NCCL, torch moves pickled objects through GPU memory (torch 2.13).
-        torch.distributed.all_gather_object(gathered, value, group=self.control)
+        torch.distributed.all_gather_object(gathered, value, group=self.samples)
         return gathered
 
     def all_gather_tables(self, table: pa.Table | None) -> Sequence[pa.Table]:
@@ -58,12 +67,14 @@ class DistContext:
         return [pa.ipc.open_stream(each).read_all() for each in gathered if each is not None]
 
 
-def control_group(world: int) -> Any:
-    """The group for `DistContext.control`; None for one worker. Called on every rank."""
+def control_groups(world: int) -> dict[str, Any]:
+    """The groups on the CPU, as arguments of `DistContext`; none for one worker. Called on every rank."""
     if world == 1:
-        return None
+        return {}
     # A timeout of days: waiting for samples is not an error, however long it takes until sampling nodes start.
-    return torch.distributed.new_group(backend="gloo", timeout=datetime.timedelta(days=7))
+    timeout = datetime.timedelta(days=7)
+    names = ("samples", "decisions")
+    return {name: torch.distributed.new_group(backend="gloo", timeout=timeout) for name in names}
 
 
 def _to_bytes(table: pa.Table) -> bytes:

@@ -1,7 +1,7 @@
 """Which samples make up which global batch: every example once an epoch, from the store or as it is sampled.
 
-All ranks see the same batches; `rows_of_rank` divides each between them. So everything that a decision depends on (what
-the store holds, what the stream has brought, whether to stop) is gathered from all ranks before it is used.
+All ranks see the same batches; `rows_of_rank` divides each between them. So everything that a batch depends on (what
+the store holds, what the stream has brought) is gathered from all ranks before it is used.
 
 An epoch takes its samples from one of four sources:
 
@@ -15,7 +15,6 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -47,15 +46,7 @@ class IndexedSample:
 
 
 Arrival = list[IndexedSample]
-"""Samples that have become available. Empty if the stream brought nothing new: time to ask whether to stop."""
-
-
-class Action(IntEnum):
-    """What to do after a batch. If ranks request different actions, the greatest counts."""
-
-    CONTINUE = 0
-    CHECKPOINT = 1
-    STOP = 2
+"""Samples that have become available. Empty if the stream brought nothing new."""
 
 
 class StreamReader(Protocol):
@@ -108,21 +99,19 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A global batch.
+    """A global batch. An empty one says that no sample came in a while: time to ask whether to stop.
 
     Attributes:
         epoch: from 0.
         indices: of the examples that it processes.
         samples: of those examples that were kept; possibly none.
         fraction: of the whole run that is completed after this batch, in (0, 1].
-        action: what to do after this batch.
     """
 
     epoch: int
     indices: Indices
     samples: tuple[Sample, ...]
     fraction: float
-    action: Action
 
 
 class BatchLoader:
@@ -137,7 +126,6 @@ class BatchLoader:
         open_stream: opens this rank's part of the samples that the store lacks; called at most once an epoch, and only
             if the store lacks any.
         dist: the group of ranks.
-        action: which action this rank requests after the given number of steps.
     """
 
     def __init__(
@@ -147,64 +135,48 @@ class BatchLoader:
         store: SampleStore,
         open_stream: Callable[[], StreamReader],
         dist: DistContext,
-        action: Callable[[int], Action] = lambda _: Action.CONTINUE,
     ) -> None:
         self.study = study
         self.ids = ids
         self.store = store
         self.open_stream = open_stream
         self.dist = dist
-        self.action = action
         self._index_of = {example_id: index for index, example_id in enumerate(ids.to_pylist())}
         self._store_index = self._read_store_index()
 
     def batches(self, progress: TrainingProgress) -> Iterator[Batch]:
-        """The batches from `progress` to the end, or to one whose action is to stop.
+        """The batches from `progress` to the end.
 
         Raises:
             UserError: at the end, if no sample of the whole run was kept.
         """
-        step = progress.step
+        # Counted from the start of the run: a resumed run that has nothing left to do is no error.
+        any_kept = progress.step > 0
         for epoch in range(progress.epoch, self.study.training.epochs):
             done = np.zeros(len(self.ids), bool)
             if epoch == progress.epoch:
                 # A copy, since the caller updates `progress` while it iterates over the batches.
                 done = progress.done.copy()
-            for batch in self._batches_of_epoch(epoch, done, step):
-                if batch.samples:
-                    step += 1
+            for batch in self._batches_of_epoch(epoch, done):
+                any_kept = any_kept or len(batch.samples) > 0
                 yield batch
-                if batch.action is Action.STOP:
-                    return
-        # Counted from the start of the run: a resumed run that has nothing left to do is no error.
-        if step == 0:
+        if not any_kept:
             raise UserError("no sample was kept, so there is nothing to train on")
 
-    def _batches_of_epoch(self, epoch: int, done: npt.NDArray[np.bool_], step: int) -> Iterator[Batch]:
+    def _batches_of_epoch(self, epoch: int, done: npt.NDArray[np.bool_]) -> Iterator[Batch]:
         """Collect arriving samples until they fill a batch; the last batch takes what is left."""
         collected = _Collector(epoch, self.study, done)
         for arrival in self._arrivals(epoch, done):
-            # Ranks agree now, since a request to stop must not wait until sampling has filled a batch.
+            # Passed on, since a request to stop must not wait until sampling has filled a batch.
             if not arrival:
-                action = self._agree_on_action(step)
-                if action is not Action.CONTINUE:
-                    yield collected.empty_batch(action)
-                if action is Action.STOP:
-                    return
+                yield collected.empty_batch()
             for indexed in arrival:
                 collected.add(indexed)
                 if collected.is_full:
-                    step += 1
-                    yield collected.batch(self._agree_on_action(step))
+                    yield collected.batch()
         # Also if no sample of them was kept: the examples count as done, without a step.
         if collected.indices:
-            if collected.samples:
-                step += 1
-            yield collected.batch(self._agree_on_action(step))
-
-    def _agree_on_action(self, step: int) -> Action:
-        """The greatest action that any rank requests after `step` steps."""
-        return Action(max(self.dist.all_gather_object(self.action(step))))
+            yield collected.batch()
 
     # --- where an epoch's samples come from
 
@@ -344,17 +316,17 @@ class _Collector:
         if indexed.sample is not None:
             self.samples.append(indexed.sample)
 
-    def batch(self, action: Action) -> Batch:
+    def batch(self) -> Batch:
         """The batch of what was collected; the next one starts empty."""
         self.processed += len(self.indices)
         indices = np.asarray(self.indices, np.int64)
-        batch = Batch(self.epoch, indices, tuple(self.samples), self._fraction(), action)
+        batch = Batch(self.epoch, indices, tuple(self.samples), self._fraction())
         self.indices, self.samples = [], []
         return batch
 
-    def empty_batch(self, action: Action) -> Batch:
-        """A batch that only carries an action. What was collected stays for the next one, or is read again."""
-        return Batch(self.epoch, np.empty(0, np.int64), (), self._fraction(), action)
+    def empty_batch(self) -> Batch:
+        """A batch of nothing. What was collected stays for the next one, or is read again after a stop."""
+        return Batch(self.epoch, np.empty(0, np.int64), (), self._fraction())
 
     def _fraction(self) -> float:
         return (self.epoch + self.processed / self.examples) / self.epochs

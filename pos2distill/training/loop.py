@@ -6,7 +6,9 @@ micro-batch.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from pos2distill.errors import UserError
 from pos2distill.losses.kl import mean_by_row
 from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import Action, Batch, BatchLoader, TrainingProgress
+from pos2distill.training.loader import Batch, BatchLoader, TrainingProgress
 from pos2distill.training.micro_batches import BatchPreparer, MicroBatch, PreparedBatch
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.schedule import learning_rate
@@ -26,6 +28,18 @@ from pos2distill.training.teachers import HiddenStatesView, TeacherSource
 
 _CHUNK_TOKENS = 64
 """Tokens whose logits of the frozen model exist at once while its own loss on the responses is computed."""
+
+
+class Action(IntEnum):
+    """What to do next. If ranks ask for different actions, the greatest counts."""
+
+    CONTINUE = 0
+    CHECKPOINT = 1
+    STOP = 2
+
+
+class _Stopped(Exception):
+    """Training is asked to stop, and its state is saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,40 +123,54 @@ class Trainer:
         loader: BatchLoader,
         progress: TrainingProgress,
         listeners: Sequence[Callable[[StepRecord], None]] = (),
+        action: Callable[[int], Action] = lambda _: Action.CONTINUE,
         save: Callable[[TrainingProgress], None] = lambda _: None,
     ) -> bool:
-        """Train from `progress` to the end, or until a batch's action is to stop.
+        """Train from `progress` to the end, or until a rank asks to stop.
+
+        Ranks are asked after every micro-batch, and while they wait for samples. A stop, or a checkpoint, in the middle
+        of a step saves the state before that step: its gradients are lost, since a node that is about to be taken away
+        may not have the time for the rest of it.
 
         Args:
             loader: the global batches.
             progress: updated after each batch.
             listeners: called with each step's record.
-            save: called on every rank after batches whose action is to make a checkpoint or to stop.
+            action: which action this rank asks for, given the number of completed steps.
+            save: called on every rank to save the state when a checkpoint or a stop is asked for.
         Returns: whether all epochs are completed.
         Raises:
             UserError: if training diverges.
         """
-        for prepared in self.preparer.prepare_ahead(loader.batches(progress)):
-            if prepared.micro_batches:
-                record = self._step(prepared, progress.step)
-                for listener in listeners:
-                    listener(record)
-            action = prepared.batch.action
-            # Before `save`, so that a checkpoint counts this batch as done.
-            progress.add(prepared.batch)
-            if action is not Action.CONTINUE:
+
+        def check() -> None:
+            agreed = Action(self.dist.maximum(action(progress.step)))
+            if agreed is not Action.CONTINUE:
                 save(progress)
-            if action is Action.STOP:
-                return False
+            if agreed is Action.STOP:
+                raise _Stopped
+
+        try:
+            with closing(self.preparer.prepare_ahead(loader.batches(progress))) as batches:
+                for prepared in batches:
+                    if prepared.micro_batches:
+                        record = self._step(prepared, progress.step, check)
+                        for listener in listeners:
+                            listener(record)
+                    # Before `check`, so that a checkpoint counts this batch as done.
+                    progress.add(prepared.batch)
+                    check()
+        except _Stopped:
+            return False
         return True
 
-    def _step(self, prepared: PreparedBatch, step: int) -> StepRecord:
-        """One update of the weights."""
+    def _step(self, prepared: PreparedBatch, step: int, check: Callable[[], None]) -> StepRecord:
+        """One update of the weights. `check` is called between micro-batches."""
         micro_batches = prepared.micro_batches
         if self.teacher is not None:
             # Not while preparing: a resident teacher's forward can use collectives, which must not run in that thread.
-            micro_batches = [replace(each, teacher=self.teacher(each.rows)) for each in micro_batches]
-        computed = self._accumulate_gradients(micro_batches)
+            micro_batches = self._ask_teacher(micro_batches, check)
+        computed = self._accumulate_gradients(micro_batches, check)
         # The fraction after the step, so that the last step of a run reaches the final rate.
         rate = learning_rate(prepared.batch.fraction, self.study.training)
         norm = self.strategy.step(rate)
@@ -151,14 +179,22 @@ class Trainer:
             raise UserError("training diverged (its gradient is not finite); lower training.learning_rate")
         return _make_record(step, prepared.batch, computed, norm, rate)
 
-    def _accumulate_gradients(self, micro_batches: Sequence[MicroBatch]) -> _GlobalBatch:
+    def _ask_teacher(self, micro_batches: Sequence[MicroBatch], check: Callable[[], None]) -> list[MicroBatch]:
+        assert self.teacher is not None
+        asked = []
+        for micro in micro_batches:
+            asked.append(replace(micro, teacher=self.teacher(micro.rows)))
+            check()
+        return asked
+
+    def _accumulate_gradients(self, micro_batches: Sequence[MicroBatch], check: Callable[[], None]) -> _GlobalBatch:
         """Forward and backward of this rank's rows."""
         # With one micro-batch, its losses serve for the coefficients and for the gradient: one pass suffices.
         single_loss_B = None
         if len(micro_batches) == 1:
             single_loss_B = self._forward(micro_batches[0])
         slot_N = self.dist.gather(torch.cat([micro.slot_B for micro in micro_batches]))
-        coefficient_N = self._coefficients(micro_batches, single_loss_B, slot_N)
+        coefficient_N = self._coefficients(micro_batches, single_loss_B, slot_N, check)
         losses = []
         # Values are gathered in rank order, and every rank has equally many rows.
         start = self.dist.rank * (len(slot_N) // self.dist.world)
@@ -171,12 +207,18 @@ class Trainer:
             self.strategy.backward((coefficient_B * loss_B).sum(), last=is_last)
             losses.append(loss_B.detach())
             start += len(micro.slot_B)
+            if not is_last:
+                check()
         # Copied to the CPU only here: an earlier copy would make the CPU wait for each micro-batch.
         loss_N = _require_finite(self.dist.gather(torch.cat(losses).cpu()))
         return _GlobalBatch(loss_N, coefficient_N, slot_N)
 
     def _coefficients(
-        self, micro_batches: Sequence[MicroBatch], single_loss_B: Tensor | None, slot_N: Tensor
+        self,
+        micro_batches: Sequence[MicroBatch],
+        single_loss_B: Tensor | None,
+        slot_N: Tensor,
+        check: Callable[[], None],
     ) -> Tensor:
         """The coefficients (N,) of the whole global batch, from the losses of all ranks."""
         if self.study.method.weights == "uniform":
@@ -185,7 +227,7 @@ class Trainer:
         elif single_loss_B is not None:
             loss_C = single_loss_B.detach().cpu()
         else:
-            loss_C = self._measure(micro_batches)
+            loss_C = self._measure(micro_batches, check)
         reference_C = torch.cat([self._reference_loss(micro) for micro in micro_batches])
         loss_N = _require_finite(self.dist.gather(loss_C))
         return row_coefficients(self.study.method, loss_N, self.dist.gather(reference_C), slot_N)
@@ -194,9 +236,13 @@ class Trainer:
         return self.strategy.forward(micro.batch, micro.teacher)
 
     @torch.no_grad()
-    def _measure(self, micro_batches: Sequence[MicroBatch]) -> Tensor:
+    def _measure(self, micro_batches: Sequence[MicroBatch], check: Callable[[], None]) -> Tensor:
         """This rank's row losses, (C,)."""
-        return torch.cat([self._forward(micro) for micro in micro_batches]).cpu()
+        losses = []
+        for micro in micro_batches:
+            losses.append(self._forward(micro))
+            check()
+        return torch.cat(losses).cpu()
 
     @torch.no_grad()
     def _reference_loss(self, micro: MicroBatch) -> Tensor:

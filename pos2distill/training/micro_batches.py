@@ -3,7 +3,7 @@
 Shapes: B rows of a micro-batch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -61,8 +61,11 @@ class BatchPreparer:
         self.dist = dist
         self.limit = limit
 
-    def prepare_ahead(self, batches: Iterator[Batch]) -> Iterator[PreparedBatch]:
-        """Each batch, prepared. The next one is read and prepared while the caller uses the last one."""
+    def prepare_ahead(self, batches: Iterator[Batch]) -> Generator[PreparedBatch]:
+        """Each batch, prepared. The next one is read and prepared while the caller uses the last one.
+
+        All ranks close the iterator at the same batch, if they do before its end.
+        """
         # One thread, so that all ranks take the batches, and call the collectives inside, in the same order.
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-batches")
 
@@ -72,17 +75,23 @@ class BatchPreparer:
                 return None
             return self.prepare(batch)
 
+        failed = True
         try:
-            # Collectives of this thread use `DistContext.control`, so that they do not mix with those of training.
+            # Collectives of this thread use `DistContext.samples`, so that they do not mix with those of training.
             upcoming = pool.submit(prepare_next)
             prepared = upcoming.result()
             while prepared is not None:
                 upcoming = pool.submit(prepare_next)
                 yield prepared
                 prepared = upcoming.result()
+            failed = False
+        except GeneratorExit:
+            # On every rank at once, so the thread's collectives end, if all ranks let it finish its batch.
+            failed = False
+            raise
         finally:
             # After an error, do not wait for the thread: it may be waiting for ranks that have exited.
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=not failed, cancel_futures=failed)
 
     def prepare(self, batch: Batch) -> PreparedBatch:
         """Build this rank's rows of a batch, cut them into micro-batches and pack each."""

@@ -38,10 +38,11 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
     if session.dist.rank == 0:
         log = StepLog(job, session, progress.step, len(ids))
     checkpointer = Checkpointer(job, session, strategy, log, progress.step)
-    loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist, checkpointer.action)
+    loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist)
     build_row = RowBuilder(make_prompt_builder(study), study)
     trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
-    finished = trainer.train(loader, progress, [log] if log is not None else [], checkpointer.save)
+    listeners = [log] if log is not None else []
+    finished = trainer.train(loader, progress, listeners, checkpointer.action, checkpointer.save)
     if finished:
         _save_model(job, strategy, write=session.dist.rank == 0)
     if log is not None:

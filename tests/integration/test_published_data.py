@@ -21,7 +21,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_tokenizer
 from pos2distill.sampling.engines.hf import HfEngine
-from pos2distill.sampling.engines.protocol import Engine, SamplingParams
+from pos2distill.sampling.engines.protocol import Engine, Failure, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
@@ -165,7 +165,8 @@ def test_vllm_answers_published_prompts_as_the_reference(vllm: VllmEngine, reade
 
     async def answer(engine: Engine) -> list[list[int]]:
         answers = await engine.generate(prompts, params, [0] * len(prompts))
-        return [each.token_ids.tolist() for each in answers]
+        assert not any(isinstance(each, Failure) for each in answers)
+        return [each.token_ids.tolist() for each in answers if not isinstance(each, Failure)]
 
     answers = asyncio.run(answer(vllm))
     assert len(prompts) == 2 * EVALUATION * len(PUBLISHED)

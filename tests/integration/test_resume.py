@@ -94,10 +94,10 @@ def test_run_distill_resumes_bit_identically_after_every_step(
         with monkeypatch.context() as patch:
             interrupt(patch, fault, step)
             finished = ended_by_itself(interrupted)
-        # A stop takes effect a step or two later, since the loader prepares batches ahead.
-        if fault == "killed" or step <= STEPS - 3:
-            assert not finished, f"after step {step}"
-        if "corrupt" in fault and not finished:
+        assert not finished, f"after step {step}"
+        if fault != "killed":
+            assert len(read_steps(interrupted)) == step
+        if "corrupt" in fault:
             part = sorted((Path(make_plan(interrupted).sample.artifact.path) / "parts").glob("*.parquet"))[-1:]
             for path in part:
                 path.write_bytes(path.read_bytes()[:-40])
@@ -112,6 +112,37 @@ def test_run_distill_resumes_bit_identically_after_every_step(
             )
             assert set(trained.values()) == {1}, f"after step {step}"
             assert len(trained) == recipe.study.data.train_examples
+
+
+QUESTIONS = 12  # of one step: in each of three passes, after each of four micro-batches
+
+
+@pytest.mark.parametrize("question", range(QUESTIONS + 1, 2 * QUESTIONS + 1))
+def test_run_distill_resumes_bit_identically_after_a_stop_within_a_step(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: int
+) -> None:
+    """The second step stops after its first micro-batch, its second, and so on."""
+    recipe = make_recipe(
+        training={"global_batch_rows": 8, "epochs": 1, "order": "fixed"},
+        runtime={"executor": "local", "trainers": {"micro_batch_tokens": 600}},
+    )
+    run_distill(recipe)
+    expected = results(recipe)
+    questions = 0
+
+    def stop_requested(session: LocalSession) -> bool:
+        nonlocal questions
+        questions += 1
+        return questions == question
+
+    interrupted = at_storage(tmp_path, tmp_path / "interrupted")
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSession, "stop_requested", stop_requested)
+        with pytest.raises(Stopped):
+            run_distill(interrupted)
+    assert len(read_steps(interrupted)) == 1 + (question == 2 * QUESTIONS)
+    run_distill(interrupted)
+    assert results(interrupted) == expected
 
 
 def test_local_session_keeps_the_newest_checkpoints(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:

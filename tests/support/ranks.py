@@ -65,22 +65,25 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class ThreadDist(DistContext):
-    """A rank that is a thread. `control` and `tensors` are two meetings, as they are two process groups."""
+    """A rank that is a thread. Its groups are meetings."""
 
     tensors: Any = None
 
     def gather(self, value_C: Tensor) -> Tensor:
         return torch.cat(self.tensors.gather(self.rank, value_C))
 
+    def maximum(self, value: int) -> int:
+        return max(self.decisions.gather(self.rank, value))
+
     def all_gather_object(self, value: Any) -> list[Any]:
-        gathered: list[Any] = self.control.gather(self.rank, value)
+        gathered: list[Any] = self.samples.gather(self.rank, value)
         return gathered
 
 
 def thread_ranks(world: int) -> list[ThreadDist]:
     """The ranks of one group."""
-    control, tensors = Meeting(world), Meeting(world)
-    return [ThreadDist(rank, world, control=control, tensors=tensors) for rank in range(world)]
+    samples, decisions, tensors = Meeting(world), Meeting(world), Meeting(world)
+    return [ThreadDist(rank, world, samples=samples, decisions=decisions, tensors=tensors) for rank in range(world)]
 
 
 def run_threads(work: Callable[[DistContext], Result], world: int) -> list[Result]:

@@ -23,7 +23,7 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact
-from pos2distill.training.distributed import DistContext, control_group
+from pos2distill.training.distributed import DistContext, control_groups
 from pos2distill.training.job import STATE_FOLDER, TrainingJob
 
 from ..protocol import Stream, TrainingOutcome
@@ -110,7 +110,7 @@ class RaySession:
         world = context.get_world_size()
         # Ray shows a worker without GPUs those of its machine, so the settings decide.
         self.device = ray.train.torch.get_device() if job.runtime.trainers.gpus else torch.device("cpu")
-        self.dist = DistContext(context.get_world_rank(), world, str(self.device), control_group(world))
+        self.dist = DistContext(context.get_world_rank(), world, str(self.device), **control_groups(world))
         self.tracker = tracker
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = -(-examples_per_batch(job.study) // world)
@@ -151,8 +151,8 @@ class RaySession:
     def is_preempted(self) -> bool:
         """See `WorkerSession.is_preempted`.
 
-        Ray 2.60's public `get_preemption_info` returns the same but waits for all ranks; the loader exchanges their
-        actions anyway.
+        Ray 2.60's public `get_preemption_info` returns the same but waits for all ranks; the training loop exchanges
+        their actions anyway.
         """
         return get_train_context().preemption_context.preemption_info is not None
 

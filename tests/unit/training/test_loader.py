@@ -17,7 +17,7 @@ from pos2distill.records import SAMPLE_SCHEMA, Document, Example
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import WINDOW, Action, Batch, BatchLoader, TrainingProgress, epoch_order
+from pos2distill.training.loader import WINDOW, Batch, BatchLoader, TrainingProgress, epoch_order
 from tests.support.ranks import run_threads, thread_ranks
 
 PER_BATCH = 3
@@ -94,8 +94,8 @@ class World:
 
 
 def trained(batches: Iterator[Batch]) -> list[list[int]]:
-    """The kept examples of each batch, by their prompt's one token."""
-    return [[int(sample.prompt_ids[0]) for sample in batch.samples] for batch in batches]
+    """The kept examples of each batch, by their prompt's one token; without the empty batches of waiting."""
+    return [[int(sample.prompt_ids[0]) for sample in batch.samples] for batch in batches if len(batch.indices)]
 
 
 def all_of(batches: list[list[int]]) -> list[int]:
@@ -176,7 +176,7 @@ def test_batches_start_before_the_stream_has_ended() -> None:
     world = World(9)
     loader = world.loader(make_study(epochs=1), [[4, 2], None, [7, 0], [1, 3, 5, 6, 8]])
     batches = loader.batches(TrainingProgress.at_start(9))
-    assert trained(iter([next(batches)])) == [[4, 2, 7]]
+    assert trained(iter([next(batches), next(batches)])) == [[4, 2, 7]]
     assert len(world.store.part_names()) == 2
     assert trained(batches) == [[0, 1, 3], [5, 6, 8]]
 
@@ -212,7 +212,7 @@ def test_batches_contain_each_example_exactly_once_from_store_and_stream(
     progress = TrainingProgress.at_start(count)
     batches = drain(loader, progress)
     for epoch in (0, 1):
-        of_epoch = [batch for batch in batches if batch.epoch == epoch]
+        of_epoch = [batch for batch in batches if batch.epoch == epoch and len(batch.indices)]
         assert sorted(all_of(trained(iter(of_epoch)))) == sorted(kept)
         assert sorted(index for batch in of_epoch for index in batch.indices) == list(range(count))
         assert all(len(batch.samples) == PER_BATCH for batch in of_epoch[:-1])
@@ -270,36 +270,25 @@ def test_batches_of_a_later_epoch_wait_for_what_the_store_lacks() -> None:
     assert trained(world.loader(make_study(), [[4, 5], [6, 7]]).batches(progress)) == want[4:]
 
 
-# --- actions
+# --- waiting
 
 
-def test_batches_stop_after_the_batch_that_a_stop_was_requested_for() -> None:
+def test_batches_are_empty_while_waiting_and_lose_nothing() -> None:
     world = World(9)
-    world.put(list(range(9)))
-    requested = {2: Action.STOP}
-    loader = world.loader(make_study(), action=lambda step: requested.get(step, Action.CONTINUE))
-    batches = list(loader.batches(TrainingProgress.at_start(9)))
-    assert [batch.action for batch in batches] == [Action.CONTINUE, Action.STOP]
+    loader = world.loader(make_study(epochs=1), [[0, 1, 2, 3], None, [4, 5], [6, 7, 8]])
+    batches = drain(loader, TrainingProgress.at_start(9))
+    assert [len(batch.indices) for batch in batches] == [3, 0, 3, 3]
+    assert trained(iter(batches)) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
-def test_batches_stop_without_waiting_for_samples_and_leave_a_partial_batch_for_later() -> None:
+def test_batches_not_taken_leave_a_partial_batch_for_later() -> None:
     world = World(9)
-    actions = iter([Action.CONTINUE, Action.STOP])
-    loader = world.loader(make_study(), [[0, 1, 2, 3], None, [4, 5]], action=lambda _: next(actions))
     progress = TrainingProgress.at_start(9)
-    batches = drain(loader, progress)
-    assert trained(iter(batches)) == [[0, 1, 2], []]
+    batches = world.loader(make_study(), [[0, 1, 2, 3], None, [4, 5]]).batches(progress)
+    for batch in (next(batches), next(batches)):
+        progress.add(batch)
     assert progress.done.tolist() == [True] * 3 + [False] * 6
     assert progress.step == 1
-
-
-def test_batches_request_a_checkpoint_while_waiting_and_lose_nothing() -> None:
-    world = World(9)
-    actions = iter([Action.CONTINUE, Action.CHECKPOINT, Action.CONTINUE, Action.CONTINUE])
-    loader = world.loader(make_study(epochs=1), [[0, 1, 2, 3], None, [4, 5], [6, 7, 8]], action=lambda _: next(actions))
-    batches = drain(loader, TrainingProgress.at_start(9))
-    assert [batch.action for batch in batches] == [Action.CONTINUE, Action.CHECKPOINT, Action.CONTINUE, Action.CONTINUE]
-    assert trained(iter(batches)) == [[0, 1, 2], [], [3, 4, 5], [6, 7, 8]]
 
 
 # --- several ranks
@@ -328,20 +317,6 @@ def test_batches_are_the_same_on_all_ranks(order: str, world_size: int) -> None:
     assert sorted(all_of(batches[0])) == sorted(2 * sorted(world.kept))
 
 
-def test_batches_carry_the_action_that_any_rank_requests() -> None:
-    world = World(9)
-    world.put(list(range(9)))
-
-    def run(dist: DistContext) -> list[Action]:
-        def action(step: int) -> Action:
-            return Action.CHECKPOINT if dist.rank == 1 and step == 2 else Action.CONTINUE
-
-        loader = world.loader(make_study(epochs=1), dist=dist, action=action)
-        return [batch.action for batch in loader.batches(TrainingProgress.at_start(9))]
-
-    assert run_threads(run, 2) == [[Action.CONTINUE, Action.CHECKPOINT, Action.CONTINUE]] * 2
-
-
 def test_all_gather_tables_sends_slices_without_the_rest_of_their_table() -> None:
     table = samples(list(range(50)), set())
     ranks = thread_ranks(2)
@@ -352,7 +327,7 @@ def test_all_gather_tables_sends_slices_without_the_rest_of_their_table() -> Non
     with ThreadPoolExecutor(2) as pool:
         for got in pool.map(run, ranks):
             assert [each["example_id"].to_pylist() for each in got] == [["e0001"]]
-    sent = ranks[0].control.values[1]
+    sent = ranks[0].samples.values[1]
     assert isinstance(sent, bytes)
     assert len(sent) < 20_000
 
@@ -369,5 +344,5 @@ def test_training_progress_load_restores_what_save_wrote(tmp_path: Path) -> None
 
 def test_training_progress_add_starts_a_new_epoch_with_nothing_done() -> None:
     progress = TrainingProgress(7, 0, np.array([True, True, True]))
-    progress.add(Batch(1, np.array([2]), (), 0.7, Action.CONTINUE))
+    progress.add(Batch(1, np.array([2]), (), 0.7))
     assert (progress.step, progress.epoch, progress.done.tolist()) == (7, 1, [False, False, True])

@@ -17,7 +17,7 @@ from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import TrainingProgress
-from pos2distill.training.loop import StepRecord, Trainer
+from pos2distill.training.loop import Action, StepRecord, Trainer
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import TeacherView, build_teacher
@@ -341,9 +341,83 @@ def test_step_records_report_each_step(make: Callable[..., Source]) -> None:
         assert record.as_dict()["loss"] == record.loss
 
 
+class Actions:
+    """Asks for an action at one of the questions, and keeps what was saved.
+
+    Attributes:
+        steps: the number of completed steps at each question.
+    """
+
+    def __init__(self, action: Action, question: int) -> None:
+        self.asked_for, self.question = action, question
+        self.steps: list[int] = []
+        self.saved: list[int] = []
+
+    def action(self, step: int) -> Action:
+        self.steps.append(step)
+        return self.asked_for if len(self.steps) == self.question else Action.CONTINUE
+
+    def save(self, progress: TrainingProgress) -> None:
+        self.saved.append(progress.step)
+
+
+def run_with(source: Source, actions: Actions, result: Result, dist: DistContext, rows: int = 8) -> bool:
+    teacher = build_teacher(source.study, result.strategy.frozen_states, CPU)
+    trainer = Trainer(source.study, trainers(rows), source.build, result.strategy, teacher, dist)
+    progress = TrainingProgress.at_start(len(source.ids))
+    return trainer.train(source.loader(dist), progress, [result.records.append], actions.action, actions.save)
+
+
+def test_trainer_asks_after_every_micro_batch(make: Callable[..., Source]) -> None:
+    """Of every pass (the frozen model's outputs, the losses, the gradients), and once after the step."""
+    actions = Actions(Action.CONTINUE, 0)
+    source = make(data={"train_examples": 4}, training={"epochs": 2})
+    result = prepare(source, trainers(8))
+    assert run_with(source, actions, result, DistContext())
+    micro_batches = len(result.strategy.last) // 2
+    assert micro_batches == 2
+    assert actions.steps == [0] * (3 * micro_batches - 1) + [1] * (3 * micro_batches) + [2]
+    assert actions.saved == []
+
+
+@pytest.mark.parametrize("question", [1, 4, 5, 6, 7, 12])
+def test_trainer_stops_at_the_micro_batch_at_hand(make: Callable[..., Source], question: int) -> None:
+    actions = Actions(Action.STOP, question)
+    source = make(data={"train_examples": 4}, training={"epochs": 2})
+    result = prepare(source, trainers(8))
+    assert not run_with(source, actions, result, DistContext())
+    assert len(actions.steps) == question
+    assert actions.saved == [question // 6]
+    assert len(result.records) == question // 6
+
+
+def test_trainer_makes_a_checkpoint_within_a_step_and_continues(make: Callable[..., Source]) -> None:
+    source = make(data={"train_examples": 4}, training={"epochs": 2})
+    undisturbed = run(source, trainers(8))
+    actions = Actions(Action.CHECKPOINT, 9)
+    result = prepare(source, trainers(8))
+    assert run_with(source, actions, result, DistContext())
+    assert actions.saved == [1]
+    assert [each.as_dict() for each in result.records] == [each.as_dict() for each in undisturbed.records]
+
+
+def test_trainer_stops_all_ranks_if_one_asks(make: Callable[..., Source]) -> None:
+    source = make(data={"train_examples": 4}, training={"epochs": 2})
+    results = [prepare(source, trainers(8)) for _ in range(2)]
+    actions = [Actions(Action.CHECKPOINT, 2), Actions(Action.STOP, 2)]
+
+    def rank(dist: DistContext) -> bool:
+        return run_with(source, actions[dist.rank], results[dist.rank], dist, rows=4)
+
+    assert run_threads(rank, 2) == [False, False]
+    assert [each.saved for each in actions] == [[0], [0]]
+    assert [each.steps for each in actions] == [[0, 0]] * 2
+
+
 def test_dist_context_of_one_worker_gathers_its_own_values() -> None:
     value = torch.tensor([1.0, 2.0])
     assert DistContext().gather(value).tolist() == [1.0, 2.0]
+    assert DistContext().maximum(2) == 2
 
 
 def test_trainer_repeats_a_run_exactly(make: Callable[..., Source]) -> None:
