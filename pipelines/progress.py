@@ -17,6 +17,7 @@ REFRESH_SECONDS = 0.5
 LINE_SECONDS = 10.0
 # Actors report only when they begin a batch, so this must be longer than a batch usually takes.
 _ACTIVE_SECONDS = 180.0
+_STARTING = "starting processes and loading models"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +163,23 @@ def _show(spec: ProgressSpec, read: Callable[[], RunProgress | None], finished: 
             if count and not knows_start:
                 knows_start, done, start = True, count, time.monotonic()
             if is_terminal:
-                bar.set_postfix_str(str(progress), refresh=False)
+                postfix = str(progress) if _has_begun(spec, progress) else _STARTING
+                bar.set_postfix_str(postfix, refresh=False)
                 bar.update(count - bar.n)
             elif time.monotonic() - last_line > LINE_SECONDS:
                 last_line = time.monotonic()
                 print(_line(spec, count, done, last_line - start, progress), file=sys.stderr)
 
 
+def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
+    """Whether any actor or training worker has reported. Until then processes start and models load."""
+    stored_before = sum(spec.stored.values())
+    return bool(progress.actors) or progress.loss is not None or progress.stored.total() > stored_before
+
+
 def _line(spec: ProgressSpec, count: int, done: int, seconds: float, progress: RunProgress) -> str:
+    if not _has_begun(spec, progress):
+        return f"{spec.label}: {_STARTING}; {progress}"
     # At least one refresh period, so that a division by almost 0 s shows no absurd rate.
     rate = (count - done) / max(seconds, REFRESH_SECONDS)
     time_left = "time left unknown"

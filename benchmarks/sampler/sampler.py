@@ -29,13 +29,12 @@ from pos2distill.config.load import load_recipe
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import examples_to_table
+from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.operators import (
     PromptSpec,
     build_prompts,
-    examples_per_block,
     generation_operators,
-    index_blocks,
 )
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.datasets import load_split

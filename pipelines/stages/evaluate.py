@@ -8,12 +8,11 @@ from tqdm import tqdm
 
 from pos2distill.config import Study
 from pos2distill.config.fields import replace_section, restrict
+from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.operators import (
     PromptSpec,
-    examples_per_block,
     generation_operators,
-    index_blocks,
     to_predictions,
 )
 from pos2distill.store.artifacts import Artifact, Manifest

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pos2distill.config import Runtime, Study
 from pos2distill.config.fields import restrict
 from pos2distill.errors import CorruptPart, UserError
+from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.failure_guard import FailureGuard
 from pos2distill.sampling.operators import (
@@ -22,7 +23,6 @@ from pos2distill.sampling.operators import (
     SampleCounter,
     TaskOperator,
     generation_operators,
-    sampling_blocks,
     store_samples,
 )
 from pos2distill.store.artifacts import Artifact, Manifest

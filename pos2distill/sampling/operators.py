@@ -7,7 +7,6 @@ done, since processes that merely schedule operators load this module too.
 """
 
 import functools
-import math
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -377,33 +376,6 @@ def to_samples(answers: pa.Table) -> pa.Table:
 def to_predictions(answers: pa.Table) -> pa.Table:
     """The columns of answers that evaluation keeps, as a table of `PREDICTION_SCHEMA`."""
     return answers.select(PREDICTION_SCHEMA.names).cast(PREDICTION_SCHEMA)
-
-
-def index_blocks(count: int, size: int) -> list[pa.Table]:
-    """Tables of the column `index` that cut 0..count-1 into blocks of `size`."""
-    index_N = np.arange(count)
-    return [pa.table({"index": index_N[start : start + size]}) for start in range(0, count, size)]
-
-
-def sampling_blocks(missing_N: npt.NDArray[np.int64], size: int) -> list[pa.Table]:
-    """Tables of the column `index` that cut the missing examples at multiples of `size`.
-
-    So a part of the store that is sampled again is the very same batch. A short last block joins the one before it:
-    Ray Data 2.60 would wait to fill it with rows of whatever block comes last.
-    """
-    cuts = np.flatnonzero(np.diff(missing_N // size)) + 1
-    blocks = np.split(missing_N, cuts)
-    if len(blocks) > 1 and len(blocks[-1]) < size:
-        last = blocks.pop()
-        blocks[-1] = np.concatenate([blocks[-1], last])
-    return [pa.table({"index": block}) for block in blocks if len(block)]
-
-
-def examples_per_block(examples: int, prompts_per_example: int, pool: PoolSection) -> int:
-    """Examples in a block: one to four batches of prompts, several blocks for every actor if there are enough."""
-    prompts = examples * prompts_per_example // (4 * pool.max)
-    prompts = min(max(prompts, pool.batch_size), 4 * pool.batch_size)
-    return math.ceil(prompts / prompts_per_example)
 
 
 def _device(pool: PoolSection) -> str:

@@ -8,16 +8,18 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelines.commands import run_distill
+from pipelines.commands import run_distill, run_study
 from pipelines.executors.local import LocalSession
 from pipelines.plan import make_plan
 from pipelines.progress import ProgressTracker
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import Stopped
+from pos2distill.store.artifacts import Artifact
 
 EPOCHS = 2
 STEPS = 8  # 8 examples, 2 in a batch, in 2 epochs
@@ -53,10 +55,26 @@ def results(recipe: Recipe) -> dict[str, bytes]:
     return files
 
 
-def read_steps(recipe: Recipe) -> list[dict[str, object]]:
+def read_steps(recipe: Recipe) -> list[dict[str, Any]]:
     folder = Path(make_plan(recipe).distill.artifact.path) / "steps"
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
     return [json.loads(line) for line in lines]
+
+
+def predictions(recipe: Recipe) -> dict[str, bytes]:
+    """The bytes of all evaluations' answers, by artifact."""
+    files = sorted(Path(recipe.storage).glob("*-scores-*/*.parquet"))
+    return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in files}
+
+
+def assert_each_example_once_an_epoch(recipe: Recipe) -> None:
+    for epoch in range(EPOCHS):
+        trained: Counter[str] = Counter()
+        for record in read_steps(recipe):
+            if record["epoch"] == epoch:
+                trained.update(record["examples"])
+        assert set(trained.values()) == {1}
+        assert len(trained) == recipe.study.data.train_examples
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, fault: str, step: int) -> None:
@@ -103,15 +121,58 @@ def test_run_distill_resumes_bit_identically_after_every_step(
                 path.write_bytes(path.read_bytes()[:-40])
         run_distill(interrupted)
         assert results(interrupted) == expected, f"after step {step}"
-        for epoch in range(EPOCHS):
-            trained = Counter(
-                example
-                for record in read_steps(interrupted)
-                if record["epoch"] == epoch
-                for example in record["examples"]  # type: ignore[attr-defined]
-            )
-            assert set(trained.values()) == {1}, f"after step {step}"
-            assert len(trained) == recipe.study.data.train_examples
+        assert_each_example_once_an_epoch(interrupted)
+
+
+@pytest.mark.parametrize("fault", ["stopped", "killed"])
+def test_run_distill_in_order_of_arrival_trains_on_each_example_once_an_epoch_after_every_step(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The order, and so the weights, may differ: what was sampled before comes first."""
+    make_recipe(
+        training={"global_batch_rows": 8, "epochs": EPOCHS, "order": "arrival"},
+        runtime={"executor": "local", "checkpoints": {"steps": 3}, "samplers": {"batch_size": 2}},
+    )
+    for step in range(1, STEPS + 1):
+        interrupted = at_storage(tmp_path, tmp_path / f"after-{step}")
+        with monkeypatch.context() as patch:
+            interrupt(patch, fault, step)
+            assert not ended_by_itself(interrupted)
+        run_distill(interrupted)
+        assert_each_example_once_an_epoch(interrupted)
+
+
+def test_run_study_killed_before_each_stage_is_published_gives_the_same_results(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_recipe(training={"epochs": 1, "order": "fixed"}, runtime={"executor": "local", "samplers": {"batch_size": 2}})
+    undisturbed = at_storage(tmp_path, tmp_path / "undisturbed")
+    run_study(undisturbed)
+    expected = results(undisturbed) | predictions(undisturbed)
+    assert len(predictions(undisturbed)) == 2
+    publish = Artifact.publish
+    interrupted = at_storage(tmp_path, tmp_path / "interrupted")
+    killed = []
+    published: list[str] = []
+
+    def publish_or_die(artifact: Artifact, **contents: Any) -> Any:
+        if artifact.path not in killed:
+            killed.append(artifact.path)
+            raise Killed
+        published.append(artifact.path)
+        return publish(artifact, **contents)
+
+    monkeypatch.setattr(Artifact, "publish", publish_or_die)
+    finished = False
+    while not finished:
+        try:
+            run_study(interrupted)
+            finished = True
+        except Killed:
+            pass
+    assert published == killed  # each once: what was published was not made again
+    assert len(killed) == 5  # examples, base evaluation, samples, checkpoint, evaluation
+    assert results(interrupted) | predictions(interrupted) == expected
 
 
 QUESTIONS = 12  # of one step: in each of three passes, after each of four micro-batches

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pos2distill.config import PoolSection, Recipe
+from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.records import ANSWER_SCHEMA, examples_to_table
 from pos2distill.sampling.engines.protocol import EngineDied, SamplingParams
@@ -19,8 +19,6 @@ from pos2distill.sampling.operators import (
     Generate,
     PromptSpec,
     build_prompts,
-    examples_per_block,
-    sampling_blocks,
     store_samples,
 )
 from pos2distill.store.artifacts import Artifact
@@ -132,35 +130,6 @@ def test_generate_stores_top_k_logprobs(make_batch: Callable[..., tuple[Recipe, 
         assert (np.exp(logprobs).sum(-1) <= 1 + 1e-6).all()
     evaluated = answer(*make_batch(False, engine=engine, method={"teacher": "topk"}), for_training=False)
     assert {row["top_ids"] for row in evaluated} == {None}
-
-
-@pytest.mark.parametrize(
-    ("examples", "prompts_per_example", "size"),
-    [
-        (2000, 1, 128),  # four batches
-        (1000, 12, 11),  # 132 prompts, the next multiple of twelve
-        (400, 1, 50),  # four blocks for each of two actors
-        (10, 1, 32),  # not less than a batch
-        (10, 12, 3),
-        (10, 50, 2),
-    ],
-)
-def test_examples_per_block_are_one_to_four_batches(examples: int, prompts_per_example: int, size: int) -> None:
-    assert examples_per_block(examples, prompts_per_example, PoolSection(batch_size=32, max=2)) == size
-
-
-@pytest.mark.parametrize(
-    ("missing", "blocks"),
-    [
-        ([], []),
-        ([0, 1, 2, 3, 4, 5, 6, 7], [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        ([1, 4, 5, 6, 7], [[1], [4, 5, 6, 7]]),  # cut at multiples of the size
-        ([0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]]),  # a short last block joins the one before
-    ],
-)
-def test_sampling_blocks_cut_at_multiples_of_the_size(missing: list[int], blocks: list[list[int]]) -> None:
-    tables = sampling_blocks(np.asarray(missing, np.int64), 4)
-    assert [table["index"].to_pylist() for table in tables] == blocks
 
 
 class Counter:

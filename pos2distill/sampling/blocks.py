@@ -1,0 +1,36 @@
+"""How examples are cut into blocks, each of which one task of a stateless operator takes."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pos2distill.config import PoolSection
+
+
+def index_blocks(count: int, size: int) -> list[pa.Table]:
+    """Tables of the column `index` that cut 0..count-1 into blocks of `size`."""
+    index_N = np.arange(count)
+    return [pa.table({"index": index_N[start : start + size]}) for start in range(0, count, size)]
+
+
+def sampling_blocks(missing_N: npt.NDArray[np.int64], size: int) -> list[pa.Table]:
+    """Tables of the column `index` that cut the missing examples at multiples of `size`.
+
+    So a part of the store that is sampled again is the very same batch. A short last block joins the one before it:
+    Ray Data 2.60 would wait to fill it with rows of whatever block comes last.
+    """
+    cuts = np.flatnonzero(np.diff(missing_N // size)) + 1
+    blocks = np.split(missing_N, cuts)
+    if len(blocks) > 1 and len(blocks[-1]) < size:
+        last = blocks.pop()
+        blocks[-1] = np.concatenate([blocks[-1], last])
+    return [pa.table({"index": block}) for block in blocks if len(block)]
+
+
+def examples_per_block(examples: int, prompts_per_example: int, pool: PoolSection) -> int:
+    """Examples in a block: one to four batches of prompts, several blocks for every actor if there are enough."""
+    prompts = examples * prompts_per_example // (4 * pool.max)
+    prompts = min(max(prompts, pool.batch_size), 4 * pool.batch_size)
+    return math.ceil(prompts / prompts_per_example)
