@@ -74,7 +74,7 @@ def test_tracker_forgets_actors_that_are_silent(monkeypatch: pytest.MonkeyPatch)
     assert tracker.read().actors == {"samplers": 2}
     now = time.monotonic()
     tracker.heartbeat("samplers", "b")
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now + progress._ACTIVE_SECONDS)
+    monkeypatch.setattr("pipelines.progress.time.monotonic", lambda: now + progress._ACTIVE_SECONDS)
     assert tracker.read().actors == {"samplers": 1}
 
 
