@@ -1,6 +1,7 @@
 """Fixtures of all tests: a tiny random model, small data files, and recipes on both."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from hypothesis import settings
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from tests.support.tiny import CHAT_TEMPLATE, SPECIALS, write_examples
+
+# A shell starts a background job with SIGINT ignored, and the processes that tests start and interrupt inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run, and no deadline on a busy machine.
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)

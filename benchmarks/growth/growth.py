@@ -82,8 +82,7 @@ def run_rank(index: int, world: int, size: Size, folder: str, rendezvous: str) -
     torch.set_num_threads(1)
     os.environ.update(RANK=str(index), LOCAL_RANK=str(index), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=index, world_size=world)
-    # A separate group, since a thread exchanges the next batch's rows during a step.
-    dist = DistContext(index, world, samples=torch.distributed.new_group(backend="gloo"))
+    dist = DistContext.create(index, world)
     point = measure(size, Path(folder), torch.device("cpu"), dist, "zero3")
     if index == 0:
         print(json.dumps(point), flush=True)

@@ -123,6 +123,8 @@ class _Chain:
         """In batches as on Ray: results of a model may depend, in their last digits, on how rows are batched."""
         parts = []
         began = time.monotonic()
+        if self.tracker is not None:
+            self.tracker.heartbeat(operator.name, "local")
         for start in range(0, len(block), operator.pool.batch_size):
             part = function(block.slice(start, operator.pool.batch_size))
             if operator.is_async:
@@ -157,7 +159,7 @@ class LocalSession:
     def poll(self) -> pa.Table | None:
         """The next block of samples, made now; an empty table on a request to stop; None once all are made."""
         if self.tracker.stop_requested():
-            # The loader asks what to do next only between samples.
+            # The training loop handles requests only between batches.
             return SAMPLE_SCHEMA.empty_table()
         with self.samples_lock:
             return next(self.samples, None)

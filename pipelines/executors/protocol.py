@@ -19,11 +19,14 @@ class Tracker(Protocol):
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
         """Count stored samples; raises UserError once too many have failed."""
 
+    def heartbeat(self, pool: str, actor: str) -> None:
+        """Count an actor of a pool that has begun a batch."""
+
     def count_seconds(self, pool: str, seconds: float) -> None:
         """Count the time that an actor of a pool worked on a batch."""
 
     def request_stop(self) -> None:
-        """Ask training to stop after the next checkpoint."""
+        """Request that training saves its state and stops."""
 
     def read(self) -> RunProgress:
         """The latest figures."""

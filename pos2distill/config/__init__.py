@@ -1,6 +1,7 @@
 """The settings of a recipe: what defines a result (`Study`), and where and how it runs (`Runtime`).
 
-Only a study is fingerprinted. That is honest because tests prove that results do not depend on the runtime.
+Only a study is fingerprinted: tests prove that results do not depend on the runtime, but for the order of the first
+epoch's examples if `training.order` is `arrival`.
 Parsing imports no torch, ray or vllm.
 """
 

@@ -1,4 +1,4 @@
-"""Where and how a study runs. Tests prove that results do not depend on it."""
+"""Where and how a study runs, which its fingerprint does not cover."""
 
 from typing import Literal
 
@@ -92,7 +92,7 @@ class FakeSection(Section):
 
 
 class Runtime(Section):
-    """Where and how a study runs. Nothing here changes its results."""
+    """Where and how a study runs. It changes no results, except the first epoch's order if `training.order=arrival`."""
 
     storage: str | None = Field(None, description="folder or fsspec URL; default: runs/NAME")
     executor: Literal["ray", "local"] = Field(

@@ -307,7 +307,7 @@ class EvaluationSection(Section):
 
 
 class Study(Section):
-    """All that defines a result. Equal studies have equal fingerprints and, up to rounding, equal results."""
+    """All that defines a result: equal studies have equal fingerprints."""
 
     model: ModelSection
     data: DataSection

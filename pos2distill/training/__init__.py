@@ -1,1 +1,1 @@
-"""From the sample store to a distilled checkpoint: rows, steppers, the loop."""
+"""From the sample store to a distilled checkpoint: rows, strategies, the loop."""

@@ -16,7 +16,7 @@ from pos2distill.training.strategies.protocol import Strategy
 
 
 class Checkpointer:
-    """Decides after each micro-batch what happens next, and saves training state.
+    """Decides when a checkpoint is due, and saves training state.
 
     Args:
         log: on rank 0; it is written before each checkpoint, so that both name the same steps.
@@ -36,28 +36,29 @@ class Checkpointer:
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         self.last_step, self.last_time = step, time.monotonic()
+        self.saved_step: int | None = None  # by this process
         self.preemption_handled = False
 
-    def action(self, step: int) -> Action:
-        """What this rank asks for after `step` steps. Every rank watches its node; rank 0 also time and requests."""
+    def requested_action(self, step: int, in_step: bool) -> Action:
+        """What this rank requests after `step` steps. Within the next step only what is urgent."""
         action = Action.CONTINUE
-        # The notice stays until the node is gone; without the flag, every question would get a checkpoint until then.
+        # Clocks of ranks differ, so only rank 0 measures time. The greatest action of all ranks counts.
+        if self.session.dist.rank == 0 and not in_step and self._is_due(step):
+            action = Action.CHECKPOINT
+        # Ray notifies all ranks, but not at the same time: one that is later finds the state saved already.
         if self.session.is_preempted() and not self.preemption_handled:
             self.preemption_handled = True
-            action = Action.CHECKPOINT
-        # Clocks of ranks differ, so only rank 0 measures time. The greatest action of all ranks counts.
-        if self.session.dist.rank == 0:
-            if self._is_due(step):
+            if step != self.saved_step:
                 action = Action.CHECKPOINT
-            if self.session.stop_requested():
-                action = Action.STOP
-            # A checkpoint for any reason restarts the interval, so that a regular one does not follow at once.
-            if action is not Action.CONTINUE:
-                self.last_step, self.last_time = step, time.monotonic()
+        if self.session.dist.rank == 0 and self.session.stop_requested():
+            action = Action.STOP
         return action
 
     def save(self, progress: TrainingProgress) -> None:
-        """Write a checkpoint; every rank writes its own part."""
+        """Write a checkpoint; every rank writes its own files."""
+        # A checkpoint for any reason restarts the interval, so that a regular one does not follow at once.
+        self.last_step, self.last_time = progress.step, time.monotonic()
+        self.saved_step = progress.step
         # A folder of its own: an earlier one of the same step may still be uploading, if no step was made since.
         folder = Path(tempfile.mkdtemp(prefix=f"{progress.step}-", dir=self.scratch))
         self.strategy.save_state(folder)

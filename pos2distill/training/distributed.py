@@ -18,17 +18,28 @@ class DistContext:
         rank: of this worker.
         world: number of workers.
         device: where tensors of the default process group must be (NCCL: the GPU).
-        samples: a group on the CPU, for the thread that gathers samples while gradients are reduced.
-        decisions: another one, for the loop's decisions, which must not wait for the GPU; see `control_groups`.
+        sample_group: a process group on the CPU for the thread that gathers samples while gradients are reduced.
+        control_group: another one for what the loop agrees on, which must not wait for the GPU.
     """
 
     rank: int = 0
     world: int = 1
     device: str = "cpu"
-    samples: Any = None
-    decisions: Any = None
+    sample_group: Any = None
+    control_group: Any = None
 
-    def gather(self, value_C: Tensor) -> Tensor:
+    @classmethod
+    def create(cls, rank: int, world: int, device: str = "cpu") -> "DistContext":
+        """The context of one rank, with its process groups. Called on every rank."""
+        if world == 1:
+            return cls(rank, world, device)
+        # A timeout of days: waiting for samples is not an error, however long it takes until sampling nodes start.
+        timeout = datetime.timedelta(days=7)
+        sample_group = torch.distributed.new_group(backend="gloo", timeout=timeout)
+        control_group = torch.distributed.new_group(backend="gloo", timeout=timeout)
+        return cls(rank, world, device, sample_group, control_group)
+
+    def all_gather(self, value_C: Tensor) -> Tensor:
         """Every rank's values, in rank order: (C,) -> (world * C,), on the CPU."""
         if self.world == 1:
             return value_C
@@ -38,12 +49,12 @@ class DistContext:
         torch.distributed.all_gather(gathered, own_C)
         return torch.cat(gathered).cpu()
 
-    def maximum(self, value: int) -> int:
+    def all_reduce_max(self, value: int) -> int:
         """The greatest of all ranks' values."""
         if self.world == 1:
             return value
         greatest = torch.tensor(value)
-        torch.distributed.all_reduce(greatest, torch.distributed.ReduceOp.MAX, group=self.decisions)
+        torch.distributed.all_reduce(greatest, torch.distributed.ReduceOp.MAX, group=self.control_group)
         return int(greatest)
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -52,7 +63,7 @@ class DistContext:
             return [value]
         gathered = [None] * self.world
         # On the CPU's group: with NCCL, torch moves pickled objects through GPU memory (torch 2.13).
-        torch.distributed.all_gather_object(gathered, value, group=self.samples)
+        torch.distributed.all_gather_object(gathered, value, group=self.sample_group)
         return gathered
 
     def all_gather_tables(self, table: pa.Table | None) -> Sequence[pa.Table]:
@@ -65,16 +76,6 @@ class DistContext:
             own = _to_bytes(table)
         gathered = self.all_gather_object(own)
         return [pa.ipc.open_stream(each).read_all() for each in gathered if each is not None]
-
-
-def control_groups(world: int) -> dict[str, Any]:
-    """The groups on the CPU, as arguments of `DistContext`; none for one worker. Called on every rank."""
-    if world == 1:
-        return {}
-    # A timeout of days: waiting for samples is not an error, however long it takes until sampling nodes start.
-    timeout = datetime.timedelta(days=7)
-    names = ("samples", "decisions")
-    return {name: torch.distributed.new_group(backend="gloo", timeout=timeout) for name in names}
 
 
 def _to_bytes(table: pa.Table) -> bytes:

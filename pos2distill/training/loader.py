@@ -99,7 +99,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A global batch. An empty one says that no sample came in a while: time to ask whether to stop.
+    """A global batch. An empty one says that no sample came in a while: time to handle requests.
 
     Attributes:
         epoch: from 0.

@@ -6,7 +6,6 @@ micro-batch.
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -31,7 +30,7 @@ _CHUNK_TOKENS = 64
 
 
 class Action(IntEnum):
-    """What to do next. If ranks ask for different actions, the greatest counts."""
+    """What to do next. If ranks request different actions, the greatest counts."""
 
     CONTINUE = 0
     CHECKPOINT = 1
@@ -39,7 +38,11 @@ class Action(IntEnum):
 
 
 class _Stopped(Exception):
-    """Training is asked to stop, and its state is saved."""
+    """A stop was requested, and the state is saved."""
+
+
+RequestedAction = Callable[[int, bool], Action]
+"""The action that this rank requests: given the number of completed steps, and whether a step is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,54 +126,58 @@ class Trainer:
         loader: BatchLoader,
         progress: TrainingProgress,
         listeners: Sequence[Callable[[StepRecord], None]] = (),
-        action: Callable[[int], Action] = lambda _: Action.CONTINUE,
+        requested_action: RequestedAction = lambda step, in_step: Action.CONTINUE,  # noqa: ARG005
         save: Callable[[TrainingProgress], None] = lambda _: None,
     ) -> bool:
-        """Train from `progress` to the end, or until a rank asks to stop.
+        """Train from `progress` to the end, or until a rank requests a stop.
 
-        Ranks are asked after every micro-batch, and while they wait for samples. A stop, or a checkpoint, in the middle
-        of a step saves the state before that step: its gradients are lost, since a node that is about to be taken away
-        may not have the time for the rest of it.
+        Requests are handled after every micro-batch, and while samples are awaited: a node that is about to be taken
+        away may not have the time for the rest of a step. What is saved within a step is the state before it. After a
+        stop its gradients are lost, and the resumed run computes them again.
 
         Args:
             loader: the global batches.
             progress: updated after each batch.
             listeners: called with each step's record.
-            action: which action this rank asks for, given the number of completed steps.
-            save: called on every rank to save the state when a checkpoint or a stop is asked for.
+            requested_action: called on every rank.
+            save: called on every rank to save the state if any rank has requested a checkpoint or a stop.
         Returns: whether all epochs are completed.
         Raises:
             UserError: if training diverges.
         """
 
-        def check() -> None:
-            agreed = Action(self.dist.maximum(action(progress.step)))
-            if agreed is not Action.CONTINUE:
+        def handle_requests(*, in_step: bool = True) -> None:
+            action = Action(self.dist.all_reduce_max(requested_action(progress.step, in_step)))
+            if action is not Action.CONTINUE:
                 save(progress)
-            if agreed is Action.STOP:
+            if action is Action.STOP:
                 raise _Stopped
 
+        batches = self.preparer.prepare_ahead(loader.batches(progress))
         try:
-            with closing(self.preparer.prepare_ahead(loader.batches(progress))) as batches:
-                for prepared in batches:
-                    if prepared.micro_batches:
-                        record = self._step(prepared, progress.step, check)
-                        for listener in listeners:
-                            listener(record)
-                    # Before `check`, so that a checkpoint counts this batch as done.
-                    progress.add(prepared.batch)
-                    check()
+            for prepared in batches:
+                if prepared.micro_batches:
+                    record = self._step(prepared, progress.step, handle_requests)
+                    for listener in listeners:
+                        listener(record)
+                # Before requests are handled, so that a checkpoint counts this batch as done.
+                progress.add(prepared.batch)
+                handle_requests(in_step=False)
         except _Stopped:
+            # All ranks are here, so the collectives of the batch that is being prepared will end.
+            batches.finish()
             return False
+        finally:
+            batches.close()
         return True
 
-    def _step(self, prepared: PreparedBatch, step: int, check: Callable[[], None]) -> StepRecord:
-        """One update of the weights. `check` is called between micro-batches."""
+    def _step(self, prepared: PreparedBatch, step: int, handle_requests: Callable[[], None]) -> StepRecord:
+        """One update of the weights. Requests are handled between micro-batches."""
         micro_batches = prepared.micro_batches
         if self.teacher is not None:
             # Not while preparing: a resident teacher's forward can use collectives, which must not run in that thread.
-            micro_batches = self._ask_teacher(micro_batches, check)
-        computed = self._accumulate_gradients(micro_batches, check)
+            micro_batches = self._add_teacher_views(micro_batches, handle_requests)
+        computed = self._accumulate_gradients(micro_batches, handle_requests)
         # The fraction after the step, so that the last step of a run reaches the final rate.
         rate = learning_rate(prepared.batch.fraction, self.study.training)
         norm = self.strategy.step(rate)
@@ -179,22 +186,26 @@ class Trainer:
             raise UserError("training diverged (its gradient is not finite); lower training.learning_rate")
         return _make_record(step, prepared.batch, computed, norm, rate)
 
-    def _ask_teacher(self, micro_batches: Sequence[MicroBatch], check: Callable[[], None]) -> list[MicroBatch]:
+    def _add_teacher_views(
+        self, micro_batches: Sequence[MicroBatch], handle_requests: Callable[[], None]
+    ) -> list[MicroBatch]:
         assert self.teacher is not None
-        asked = []
+        with_views = []
         for micro in micro_batches:
-            asked.append(replace(micro, teacher=self.teacher(micro.rows)))
-            check()
-        return asked
+            with_views.append(replace(micro, teacher=self.teacher(micro.rows)))
+            handle_requests()
+        return with_views
 
-    def _accumulate_gradients(self, micro_batches: Sequence[MicroBatch], check: Callable[[], None]) -> _GlobalBatch:
+    def _accumulate_gradients(
+        self, micro_batches: Sequence[MicroBatch], handle_requests: Callable[[], None]
+    ) -> _GlobalBatch:
         """Forward and backward of this rank's rows."""
         # With one micro-batch, its losses serve for the coefficients and for the gradient: one pass suffices.
         single_loss_B = None
         if len(micro_batches) == 1:
             single_loss_B = self._forward(micro_batches[0])
-        slot_N = self.dist.gather(torch.cat([micro.slot_B for micro in micro_batches]))
-        coefficient_N = self._coefficients(micro_batches, single_loss_B, slot_N, check)
+        slot_N = self.dist.all_gather(torch.cat([micro.slot_B for micro in micro_batches]))
+        coefficient_N = self._coefficients(micro_batches, single_loss_B, slot_N, handle_requests)
         losses = []
         # Values are gathered in rank order, and every rank has equally many rows.
         start = self.dist.rank * (len(slot_N) // self.dist.world)
@@ -208,9 +219,9 @@ class Trainer:
             losses.append(loss_B.detach())
             start += len(micro.slot_B)
             if not is_last:
-                check()
+                handle_requests()
         # Copied to the CPU only here: an earlier copy would make the CPU wait for each micro-batch.
-        loss_N = _require_finite(self.dist.gather(torch.cat(losses).cpu()))
+        loss_N = _require_finite(self.dist.all_gather(torch.cat(losses).cpu()))
         return _GlobalBatch(loss_N, coefficient_N, slot_N)
 
     def _coefficients(
@@ -218,7 +229,7 @@ class Trainer:
         micro_batches: Sequence[MicroBatch],
         single_loss_B: Tensor | None,
         slot_N: Tensor,
-        check: Callable[[], None],
+        handle_requests: Callable[[], None],
     ) -> Tensor:
         """The coefficients (N,) of the whole global batch, from the losses of all ranks."""
         if self.study.method.weights == "uniform":
@@ -227,21 +238,21 @@ class Trainer:
         elif single_loss_B is not None:
             loss_C = single_loss_B.detach().cpu()
         else:
-            loss_C = self._measure(micro_batches, check)
+            loss_C = self._measure(micro_batches, handle_requests)
         reference_C = torch.cat([self._reference_loss(micro) for micro in micro_batches])
-        loss_N = _require_finite(self.dist.gather(loss_C))
-        return row_coefficients(self.study.method, loss_N, self.dist.gather(reference_C), slot_N)
+        loss_N = _require_finite(self.dist.all_gather(loss_C))
+        return row_coefficients(self.study.method, loss_N, self.dist.all_gather(reference_C), slot_N)
 
     def _forward(self, micro: MicroBatch) -> Tensor:
         return self.strategy.forward(micro.batch, micro.teacher)
 
     @torch.no_grad()
-    def _measure(self, micro_batches: Sequence[MicroBatch], check: Callable[[], None]) -> Tensor:
+    def _measure(self, micro_batches: Sequence[MicroBatch], handle_requests: Callable[[], None]) -> Tensor:
         """This rank's row losses, (C,)."""
         losses = []
         for micro in micro_batches:
             losses.append(self._forward(micro))
-            check()
+            handle_requests()
         return torch.cat(losses).cpu()
 
     @torch.no_grad()

@@ -3,8 +3,9 @@
 Shapes: B rows of a micro-batch.
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +20,10 @@ from pos2distill.training.loader import Batch
 from pos2distill.training.rows import Row, RowBuilder, RowKey, count_parts, rows_of_rank, split_rows
 from pos2distill.training.teachers import TeacherView
 
+_FINISH_SECONDS = 10.0
+
+_logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -28,7 +33,7 @@ class MicroBatch:
         rows: B rows.
         batch: the same rows, packed.
         slot_B: (B,) int64, each row's `slot_id`.
-        teacher: what is known of the frozen model at the responses; None until training asks the teacher.
+        teacher: what is known of the frozen model at the responses; None until training has added it.
     """
 
     rows: Sequence[Row]
@@ -61,37 +66,9 @@ class BatchPreparer:
         self.dist = dist
         self.limit = limit
 
-    def prepare_ahead(self, batches: Iterator[Batch]) -> Generator[PreparedBatch]:
-        """Each batch, prepared. The next one is read and prepared while the caller uses the last one.
-
-        All ranks close the iterator at the same batch, if they do before its end.
-        """
-        # One thread, so that all ranks take the batches, and call the collectives inside, in the same order.
-        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-batches")
-
-        def prepare_next() -> PreparedBatch | None:
-            batch = next(batches, None)
-            if batch is None:
-                return None
-            return self.prepare(batch)
-
-        failed = True
-        try:
-            # Collectives of this thread use `DistContext.samples`, so that they do not mix with those of training.
-            upcoming = pool.submit(prepare_next)
-            prepared = upcoming.result()
-            while prepared is not None:
-                upcoming = pool.submit(prepare_next)
-                yield prepared
-                prepared = upcoming.result()
-            failed = False
-        except GeneratorExit:
-            # On every rank at once, so the thread's collectives end, if all ranks let it finish its batch.
-            failed = False
-            raise
-        finally:
-            # After an error, do not wait for the thread: it may be waiting for ranks that have exited.
-            pool.shutdown(wait=not failed, cancel_futures=failed)
+    def prepare_ahead(self, batches: Iterator[Batch]) -> "BatchesAhead":
+        """Each batch, prepared. The next one is read and prepared while the caller uses the last one."""
+        return BatchesAhead(batches, self.prepare)
 
     def prepare(self, batch: Batch) -> PreparedBatch:
         """Build this rank's rows of a batch, cut them into micro-batches and pack each."""
@@ -120,6 +97,47 @@ class BatchPreparer:
             micro_batches.append(MicroBatch(part, pack(part, self.study), slot_B))
             start += size
         return micro_batches
+
+
+class BatchesAhead:
+    """An iterator over prepared batches; a thread prepares one ahead."""
+
+    def __init__(self, batches: Iterator[Batch], prepare: Callable[[Batch], PreparedBatch]) -> None:
+        self.batches = batches
+        self.prepare = prepare
+        # One thread, so that all ranks take the batches, and call the collectives inside, in the same order. These use
+        # `DistContext.sample_group`, so that they do not mix with those of training.
+        self.pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-batches")
+        self.upcoming = self.pool.submit(self._prepare_next)
+
+    def __iter__(self) -> "BatchesAhead":
+        return self
+
+    def __next__(self) -> PreparedBatch:
+        prepared = self.upcoming.result()
+        if prepared is None:
+            raise StopIteration
+        self.upcoming = self.pool.submit(self._prepare_next)
+        return prepared
+
+    def finish(self) -> None:
+        """Wait, but not for long, until the thread has prepared its batch. Called on every rank at the same batch."""
+        # It may be waiting for a rank whose thread has failed, and a stop must not wait for that.
+        done, _ = wait([self.upcoming], timeout=_FINISH_SECONDS)
+        for future in done:
+            error = future.exception()
+            if error is not None:
+                _logger.warning("the batch after the last step could not be prepared: %s", error)
+
+    def close(self) -> None:
+        """Give the thread nothing more to do. Does not wait: after an error its ranks may have exited."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prepare_next(self) -> PreparedBatch | None:
+        batch = next(self.batches, None)
+        if batch is None:
+            return None
+        return self.prepare(batch)
 
 
 def pack(rows: Sequence[Row], study: Study) -> ResponseBatch:

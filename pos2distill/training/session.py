@@ -26,10 +26,10 @@ class WorkerSession(Protocol):
         """Keep a folder of training state, and remove it here. Called on every rank; may return before the upload."""
 
     def stop_requested(self) -> bool:
-        """Whether training is asked to stop. Returns at once; called on rank 0 only."""
+        """Whether a stop is requested. Returns at once; called on rank 0 only."""
 
     def is_preempted(self) -> bool:
-        """Whether the node of this worker is about to be taken away."""
+        """Whether the node of any worker is about to be taken away. Returns at once."""
 
     def count_step(self, examples: int, steps: int, loss: float) -> None:
         """Report a step: examples processed over all epochs, steps made, the last loss. Called on rank 0 only."""

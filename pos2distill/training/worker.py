@@ -42,7 +42,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
     build_row = RowBuilder(make_prompt_builder(study), study)
     trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
     listeners = [log] if log is not None else []
-    finished = trainer.train(loader, progress, listeners, checkpointer.action, checkpointer.save)
+    finished = trainer.train(loader, progress, listeners, checkpointer.requested_action, checkpointer.save)
     if finished:
         _save_model(job, strategy, write=session.dist.rank == 0)
     if log is not None:

@@ -175,12 +175,12 @@ def test_run_study_killed_before_each_stage_is_published_gives_the_same_results(
     assert results(interrupted) | predictions(interrupted) == expected
 
 
-QUESTIONS = 12  # of one step: in each of three passes, after each of four micro-batches
+POLLS = 12  # of one step: in each of three passes, after each of four micro-batches
 
 
-@pytest.mark.parametrize("question", range(QUESTIONS + 1, 2 * QUESTIONS + 1))
+@pytest.mark.parametrize("poll", range(POLLS + 1, 2 * POLLS + 1))
 def test_run_distill_resumes_bit_identically_after_a_stop_within_a_step(
-    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: int
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poll: int
 ) -> None:
     """The second step stops after its first micro-batch, its second, and so on."""
     recipe = make_recipe(
@@ -189,19 +189,19 @@ def test_run_distill_resumes_bit_identically_after_a_stop_within_a_step(
     )
     run_distill(recipe)
     expected = results(recipe)
-    questions = 0
+    polls = 0
 
     def stop_requested(session: LocalSession) -> bool:
-        nonlocal questions
-        questions += 1
-        return questions == question
+        nonlocal polls
+        polls += 1
+        return polls == poll
 
     interrupted = at_storage(tmp_path, tmp_path / "interrupted")
     with monkeypatch.context() as patch:
         patch.setattr(LocalSession, "stop_requested", stop_requested)
         with pytest.raises(Stopped):
             run_distill(interrupted)
-    assert len(read_steps(interrupted)) == 1 + (question == 2 * QUESTIONS)
+    assert len(read_steps(interrupted)) == 1 + (poll == 2 * POLLS)
     run_distill(interrupted)
     assert results(interrupted) == expected
 

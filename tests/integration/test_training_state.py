@@ -43,14 +43,26 @@ def make_batches(recipe: Recipe) -> list[tuple[Any, Any]]:
     return [(prompts[at : at + BATCH], responses[at : at + BATCH]) for at in range(0, len(chosen), BATCH)]
 
 
-def steps(strategy: Strategy, batches: Sequence[tuple[Any, Any]], rank: int = 0, world: int = 1) -> list[float]:
-    """The global batch's mean loss before each step; every rank computes its part of the rows."""
-    losses = []
-    own = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+def steps(
+    strategy: Strategy, batches: Sequence[tuple[Any, Any]], rank: int = 0, world: int = 1, within: Path | None = None
+) -> list[float]:
+    """The global batch's mean loss before each step; every rank computes its part of the rows, in two micro-batches.
+
+    Args:
+        within: where to save the state between the first two micro-batches.
+    """
+    losses: list[float] = []
+    start, stop = rank * BATCH // world, (rank + 1) * BATCH // world
+    middle = (start + stop) // 2
     for prompts, responses in batches:
-        loss = strategy.forward(collate(prompts[own], responses[own]), None).sum() / BATCH
-        strategy.backward(loss, last=True)
-        total = loss.detach()
+        total = torch.zeros(())
+        for rows in (slice(start, middle), slice(middle, stop)):
+            loss = strategy.forward(collate(prompts[rows], responses[rows]), None).sum() / BATCH
+            is_last = rows.stop == stop
+            strategy.backward(loss, last=is_last)
+            total += loss.detach()
+            if within is not None and not losses and not is_last:
+                strategy.save_state(within)
         if world > 1:
             torch.distributed.all_reduce(total)
         strategy.step(3e-4)
@@ -80,11 +92,11 @@ def on_ranks(world: int, work: Callable[..., Any], jobs: Jobs) -> dict[str, Any]
 
 
 def begin(strategy: Any, batches: Any, folder: Path, rank: int, world: int) -> dict[str, Any]:
-    """Save after some steps and continue; then load what was saved and repeat."""
+    """Save after some steps, and again within the next one, and continue; then load what was saved and repeat."""
     steps(strategy, batches[:BEFORE], rank, world)
     strategy.save_state(folder / "state")
     torch.distributed.barrier()
-    uninterrupted = steps(strategy, batches[BEFORE:], rank, world)
+    uninterrupted = steps(strategy, batches[BEFORE:], rank, world, within=folder / "within")
     strategy.load_state(folder / "state")
     strategy.save(folder / "model")
     return {"uninterrupted": uninterrupted, "again": steps(strategy, batches[BEFORE : BEFORE + AGAIN], rank, world)}
@@ -146,6 +158,7 @@ def test_load_state_at_the_same_ranks_repeats_the_run_bit_for_bit(saved: Callabl
     state = saved(case)
     assert state.losses["again"] == state.losses["uninterrupted"][:AGAIN]
     assert len(set(state.losses["again"])) == AGAIN
+    assert_same_state(state.folder / "state", state.folder / "within")
     assert_computes_with_its_state(state.recipe, state.folder / "model", state.folder / "state")
 
 
@@ -167,6 +180,7 @@ def test_load_state_of_adapters_at_another_number_of_ranks_and_in_one_process(
     recipe, folder, losses = state.recipe, state.folder, state.losses
     assert losses["again"] == losses["uninterrupted"][:AGAIN]
     assert all(".lora_" in key for key in tensors(folder / "state"))
+    assert_same_state(folder / "state", folder / "within")
     resumed = on_ranks(3, resume, {"lora": (recipe, folder)})["lora"]
     assert_same_state(folder / "state", folder / "copy-3")
     assert resumed == pytest.approx(losses["uninterrupted"], rel=1e-3)

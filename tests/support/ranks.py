@@ -69,21 +69,23 @@ class ThreadDist(DistContext):
 
     tensors: Any = None
 
-    def gather(self, value_C: Tensor) -> Tensor:
+    def all_gather(self, value_C: Tensor) -> Tensor:
         return torch.cat(self.tensors.gather(self.rank, value_C))
 
-    def maximum(self, value: int) -> int:
-        return max(self.decisions.gather(self.rank, value))
+    def all_reduce_max(self, value: int) -> int:
+        return max(self.control_group.gather(self.rank, value))
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        gathered: list[Any] = self.samples.gather(self.rank, value)
+        gathered: list[Any] = self.sample_group.gather(self.rank, value)
         return gathered
 
 
 def thread_ranks(world: int) -> list[ThreadDist]:
     """The ranks of one group."""
-    samples, decisions, tensors = Meeting(world), Meeting(world), Meeting(world)
-    return [ThreadDist(rank, world, samples=samples, decisions=decisions, tensors=tensors) for rank in range(world)]
+    samples, control, tensors = Meeting(world), Meeting(world), Meeting(world)
+    return [
+        ThreadDist(rank, world, sample_group=samples, control_group=control, tensors=tensors) for rank in range(world)
+    ]
 
 
 def run_threads(work: Callable[[DistContext], Result], world: int) -> list[Result]:

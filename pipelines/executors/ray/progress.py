@@ -91,8 +91,8 @@ class RayTracker:
         """Ask training to stop after a checkpoint."""
         ray.get(self.actor.request_stop.remote())
 
-    def ask_stop_requested(self) -> Any:
-        """A reference to whether training is asked to stop, to be waited for later."""
+    def call_stop_requested(self) -> Any:
+        """A reference to whether a stop is requested, to be waited for later."""
         return self.actor.stop_requested.remote()
 
     def report_fatal(self, line: str) -> None:

@@ -1,6 +1,7 @@
 """The training loop on Ray Train workers, and the stream of samples that they read."""
 
 import functools
+import math
 import queue
 import threading
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact
-from pos2distill.training.distributed import DistContext, control_groups
+from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import STATE_FOLDER, TrainingJob
 
 from ..protocol import Stream, TrainingOutcome
@@ -110,12 +111,12 @@ class RaySession:
         world = context.get_world_size()
         # Ray shows a worker without GPUs those of its machine, so the settings decide.
         self.device = ray.train.torch.get_device() if job.runtime.trainers.gpus else torch.device("cpu")
-        self.dist = DistContext(context.get_world_rank(), world, str(self.device), **control_groups(world))
+        self.dist = DistContext.create(context.get_world_rank(), world, str(self.device))
         self.tracker = tracker
         # Rounded up, so that one poll of all workers together can fill a global batch.
-        self.rows_per_poll = -(-examples_per_batch(job.study) // world)
-        # A question is always under way, so that no step waits for its answer.
-        self.stop_answer = tracker.ask_stop_requested() if self.dist.rank == 0 else None
+        self.rows_per_poll = math.ceil(examples_per_batch(job.study) / world)
+        # A call is always under way, so that no step waits for its result.
+        self.stop_result = tracker.call_stop_requested() if self.dist.rank == 0 else None
 
     def open_stream(self) -> "ShardReader":
         """See `WorkerSession.open_stream`."""
@@ -141,11 +142,11 @@ class RaySession:
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""
-        ready, _ = ray.wait([self.stop_answer], timeout=0)
+        ready, _ = ray.wait([self.stop_result], timeout=0)
         if not ready:
             return False
-        stop: bool = ray.get(self.stop_answer)
-        self.stop_answer = self.tracker.ask_stop_requested()
+        stop: bool = ray.get(self.stop_result)
+        self.stop_result = self.tracker.call_stop_requested()
         return stop
 
     def is_preempted(self) -> bool:

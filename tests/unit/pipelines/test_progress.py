@@ -63,8 +63,8 @@ def test_show_progress_prints_lines_without_a_terminal(
 def test_tracker_raises_after_too_many_failed_samples_and_has_counted_them() -> None:
     tracker = ProgressTracker(make_spec(total=4))
     with pytest.raises(UserError, match="samples failed"):
-        tracker.count_stored(["failed"] * 3, ["out of memory"] * 3, ["a", "b", "c"])
-    assert tracker.read().stored == {"failed": 3}
+        tracker.count_stored(["failed"] * 4, ["out of memory"] * 4, ["a", "b", "c", "d"])
+    assert tracker.read().stored == {"failed": 4}
 
 
 def test_tracker_forgets_actors_that_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,7 +327,7 @@ def test_all_gather_tables_sends_slices_without_the_rest_of_their_table() -> Non
     with ThreadPoolExecutor(2) as pool:
         for got in pool.map(run, ranks):
             assert [each["example_id"].to_pylist() for each in got] == [["e0001"]]
-    sent = ranks[0].samples.values[1]
+    sent = ranks[0].sample_group.values[1]
     assert isinstance(sent, bytes)
     assert len(sent) < 20_000
 

@@ -1,5 +1,7 @@
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -15,9 +17,11 @@ from pos2distill.config import Recipe, Study, TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.packing import ResponseBatch, collate
+from pos2distill.training import micro_batches
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import TrainingProgress
+from pos2distill.training.loader import Batch, TrainingProgress
 from pos2distill.training.loop import Action, StepRecord, Trainer
+from pos2distill.training.micro_batches import BatchPreparer, PreparedBatch
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import TeacherView, build_teacher
@@ -341,83 +345,139 @@ def test_step_records_report_each_step(make: Callable[..., Source]) -> None:
         assert record.as_dict()["loss"] == record.loss
 
 
-class Actions:
-    """Asks for an action at one of the questions, and keeps what was saved.
+class Requests:
+    """Requests an action at one of the polls, and keeps what was saved.
 
     Attributes:
-        steps: the number of completed steps at each question.
+        polls: of each poll the number of completed steps, and whether it was within a step.
     """
 
-    def __init__(self, action: Action, question: int) -> None:
-        self.asked_for, self.question = action, question
-        self.steps: list[int] = []
+    def __init__(self, action: Action, poll: int) -> None:
+        self.requested, self.poll = action, poll
+        self.polls: list[tuple[int, bool]] = []
         self.saved: list[int] = []
 
-    def action(self, step: int) -> Action:
-        self.steps.append(step)
-        return self.asked_for if len(self.steps) == self.question else Action.CONTINUE
+    def action(self, step: int, in_step: bool) -> Action:
+        self.polls.append((step, in_step))
+        return self.requested if len(self.polls) == self.poll else Action.CONTINUE
 
     def save(self, progress: TrainingProgress) -> None:
         self.saved.append(progress.step)
 
 
-def run_with(source: Source, actions: Actions, result: Result, dist: DistContext, rows: int = 8) -> bool:
+def run_with(source: Source, requests: Requests, result: Result, dist: DistContext, rows: int = 8) -> bool:
     teacher = build_teacher(source.study, result.strategy.frozen_states, CPU)
     trainer = Trainer(source.study, trainers(rows), source.build, result.strategy, teacher, dist)
     progress = TrainingProgress.at_start(len(source.ids))
-    return trainer.train(source.loader(dist), progress, [result.records.append], actions.action, actions.save)
+    return trainer.train(source.loader(dist), progress, [result.records.append], requests.action, requests.save)
 
 
-def test_trainer_asks_after_every_micro_batch(make: Callable[..., Source]) -> None:
+TWO_STEPS: dict[str, Any] = {"data": {"train_examples": 4}, "training": {"epochs": 2}}
+
+
+def test_trainer_polls_requests_after_every_micro_batch(make: Callable[..., Source]) -> None:
     """Of every pass (the frozen model's outputs, the losses, the gradients), and once after the step."""
-    actions = Actions(Action.CONTINUE, 0)
-    source = make(data={"train_examples": 4}, training={"epochs": 2})
+    requests = Requests(Action.CONTINUE, 0)
+    source = make(**TWO_STEPS)
     result = prepare(source, trainers(8))
-    assert run_with(source, actions, result, DistContext())
-    micro_batches = len(result.strategy.last) // 2
-    assert micro_batches == 2
-    assert actions.steps == [0] * (3 * micro_batches - 1) + [1] * (3 * micro_batches) + [2]
-    assert actions.saved == []
+    assert run_with(source, requests, result, DistContext())
+    assert len(result.strategy.last) == 2 * 2  # micro-batches
+    first_step, second_step = [(0, True)] * 5, [(1, True)] * 5
+    assert requests.polls == [*first_step, (1, False), *second_step, (2, False)]
+    assert requests.saved == []
 
 
-@pytest.mark.parametrize("question", [1, 4, 5, 6, 7, 12])
-def test_trainer_stops_at_the_micro_batch_at_hand(make: Callable[..., Source], question: int) -> None:
-    actions = Actions(Action.STOP, question)
-    source = make(data={"train_examples": 4}, training={"epochs": 2})
+@pytest.mark.parametrize("poll", [1, 4, 5, 6, 7, 12])
+def test_trainer_stops_after_the_current_micro_batch(make: Callable[..., Source], poll: int) -> None:
+    requests = Requests(Action.STOP, poll)
+    source = make(**TWO_STEPS)
     result = prepare(source, trainers(8))
-    assert not run_with(source, actions, result, DistContext())
-    assert len(actions.steps) == question
-    assert actions.saved == [question // 6]
-    assert len(result.records) == question // 6
+    assert not run_with(source, requests, result, DistContext())
+    assert len(requests.polls) == poll
+    assert requests.saved == [poll // 6]
+    assert len(result.records) == poll // 6
 
 
-def test_trainer_makes_a_checkpoint_within_a_step_and_continues(make: Callable[..., Source]) -> None:
-    source = make(data={"train_examples": 4}, training={"epochs": 2})
+def test_trainer_saves_within_a_step_and_continues(make: Callable[..., Source]) -> None:
+    source = make(**TWO_STEPS)
     undisturbed = run(source, trainers(8))
-    actions = Actions(Action.CHECKPOINT, 9)
+    requests = Requests(Action.CHECKPOINT, 9)
     result = prepare(source, trainers(8))
-    assert run_with(source, actions, result, DistContext())
-    assert actions.saved == [1]
+    assert run_with(source, requests, result, DistContext())
+    assert requests.saved == [1]
     assert [each.as_dict() for each in result.records] == [each.as_dict() for each in undisturbed.records]
 
 
-def test_trainer_stops_all_ranks_if_one_asks(make: Callable[..., Source]) -> None:
-    source = make(data={"train_examples": 4}, training={"epochs": 2})
-    results = [prepare(source, trainers(8)) for _ in range(2)]
-    actions = [Actions(Action.CHECKPOINT, 2), Actions(Action.STOP, 2)]
+def test_trainer_stops_all_ranks_if_one_requests_it(make: Callable[..., Source]) -> None:
+    source = make(**TWO_STEPS)
+    results = [prepare(source, trainers(4)) for _ in range(2)]
+    requests = [Requests(Action.CHECKPOINT, 2), Requests(Action.STOP, 2)]
 
-    def rank(dist: DistContext) -> bool:
-        return run_with(source, actions[dist.rank], results[dist.rank], dist, rows=4)
+    def work_on(dist: DistContext) -> bool:
+        return run_with(source, requests[dist.rank], results[dist.rank], dist, rows=4)
 
-    assert run_threads(rank, 2) == [False, False]
-    assert [each.saved for each in actions] == [[0], [0]]
-    assert [each.steps for each in actions] == [[0, 0]] * 2
+    assert run_threads(work_on, 2) == [False, False]
+    assert [each.saved for each in requests] == [[0], [0]]
+    assert [each.polls for each in requests] == [[(0, True)] * 2] * 2
+
+
+def test_trainer_raises_an_error_without_waiting_for_the_batch_being_prepared(
+    make: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make(**TWO_STEPS)
+    result = prepare(source, trainers(8))
+    released = threading.Event()
+    prepare_batch = BatchPreparer.prepare
+    prepared: list[Batch] = []
+
+    def prepare_first_and_wait(preparer: BatchPreparer, batch: Batch) -> PreparedBatch:
+        if prepared:
+            released.wait(60)
+        prepared.append(batch)
+        return prepare_batch(preparer, batch)
+
+    def fail(*_: object) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(BatchPreparer, "prepare", prepare_first_and_wait)
+    monkeypatch.setattr(result.strategy, "forward", fail)
+    start = time.monotonic()
+    try:
+        with pytest.raises(RuntimeError, match="out of memory"):
+            work(result, source, trainers(8), DistContext())
+        assert time.monotonic() - start < 30
+    finally:
+        released.set()
+
+
+def test_trainer_stops_although_the_next_batch_cannot_be_prepared_on_one_rank(
+    make: Callable[..., Source], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = make(**TWO_STEPS)
+    results = [prepare(source, trainers(4)) for _ in range(2)]
+    requests = [Requests(Action.STOP, 3), Requests(Action.CONTINUE, 0)]
+    monkeypatch.setattr(micro_batches, "_FINISH_SECONDS", 1.0)
+    prepare_batch = BatchPreparer.prepare
+
+    def fail_on_one_rank(preparer: BatchPreparer, batch: Batch) -> PreparedBatch:
+        if preparer.dist.rank == 1 and batch.epoch == 1:
+            raise OSError("the storage is gone")
+        return prepare_batch(preparer, batch)
+
+    monkeypatch.setattr(BatchPreparer, "prepare", fail_on_one_rank)
+
+    def work_on(dist: DistContext) -> bool:
+        return run_with(source, requests[dist.rank], results[dist.rank], dist, rows=4)
+
+    assert run_threads(work_on, 2) == [False, False]
+    assert [each.saved for each in requests] == [[0], [0]]
+    assert "the batch after the last step could not be prepared: the storage is gone" in caplog.text
 
 
 def test_dist_context_of_one_worker_gathers_its_own_values() -> None:
     value = torch.tensor([1.0, 2.0])
-    assert DistContext().gather(value).tolist() == [1.0, 2.0]
-    assert DistContext().maximum(2) == 2
+    assert DistContext().all_gather(value).tolist() == [1.0, 2.0]
+    assert DistContext().all_reduce_max(2) == 2
 
 
 def test_trainer_repeats_a_run_exactly(make: Callable[..., Source]) -> None:

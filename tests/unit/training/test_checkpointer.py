@@ -1,0 +1,118 @@
+"""When the training state is saved."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pos2distill.config import CheckpointsSection
+from pos2distill.training import checkpointer
+from pos2distill.training.checkpointer import Checkpointer
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import TrainingProgress
+from pos2distill.training.loop import Action
+
+
+class Session:
+    """The surroundings of one rank: what is requested, and what was saved."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.dist = DistContext(rank, 2)
+        self.stop = False
+        self.preempted = False
+        self.saved: list[int] = []
+
+    def stop_requested(self) -> bool:
+        assert self.dist.rank == 0
+        return self.stop
+
+    def is_preempted(self) -> bool:
+        return self.preempted
+
+    def save_checkpoint(self, step: int, folder: Path) -> None:
+        self.saved.append(step)
+        folder.rmdir()
+
+
+class NoState:
+    """A strategy without weights."""
+
+    def save_state(self, folder: Path) -> None:
+        assert not any(folder.iterdir())
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(minutes=0.0)
+    monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: 60 * now.minutes))
+    return now
+
+
+def make(session: Session, tmp_path: Path, step: int = 0, **settings: Any) -> Checkpointer:
+    job: Any = SimpleNamespace(
+        runtime=SimpleNamespace(checkpoints=CheckpointsSection(**settings)),
+        checkpoint=SimpleNamespace(url=str(tmp_path)),
+    )
+    return Checkpointer(job, session, NoState(), None, step)  # type: ignore[arg-type]
+
+
+def save(saver: Checkpointer, step: int) -> None:
+    saver.save(TrainingProgress(step, 0, np.zeros(4, bool)))
+
+
+def test_checkpointer_saves_every_few_steps_and_never_within_one(clock: SimpleNamespace, tmp_path: Path) -> None:
+    saver = make(Session(), tmp_path, step=10, steps=3)
+    assert saver.requested_action(12, False) is Action.CONTINUE
+    assert saver.requested_action(13, True) is Action.CONTINUE
+    assert saver.requested_action(13, False) is Action.CHECKPOINT
+    save(saver, 13)
+    assert saver.requested_action(13, False) is Action.CONTINUE
+    assert saver.requested_action(16, False) is Action.CHECKPOINT
+    saver.close()
+
+
+def test_checkpointer_saves_after_a_time_if_a_step_was_made(clock: SimpleNamespace, tmp_path: Path) -> None:
+    saver = make(Session(), tmp_path, minutes=15)
+    clock.minutes = 16.0
+    assert saver.requested_action(0, False) is Action.CONTINUE
+    assert saver.requested_action(1, True) is Action.CONTINUE
+    assert saver.requested_action(1, False) is Action.CHECKPOINT
+    save(saver, 1)
+    clock.minutes = 30.0
+    assert saver.requested_action(2, False) is Action.CONTINUE
+    saver.close()
+
+
+def test_checkpointer_saves_once_at_a_notice_also_within_a_step(clock: SimpleNamespace, tmp_path: Path) -> None:
+    session = Session(rank=1)
+    saver = make(session, tmp_path)
+    session.preempted = True
+    assert saver.requested_action(4, True) is Action.CHECKPOINT
+    save(saver, 4)
+    assert saver.requested_action(4, True) is Action.CONTINUE
+    assert saver.requested_action(5, False) is Action.CONTINUE
+    assert session.saved == [4]
+    saver.close()
+
+
+def test_checkpointer_does_not_save_again_for_a_notice_that_arrives_later_than_at_another_rank(
+    clock: SimpleNamespace, tmp_path: Path
+) -> None:
+    session = Session(rank=1)
+    saver = make(session, tmp_path)
+    save(saver, 4)  # as another rank requested
+    session.preempted = True
+    assert saver.requested_action(4, True) is Action.CONTINUE
+    assert saver.requested_action(5, True) is Action.CONTINUE
+    saver.close()
+
+
+def test_checkpointer_requests_a_stop_within_a_step(clock: SimpleNamespace, tmp_path: Path) -> None:
+    session = Session()
+    saver = make(session, tmp_path, steps=1)
+    session.stop = True
+    assert saver.requested_action(0, True) is Action.STOP
+    assert saver.requested_action(1, False) is Action.STOP
+    saver.close()
