@@ -185,9 +185,9 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
             if stage is plan.sample and streams:
                 continue  # the stage `distill` trains on the samples while they are made, and publishes them
             if context is None:
-                context = RunContext(
-                    recipe.name, recipe.storage, plan.study, recipe.runtime, build_executor(recipe.runtime)
-                )
+                logged_settings = plan.study.model_dump(mode="json")
+                executor = build_executor(recipe.runtime)
+                context = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, executor)
             start = time.monotonic()
             manifest = stage.run(stage, context)
             duration = f"{time.monotonic() - start:9.1f} s"
