@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pos2distill.config import Runtime, Study, fingerprint
+from pos2distill.config.fields import RestrictedStudy
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact, Manifest
 
@@ -63,7 +64,7 @@ class Stage:
 
     name: str
     artifact: Artifact
-    study: Study
+    study: RestrictedStudy
     run: Callable[[Stage, RunContext], Manifest] = field(repr=False)
     inputs: Mapping[str, Input] = field(default_factory=dict)
     derived: Mapping[str, Any] = field(default_factory=dict)
