@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from pos2distill.errors import UserError, did_you_mean
 
-from .types import Fault, KubeManifest
+from .types import KubeManifest, Violation
 
 KINDS = ("RayJob", "RayCluster")
 _TYPE_NAMES = {
@@ -47,12 +47,12 @@ def load_schemas(path: str) -> dict[str, Draft202012Validator]:
     return validators
 
 
-def check_schema(manifest: KubeManifest, validator: Draft202012Validator) -> Iterator[Fault]:
-    """All faults of a manifest against the schema of its kind, sorted by path."""
+def check_schema(manifest: KubeManifest, validator: Draft202012Validator) -> Iterator[Violation]:
+    """All violations of a manifest against the schema of its kind, sorted by path."""
     # Paths contain names and list indices, which cannot be compared with each other.
     errors = sorted(validator.iter_errors(manifest), key=lambda error: [str(part) for part in error.absolute_path])
     for error in errors:
-        yield from _to_faults(error)
+        yield from _to_violations(error)
 
 
 def _read_schemas(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -98,7 +98,7 @@ def _strict(schema: Any) -> Any:
     return strict
 
 
-def _to_faults(error: ValidationError) -> Iterator[Fault]:
+def _to_violations(error: ValidationError) -> Iterator[Violation]:
     """Messages for one schema error. They never contain the value, which may be a secret in the wrong field."""
     path = _join_path(error.absolute_path)
     expected = error.validator_value
@@ -106,22 +106,22 @@ def _to_faults(error: ValidationError) -> Iterator[Fault]:
         known = error.schema["properties"]
         for name in error.instance:
             if name not in known:
-                yield Fault(_field_path(path, name), f"unknown field{did_you_mean(name, known)}")
+                yield Violation(_field_path(path, name), f"unknown field{did_you_mean(name, known)}")
     elif error.validator == "required":
         for name in expected:
             if name not in error.instance:
-                yield Fault(_field_path(path, name), "missing; add it")
+                yield Violation(_field_path(path, name), "missing; add it")
     elif error.validator == "type":
-        yield Fault(path, f"expected {_TYPE_NAMES[expected]}, got {_type_name(error.instance)}")
+        yield Violation(path, f"expected {_TYPE_NAMES[expected]}, got {_type_name(error.instance)}")
     elif error.validator == "enum":
-        yield Fault(path, f"expected one of: {', '.join(map(str, expected))}; set one of them")
+        yield Violation(path, f"expected one of: {', '.join(map(str, expected))}; set one of them")
     elif error.validator == "anyOf":
         # In the CRDs of KubeRay 1.7, all alternatives are those of the type IntOrString.
-        yield Fault(path, "expected an integer or a string; set one of them")
+        yield Violation(path, "expected an integer or a string; set one of them")
     elif error.validator == "pattern" and error.schema.get("x-kubernetes-int-or-string"):
-        yield Fault(path, "is not a valid quantity; expected for example 4, 500m or 16Gi")
+        yield Violation(path, "is not a valid quantity; expected for example 4, 500m or 16Gi")
     else:
-        yield Fault(path, f"must satisfy {error.validator}: {expected}; change it")
+        yield Violation(path, f"must satisfy {error.validator}: {expected}; change it")
 
 
 def _type_name(value: Any) -> str:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 KubeManifest = dict[str, Any]
 
 
-class Fault(NamedTuple):
-    """One thing that is wrong with a manifest."""
+class Violation(NamedTuple):
+    """Where a manifest breaks a rule or its schema."""
 
     path: str  # of the field, for example spec.rayClusterSpec.workerGroupSpecs[0].minReplicas
     message: str  # what is wrong and how to fix it, on one line

@@ -9,11 +9,11 @@ from pos2distill.errors import UserError
 
 from .rules.manifest import check_manifest
 from .schema import check_schema, load_schemas
-from .types import Fault, KubeManifest
+from .types import KubeManifest, Violation
 
 
 def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[str]:
-    """One line for each fault: manifest, path, what is wrong and how to fix it. Empty if all manifests are valid.
+    """One line for each violation: manifest, path, what is wrong and how to fix it. Empty if all manifests are valid.
 
     Args:
         crds: file or folder with KubeRay's CRDs (see `load_schemas`); None: only the rules are checked.
@@ -25,18 +25,18 @@ def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[st
     titles: set[str] = set()
     for manifest in manifests:
         title = _title(manifest)
-        faults: list[Fault] = []
+        violations: list[Violation] = []
         if title in titles:
-            faults.append(Fault("metadata.name", "is used twice; rename one of the manifests"))
+            violations.append(Violation("metadata.name", "is used twice; rename one of the manifests"))
         titles.add(title)
         schema = schemas.get(str(manifest.get("kind")))
         if schema:
-            faults.extend(check_schema(manifest, schema))
+            violations.extend(check_schema(manifest, schema))
         # A rule may repeat what the schema already reports about a field; one line per field is enough.
-        reported = {fault.path for fault in faults}
-        faults.extend(fault for fault in check_manifest(manifest) if fault.path not in reported)
-        for fault in faults:
-            lines.append(f"{title}: {fault.path}: {' '.join(fault.message.split())}")
+        reported = {violation.path for violation in violations}
+        violations.extend(violation for violation in check_manifest(manifest) if violation.path not in reported)
+        for violation in violations:
+            lines.append(f"{title}: {violation.path}: {' '.join(violation.message.split())}")
     return lines
 
 

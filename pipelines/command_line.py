@@ -57,7 +57,7 @@ following, not the job. For a cluster with token authentication set RAY_AUTH_TOK
 CLUSTER = """A study on Kubernetes by KubeRay, from a cluster spec (docs/cluster.md).
 
   render     print the manifests: of a job if a recipe is given, else of a cluster
-  validate   report every fault of a spec, or of a file of manifests
+  validate   report every error of a spec, or of a file of manifests
   submit     apply the job with kubectl and follow it: changes, log, exit code (1 failed, 3 stopped or deleted)
   status     the state of the job and its pods, and what pending pods wait for
   logs       the job's log so far

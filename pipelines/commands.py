@@ -1,7 +1,6 @@
 """The commands: lists of stages, of which those that are not finished run in order."""
 
 import functools
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,12 +19,11 @@ from pos2distill.store.artifacts import (
 from pos2distill.store.lease import hold_lease
 from pos2distill.training.job import MODEL_FOLDER
 from pos2distill.training.trackers import check_trackers
-from pos2distill.urls import open_url
 
 from .executors import build_executor
 from .plan import Plan, make_plan, make_plans
+from .report import Cell, make_report, make_sweep_report, reported_fingerprint
 from .stages.evaluate import PREDICTIONS
-from .stages.report import Cell, make_report, make_sweep_report
 from .stages.stage import RunContext, Stage
 from .terminal import (
     format_settings,
@@ -45,7 +43,7 @@ def run_study(recipe: Recipe) -> None:
     with _driver_lease(recipe):
         _run_stages(recipe, plan, plan.stages)
     # All studies in a storage write the same report folder, so its summary says which study it shows.
-    if _reported_fingerprint(recipe.storage) == plan.fingerprint:
+    if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
         print_comparison(_curve(plan.study, plan.evaluate_base), _curve(plan.study, plan.evaluate_distilled))
         print_paths(_model_url(plan), recipe.storage)
@@ -185,9 +183,9 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
             if stage is plan.sample and streams:
                 continue  # the stage `distill` trains on the samples while they are made, and publishes them
             if context is None:
-                context = RunContext(
-                    recipe.name, recipe.storage, plan.study, recipe.runtime, build_executor(recipe.runtime)
-                )
+                logged_settings = plan.study.model_dump(mode="json")
+                executor = build_executor(recipe.runtime)
+                context = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, executor)
             start = time.monotonic()
             manifest = stage.run(stage, context)
             duration = f"{time.monotonic() - start:9.1f} s"
@@ -278,15 +276,6 @@ def _check_gap(curve: Curve, highest_gap: float) -> None:
     gap = round(100 * curve.gap, 6)
     if gap > highest_gap:
         raise GateError(f"GAP {gap:g} is above {highest_gap:g} (mean {100 * curve.mean:.1f})")
-
-
-def _reported_fingerprint(storage: str) -> str | None:
-    """The fingerprint of the study that the report in this storage shows."""
-    fs, path = open_url(f"{storage}/report/summary.json", "runtime.storage")
-    if not fs.exists(path):  # it is the last file of a report
-        return None
-    fingerprint: str | None = json.loads(fs.cat_file(path)).get("fingerprint")
-    return fingerprint
 
 
 def _curve(study: Study, stage: Stage) -> Curve:

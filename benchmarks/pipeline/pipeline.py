@@ -53,7 +53,8 @@ def measure(material: Path, examples: int, cores: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as storage, ray_session():
         recipe = load(material, storage, examples)
         plan = make_plan(recipe)
-        run = RunContext(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
+        logged_settings = recipe.study.model_dump(mode="json")
+        run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime))
         finished = threading.Event()
         watcher = threading.Thread(target=watch, args=(memory, finished), daemon=True)
         watcher.start()

@@ -26,6 +26,7 @@ import pyarrow as pa
 from benchmarks.circumstances import circumstances
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.environment import set_vllm_variables
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import examples_to_table
@@ -132,7 +133,7 @@ def measure_processor(recipe: Recipe) -> dict[str, float]:
     from pipelines.executors.ray.session import ray_session
 
     prompts, seeds = _prompts(recipe)
-    _set_cpu_engine(recipe)
+    _set_engine_variables(recipe)
     with ray_session():
         stop_ids = stop_token_ids(recipe.study.model, load_tokenizer(recipe.study.model))
         rows = []
@@ -250,19 +251,17 @@ def _engine_arguments(recipe: Recipe) -> dict[str, Any]:
 
 
 def _make_llm(recipe: Recipe, **changes: Any) -> Any:
-    _set_cpu_engine(recipe)
+    _set_engine_variables(recipe)
     from vllm import LLM
 
     return LLM(recipe.study.model.path, **{**_engine_arguments(recipe), **changes})
 
 
-def _set_cpu_engine(recipe: Recipe) -> None:
+def _set_engine_variables(recipe: Recipe) -> None:
     """Set the same environment variables as the pool's engine."""
-    if not recipe.runtime.samplers.gpus:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(recipe.runtime.vllm.cpu_kv_cache_gib)
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        os.environ["OMP_NUM_THREADS"] = str(recipe.runtime.samplers.threads)
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    samplers = recipe.runtime.samplers
+    device = "cuda" if samplers.gpus else "cpu"
+    set_vllm_variables(device=device, threads=samplers.threads, cpu_kv_cache_gib=recipe.runtime.vllm.cpu_kv_cache_gib)
 
 
 def _vllm_params(recipe: Recipe, seeds: list[int]) -> list[Any]:

@@ -58,7 +58,8 @@ def measure(mode: str, delay_s: float, examples: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as storage:
         recipe = load(storage, mode, delay_s, examples)
         plan = make_plan(recipe)
-        run = RunContext(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
+        logged_settings = recipe.study.model_dump(mode="json")
+        run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime))
         plan.prepare.run(plan.prepare, run)
         result: dict[str, Any] = {}
         start = time.monotonic()

@@ -123,7 +123,8 @@ def watch(measured: list[dict[str, float]], store: SampleStore, finished: thread
 
 def measure(recipe: Recipe, plan: Plan, examples: int) -> dict[str, Any]:
     """Run the stages `prepare` and `distill`, and check that every example was trained on once."""
-    run = RunContext(recipe.name, recipe.storage, recipe.study, recipe.runtime, RayExecutor(recipe.runtime))
+    logged_settings = recipe.study.model_dump(mode="json")
+    run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, RayExecutor(recipe.runtime))
     plan.prepare.run(plan.prepare, run)
     measured: list[dict[str, float]] = []
     finished = threading.Event()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..names import AUTOSCALER_V2_VARIABLE
-from ..types import Fault
+from ..types import Violation
 from .fields import Fields, environment
 from .pods import check_rights
 
@@ -42,59 +42,59 @@ def _version_variable(cluster: Fields) -> Fields | None:
     return None
 
 
-def autoscaler_container_is_restricted(cluster: Fields) -> Iterator[Fault]:
+def autoscaler_container_is_restricted(cluster: Fields) -> Iterator[Violation]:
     """The autoscaler's container has the same rules as those of pods. Rule of this project."""
     if autoscales(cluster):
         yield from check_rights(cluster.mapping("autoscalerOptions"))
 
 
-def autoscaler_version_is_set_once(cluster: Fields) -> Iterator[Fault]:
+def autoscaler_version_is_set_once(cluster: Fields) -> Iterator[Violation]:
     """Source: ValidateRayClusterSpec."""
     if _version_variable(cluster) is None:
         return
     if not autoscales(cluster):
         message = f"{AUTOSCALER_V2_VARIABLE} without autoscaling; set enableInTreeAutoscaling: true and remove it"
-        yield cluster.fault(_HEAD_ENV, message)
+        yield cluster.violation(_HEAD_ENV, message)
     elif cluster.mapping("autoscalerOptions").get("version"):
         message = f"{AUTOSCALER_V2_VARIABLE} repeats autoscalerOptions.version; remove the variable"
-        yield cluster.fault(_HEAD_ENV, message)
+        yield cluster.violation(_HEAD_ENV, message)
 
 
-def fixed_cluster_has_fixed_groups(group: Fields, cluster: Fields) -> Iterator[Fault]:
+def fixed_cluster_has_fixed_groups(group: Fields, cluster: Fields) -> Iterator[Violation]:
     """Rule of this project."""
     if not autoscales(cluster) and group.get("minReplicas") != group.get("maxReplicas"):
         message = f"is off, so that '{group.get('groupName')}' never grows; set it to true"
-        yield cluster.fault("enableInTreeAutoscaling", message)
+        yield cluster.violation("enableInTreeAutoscaling", message)
 
 
-def autoscaled_group_is_not_suspended(group: Fields, cluster: Fields) -> Iterator[Fault]:
+def autoscaled_group_is_not_suspended(group: Fields, cluster: Fields) -> Iterator[Violation]:
     """Source: ValidateRayClusterSpec."""
     if autoscales(cluster) and group.get("suspend"):
-        yield group.fault("suspend", "is not supported with autoscaling; set maxReplicas: 0 instead")
+        yield group.violation("suspend", "is not supported with autoscaling; set maxReplicas: 0 instead")
 
 
-def idle_timeout_requires_autoscaler_v2(group: Fields, cluster: Fields) -> Iterator[Fault]:
+def idle_timeout_requires_autoscaler_v2(group: Fields, cluster: Fields) -> Iterator[Violation]:
     """Source: validateWorkerGroupIdleTimeout."""
     if "idleTimeoutSeconds" in group and not _uses_autoscaler_v2(cluster):
-        yield group.fault("idleTimeoutSeconds", "requires autoscaler v2; set autoscalerOptions.version: v2")
+        yield group.violation("idleTimeoutSeconds", "requires autoscaler v2; set autoscalerOptions.version: v2")
 
 
-def priority_requires_autoscaler_v2(group: Fields, cluster: Fields) -> Iterator[Fault]:
+def priority_requires_autoscaler_v2(group: Fields, cluster: Fields) -> Iterator[Violation]:
     """Source: validateWorkerGroupPriority."""
     if not group.integer("priority"):
         return
     if not _uses_autoscaler_v2(cluster):
-        yield group.fault("priority", "requires autoscaler v2; set autoscalerOptions.version: v2")
+        yield group.violation("priority", "requires autoscaler v2; set autoscalerOptions.version: v2")
     version = ray_version(cluster.get("rayVersion"))
     if version is None or version < (2, 56):
-        yield group.fault("priority", "requires rayVersion 2.56 or newer; set it or remove the priority")
+        yield group.violation("priority", "requires rayVersion 2.56 or newer; set it or remove the priority")
 
 
-AUTOSCALER_RULES: tuple[Callable[[Fields], Iterator[Fault]], ...] = (
+AUTOSCALER_RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
     autoscaler_container_is_restricted,
     autoscaler_version_is_set_once,
 )
-GROUP_AUTOSCALER_RULES: tuple[Callable[[Fields, Fields], Iterator[Fault]], ...] = (
+GROUP_AUTOSCALER_RULES: tuple[Callable[[Fields, Fields], Iterator[Violation]], ...] = (
     fixed_cluster_has_fixed_groups,
     autoscaled_group_is_not_suspended,
     idle_timeout_requires_autoscaler_v2,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..names import GPU
-from ..types import Fault
+from ..types import Violation
 
 
 class Fields:
@@ -53,9 +53,9 @@ class Fields:
         """The path to a field."""
         return f"{self.path}.{name}" if self.path else name
 
-    def fault(self, name: str, message: str) -> Fault:
-        """A fault of the field `name`, which may be a dotted path."""
-        return Fault(self.join(name), message)
+    def violation(self, name: str, message: str) -> Violation:
+        """A violation of the field `name`, which may be a dotted path."""
+        return Violation(self.join(name), message)
 
 
 def ray_container(group: Fields) -> Fields:

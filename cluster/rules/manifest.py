@@ -8,7 +8,7 @@ from pos2distill.errors import did_you_mean
 from pos2distill.secrets import looks_secret
 
 from ..names import ELASTIC_ANNOTATION, QUEUE_LABEL, RAY_CLUSTER_NAME_LENGTH, RAY_JOB_NAME_LENGTH
-from ..types import Fault, KubeManifest
+from ..types import KubeManifest, Violation
 from .cluster import check_cluster
 from .fields import Fields
 from .job import check_job
@@ -28,8 +28,8 @@ _MAX_NAME_LENGTH = 63  # of a DNS label
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
-def check_manifest(manifest: KubeManifest) -> Iterator[Fault]:
-    """All faults of one manifest."""
+def check_manifest(manifest: KubeManifest) -> Iterator[Violation]:
+    """All violations of one manifest."""
     fields = Fields("", manifest)
     for rule in MANIFEST_RULES:
         yield from rule(fields)
@@ -44,20 +44,20 @@ def check_manifest(manifest: KubeManifest) -> Iterator[Fault]:
     yield from no_secret_in_clear_text(fields)
 
 
-def kind_is_served(manifest: Fields) -> Iterator[Fault]:
+def kind_is_served(manifest: Fields) -> Iterator[Violation]:
     """The kind must be one that this project renders, in the API version that Kubernetes or KubeRay 1.7 serves."""
     kind = str(manifest.get("kind"))
     api_version = manifest.get("apiVersion")
     if kind == "RayCronJob":
-        yield manifest.fault("kind", "RayCronJob requires a feature gate that is off by default; use a RayJob")
+        yield manifest.violation("kind", "RayCronJob requires a feature gate that is off by default; use a RayJob")
     elif kind not in API_VERSIONS:
-        yield manifest.fault("kind", f"'{kind}' is not supported{did_you_mean(kind, API_VERSIONS)}")
+        yield manifest.violation("kind", f"'{kind}' is not supported{did_you_mean(kind, API_VERSIONS)}")
     elif api_version != API_VERSIONS[kind]:
         message = f"is '{api_version}', but {kind} is served as {API_VERSIONS[kind]}; set that"
-        yield manifest.fault("apiVersion", message)
+        yield manifest.violation("apiVersion", message)
 
 
-def name_is_valid(manifest: Fields) -> Iterator[Fault]:
+def name_is_valid(manifest: Fields) -> Iterator[Violation]:
     """Names must be DNS labels, and short enough for the suffixes that KubeRay appends.
 
     Source: ValidateRayJobMetadata and ValidateRayClusterMetadata.
@@ -66,19 +66,19 @@ def name_is_valid(manifest: Fields) -> Iterator[Fault]:
     name = str(metadata.get("name", ""))
     if not _DNS_1035.fullmatch(name):
         message = f"'{name}' is not a valid DNS label; use a to z, 0 to 9 and -, and start with a letter"
-        yield metadata.fault("name", message)
+        yield metadata.violation("name", message)
     max_length = _NAME_LENGTHS.get(str(manifest.get("kind")), _MAX_NAME_LENGTH)
     if len(name) > max_length:
         message = f"has {len(name)} characters; shorten it to {max_length}, because longer names are derived from it"
-        yield metadata.fault("name", message)
+        yield metadata.violation("name", message)
 
 
-def labels_are_valid(manifest: Fields) -> Iterator[Fault]:
+def labels_are_valid(manifest: Fields) -> Iterator[Violation]:
     """Labels of the object must follow the syntax of Kubernetes."""
     yield from check_labels(manifest.mapping("metadata", "labels"))
 
 
-def queued_cluster_has_fixed_size(manifest: Fields) -> Iterator[Fault]:
+def queued_cluster_has_fixed_size(manifest: Fields) -> Iterator[Violation]:
     """Kueue rejects a cluster that autoscales, unless its feature gate for elastic jobs is on."""
     metadata, spec = manifest.mapping("metadata"), manifest.mapping("spec")
     # A RayJob contains the spec of its cluster; a RayCluster is that spec.
@@ -87,23 +87,25 @@ def queued_cluster_has_fixed_size(manifest: Fields) -> Iterator[Fault]:
     is_elastic = ELASTIC_ANNOTATION in metadata.mapping("annotations")
     if is_queued and cluster.get("enableInTreeAutoscaling") and not is_elastic:
         message = "Kueue rejects clusters that autoscale; remove this label, or turn off autoscaling and fix the size"
-        yield metadata.fault(f"labels.{QUEUE_LABEL}", message)
+        yield metadata.violation(f"labels.{QUEUE_LABEL}", message)
 
 
-def queued_job_releases_its_quota(manifest: Fields) -> Iterator[Fault]:
+def queued_job_releases_its_quota(manifest: Fields) -> Iterator[Violation]:
     """Kueue rejects a job whose cluster keeps its quota after the job."""
     is_queued = QUEUE_LABEL in manifest.mapping("metadata", "labels")
     spec = manifest.mapping("spec")
     if manifest.get("kind") == "RayJob" and is_queued and spec.get("shutdownAfterJobFinishes") is not True:
-        yield spec.fault("shutdownAfterJobFinishes", "a job in a Kueue queue must release its quota; set it to true")
+        yield spec.violation(
+            "shutdownAfterJobFinishes", "a job in a Kueue queue must release its quota; set it to true"
+        )
 
 
-def no_secret_in_clear_text(manifest: Fields) -> Iterator[Fault]:
+def no_secret_in_clear_text(manifest: Fields) -> Iterator[Violation]:
     """No string may look like a secret. Rule of this project."""
     for path, text in _strings(manifest.path, manifest.values):
         # Environment variables have a rule of their own, which also knows their names.
         if looks_secret(text) and ".env[" not in path:
-            yield Fault(path, "contains what looks like a secret; use a Kubernetes Secret and a secretKeyRef")
+            yield Violation(path, "contains what looks like a secret; use a Kubernetes Secret and a secretKeyRef")
 
 
 def _strings(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -118,7 +120,7 @@ def _strings(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, value
 
 
-MANIFEST_RULES: tuple[Callable[[Fields], Iterator[Fault]], ...] = (
+MANIFEST_RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
     kind_is_served,
     name_is_valid,
     labels_are_valid,

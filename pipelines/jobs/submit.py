@@ -19,7 +19,7 @@ import aiohttp
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from pos2distill.config.load import RECIPES, apply_override, find_yaml, load_recipe, read_sections, recipe_names
+from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names
 from pos2distill.environment import ignore_ray_addresses
 from pos2distill.errors import ExitCode, UserError
 from pos2distill.placement import RAY_VARIABLES
@@ -85,21 +85,18 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     if any(looks_secret(override) for override in overrides):
         raise UserError("command line: a setting looks like a secret; set it on the cluster's nodes instead")
     loaded = load_recipe(recipe, overrides)  # reports everything that is wrong with the settings alone
-    # Read again as it was written: `load_recipe` has made the local paths absolute, on this machine.
-    path = find_yaml(recipe, RECIPES, "recipe")
-    raw = read_sections(path, "model, data, …")
-    for override in overrides:
-        apply_override(raw, override)
-    storage = (raw.get("runtime") or {}).get("storage")
+    # As they were written: `load_recipe` has made local paths absolute on this machine, and the job reads them there.
+    written = loaded.written_paths
+    storage = written.get("runtime.storage")
     if storage is None or not ("://" in storage or Path(storage).is_absolute()):
         given = "nothing" if storage is None else storage
         raise UserError(
             f"runtime.storage: a job's own folder is deleted with it; set a URL, or the absolute path of a folder that "
             f"all nodes share, got {given}"
         )
-    here = {"data.path": raw["data"]["path"]}
-    if (PROJECT / raw["model"]["path"]).exists():  # else a hub's name
-        here["model.path"] = raw["model"]["path"]
+    here = {"data.path": written["data.path"]}
+    if (PROJECT / written["model.path"]).exists():  # else a hub's name
+        here["model.path"] = written["model.path"]
     for name, other in loaded.other_tasks.items():  # whose paths are absolute by now
         path = Path(other.data.path)
         here[f"evaluation.also_evaluate: {name}: data.path"] = (
@@ -111,13 +108,13 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
                 f"{field}: {path_or_url} is not sent with the job, which takes {', '.join(TAKEN[2:])} of the project; "
                 f"set a URL, or an absolute path that all nodes share"
             )
-    for name in (raw.get("evaluation") or {}).get("also_evaluate") or ():
+    for name in loaded.study.evaluation.also_evaluate:
         if name not in recipe_names() and not is_packed(name, files):
             raise UserError(
                 f"evaluation.also_evaluate: {name} is not sent with the job; put it into pipelines/recipes/"
             )
     # Without a final slash, so that `_running` recognises the same storage in both spellings.
-    return str(storage).rstrip("/")
+    return storage.rstrip("/")
 
 
 def _connect(address: str) -> JobSubmissionClient:

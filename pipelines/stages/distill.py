@@ -43,67 +43,58 @@ def plan(
     if choose_slot is not None:
         inputs["slot"] = choose_slot.output()
     artifact = Artifact(storage, "checkpoint", digests.fingerprint(settings, inputs))
-    return Stage("distill", artifact, settings, _Distill(samples), inputs)
+    return Stage("distill", artifact, settings, run, inputs, streams={"samples": samples})
 
 
-class _Distill:
-    """The `run` of the stage. It knows the stage `sample`, whose missing samples it streams."""
+def run(stage: Stage, context: RunContext) -> Manifest:
+    """Train, and write `model/` (Hugging Face format) and `steps/` (one line for each step).
 
-    def __init__(self, samples: Stage) -> None:
-        self.samples = samples
+    Samples that the store lacks are sampled meanwhile and trained on as they arrive; then the samples are published
+    here. An interrupted run continues from its last checkpoint.
 
-    def __call__(self, stage: Stage, context: RunContext) -> Manifest:
-        """Train, and write `model/` (Hugging Face format) and `steps/` (one line for each step).
+    Counts: rows = examples * (K + 1), or K without an anchor; every row once an epoch.
 
-        Samples that the store lacks are sampled meanwhile and trained on as they arrive; then the samples are
-        published here. An interrupted run continues from its last checkpoint.
-
-        Counts: rows = examples * (K + 1), or K without an anchor; every row once an epoch.
-
-        Raises:
-            Stopped: if a signal asked for it; a checkpoint has been written.
-            UserError: if training cannot continue; everything that is stored stays.
-        """
-        start = time.monotonic()
-        samples, streamed = self.samples, self.samples.artifact.manifest() is None
-        if streamed:
-            SampleStore(samples.artifact).open()
-        job = _job(stage, context, samples)
-        spec = sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs)
-        with context.executor.track(spec) as tracker:
-            in_order = job.study.training.order == "fixed"
-            stream = sample.sample_stream(
-                samples, context.runtime, tracker, return_samples=True, preserve_order=in_order
-            )
-            try:
-                outcome, signal = interruptible(
-                    lambda: context.executor.train(job, stream, tracker), tracker.request_stop
-                )
-            except UserError:
-                if streamed and not len(sample.missing_indices(samples)):
-                    # If no sample was kept, this error says what became of all.
-                    sample.publish(samples, tracker.read())
-                raise
-            progress = tracker.read()
-        if not outcome.finished:
-            # Training stops early only on request, so there was a signal.
-            raise Stopped(f"stopped after step {outcome.steps}; its checkpoint is kept", 128 + signal)
-        if streamed:
-            sample.publish(samples, progress)
-        seconds = {"distill": time.monotonic() - start}
-        manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=seconds)
-        # After the manifest: until then a killed run resumes from this state.
-        stage.artifact.remove(STATE_FOLDER)
-        # The signal came too late to stop training. This stage is finished, but the next ones must not start.
-        if signal:
-            raise Stopped("stopped after training", 128 + signal)
-        return manifest
+    Raises:
+        Stopped: if a signal asked for it; a checkpoint has been written.
+        UserError: if training cannot continue; everything that is stored stays.
+    """
+    start = time.monotonic()
+    samples = stage.streams["samples"]
+    streamed = samples.artifact.manifest() is None
+    if streamed:
+        SampleStore(samples.artifact).open()
+    job = _job(stage, context, samples)
+    spec = sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs)
+    with context.executor.track(spec) as tracker:
+        in_order = job.study.training.order == "fixed"
+        stream = sample.sample_stream(samples, context.runtime, tracker, return_samples=True, preserve_order=in_order)
+        try:
+            outcome, signal = interruptible(lambda: context.executor.train(job, stream, tracker), tracker.request_stop)
+        except UserError:
+            if streamed and not len(sample.missing_indices(samples)):
+                # If no sample was kept, this error says what became of all.
+                sample.publish(samples, tracker.read())
+            raise
+        progress = tracker.read()
+    if not outcome.finished:
+        # Training stops early only on request, so there was a signal.
+        raise Stopped(f"stopped after step {outcome.steps}; its checkpoint is kept", 128 + signal)
+    if streamed:
+        sample.publish(samples, progress)
+    seconds = {"distill": time.monotonic() - start}
+    manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=seconds)
+    # After the manifest: until then a killed run resumes from this state.
+    stage.artifact.remove(STATE_FOLDER)
+    # The signal came too late to stop training. This stage is finished, but the next ones must not start.
+    if signal:
+        raise Stopped("stopped after training", 128 + signal)
+    return manifest
 
 
 def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
     return TrainingJob(
         name=context.name,
-        logged_settings=context.study.model_dump(mode="json"),
+        logged_settings=context.logged_settings,
         study=with_chosen_slot(stage.study, stage.inputs.get("slot")),
         runtime=context.runtime,
         storage=context.storage,

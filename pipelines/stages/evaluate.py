@@ -61,7 +61,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
     """
     start = time.monotonic()
-    study = stage.study
+    study: Study = stage.study
     if "checkpoint" in stage.inputs:
         study = with_model(study, f"{stage.inputs['checkpoint'].artifact.url}/{MODEL_FOLDER}")
     examples = stage.inputs["examples"]

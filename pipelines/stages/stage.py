@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pos2distill.config import Runtime, Study, fingerprint
+from pos2distill.config.fields import RestrictedStudy
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact, Manifest
 
@@ -36,12 +37,13 @@ class Input:
 class RunContext:
     """Where and how a stage runs. Nothing here changes its result.
 
-    study: all settings, only to be logged beside the results; what a stage computes with is its own `study`.
+    logged_settings: all settings of the study as plain values, for the experiment trackers alone. What a stage computes
+    with is its own `study`.
     """
 
     name: str
     storage: str
-    study: Study
+    logged_settings: dict[str, Any]
     runtime: Runtime
     executor: Executor
 
@@ -50,20 +52,23 @@ class RunContext:
 class Stage:
     """One step of a run, as a value.
 
-    The fingerprint covers exactly what `run` can read: the inputs, the study (in which every setting that the stage
-    does not declare is reset to its default, see `restrict`), and the derived settings. So no other setting can
-    influence the artifact.
+    The fingerprint covers what `run` computes with: the inputs, the study (in which every setting that the stage does
+    not declare is reset to its default, see `restrict`), and the derived settings. Besides this value, `run` receives
+    only the `RunContext`. So no other setting of the study can influence the artifact.
 
     name: as people see it. study: restricted to the declared settings. inputs: results of earlier stages, by name.
     derived: values computed from settings, by name. run: makes and publishes the artifact.
+    streams: by the name of the input, earlier stages that `run` finishes itself if they are not finished. They are not
+    in the fingerprint, since the input's fingerprint covers what is read of their results.
     """
 
     name: str
     artifact: Artifact
-    study: Study
+    study: RestrictedStudy
     run: Callable[[Stage, RunContext], Manifest] = field(repr=False)
     inputs: Mapping[str, Input] = field(default_factory=dict)
     derived: Mapping[str, Any] = field(default_factory=dict)
+    streams: Mapping[str, Stage] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:

@@ -9,12 +9,20 @@ from pos2distill.config.base import Section
 from pos2distill.config.study import Study
 
 
-def restrict(study: Study, fields: Collection[str]) -> Study:
+class RestrictedStudy(Study):
+    """A study of which only some settings are kept, made by `restrict`.
+
+    Only this kind of study is built without validation: the constants that stand for the other settings may contradict
+    the settings that are kept.
+    """
+
+
+def restrict(study: Study, fields: Collection[str]) -> RestrictedStudy:
     """A copy of a resolved study in which every setting that is not named has a constant instead of its value.
 
     The constant is the setting's default, or a placeholder if the setting is required. So two restricted studies are
-    equal, and have equal fingerprints, if and only if the named settings are equal. This is the one place that builds
-    sections without validation: defaults may contradict the values that are kept.
+    equal, and have equal fingerprints, if and only if the named settings are equal. Of the settings that are kept, each
+    was validated as a part of `study`.
 
     Args:
         fields: dotted names, for example `seed`, `data.prompt`, `training.lora`, or a whole section as `data`.
@@ -33,7 +41,7 @@ def restrict(study: Study, fields: Collection[str]) -> Study:
             values[name] = _restrict_section(value, kept)
         else:
             values[name] = _constant(field)
-    return Study.model_construct(**values)
+    return RestrictedStudy.model_construct(**values)
 
 
 def _restrict_section(section: Section, kept: Collection[str]) -> Section:
@@ -65,8 +73,14 @@ def _check_name(dotted: str) -> None:
 
 
 def replace_section(study: Study, **sections: Section) -> Study:
-    """The study with other sections, each of which was validated when it was made."""
+    """The study with other sections, each of which was validated when it was made.
+
+    Raises:
+        ValidationError: if the new sections contradict the others. A restricted study is not validated.
+    """
     values = {name: getattr(study, name) for name in Study.model_fields}
     values.update(sections)
-    # Not validated as a whole: the constants of a restricted study may contradict its kept settings.
-    return Study.model_construct(**values)
+    if isinstance(study, RestrictedStudy):
+        # Its constants may contradict its kept settings, so it would be refused although nothing is wrong.
+        return RestrictedStudy.model_construct(**values)
+    return Study.model_validate(values)

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 import pos2distill
 from pos2distill.config import Recipe, Study
-from pos2distill.config.validation import dotted_names, to_user_error
+from pos2distill.config.recipe import default_storage
+from pos2distill.config.validation import RECIPE_FIELDS, dotted_names, to_user_error
 from pos2distill.errors import UserError, did_you_mean
 
 __all__ = [
@@ -42,6 +43,9 @@ def project_root(package: Path = Path(pos2distill.__file__).parent) -> Path:
 
 RECIPES = project_root() / "pipelines" / "recipes"
 
+# Sections and their fields that hold paths.
+_PATHS = (("model", "path"), ("data", "path"), ("runtime", "storage"))
+
 
 def recipe_names() -> list[str]:
     """Names of the recipes that come with the project."""
@@ -61,16 +65,18 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a recipe, a file named *.yaml; data goes to data.path")
     raw = read_sections(path, "model, data, …")
+    overridden = [apply_override(raw, override) for override in overrides]
+    written_paths = _paths_in(raw)
     # Only built-in recipes name files of the project; a user's paths are relative to the working directory.
     if path.resolve().parent == RECIPES.resolve():
-        _resolve_project_paths(raw)
-    overridden = [apply_override(raw, override) for override in overrides]
+        _resolve_project_paths(raw, overridden)
     # After the overrides, which may contain relative paths as well.
     _resolve_paths(raw)
-    recipe = _validate(raw, path, overridden)
+    recipe = _validate(raw, path, overridden, written_paths=written_paths)
     # In a second pass, because only a valid study says which other tasks it names.
     if recipe.study.evaluation.also_evaluate:
-        recipe = _validate(raw, path, overridden, other_tasks=_load_other_tasks(recipe.study))
+        other_tasks = _load_other_tasks(recipe.study)
+        recipe = _validate(raw, path, overridden, other_tasks=other_tasks, written_paths=written_paths)
     return recipe
 
 
@@ -162,17 +168,22 @@ def _validate(
     source: Path | str,
     overridden: Sequence[str],
     other_tasks: Mapping[str, Study] | None = None,
+    written_paths: Mapping[str, str] | None = None,
 ) -> Recipe:
     """The recipe in a raw mapping.
 
     Args:
         source: of the mapping, for errors. overridden: dotted names of the settings that the command line sets instead.
-        other_tasks: the studies that `evaluation.also_evaluate` names.
+        other_tasks: the studies that `evaluation.also_evaluate` names. written_paths: of `Recipe`.
     """
     # A file has the sections of the study next to the recipe's own fields; a `Recipe` has them in `study`.
-    fields: dict[str, Any] = {"study": {}, "other_tasks": other_tasks or {}}
+    fields: dict[str, Any] = {
+        "study": {},
+        "other_tasks": other_tasks or {},
+        "written_paths": written_paths or {},
+    }
     for name, value in raw.items():
-        if name in ("name", "description", "runtime", "sweep"):
+        if name in RECIPE_FIELDS:
             fields[name] = value
         else:
             fields["study"][name] = value
@@ -203,12 +214,28 @@ def read_sections(path: Path, sections: str) -> dict[str, Any]:
     return raw
 
 
-def _resolve_project_paths(raw: Mapping[str, Any]) -> None:
+def _paths_in(raw: Mapping[str, Any]) -> dict[str, str]:
+    """The paths of a raw recipe by dotted name. Values of other types are left out; the validation refuses them."""
+    paths = {}
+    for section, field in _PATHS:
+        settings = raw.get(section)
+        path = settings.get(field) if isinstance(settings, dict) else None
+        if isinstance(path, str):
+            paths[f"{section}.{field}"] = path
+    return paths
+
+
+def _resolve_project_paths(raw: Mapping[str, Any], overridden: Sequence[str]) -> None:
     """In a raw built-in recipe, make the paths of files that come with the project absolute.
 
     Others stay: a model may be a hub name, and a data set is in the user's working directory.
+
+    Args:
+        overridden: dotted names of the settings that the command line sets; its paths are the user's.
     """
     for section, field in (("model", "path"), ("data", "path")):
+        if section in overridden or f"{section}.{field}" in overridden:
+            continue
         path = project_root() / raw[section][field]
         if path.exists():
             raw[section][field] = str(path)
@@ -222,15 +249,13 @@ def _resolve_paths(raw: dict[str, Any]) -> None:
     runtime = raw.setdefault("runtime", {})
     # The default is set before the loop below, so that it becomes absolute like the other paths.
     if isinstance(runtime, dict) and runtime.get("storage") is None:
-        runtime["storage"] = f"runs/{raw.get('name')}"
-    for section, field in (("model", "path"), ("data", "path"), ("runtime", "storage")):
-        settings = raw.get(section)
-        path = settings.get(field) if isinstance(settings, dict) else None
-        if not isinstance(path, str) or "://" in path:
+        runtime["storage"] = default_storage(raw.get("name"))
+    for dotted, path in _paths_in(raw).items():
+        if "://" in path:
             continue
-        if section == "model" and not Path(path).is_dir():
+        if dotted == "model.path" and not Path(path).is_dir():
             continue  # it may be a hub name
-        raw[section][field] = str(Path(path).absolute())
+        _set(raw, dotted, str(Path(path).absolute()))
 
 
 def apply_override(raw: dict[str, Any], override: str) -> str:

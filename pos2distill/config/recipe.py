@@ -21,10 +21,16 @@ class Recipe(Section):
         {},
         description="settings by dotted name and the values each takes; the study runs for every combination",
     )
-    # Filled in while a file is loaded. `exclude` keeps both fields out of dumps and out of the names of settings.
+    # Filled in while a file is loaded. `exclude` keeps these fields out of dumps and out of the names of settings.
     other_tasks: dict[str, Study] = Field({}, exclude=True, description="what evaluation.also_evaluate names")
     written: dict[str, Any] = Field(
         {}, exclude=True, repr=False, description="the study of a sweep as the file and the command line wrote it"
+    )
+    written_paths: dict[str, str] = Field(
+        {},
+        exclude=True,
+        repr=False,
+        description="model.path, data.path and runtime.storage as the file and the command line wrote them",
     )
 
     @field_validator("sweep", mode="before")
@@ -75,7 +81,12 @@ class Recipe(Section):
     @property
     def storage(self) -> str:
         """Where the run's artifacts are stored: a folder or an fsspec URL."""
-        return self.runtime.storage or f"runs/{self.name}"
+        return self.runtime.storage or default_storage(self.name)
+
+
+def default_storage(name: object) -> str:
+    """Where a run of this name is stored if `runtime.storage` is not set."""
+    return f"runs/{name}"
 
 
 def _first_leaf(tree: dict[str, Any]) -> str:

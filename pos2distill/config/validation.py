@@ -13,7 +13,7 @@ from pos2distill.errors import UserError, did_you_mean
 
 # A recipe file has the sections of its `study` at the top level, next to the recipe's own fields.
 _FLATTENED = "study"
-_RECIPE_FIELDS = ("name", "description", "runtime", "sweep")
+RECIPE_FIELDS = ("name", "description", "runtime", "sweep")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +177,4 @@ def _holds_list(annotation: Any) -> bool:
 
 def _field_names(section: type[BaseModel]) -> list[str]:
     names = [name for name, field in section.model_fields.items() if not field.exclude]
-    return [*names, *_RECIPE_FIELDS] if section is Study else names
+    return [*names, *RECIPE_FIELDS] if section is Study else names

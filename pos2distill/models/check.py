@@ -94,9 +94,8 @@ def check_weights(model: ModelSection) -> None:
         for tensor in _read_header(fs, f"{root}/{file}", f"{model.path}/{file}"):
             tensors[tensor.name] = tensor
     with _config_folder(fs, root, model) as folder:
-        local = model.model_copy(update={"path": folder})
-        if getattr(load_config(local), "quantization_config", None) is None:
-            _compare(tensors, local, model.path)
+        if getattr(load_config(model, folder=folder), "quantization_config", None) is None:
+            _compare(tensors, model, folder)
     limit = MAX_VALUE_BYTES_OF_URL if "://" in model.path else MAX_VALUE_BYTES
     _check_values(fs, root, model.path, list(tensors.values()), limit)
 
@@ -182,9 +181,10 @@ def _config_folder(fs: AbstractFileSystem, root: str, model: ModelSection) -> It
         yield folder
 
 
-def _compare(tensors: dict[str, StoredTensor], model: ModelSection, shown: str) -> None:
-    """Compare the stored tensors with the model that the config describes."""
-    described = empty_model(model)
+def _compare(tensors: dict[str, StoredTensor], model: ModelSection, folder: str) -> None:
+    """Compare the stored tensors with the model that the config in `folder` describes."""
+    shown = model.path
+    described = empty_model(model, folder=folder)
     expected = described.state_dict()
     architecture = type(described).__name__
     for name, stored in tensors.items():
@@ -195,8 +195,8 @@ def _compare(tensors: dict[str, StoredTensor], model: ModelSection, shown: str) 
                 f"a quantized model must say so in config.json (quantization_config)"
             )
     # Shapes before names: a config of another size lacks layers too, and its shapes say more.
-    missing, extra, mismatched = _load_on_meta(type(described), tensors, model, shown)
-    # Before the single faults: if no tensor belongs to the model, each of them is only a symptom.
+    missing, extra, mismatched = _load_on_meta(type(described), tensors, model, folder)
+    # Before the single errors: if no tensor belongs to the model, each of them is only a symptom.
     if tensors and len(extra) >= len(tensors):
         raise UserError(
             f"{shown}: none of its {len(tensors)} tensors (first {min(tensors)}) belongs to the {architecture} that "
@@ -226,7 +226,7 @@ def _compare(tensors: dict[str, StoredTensor], model: ModelSection, shown: str) 
 
 
 def _load_on_meta(
-    architecture: type[PreTrainedModel], tensors: dict[str, StoredTensor], model: ModelSection, shown: str
+    architecture: type[PreTrainedModel], tensors: dict[str, StoredTensor], model: ModelSection, folder: str
 ) -> tuple[list[str], list[str], list[tuple[str, tuple[int, ...], tuple[int, ...]]]]:
     """Load tensors without values.
 
@@ -241,7 +241,7 @@ def _load_on_meta(
         with _quiet_transformers():
             loaded: Any = architecture.from_pretrained(
                 None,
-                config=load_config(model),
+                config=load_config(model, folder=folder),
                 state_dict=state,
                 device_map={"": "meta"},
                 dtype=torch_dtype(model.dtype),
@@ -250,8 +250,8 @@ def _load_on_meta(
             )
     except RuntimeError:  # transformers logs which conversion failed, but only as a table for a terminal
         raise UserError(
-            f"{shown}: tensors that a {architecture.__name__} holds as one (experts) are incomplete or of different "
-            f"shapes; copy the whole model, or correct config.json"
+            f"{model.path}: tensors that a {architecture.__name__} holds as one (experts) are incomplete or of "
+            f"different shapes; copy the whole model, or correct config.json"
         ) from None
     info: dict[str, Any] = loaded[1]
     return sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), sorted(info["mismatched_keys"])
@@ -297,7 +297,9 @@ def _blocks(tensor: StoredTensor, fraction: float) -> Iterator[tuple[int, int]]:
     itemsize = _DTYPES[tensor.dtype].itemsize
     # A minimum for each tensor, so that small ones are read whole also in a very large model.
     sample = max(_MIN_SAMPLE_BYTES, math.ceil(size * fraction))
-    block = min(size, _BLOCK_BYTES, sample + -sample % itemsize)
+    # Rounded up to whole values; the other two limits are multiples of every value's size.
+    whole_values = math.ceil(sample / itemsize) * itemsize
+    block = min(size, _BLOCK_BYTES, whole_values)
     count = math.ceil(min(size, sample) / block)
     for number in range(count):
         # From 0 to size - block; where count blocks cover the tensor, none leaves a gap.

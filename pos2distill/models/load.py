@@ -23,13 +23,16 @@ from pos2distill.models.attention import PACKED, register_kernels
 from pos2distill.models.files import local_folder
 
 
-def load_config(model: ModelSection) -> Any:
+def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
     """The model's configuration.
 
+    Args:
+        folder: a folder on this machine that holds config.json; default: the model's own, which is downloaded with its
+            weights if it is a URL or a hub name.
     Raises:
         UserError: if the folder holds no readable config.json.
     """
-    folder = local_folder(model)
+    folder = folder or local_folder(model)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, json.JSONDecodeError) as error:
@@ -184,11 +187,16 @@ def non_persistent_buffers(model: ModelSection, dtype: torch.dtype) -> dict[str,
     return {name: buffer for name, buffer in lm.named_buffers() if name not in saved}
 
 
-def empty_model(model: ModelSection, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """The model that the config describes, with its parameters on the meta device; only its buffers hold values."""
+def empty_model(model: ModelSection, dtype: torch.dtype | None = None, *, folder: str | None = None) -> PreTrainedModel:
+    """The model that the config describes, with its parameters on the meta device; only its buffers hold values.
+
+    Args:
+        folder: with the config; as of `load_config`.
+    """
+    config = load_config(model, folder=folder)
     with init_empty_weights(include_buffers=False):
         lm: PreTrainedModel = AutoModelForCausalLM.from_config(
-            load_config(model), dtype=dtype, trust_remote_code=model.trust_remote_code
+            config, dtype=dtype, trust_remote_code=model.trust_remote_code
         )
     return lm
 

@@ -28,7 +28,7 @@ from pos2distill.store.artifacts import Artifact, write_table
 _READ_THREADS = 16
 
 # What reading a corrupt part raises. pyarrow 26 raises OSError for a checksum or a page that is wrong, ArrowException
-# for other faults of the format, and UnicodeDecodeError, a ValueError, for text that is not UTF-8.
+# for other errors of the format, and UnicodeDecodeError, a ValueError, for text that is not UTF-8.
 _CORRUPTION_ERRORS = (pa.ArrowException, OSError, ValueError)
 
 Indices = npt.NDArray[np.integer[Any]]
@@ -98,36 +98,24 @@ class SampleStore:
         paths = self.artifact.fs.glob(f"{self.folder}/part-*.parquet")
         return sorted(str(path).rsplit("/", 1)[-1] for path in paths)
 
-    def index(self, ids: Sequence[str] | pa.Array, known: StoreIndex | None = None) -> StoreIndex:
-        """Find the part of every example, and quarantine corrupt parts. Examples that `ids` lacks are ignored.
-
-        Args:
-            known: an earlier index of the same ids; the parts it lists are not read again.
-        """
+    def index(self, ids: Sequence[str] | pa.Array) -> StoreIndex:
+        """Find the part of every example, and quarantine corrupt parts. Examples that `ids` lacks are ignored."""
         names = self.part_names()
-        if known is None or not set(known.parts) <= set(names):
-            # A part of the earlier index was quarantined. Other parts may hold its examples, so all are read again.
-            known = StoreIndex((), np.full(len(ids), -1, np.int32))
-        new_names = sorted(set(names) - set(known.parts))
-        new_ids: dict[str, pa.Array] = {}
-        for name, part_ids in zip(new_names, _parallel_map(self._read_ids, new_names), strict=True):
+        ids_by_part: dict[str, pa.Array] = {}
+        for name, part_ids in zip(names, _parallel_map(self._read_ids, names), strict=True):
             if part_ids is not None:
-                new_ids[name] = part_ids
+                ids_by_part[name] = part_ids
 
-        parts = tuple(sorted([*known.parts, *new_ids]))
-        number_of = {name: number for number, name in enumerate(parts)}
+        parts = tuple(ids_by_part)
         # The first part in name order counts, so an example gets the least number of the parts that hold it. Until a
         # part is found, its number is higher than that of any part.
         no_part = len(parts)
         part_of = np.full(len(ids), no_part, np.int32)
-        # The earlier index numbered its own parts; new parts may sort between them.
-        new_number = np.asarray([number_of[name] for name in known.parts], np.int32)
-        part_of[known.stored] = new_number[known.part_of[known.stored]]
-        if new_ids:
+        if parts:
             # One lookup for all parts, since each lookup builds a hash table of all ids.
-            found = pc.index_in(pa.concat_arrays(list(new_ids.values())), value_set=_to_array(ids))
-            part_sizes = [len(part_ids) for part_ids in new_ids.values()]
-            part_numbers = np.repeat(np.asarray([number_of[name] for name in new_ids], np.int32), part_sizes)
+            found = pc.index_in(pa.concat_arrays(list(ids_by_part.values())), value_set=_to_array(ids))
+            part_sizes = [len(part_ids) for part_ids in ids_by_part.values()]
+            part_numbers = np.repeat(np.arange(len(parts), dtype=np.int32), part_sizes)
             in_ids = found.is_valid().to_numpy(zero_copy_only=False)
             np.minimum.at(part_of, found.drop_null().to_numpy(), part_numbers[in_ids])
         part_of[part_of == no_part] = -1

@@ -75,10 +75,9 @@ def test_sample_store_with_racing_writers_loses_nothing_and_shows_whole_parts(
             loaded = store.load(index, IDS, np.flatnonzero(index.stored), ["example_id"])
             assert loaded["example_id"].to_pylist() == [IDS[place] for place in np.flatnonzero(index.stored)]
             seen.append(len(loaded))
-            index = store.index(IDS, index)
+            index = store.index(IDS)
         parts = {write.result() for write in writing}
-    index = store.index(IDS, index)
-    assert index.part_of.tolist() == store.index(IDS).part_of.tolist()
+    index = store.index(IDS)
     assert seen == sorted(seen)
     assert set(index.parts) == parts
     assert len(parts) == len(blocks)
@@ -104,7 +103,7 @@ def test_sample_store_quarantines_corrupt_parts(storage: str) -> None:
     assert index.missing.tolist() == list(range(8, 16))
     with pytest.raises(CorruptPart):
         store.load(index, IDS[:24], np.arange(16, 24))
-    assert store.index(IDS[:24], index).parts == (good,)
+    assert store.index(IDS[:24]).parts == (good,)
     assert {path.rsplit("/", 1)[-1] for path in fs.ls(store.quarantine, detail=False)} == {scanned, loaded}
 
 

@@ -58,8 +58,10 @@ def open_stream(stream: Stream, tracker: RayTracker) -> Dataset:
 
 
 def _actor_class(operator: ActorOperator) -> type["_Actor"]:
-    """The class of a pool's actors, with the pool's name: Ray's dashboard and process titles show it."""
+    """The class of a pool's actors, with the pool's name."""
     base = _AsyncActor if operator.is_async else _Actor
+    # A class for each pool: Ray Data 2.60 takes the name that its progress, its dashboard and process titles show from
+    # the class, and `map_batches` has no parameter for it.
     return type(operator.name, (base,), {})
 
 

@@ -52,7 +52,7 @@ def test_load_cluster_finds_presets_by_name(name: str) -> None:
     assert load_cluster(name).storage.url
 
 
-# --- one fault each, reported with its field and a remedy
+# --- one error each, reported with its field and a remedy
 
 WRONG = [
     ("smapling.max=2", "smapling: unknown field; did you mean 'sampling'?"),

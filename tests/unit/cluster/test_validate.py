@@ -76,7 +76,7 @@ def test_check_with_crds_accepts_every_preset(name: str, crds: str) -> None:
     assert check(manifests, crds) == []
 
 
-# --- the rules, one fault each. In a path, ~ is a dot inside a name.
+# --- the rules, one violation each. In a path, ~ is a dot inside a name.
 
 RULES: list[tuple[str, Any, str]] = [
     ("kind", "RayJbo", "kind: 'RayJbo' is not supported; did you mean 'RayJob'?"),
@@ -290,7 +290,7 @@ def test_check_handles_values_of_the_wrong_type(job: KubeManifest) -> None:
         (f"{HEAD}.template", ..., "headGroupSpec.template: missing; add it"),
     ],
 )
-def test_check_schema_reports_a_fault(job: KubeManifest, crds: str, path: str, value: Any, message: str) -> None:
+def test_check_schema_reports_a_violation(job: KubeManifest, crds: str, path: str, value: Any, message: str) -> None:
     lines = check([changed(job, path, value)], crds)
     assert any(message in line for line in lines), lines
 
@@ -367,7 +367,7 @@ def test_run_cluster_render_writes_nothing_that_breaks_a_rule(
     assert not (tmp_path / "new").exists()
 
 
-def test_run_cluster_validate_reports_every_fault(
+def test_run_cluster_validate_reports_every_violation(
     job: KubeManifest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "job.yaml"

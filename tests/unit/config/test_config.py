@@ -315,6 +315,17 @@ def test_load_recipe_of_the_project_works_from_any_folder(tmp_path: Path, monkey
     assert load_recipe("quickstart", ["data.path=own.jsonl"]).study.data.path == str(tmp_path / "own.jsonl")
 
 
+def test_load_recipe_keeps_the_paths_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    built_in = load_recipe("quickstart")
+    assert built_in.written_paths == {"model.path": "examples/toy/base", "data.path": "examples/toy/data.jsonl.gz"}
+    # The same words on the command line mean a file in the user's working directory.
+    same = load_recipe("quickstart", ["data.path=examples/toy/data.jsonl.gz", "runtime.storage=runs/x"])
+    assert same.written_paths == built_in.written_paths | {"runtime.storage": "runs/x"}
+    assert same.study.data.path == str(tmp_path / "examples" / "toy" / "data.jsonl.gz")
+    assert "written_paths" not in same.model_dump()
+
+
 def test_project_root_of_a_checkout_has_run_py() -> None:
     assert (project_root() / "run.py").is_file()
     assert (project_root() / "pipelines" / "recipes" / "quickstart.yaml").is_file()

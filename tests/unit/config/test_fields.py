@@ -3,8 +3,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from pos2distill.config import DataSection, ModelSection, Study, fingerprint, restrict
+from pos2distill.config import DataSection, MethodSection, ModelSection, Study, fingerprint, restrict
+from pos2distill.config.fields import RestrictedStudy, replace_section
 
 ONE: dict[str, Any] = {
     "model": {"path": "a", "dtype": "float32"},
@@ -55,12 +57,12 @@ def test_restrict_dumps_equal_if_and_only_if_the_named_settings_are(names: set[s
 def test_restrict_to_nothing_holds_defaults_and_placeholders() -> None:
     study = restrict(Study.model_validate(ONE), [])
     defaults = Study(model=ModelSection(path=""), data=DataSection(format="nq", path=""))
-    assert study == defaults
+    assert study.model_dump() == defaults.model_dump()
 
 
 def test_restrict_to_all_sections_is_the_study() -> None:
     study = Study.model_validate(ONE)
-    assert restrict(study, list(Study.model_fields)) == study
+    assert restrict(study, list(Study.model_fields)).model_dump() == study.model_dump()
 
 
 def test_restrict_keeps_what_is_named_and_nothing_else() -> None:
@@ -75,3 +77,21 @@ def test_restrict_keeps_what_is_named_and_nothing_else() -> None:
 def test_restrict_refuses_unknown_names(name: str) -> None:
     with pytest.raises(KeyError, match="not a setting of a study"):
         restrict(Study.model_validate(ONE), [name])
+
+
+def test_replace_section_validates_a_whole_study() -> None:
+    study = Study.model_validate(ONE)
+    replaced = replace_section(study, method=MethodSection(name="r1", advantageous_slot=9))
+    assert type(replaced) is Study
+    assert replaced.advantageous(1) == (9,)
+    assert (replaced.model, replaced.data, replaced.evaluation) == (study.model, study.data, study.evaluation)
+    with pytest.raises(ValidationError, match=r"method.advantageous_slot: 10 is not one of the slots 0 to 9"):
+        replace_section(study, method=MethodSection(name="r1", advantageous_slot=10))
+
+
+def test_replace_section_keeps_a_restricted_study_restricted() -> None:
+    """The constants of the other settings may contradict the kept ones, here the default of 20 documents."""
+    study = restrict(Study.model_validate(ONE), ["seed"])
+    replaced = replace_section(study, method=MethodSection(advantageous_slot=99))
+    assert type(replaced) is RestrictedStudy
+    assert (replaced.method.advantageous_slot, replaced.seed) == (99, 1)

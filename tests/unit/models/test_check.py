@@ -1,4 +1,4 @@
-"""Model folders that are accepted, and the message for each fault of a folder that is refused."""
+"""Model folders that are accepted, and the message for each error of a folder that is refused."""
 
 import functools
 import json

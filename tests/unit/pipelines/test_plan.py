@@ -130,7 +130,8 @@ def test_make_plan_refuses_missing_files(make_recipe: Make, tmp_path: Path) -> N
 def test_prepare_writes_the_split(make_recipe: Make) -> None:
     recipe = make_recipe(evaluation={"other_documents": [6]}, runtime={"executor": "local"})
     stage = make_plan(recipe).prepare
-    run = RunContext(recipe.name, recipe.storage, recipe.study, recipe.runtime, build_executor(recipe.runtime))
+    logged_settings = recipe.study.model_dump(mode="json")
+    run = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, build_executor(recipe.runtime))
     manifest = stage.run(stage, run)
     split = load_split(recipe.study.data, documents=6, seed=0)
     assert manifest.counts == split.counts
@@ -149,6 +150,13 @@ def test_stage_receives_only_the_settings_it_declares(make_recipe: Make) -> None
     assert (plan.sample.study.training.epochs, plan.sample.study.evaluation.max_new_tokens) == (2, 100)
     assert (plan.evaluate_base.study.evaluation.max_new_tokens, plan.evaluate_base.study.method.k) == (9, 4)
     assert (plan.distill.study.training.epochs, plan.distill.study.method.k) == (3, 2)
+
+
+def test_stage_declares_the_stages_that_it_streams(make_recipe: Make) -> None:
+    plan = make_plan(make_recipe())
+    assert [dict(stage.streams) for stage in plan.stages if stage is not plan.distill] == [{}] * 4
+    assert plan.distill.streams == {"samples": plan.sample}
+    assert plan.distill.inputs["samples"].artifact == plan.sample.artifact
 
 
 def test_choose_slot_does_not_depend_on_bootstrap_samples(make_recipe: Make) -> None:

