@@ -68,7 +68,7 @@ def parse_record(form: str, record: dict[str, Any], location: str) -> Example | 
     # One missing field is probably misspelt, and its own message says so; several mean another format.
     if len(missing) > 1:
         raise UserError(
-            f"{location}: fields {', '.join(missing)} are missing; there is {', '.join(record) or 'nothing'} "
+            f"{location}: fields {', '.join(missing)} are missing; found fields: {', '.join(record) or 'none'} "
             f"(is data.format={form} right?)"
         )
     return _PARSERS[spec.parser](record, location)
@@ -235,7 +235,7 @@ def _parse_hotpotqa(record: dict[str, Any], location: str) -> Example | Reason:
 
 
 def _parse_2wiki(record: dict[str, Any], location: str) -> Example | Reason:
-    _field(record, "evidences", list, location)  # which tells such a file from one of HotpotQA
+    _field(record, "evidences", list, location)  # files of HotpotQA do not have this field
     return _parse_hotpotqa(record, location)
 
 
@@ -260,9 +260,9 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
     if name not in record:
         near = difflib.get_close_matches(name, record, n=1, cutoff=0.6)
         if near:
-            raise UserError(f"{location}: field '{name}' is missing; is '{near[0]}' meant to be it?")
-        there = ", ".join(record) or "nothing"
-        raise UserError(f"{location}: field '{name}' is missing; there is {there} (is data.format right?)")
+            raise UserError(f"{location}: field '{name}' is missing; did you mean '{near[0]}'?")
+        found = ", ".join(record) or "none"
+        raise UserError(f"{location}: field '{name}' is missing; found fields: {found} (is data.format right?)")
     _check(record[name], kind, f"{location}, {name}")
     return record[name]
 
@@ -276,7 +276,7 @@ def _refuse_misspelt(record: dict[str, Any], known: set[str], location: str) -> 
         # A higher cutoff than in `_field`, since a user's own file may have further fields of any name.
         near = difflib.get_close_matches(name.lower(), absent, n=1, cutoff=0.8)
         if near:
-            raise UserError(f"{location}: unknown field '{name}'; is '{near[0]}' meant? If not, call it something else")
+            raise UserError(f"{location}: unknown field '{name}'; did you mean '{near[0]}'? If not, rename it")
 
 
 def _check(value: Any, kind: type, location: str) -> None:
