@@ -392,8 +392,8 @@ class Study(Section):
         # A global batch holds whole examples: k trivial rows and the row at the advantageous slot.
         if self.training.global_batch_rows <= self.method.k:
             raise ValueError(
-                f"training.global_batch_rows: {self.training.global_batch_rows} rows cannot hold one example, which needs "
-                f"{self.method.k + 1} rows (method.k + 1)"
+                f"training.global_batch_rows: {self.training.global_batch_rows} rows cannot hold one example, "
+                f"which needs {self.method.k + 1} rows (method.k + 1)"
             )
         return self
 

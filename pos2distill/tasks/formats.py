@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from pos2distill.config.formats import FORMATS, ParserName
+from pos2distill.config.formats import FORMATS
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
 from pos2distill.tasks.metrics import normalize, sub_exact_match
@@ -71,7 +71,7 @@ def parse_record(form: str, record: dict[str, Any], location: str) -> Example | 
             f"{location}: fields {', '.join(missing)} are missing; found fields: {', '.join(record) or 'none'} "
             f"(is data.format={form} right?)"
         )
-    return _PARSERS[spec.parser](record, location)
+    return PARSERS[spec.parser](record, location)
 
 
 def question_id(question: str) -> str:
@@ -239,7 +239,7 @@ def _parse_2wiki(record: dict[str, Any], location: str) -> Example | Reason:
     return _parse_hotpotqa(record, location)
 
 
-_PARSERS: dict[ParserName, Callable[[dict[str, Any], str], Example | Reason]] = {
+PARSERS: dict[str, Callable[[dict[str, Any], str], Example | Reason]] = {
     "lost_in_the_middle": _parse_lost_in_the_middle,
     "key_value": _parse_key_value,
     "generic": _parse_generic,
@@ -248,6 +248,7 @@ _PARSERS: dict[ParserName, Callable[[dict[str, Any], str], Example | Reason]] = 
     "hotpotqa": _parse_hotpotqa,
     "2wiki": _parse_2wiki,
 }
+"""The parsers by the name that `Format.parser` has in the table of formats."""
 
 
 def _nonempty_answers(answers: tuple[str, ...]) -> tuple[str, ...]:

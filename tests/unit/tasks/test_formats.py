@@ -14,7 +14,7 @@ from pos2distill.config.formats import FORMATS, FormatName
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
 from pos2distill.tasks.datasets import read_examples
-from pos2distill.tasks.formats import _PARSERS, REASONS, Reason
+from pos2distill.tasks.formats import PARSERS, REASONS, Reason
 from pos2distill.tasks.metrics import sub_exact_match
 
 Record = dict[str, Any]
@@ -338,7 +338,7 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
     assert set(REASONS) == set(get_args(Reason))
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
     assert list(FORMATS) == list(get_args(FormatName))
-    assert {spec.parser for spec in FORMATS.values()} == set(_PARSERS)
+    assert {spec.parser for spec in FORMATS.values()} == set(PARSERS)
     for name in (*REASONS, *FORMATS):
         assert f"| `{name}` | " in page
 
@@ -369,7 +369,10 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
             {**GENERIC, "documents": [{**FOX, "Hop": 1}]},
             "line 1, documents[0]: unknown field 'Hop'; did you mean 'hop'? If not, rename it",
         ),
-        ({**GENERIC, "documents": [OWL, {**FOX, "titel": "Fox"}]}, "documents[1]: unknown field 'titel'; is 'title' m"),
+        (
+            {**GENERIC, "documents": [OWL, {**FOX, "titel": "Fox"}]},
+            "documents[1]: unknown field 'titel'; did you mean 'title'?",
+        ),
         ({**GENERIC, "ID": "fox-1"}, "line 1: unknown field 'ID'; did you mean 'id'?"),
         ({**GENERIC, "documents": {}}, "line 1, documents: expected a list, got {}"),
         ({**GENERIC, "documents": [FOX, "text"]}, "line 1, documents[1]: expected an object, got 'text'"),
@@ -448,7 +451,11 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         ("kv", {**KV, "key": "k-9"}, "line 1: no gold document; expected exactly one"),
         ("kv", {**KV, "ordered_kv_records": [["k-2", "v-2"]]}, "line 1: 1 documents, but prompts of 2 slots are"),
         ("dpr", {**DPR, "question": " "}, "line 1, question: empty"),
-        ("dpr", without(DPR, "negative_ctxs"), "line 1: field 'negative_ctxs' is missing; is 'hard_negative_ctxs'"),
+        (
+            "dpr",
+            without(DPR, "negative_ctxs"),
+            "line 1: field 'negative_ctxs' is missing; did you mean 'hard_negative_ctxs'?",
+        ),
         (
             "dpr",
             NQ,
