@@ -1,1 +1,1 @@
-"""The stages on Ray, the only importer of it, and the recipes."""
+"""Stages, executors, jobs and recipes; Ray is imported in `executors/ray` and `jobs` only."""

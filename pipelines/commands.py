@@ -82,7 +82,7 @@ def run_sample(recipe: Recipe) -> None:
 
 
 def run_distill(recipe: Recipe) -> None:
-    """The checkpoint, from stored samples; in streamed mode, sampling meanwhile what is missing."""
+    """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
     _require_one_study(recipe)
     plan = make_plan(recipe)
     with _driver_lease(recipe):
@@ -262,7 +262,7 @@ def _driver_lease(recipe: Recipe) -> Iterator[None]:
     # Another recipe's storage is refused now, not after waiting for its driver to end.
     claim_storage(recipe.storage, recipe.name)
     with hold_lease(recipe.storage):
-        claim_storage(recipe.storage, recipe.name)  # again: the driver before may have released it
+        claim_storage(recipe.storage, recipe.name)  # again: the previous driver may have released it
         try:
             yield
         finally:

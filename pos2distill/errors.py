@@ -25,7 +25,7 @@ class GateError(Exception):
 
 
 class Stopped(Exception):
-    """A run stopped in good order after a signal. `exit_code`: 128 + the signal's number, as in shells."""
+    """A run stopped cleanly after a signal. `exit_code`: 128 + the signal's number, as in shells."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

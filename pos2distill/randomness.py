@@ -1,4 +1,4 @@
-"""Randomness as a pure function of (seed, what it is for, whose it is): never of worker order, batch cut or clock."""
+"""Randomness as a pure function of (seed, purpose, keys): never of worker order, batch cut or clock."""
 
 import hashlib
 

@@ -155,8 +155,16 @@ PREDICTION_SCHEMA = pa.schema(
     [
         ANSWER_SCHEMA.field(name)
         for name in (
-            *("example_id", "documents", "placement", "group", "slots"),
-            *("sampled_ids", "text", "correct", "f1", "finish_reason"),
+            "example_id",
+            "documents",
+            "placement",
+            "group",
+            "slots",
+            "sampled_ids",
+            "text",
+            "correct",
+            "f1",
+            "finish_reason",
         )
     ],
     metadata=_METADATA,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Read when ray and transformers are imported, so it stands before both.
+# Ray and transformers read these when they are imported, so they are set before both imports.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

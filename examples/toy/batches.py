@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from task import (
+from torch import Tensor
+
+from examples.toy.task import (
     ADJECTIVES,
     ANIMALS,
     ASSISTANT,
@@ -31,7 +33,6 @@ from task import (
     TWO_HOP_VOCABULARY,
     USER,
 )
-from torch import Tensor
 
 # One-hop contexts and questions; one-hop questions about two-hop contexts; two-hop contexts and questions.
 Kind = Literal["one hop", "mixed", "two hops"]

@@ -4,8 +4,8 @@ The bytes depend on the arguments only: each example depends on (seed, index, do
 stamp.
 
 Examples:
-  python examples/toy/generate.py --examples 1500 --documents 40 --seed 0 --out examples/toy/data.jsonl.gz
-  python examples/toy/generate.py --hops 2 --examples 1000 --out examples/toy/two_hop.jsonl.gz
+  python -m examples.toy.generate --examples 1500 --documents 40 --seed 0 --out examples/toy/data.jsonl.gz
+  python -m examples.toy.generate --hops 2 --examples 1000 --out examples/toy/two_hop.jsonl.gz
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from task import MAX_DOCUMENTS, MAX_EXAMPLES, Example, make_example, make_two_hop_example
+from examples.toy.task import MAX_DOCUMENTS, MAX_EXAMPLES, Example, make_example, make_two_hop_example
 
 
 def write_examples(examples: Iterable[Example], path: Path) -> None:

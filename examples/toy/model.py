@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from task import BOS, END, PAD, SPECIAL_TOKENS, UNKNOWN, VOCABULARY
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from examples.toy.task import BOS, END, PAD, SPECIAL_TOKENS, UNKNOWN, VOCABULARY
 
 HIDDEN_SIZE = 128
 HEADS = 4

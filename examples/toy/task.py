@@ -14,6 +14,7 @@ This module produces text; `batches.py` fills the same templates as tensors.
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from typing import NotRequired, TypedDict
 
@@ -86,7 +87,7 @@ class Example(TypedDict):
 @functools.cache
 def _subjects(seed: int) -> list[tuple[str, str]]:
     """All 1600 (adjective, animal) pairs, in an order that depends on the seed."""
-    pairs = [(adjective, animal) for adjective in ADJECTIVES for animal in ANIMALS]
+    pairs = list(itertools.product(ADJECTIVES, ANIMALS))
     random.Random(f"toy subjects {seed}").shuffle(pairs)
     return pairs
 

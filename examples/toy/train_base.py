@@ -4,7 +4,7 @@ With 20 to 40 documents, more than in any training prompt, the model fails on do
 training data does not cause this position bias; the quickstart reduces it. About five minutes on one CPU core.
 
 Examples:
-  python examples/toy/train_base.py --seed 0 --out examples/toy/base
+  python -m examples.toy.train_base --seed 0 --out examples/toy/base
   python run.py evaluate quickstart evaluation.slots=all   # the accuracy at every slot
 """
 
@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from batches import FIRST_NUMBER_ID, LAST_NUMBER_ID, sequence_length, training_batch
-from model import build_model, save
-from task import VOCABULARY
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Muon, Optimizer
 from transformers import LlamaForCausalLM
+
+from examples.toy.batches import FIRST_NUMBER_ID, LAST_NUMBER_ID, sequence_length, training_batch
+from examples.toy.model import build_model, save
+from examples.toy.task import VOCABULARY
 
 TOKENS_PER_STEP = 2048
 QUESTIONS_PER_CONTEXT = 3

@@ -5,7 +5,7 @@ answering one-hop questions. As in the first phase, questions are about document
 training data does not cause the position bias over 20 to 40 documents. A few minutes on one CPU core.
 
 Examples:
-  python examples/toy/train_two_hop.py --seed 0 --out examples/toy/two_hop_base
+  python -m examples.toy.train_two_hop --seed 0 --out examples/toy/two_hop_base
   python run.py evaluate quickstart_r2   # the accuracy by pairs of slots
 """
 
@@ -16,10 +16,12 @@ import time
 from pathlib import Path
 
 import torch
-from batches import Kind, sequence_length, training_batch
-from model import save
-from task import TWO_HOP_VOCABULARY
-from train_base import (
+from transformers import LlamaForCausalLM
+
+from examples.toy.batches import Kind, sequence_length, training_batch
+from examples.toy.model import save
+from examples.toy.task import TWO_HOP_VOCABULARY
+from examples.toy.train_base import (
     COPY_WEIGHT,
     DATA_SEEDS,
     QUESTIONS_PER_CONTEXT,
@@ -28,7 +30,6 @@ from train_base import (
     learning_rate,
     weighted_loss,
 )
-from transformers import LlamaForCausalLM
 
 TOKENS_PER_STEP = 4096
 # Fraction of the steps of each kind. One-hop questions remain, so that the model does not forget them.

@@ -1,4 +1,4 @@
-"""What a job takes along to a cluster: this project and one recipe. Nothing else leaves the machine.
+"""What a job uploads to a cluster: this project and one recipe. Nothing else leaves the machine.
 
 Secrets, data sets, environments, results and git's own files stay here: only some folders are searched, only files of
 some kinds are taken, none whose name is that of a secret, and a file that holds a key is refused.
@@ -34,9 +34,26 @@ _KINDS = (
 )
 # Names of files, other than code. `*token*` would also exclude tokenizers.
 _SECRET_NAMES = (
-    *("*secret*", "*credential*", "*passw*", "kubeconfig*", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*"),
-    *("token.*", "*_token.*", "*-token.*", "tokens.*", "*service?account*", "*serviceaccount*"),
-    *("*key.*", "*keys.*", "*private?key*", "*api?key*", "kaggle.*", "*netrc*"),
+    "*secret*",
+    "*credential*",
+    "*passw*",
+    "kubeconfig*",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    "token.*",
+    "*_token.*",
+    "*-token.*",
+    "tokens.*",
+    "*service?account*",
+    "*serviceaccount*",
+    "*key.*",
+    "*keys.*",
+    "*private?key*",
+    "*api?key*",
+    "kaggle.*",
+    "*netrc*",
 )
 _READ_BYTES = 2**20  # of each file are searched for a key; a longer file is data
 _EXCLUDED_FOLDERS = ("__pycache__", "runs", "wandb", "mlruns", "venv", "env", "node_modules")

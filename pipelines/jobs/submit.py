@@ -36,7 +36,7 @@ _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str, flags: Sequence[str] = ()) -> int:
     """Submit `run.py COMMAND RECIPE overrides flags` and show its log until it ends.
 
-    A job of the same storage that is still running is followed if it is the same command, and else fatal_error.
+    A running job of the same storage is followed if it runs the same command; otherwise it is an error.
 
     Args:
         address: of the cluster's dashboard, for example http://127.0.0.1:8265.

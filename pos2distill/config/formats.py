@@ -1,29 +1,25 @@
 """The data formats, in one table (docs/data.md describes them).
 
-A new format is one entry of `FORMATS`, its name in `FormatName`, and a parser in `tasks/formats.py` unless an existing
-one reads it.
+A new format is one entry of `_ALL`, and a parser in `tasks/formats.py` unless an existing one reads it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
-
-FormatName = Literal["nq", "nq_oracle", "kv", "dpr", "musique", "hotpotqa", "2wiki", "jsonl"]
-ParserName = Literal["lost_in_the_middle", "key_value", "dpr", "musique", "hotpotqa", "2wiki", "generic"]
+from typing import TYPE_CHECKING, Literal
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """What distinguishes one data format from the others.
 
-    name: the value of `data.format`. parser: which function of `tasks/formats.py` reads a record.
+    name: the value of `data.format`. parser: its key in `PARSERS` of `tasks/formats.py`, which reads a record.
     required: fields of every record. hops: how many gold documents its records can have.
     skips_unusable: a record that follows its format but cannot be used is skipped and counted, not refused. For
     published files, which the user cannot correct.
     keeps_gold_only: the record's own distractors are dropped, and all are drawn from other examples.
     """
 
-    name: FormatName
-    parser: ParserName
+    name: str
+    parser: str
     required: tuple[str, ...]
     hops: Literal["one", "several", "any"]
     skips_unusable: bool = False
@@ -63,3 +59,9 @@ _ALL = (
 
 FORMATS: dict[str, Format] = {each.name: each for each in _ALL}
 """Every format by its name."""
+
+# The values of the setting `data.format`, in the order of the table. mypy accepts a Literal of written values only.
+if TYPE_CHECKING:
+    FormatName = str
+else:
+    FormatName = Literal[tuple(FORMATS)]

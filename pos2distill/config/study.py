@@ -178,9 +178,9 @@ class MethodSection(Section):
     @model_validator(mode="after")
     def _weights_fit_the_loss(self) -> "MethodSection":
         if self.weights not in self.spec.allowed_weights:
-            raise ValueError(f"weights: '{self.weights}' does not go with method '{self.name}'")
+            raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'")
         if self.alignment == "official" and self.loss == "ce":
-            raise ValueError(f"alignment: 'official' is about distributions; method '{self.name}' distils text")
+            raise ValueError(f"alignment: 'official' applies to KL losses only; method '{self.name}' has loss 'ce'")
         if not self.k and not self.anchor_weight:
             raise ValueError("k: 0 trivial slots and no weight on the advantageous one leave nothing to train on")
         return self
@@ -379,7 +379,8 @@ class Study(Section):
             _check_count("method.auto_slots", self.method.auto_slots, documents - hops[0] + 1)
         # Placements are ordered tuples of slots, and one is the advantageous one. Examples with the fewest hops have
         # the fewest placements.
-        if self.method.k > (trivial := math.perm(documents, min(hops)) - 1):
+        trivial = math.perm(documents, min(hops)) - 1
+        if self.method.k > trivial:
             raise ValueError(
                 f"method.k: {self.method.k} trivial slots, but {documents} documents have {trivial}; "
                 f"lower method.k or raise data.documents"
@@ -391,8 +392,8 @@ class Study(Section):
         # A global batch holds whole examples: k trivial rows and the row at the advantageous slot.
         if self.training.global_batch_rows <= self.method.k:
             raise ValueError(
-                f"training.global_batch_rows: {self.training.global_batch_rows} rows have no room for one example's "
-                f"{self.method.k + 1} (method.k + 1)"
+                f"training.global_batch_rows: {self.training.global_batch_rows} rows cannot hold one example, "
+                f"which needs {self.method.k + 1} rows (method.k + 1)"
             )
         return self
 
@@ -409,10 +410,11 @@ class Study(Section):
         _check_evaluated("evaluation.slots", slots, documents, hops)
         for length in others:
             _check_evaluated("evaluation.other_slots", self.evaluation.other_slots, length, hops)
-        if few := [n for n in others if n <= max(hops) or n == documents]:
-            raise ValueError(
-                f"evaluation.other_documents: {few[0]} leaves no distractor (data.hops) or equals data.documents"
-            )
+        for length in others:
+            if length <= max(hops) or length == documents:
+                raise ValueError(
+                    f"evaluation.other_documents: {length} leaves no distractor (data.hops) or equals data.documents"
+                )
         if len(set(others)) != len(others):
             raise ValueError("evaluation.other_documents: expected each number once")
         return self
@@ -430,13 +432,13 @@ def _check_evaluated(field: str, slots: object, documents: int, hops: tuple[int,
     if slots != "pairs" and len(hops) > 1:
         raise ValueError(f"{field}: of several numbers of hops (data.hops) only 'pairs' are possible")
     if isinstance(slots, int) and slots < max(hops):
-        raise ValueError(f"{field}: {slots} slots have no place for {max(hops)} gold documents")
+        raise ValueError(f"{field}: {slots} slots cannot hold {max(hops)} gold documents")
     _check_count(field, slots, documents)
 
 
 def _check_count(field: str, slots: object, available: int) -> None:
     if isinstance(slots, int) and slots > available:
-        raise ValueError(f"{field}: {slots} slots, but there are {available}; lower it, or say all")
+        raise ValueError(f"{field}: {slots} slots, but there are {available}; lower it, or set it to all")
 
 
 def _check_slots(field: str, slots: int | tuple[int, ...], documents: int, hops: tuple[int, ...]) -> None:

@@ -108,7 +108,9 @@ def _error_bars(value: Any, low: Any, high: Any) -> Any:
 def _is_pair_grid(curve: Curve) -> bool:
     """Whether the placements are every ordered pair of some slots."""
     pairs = [slot for slot in curve.slots if not isinstance(slot, int) and len(slot) == 2]
-    slots = {slot for pair in pairs for slot in pair}
+    slots: set[int] = set()
+    for pair in pairs:
+        slots.update(pair)
     all_pairs = len(slots) * (len(slots) - 1)
     # Two slots have only two pairs, which bars show better than a heat map.
     return len(curve.slots) == len(pairs) == all_pairs and all_pairs > 2

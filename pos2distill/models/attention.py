@@ -76,10 +76,16 @@ def packed_eager(
 ) -> tuple[Tensor, None]:
     """As `packed_sdpa`, by the model's own plain attention, which knows its soft caps and sinks."""
     packed_rows = _require_packed(packed_rows, module)
-    # transformers 5.19 has no shared eager kernel: every modeling file defines its own `eager_attention_forward`.
-    kernel: _Kernel = importlib.import_module(type(module).__module__).eager_attention_forward
     return _attend_row_by_row(
-        kernel, module, query, key, value, attention_mask, packed_rows, causal_without_mask=False, **settings
+        _eager_kernel(module),
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        packed_rows,
+        causal_without_mask=False,
+        **settings,
     )
 
 
@@ -140,6 +146,17 @@ def packed_varlen(
         max_length_k=packed_rows.longest,
     )
     return output[..., :value_size], None
+
+
+def _eager_kernel(module: torch.nn.Module) -> _Kernel:
+    """The plain attention of a model's family, which is `eager_attention_forward` of its modeling file.
+
+    transformers 5.19 does not list it in `ALL_ATTENTION_FUNCTIONS`: each modeling file defines its own and passes it
+    as the default of `get_interface`. So it is looked up in the module that defines the attention layer.
+    """
+    modeling_file = importlib.import_module(type(module).__module__)
+    kernel: _Kernel = modeling_file.eager_attention_forward
+    return kernel
 
 
 def _attend_row_by_row(

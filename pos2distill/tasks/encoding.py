@@ -1,4 +1,4 @@
-"""Texts to token ids, without what a tokenizer makes of a text besides."""
+"""Text to token ids, without special tokens."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,6 @@ def text_encoder(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], Tokens
             return encode(text)
         return np.frombuffer(ids, np.int32)
 
-    # With the tokens added to the vocabulary, which may stand in a text, as a chat template's do.
+    # With the tokens added to the vocabulary, which a text may contain, as a chat template does.
     trial = _TRIAL + " a\n".join(["", *tokenizer.get_added_vocab(), ""]) + _TRIAL
     return encode_fast if np.array_equal(encode(trial), encode_fast(trial)) else encode

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from pos2distill.config.formats import FORMATS, ParserName
+from pos2distill.config.formats import FORMATS
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
 from pos2distill.tasks.metrics import normalize, sub_exact_match
@@ -68,10 +68,10 @@ def parse_record(form: str, record: dict[str, Any], location: str) -> Example | 
     # One missing field is probably misspelt, and its own message says so; several mean another format.
     if len(missing) > 1:
         raise UserError(
-            f"{location}: fields {', '.join(missing)} are missing; there is {', '.join(record) or 'nothing'} "
+            f"{location}: fields {', '.join(missing)} are missing; found fields: {', '.join(record) or 'none'} "
             f"(is data.format={form} right?)"
         )
-    return _PARSERS[spec.parser](record, location)
+    return PARSERS[spec.parser](record, location)
 
 
 def question_id(question: str) -> str:
@@ -235,11 +235,11 @@ def _parse_hotpotqa(record: dict[str, Any], location: str) -> Example | Reason:
 
 
 def _parse_2wiki(record: dict[str, Any], location: str) -> Example | Reason:
-    _field(record, "evidences", list, location)  # which tells such a file from one of HotpotQA
+    _field(record, "evidences", list, location)  # files of HotpotQA do not have this field
     return _parse_hotpotqa(record, location)
 
 
-_PARSERS: dict[ParserName, Callable[[dict[str, Any], str], Example | Reason]] = {
+PARSERS: dict[str, Callable[[dict[str, Any], str], Example | Reason]] = {
     "lost_in_the_middle": _parse_lost_in_the_middle,
     "key_value": _parse_key_value,
     "generic": _parse_generic,
@@ -248,6 +248,7 @@ _PARSERS: dict[ParserName, Callable[[dict[str, Any], str], Example | Reason]] = 
     "hotpotqa": _parse_hotpotqa,
     "2wiki": _parse_2wiki,
 }
+"""The parsers by the name that `Format.parser` has in the table of formats."""
 
 
 def _nonempty_answers(answers: tuple[str, ...]) -> tuple[str, ...]:
@@ -260,9 +261,9 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
     if name not in record:
         near = difflib.get_close_matches(name, record, n=1, cutoff=0.6)
         if near:
-            raise UserError(f"{location}: field '{name}' is missing; is '{near[0]}' meant to be it?")
-        there = ", ".join(record) or "nothing"
-        raise UserError(f"{location}: field '{name}' is missing; there is {there} (is data.format right?)")
+            raise UserError(f"{location}: field '{name}' is missing; did you mean '{near[0]}'?")
+        found = ", ".join(record) or "none"
+        raise UserError(f"{location}: field '{name}' is missing; found fields: {found} (is data.format right?)")
     _check(record[name], kind, f"{location}, {name}")
     return record[name]
 
@@ -276,7 +277,7 @@ def _refuse_misspelt(record: dict[str, Any], known: set[str], location: str) -> 
         # A higher cutoff than in `_field`, since a user's own file may have further fields of any name.
         near = difflib.get_close_matches(name.lower(), absent, n=1, cutoff=0.8)
         if near:
-            raise UserError(f"{location}: unknown field '{name}'; is '{near[0]}' meant? If not, call it something else")
+            raise UserError(f"{location}: unknown field '{name}'; did you mean '{near[0]}'? If not, rename it")
 
 
 def _check(value: Any, kind: type, location: str) -> None:

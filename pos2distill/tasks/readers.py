@@ -20,36 +20,38 @@ from pos2distill.errors import UserError, did_you_mean
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 
-# JSON can escape half of a surrogate pair (\ud83d), which is no character and cannot be encoded as UTF-8 later.
+# JSON can escape an unpaired surrogate (\ud83d alone), which is not a character and cannot be encoded as UTF-8 later.
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_HALF_PAIR_MESSAGE = "holds half a surrogate pair (\\ud800 to \\udfff alone), which is no character"
-# One escape: a whole pair, half of one (the group), or any other, so that an escaped backslash starts no new escape.
+_UNPAIRED_MESSAGE = "contains an unpaired surrogate (\\ud800 to \\udfff alone), which is not a character"
+# One escape: a surrogate pair, an unpaired surrogate (the group), or any other. An escaped backslash is matched as a
+# whole, so the letters after it are not read as an escape.
 _ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F])|.)",
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<unpaired>u[dD][89a-fA-F])|.)",
     re.DOTALL,
 )
+_CHUNK_BYTES = 64 << 10  # of an array, read at a time
 
 
 def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (position, object) for each record: `line 3` of JSON Lines, blank lines counted, `record 3` of an array.
+    """Yield (location, object) for each record: `line 3` of JSON Lines, blank lines counted, `record 3` of an array.
 
     Raises:
         UserError: a missing file, broken compression, bytes that are not UTF-8, a record that is not one JSON object.
     """
-    position = ""
+    location = ""
     try:
         with _one_line_errors(url):
             with fsspec.open(url, "rb", compression="infer") as file:
                 is_array = _first_byte(file) == b"["
             with fsspec.open(url, "rb", compression="infer") as file:
                 records = _array_records(file, url) if is_array else _line_records(file, url)
-                for position, record in records:
-                    yield position, record
+                for location, record in records:
+                    yield location, record
     except gzip.BadGzipFile as error:
-        raise UserError(f"{url}: is no gzip file, whatever its name says ({error}); rename or fetch it again") from None
+        raise UserError(f"{url}: is not a gzip file despite its name ({error}); rename or fetch it again") from None
     except (EOFError, zlib.error) as error:
-        where = f"after {position}" if position else "before its first record"
+        where = f"after {location}" if location else "before its first record"
         raise UserError(f"{url}: broken gzip {where} ({error}); fetch the file again") from None
 
 
@@ -63,11 +65,8 @@ def file_digest(url: str) -> str:
 @functools.lru_cache(maxsize=256)
 def _digest(url: str, _version: str) -> str:
     """`_version`: the file's size, modification time or similar, so that a changed file is another cache entry."""
-    digest = hashlib.sha256()
-    with fsspec.open(url, "rb") as data:
-        while chunk := data.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    with fsspec.open(url, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
@@ -98,19 +97,19 @@ def _nearest_file(url: str) -> str:
 
 def _first_byte(file: BinaryIO) -> bytes:
     """The first byte that is not blank, or nothing."""
-    while chunk := file.read(64):
-        content = chunk.lstrip(_BYTE_ORDER_MARK + b" \t\r\n")
-        if content:
-            return content[:1]
-    return b""
+    blanks = _BYTE_ORDER_MARK + b" \t\r\n"
+    byte = file.read(1)
+    while byte and byte in blanks:
+        byte = file.read(1)
+    return byte
 
 
 def _line_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(file, start=1):
         content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
         if content.strip():
-            position = f"line {number}"
-            yield position, _parse_line(content.rstrip(b"\r\n"), f"{url}, {position}")
+            location = f"line {number}"
+            yield location, _parse_line(content.rstrip(b"\r\n"), f"{url}, {location}")
 
 
 def _parse_line(line: bytes, location: str) -> dict[str, Any]:
@@ -125,18 +124,19 @@ def _parse_line(line: bytes, location: str) -> dict[str, Any]:
     record = _object(value, location)
     # The second search, in the parsed text, takes long, so it follows only if the line escapes a surrogate at all.
     if _SURROGATE_ESCAPE.search(line) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
-        raise UserError(f"{location}: {_HALF_PAIR_MESSAGE}")
+        raise UserError(f"{location}: {_UNPAIRED_MESSAGE}")
     return record
 
 
 def _array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     number = 0
     try:
-        values = ijson.items(_SurrogateCheck(file), "item", use_float=True)
+        # ijson asks for its own number of bytes; `from_iter` answers with the next chunk.
+        values = ijson.items(ijson.from_iter(_checked_chunks(file)), "item", use_float=True)
         for number, value in enumerate(values, start=1):
             yield f"record {number}", _object(value, f"{url}, record {number}")
-    except _HalfPairError:
-        raise UserError(f"{url}, record {number + 1}: {_HALF_PAIR_MESSAGE}") from None
+    except _UnpairedSurrogateError:
+        raise UserError(f"{url}, record {number + 1}: {_UNPAIRED_MESSAGE}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{url}, record {number + 1}: not UTF-8 ({error.reason})") from None
     except ijson.JSONError as error:
@@ -161,55 +161,39 @@ def _object(value: Any, location: str) -> dict[str, Any]:
     return value
 
 
-class _HalfPairError(Exception):
-    """The file continues with an escape that is half a surrogate pair."""
+class _UnpairedSurrogateError(Exception):
+    """The next bytes of the file are an escaped unpaired surrogate."""
 
 
-class _SurrogateCheck:
-    """A stream of JSON that raises at half a surrogate pair; ijson 3.4 would read it as a question mark.
+def _checked_chunks(file: BinaryIO) -> Iterator[bytes]:
+    """The file in chunks. ijson 3.6 reads an unpaired surrogate as a question mark, so the text is searched before.
 
-    Everything before it is returned first, so the record at fault is the one after the last that ijson parsed.
+    Raises:
+        _UnpairedSurrogateError: after all bytes before the surrogate, so that ijson has parsed the records before it.
     """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-        self.unread = file.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)
-        self.half_pair_follows = False
-
-    def read(self, size: int) -> bytes:
-        """Some bytes, or none at the end of the file. Named and called as a file's method, by ijson."""
-        if size == 0:  # ijson checks the type of what it will get
-            return b""
-        if self.half_pair_follows:
-            raise _HalfPairError
-        data = self._read_whole_escapes(size)
-        half = _find_half_pair(data)
-        if half is None:
-            return data
-        self.half_pair_follows = True
-        if half == 0:  # an empty result would mean the end of the file
-            raise _HalfPairError
-        return data[:half]
-
-    def _read_whole_escapes(self, size: int) -> bytes:
-        """About `size` bytes, up to a blank or a comma. No escape contains one, so no escape is cut in two."""
-        data = self.unread
-        while chunk := self.file.read(size):
-            data += chunk
-            # A chunk without either is kept, and the next one is added to it.
-            end = max(data.rfind(b" "), data.rfind(b",")) + 1
-            if end:
-                self.unread = data[end:]
-                return data[:end]
-        self.unread = b""
-        return data
+    unread = file.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)
+    at_end = False
+    while not at_end:
+        chunk = file.read(_CHUNK_BYTES)
+        at_end = not chunk
+        unread += chunk
+        # No escape contains a blank or a comma, so a cut behind one divides no escape.
+        end = len(unread) if at_end else max(unread.rfind(b" "), unread.rfind(b",")) + 1
+        unpaired = _find_unpaired_surrogate(unread[:end])
+        complete = unread[:end] if unpaired is None else unread[:unpaired]
+        # To ijson, an empty chunk is the end of the file.
+        if complete:
+            yield complete
+        if unpaired is not None:
+            raise _UnpairedSurrogateError
+        unread = unread[end:]
 
 
-def _find_half_pair(data: bytes) -> int | None:
-    """Where the first half of a surrogate pair is escaped without the other one."""
+def _find_unpaired_surrogate(data: bytes) -> int | None:
+    """Where the first unpaired surrogate is escaped."""
     if not _SURROGATE_ESCAPE.search(data):
         return None
     for escape in _ESCAPE.finditer(data):
-        if escape["half"]:
+        if escape["unpaired"]:
             return escape.start()
     return None

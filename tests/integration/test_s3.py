@@ -34,7 +34,7 @@ IDS = [f"fox-{number:03d}" for number in range(240)]
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
     """A server that fails at random, found through the environment."""
-    with s3_server(share=0.05, seed=0) as (url, app):
+    with s3_server(fault_probability=0.05, seed=0) as (url, app):
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
@@ -73,7 +73,7 @@ def test_sample_store_with_racing_writers_loses_nothing_and_shows_whole_parts(
         index = store.index(IDS)
         while not all(write.done() for write in writing):
             loaded = store.load(index, IDS, np.flatnonzero(index.stored), ["example_id"])
-            assert loaded["example_id"].to_pylist() == [IDS[place] for place in np.flatnonzero(index.stored)]
+            assert loaded["example_id"].to_pylist() == [IDS[position] for position in np.flatnonzero(index.stored)]
             seen.append(len(loaded))
             index = store.index(IDS)
         parts = {write.result() for write in writing}

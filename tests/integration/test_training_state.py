@@ -215,9 +215,9 @@ def test_load_state_by_the_other_strategy(
 
 
 def assert_same_state(one: Path, other: Path) -> None:
-    want, got = tensors(one), tensors(other)
-    assert want.keys() == got.keys()
-    assert all(torch.equal(want[key], got[key]) for key in want)
+    expected, found = tensors(one), tensors(other)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
     counts = [json.loads((folder / "state.json").read_text())["adam_step"] for folder in (one, other)]
     assert counts == [BEFORE, BEFORE]
 

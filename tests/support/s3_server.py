@@ -14,24 +14,26 @@ FAULTS = ("refused", "answer lost", "connection dropped", "answer cut")
 
 
 class Faulty:
-    """Fails a share of the requests, before or after the store worked on them.
+    """Fails some requests at random, before or after the store processed them.
 
     Args:
         app: the store.
-        share: of the requests, 0 to 1.
-        seed: of the random numbers; in which order requests come is up to the clients.
+        fault_probability: of each request, 0 to 1.
+        seed: of the random numbers; the clients determine the order of the requests.
     """
 
-    def __init__(self, app: Callable[..., Iterable[bytes]], share: float, seed: int) -> None:
+    def __init__(self, app: Callable[..., Iterable[bytes]], fault_probability: float, seed: int) -> None:
         self.app = app
-        self.share = share
+        self.fault_probability = fault_probability
         self.random = random.Random(seed)
         self.lock = threading.Lock()
         self.requests: Counter[str] = Counter()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         with self.lock:
-            fault = self.random.choice(FAULTS) if self.random.random() < self.share else "answered"
+            fault = "answered"
+            if self.random.random() < self.fault_probability:
+                fault = self.random.choice(FAULTS)
             self.requests[fault] += 1
         if fault == "refused":
             start_response("503 Service Unavailable", [("Content-Length", "0")])
@@ -54,9 +56,9 @@ class Faulty:
 
 
 @contextmanager
-def s3_server(share: float = 0.0, seed: int = 0, port: int = 0) -> Iterator[tuple[str, Faulty]]:
-    """A running server: its URL, and what it did with its requests."""
-    app = Faulty(DomainDispatcherApplication(create_backend_app), share, seed)
+def s3_server(fault_probability: float = 0.0, seed: int = 0, port: int = 0) -> Iterator[tuple[str, Faulty]]:
+    """A running server: its URL, and the application, which counts the requests by what happened to them."""
+    app = Faulty(DomainDispatcherApplication(create_backend_app), fault_probability, seed)
     server = make_server("127.0.0.1", port, app, threaded=True, request_handler=Quiet)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -97,8 +97,8 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
         ("method.advantageous_slot=20", "method.advantageous_slot: 20 is not one of the slots 0 to 19"),
         ("method.advantageous_slot=-1", "method.advantageous_slot: -1 is not one of the slots 0 to 19"),
         ("method.advantageous_slot=[3, 4]", "method.advantageous_slot: [3, 4] should be 1 different slots"),
-        ("method.weights=adaptive", "method.weights: 'adaptive' does not go with method 'r1'"),
-        ("method={name: sft, weights: adaptive}", "method.weights: 'adaptive' does not go with method 'sft'"),
+        ("method.weights=adaptive", "method.weights: 'adaptive' is not supported by method 'r1'"),
+        ("method={name: sft, weights: adaptive}", "method.weights: 'adaptive' is not supported by method 'sft'"),
         ("method.teacher_topk=8", "method.teacher_topk: only teacher 'topk' keeps some tokens, not 'cached'"),
         ("method={teacher: topk, teacher_topk: 0}", "method.teacher_topk: input should be greater than or equal to 1"),
         ("method.teacher=none", "method.teacher: method 'r1' needs one; set cached, resident or topk"),
@@ -112,8 +112,11 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
             "method={name: r2, weights: adaptive, teacher: topk}",
             "method.weights: 'adaptive' needs the frozen model's loss on the whole response, and the sampler knows",
         ),
-        ("method={name: r2, weights: paper}", "method.weights: 'paper' does not go with method 'r2'"),
-        ("method={name: r2, alignment: official}", "method.alignment: 'official' is about distributions; method 'r2'"),
+        ("method={name: r2, weights: paper}", "method.weights: 'paper' is not supported by method 'r2'"),
+        (
+            "method={name: r2, alignment: official}",
+            "method.alignment: 'official' applies to KL losses only; method 'r2'",
+        ),
         ("method={name: kl, k: 0}", "method.k: 0 trivial slots and no weight on the advantageous one leave nothing"),
         ("data.hops=[2]", "data.hops: records of format 'nq' have one gold document; set [1]"),
         (
@@ -124,15 +127,15 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
         ("data={format: jsonl, path: x, hops: [3], documents: 3}", "data.hops: 3 gold documents leave no distractor"),
         ("data={format: jsonl, path: x, hops: [1, 2]}", "data.hops: one hop and several cannot be mixed"),
         ("evaluation.slots=0", "evaluation.slots: input should be"),
-        ("evaluation.slots=21", "evaluation.slots: 21 slots, but there are 20; lower it, or say all"),
+        ("evaluation.slots=21", "evaluation.slots: 21 slots, but there are 20; lower it, or set it to all"),
         (
             "evaluation={other_documents: [30, 8], other_slots: 9}",
-            "evaluation.other_slots: 9 slots, but there are 8; lower it, or say all",
+            "evaluation.other_slots: 9 slots, but there are 8; lower it, or set it to all",
         ),
         ("method.auto_slots=0", "method.auto_slots: input should be"),
         (
             "method={advantageous_slot: auto, auto_slots: 21}",
-            "method.auto_slots: 21 slots, but there are 20; lower it, or say all",
+            "method.auto_slots: 21 slots, but there are 20; lower it, or set it to all",
         ),
         (
             "evaluation={other_documents: [30], other_slots: pairs}",
@@ -170,8 +173,8 @@ def test_load_recipe_reports_field_and_remedy_of_a_bad_value(
     with pytest.raises(UserError) as caught:
         load(override)
     # Where two settings do not fit together, the file is named: which of them is wrong cannot be known.
-    place = tmp_path / "small.yaml" if message.startswith(INTERPLAY) else "command line"
-    assert str(caught.value).startswith(f"{place}: {message}")
+    location = tmp_path / "small.yaml" if message.startswith(INTERPLAY) else "command line"
+    assert str(caught.value).startswith(f"{location}: {message}")
     assert "\n" not in str(caught.value)
 
 
@@ -564,7 +567,7 @@ def test_evaluation_default_slots_depend_on_hops(load: Callable[..., Recipe]) ->
 
 
 def test_evaluation_refuses_fewer_slots_than_hops(load: Callable[..., Recipe]) -> None:
-    with pytest.raises(UserError, match=r"evaluation.slots: 1 slots have no place for 2 gold documents"):
+    with pytest.raises(UserError, match=r"evaluation.slots: 1 slots cannot hold 2 gold documents"):
         load("data.format=musique", "data.hops=[2]", "evaluation.slots=1")
     with pytest.raises(UserError, match=r"evaluation.other_documents: 4 leaves no distractor"):
         load("data.format=musique", "data.hops=[4]", "evaluation.other_documents=[4]")
@@ -596,7 +599,7 @@ def test_recipe_refuses_zero3_that_rounds_the_model(make_recipe: Callable[..., R
 
 
 def test_study_refuses_a_batch_smaller_than_one_example(make_recipe: Callable[..., Recipe]) -> None:
-    with pytest.raises(UserError, match=r"training.global_batch_rows: 3 rows have no room for one example's 4"):
+    with pytest.raises(UserError, match=r"training.global_batch_rows: 3 rows cannot hold one example, which needs 4"):
         make_recipe(training={"global_batch_rows": 3})
 
 

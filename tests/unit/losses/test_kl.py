@@ -75,7 +75,7 @@ def test_forward_kl_names_unequal_shapes() -> None:
         forward_kl(torch.zeros(2, 3), torch.zeros(2, 4))
 
 
-# --- of the likeliest tokens and one bucket for the rest
+# --- topk_kl: the most likely tokens, and one bucket for the rest
 
 
 def top(teacher_TV: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,9 +130,9 @@ def test_topk_kl_gradient_treats_the_rest_as_one_token() -> None:
     assert teacher.grad is None
     assert student.grad is not None
     p, q = teacher.detach().softmax(-1), student.detach().softmax(-1)
-    told = torch.zeros_like(p, dtype=torch.bool).scatter(-1, ids.long(), True)
-    rest_p, rest_q = ((each * ~told).sum(-1, keepdim=True) for each in (p, q))
-    expected = torch.where(told, q - p, q * (1 - rest_p / rest_q))
+    is_kept = torch.zeros_like(p, dtype=torch.bool).scatter(-1, ids.long(), True)
+    rest_p, rest_q = ((each * ~is_kept).sum(-1, keepdim=True) for each in (p, q))
+    expected = torch.where(is_kept, q - p, q * (1 - rest_p / rest_q))
     torch.testing.assert_close(student.grad, expected, rtol=1e-4, atol=1e-6)
 
 

@@ -19,8 +19,8 @@ def coefficients(loss_N: Tensor, slot_N: Tensor, reference_N: Tensor | None = No
 
 def test_row_coefficients_of_r1_by_hand() -> None:
     # alpha as in test_weights; the anchors' mean is .10.
-    share = math.exp(0.15) / (math.exp(0.15) + math.exp(0.40))
-    expected = share * 0.2 + share / 2 * 0.1 + (1 - share) * 0.4 + 0.5 * 0.10
+    fraction = math.exp(0.15) / (math.exp(0.15) + math.exp(0.40))
+    expected = fraction * 0.2 + fraction / 2 * 0.1 + (1 - fraction) * 0.4 + 0.5 * 0.10
     loss = (coefficients(LOSS, SLOT, anchor_weight=0.5) * LOSS).sum()
     assert loss.item() == pytest.approx(expected, abs=1e-6)
 

@@ -32,8 +32,8 @@ def test_position_weights_uniform_are_one_over_the_trivial_rows() -> None:
 
 def test_position_weights_accept_any_slot_as_anchor() -> None:
     weights = position_weights(KL, SLOT, anchor=3)
-    share = math.exp(0.4) / (math.exp(0.4) + math.exp(0.05))
-    assert weights.tolist() == pytest.approx([0, 0, share, 1 - share], abs=1e-6)
+    fraction = math.exp(0.4) / (math.exp(0.4) + math.exp(0.05))
+    assert weights.tolist() == pytest.approx([0, 0, fraction, 1 - fraction], abs=1e-6)
 
 
 def naive_weights(kl: list[float], slot: list[int], anchor: int) -> list[float]:
@@ -45,8 +45,8 @@ def naive_weights(kl: list[float], slot: list[int], anchor: int) -> list[float]:
         if s == anchor:
             weights.append(0.0)
             continue
-        share = math.exp(sum(at[s]) / len(at[s])) / total
-        weights.append(share * (k / max(at[s]) if max(at[s]) > 0 else 1.0))
+        fraction = math.exp(sum(at[s]) / len(at[s])) / total
+        weights.append(fraction * (k / max(at[s]) if max(at[s]) > 0 else 1.0))
     return weights
 
 

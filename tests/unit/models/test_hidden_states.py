@@ -114,26 +114,27 @@ def test_response_hidden_states_of_packed_rows_equal_padded_ones(lm: PreTrainedM
 
 
 def with_common_beginnings() -> tuple[list[Tokens], list[Tokens]]:
-    """Rows as of one example: the longer they are alike, the later the gold document comes. One stands apart."""
-    (documents,), (apart,) = draw_tokens((40,), 0), draw_tokens((11,), 3)
+    """Rows as of one example: the later the gold document, the longer the common prefix. The last row has none."""
+    (documents,), (unrelated,) = draw_tokens((40,), 0), draw_tokens((11,), 3)
     prompts = [
         np.concatenate([documents[:cut], own])
         for cut, own in zip((0, 12, 31, 24), draw_tokens((9,) * 4, 2), strict=True)
     ]
-    return [*prompts, apart], draw_tokens((4, 3, 5, 1, 2), 1)
+    return [*prompts, unrelated], draw_tokens((4, 3, 5, 1, 2), 1)
 
 
 def test_response_hidden_states_and_gradients_do_not_change_with_shared_prefixes(lm: PreTrainedModel) -> None:
     prompts, responses = with_common_beginnings()
     found = {}
-    for share in (False, True):
-        batch = collate(prompts, responses, group_ids=[0] * len(prompts) if share else None)
+    for shares_prefixes in (False, True):
+        group_ids = [0] * len(prompts) if shares_prefixes else None
+        batch = collate(prompts, responses, group_ids=group_ids)
         lm.zero_grad()
         hidden_TH = response_hidden_states(lm, batch)
         weight_TH = torch.randn(hidden_TH.shape, generator=torch.Generator().manual_seed(0))
         (hidden_TH * weight_TH).sum().backward()
         gradient = torch.cat([each.grad.flatten() for each in lm.parameters() if each.grad is not None])
-        found[share] = (hidden_TH.detach(), gradient, len(batch.input_ids_S))
+        found[shares_prefixes] = (hidden_TH.detach(), gradient, len(batch.input_ids_S))
     assert found[True][2] == found[False][2] - 12 - 24
     torch.testing.assert_close(found[True][0], found[False][0], rtol=0, atol=1e-5)
     assert (found[True][1] - found[False][1]).norm() < 1e-5 * found[False][1].norm()

@@ -87,10 +87,10 @@ def test_adapters_off_restores_the_initial_model_bit_for_bit(
     strategy, batch = moved_strategy(study), make_batch(9)
     initial = load_model(study.model, packed=True)
     with torch.no_grad():
-        want_TH = response_hidden_states(initial, batch)
-        assert not torch.equal(response_hidden_states(strategy.student.lm, batch), want_TH)
+        expected_TH = response_hidden_states(initial, batch)
+        assert not torch.equal(response_hidden_states(strategy.student.lm, batch), expected_TH)
     before = trainable(strategy.student.lm)
-    assert torch.equal(strategy.frozen_states(batch), want_TH)
+    assert torch.equal(strategy.frozen_states(batch), expected_TH)
     assert trainable(strategy.student.lm).keys() == before.keys()  # on again, and in training
     assert strategy.student.lm.training
 
@@ -232,13 +232,13 @@ def test_save_with_adapters_writes_a_plain_model_that_computes_the_same(
 ) -> None:
     study = make_study(method={"name": "seqkd"})
     strategy, batch = moved_strategy(study), make_batch(9)
-    want_BLV = all_logits(strategy.student.lm, batch)
+    expected_BLV = all_logits(strategy.student.lm, batch)
     strategy.save(tmp_path)
     saved = load_model(study.model.model_copy(update={"path": str(tmp_path)}))
     initial = load_model(study.model, packed=True)
     assert saved.state_dict().keys() == initial.state_dict().keys()
-    assert (all_logits(saved, batch) - want_BLV).abs().max() < 1e-5 * want_BLV.abs().max()
-    assert (all_logits(initial, batch) - want_BLV).abs().max() > 0.1
+    assert (all_logits(saved, batch) - expected_BLV).abs().max() < 1e-5 * expected_BLV.abs().max()
+    assert (all_logits(initial, batch) - expected_BLV).abs().max() > 0.1
 
 
 def test_save_with_adapters_keeps_the_models_dtype(make_study: Callable[..., Study], tmp_path: Path) -> None:
@@ -260,5 +260,5 @@ def test_merge_equals_peft(make_study: Callable[..., Study]) -> None:
     merged = merge(lm.state_dict(), lora)
     for name, module in lm.named_modules():
         if hasattr(module, "get_delta_weight"):
-            want = module.get_base_layer().weight + module.get_delta_weight("default")
-            torch.testing.assert_close(merged[f"{name}.weight"], want, rtol=1e-5, atol=1e-5)
+            expected = module.get_base_layer().weight + module.get_delta_weight("default")
+            torch.testing.assert_close(merged[f"{name}.weight"], expected, rtol=1e-5, atol=1e-5)

@@ -157,9 +157,9 @@ def test_distill_names_samples_of_other_settings(recipe: str, capsys: pytest.Cap
     with Artifact(resolved.storage, "samples", "feedfeedfeedfeed").writing():
         Artifact(resolved.storage, "samples", "feedfeedfeedfeed").publish(counts={}, seconds={})
     assert command_line.main(["distill", recipe, "runtime.mode=staged"]) == 2
-    wanted = make_plan(resolved).sample.fingerprint
+    expected = make_plan(resolved).sample.fingerprint
     assert (
-        f"no finished samples of fingerprint {wanted}; it holds feedfeedfeedfeed, made with other settings; "
+        f"no finished samples of fingerprint {expected}; it holds feedfeedfeedfeed, made with other settings; "
         "run `study` first (or `sample`)"
     ) in capsys.readouterr().err
 

@@ -208,8 +208,8 @@ class FaultyClient:
 
     async def tail_job_logs(self, job: str) -> AsyncIterator[str]:
         cut = self.breaks.pop(0) if self.breaks else len(self.log)
-        for place in range(0, cut, 3):
-            yield self.log[place : min(place + 3, cut)]
+        for start in range(0, cut, 3):
+            yield self.log[start : min(start + 3, cut)]
         if cut < len(self.log):
             raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
 

@@ -108,11 +108,11 @@ batches = st.lists(st.lists(st.sampled_from(IDS), min_size=1, max_size=5), max_s
 
 @given(batches, batches, st.sets(st.integers(0, 15)), st.permutations(IDS))
 def test_store_reads_each_example_once_after_races_and_corruption(
-    before: list[list[str]], after: list[list[str]], broken: set[int], wanted: list[str]
+    before: list[list[str]], after: list[list[str]], broken: set[int], order: list[str]
 ) -> None:
     """Racing writers leave overlapping parts, and the same part twice; some are corrupt."""
     store = open_store(f"memory://{uuid.uuid4().hex}")
-    ids = wanted[:10]  # parts also hold examples that are not in the list
+    ids = order[:10]  # parts also hold examples that are not in the list
     held: dict[str, dict[str, str]] = {}
 
     def append(groups: list[list[str]]) -> None:

@@ -144,8 +144,8 @@ def test_dataset_name_shows_random_distractors() -> None:
 def everything(data: DataSection) -> DataSection:
     """The settings that use every example of the file."""
     counts = load_split(data, documents=data.documents, seed=0).counts
-    wanted = {f"{side}_examples": counts[side] + counts.get(f"{side}_unused", 0) for side in ("train", "eval")}
-    return data.model_copy(update=wanted)
+    limits = {f"{side}_examples": counts[side] + counts.get(f"{side}_unused", 0) for side in ("train", "eval")}
+    return data.model_copy(update=limits)
 
 
 def test_load_split_draws_distractors_of_oracle_records_from_their_own_side(write: Write) -> None:

@@ -14,7 +14,7 @@ from pos2distill.config.formats import FORMATS, FormatName
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example
 from pos2distill.tasks.datasets import read_examples
-from pos2distill.tasks.formats import _PARSERS, REASONS, Reason
+from pos2distill.tasks.formats import PARSERS, REASONS, Reason
 from pos2distill.tasks.metrics import sub_exact_match
 
 Record = dict[str, Any]
@@ -165,7 +165,7 @@ def test_parse_generic_needs_neither_id_nor_title(read: Read) -> None:
     assert bare.documents == (Document("Owl", "The owl has 17."), Document("", "The fox has 42.", 0))
     assert bare.answers == ("42", "forty-two")
     assert named.example_id == "fox-1"
-    # Without an id the normalised question stands in, so the same question is the same example.
+    # Without an id, the id is derived from the normalised question, so the same question is the same example.
     assert bare.example_id == read("jsonl", {**GENERIC, "question": "which code has THE fox"}).example_id
 
 
@@ -338,7 +338,7 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
     assert set(REASONS) == set(get_args(Reason))
     page = (Path(__file__).parents[3] / "docs" / "data.md").read_text()
     assert list(FORMATS) == list(get_args(FormatName))
-    assert {spec.parser for spec in FORMATS.values()} == set(_PARSERS)
+    assert {spec.parser for spec in FORMATS.values()} == set(PARSERS)
     for name in (*REASONS, *FORMATS):
         assert f"| `{name}` | " in page
 
@@ -351,9 +351,9 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
     [
         (
             without(GENERIC, "answers"),
-            "line 1: field 'answers' is missing; there is question, documents (is data.format right?)",
+            "line 1: field 'answers' is missing; found fields: question, documents (is data.format right?)",
         ),
-        ({**without(GENERIC, "answers"), "answer": ["x"]}, "field 'answers' is missing; is 'answer' meant to be it?"),
+        ({**without(GENERIC, "answers"), "answer": ["x"]}, "field 'answers' is missing; did you mean 'answer'?"),
         ({**GENERIC, "answers": "42"}, "line 1, answers: expected a list, got '42'"),
         ({**GENERIC, "answers": ["42", 42]}, "line 1, answers[1]: expected text, got 42"),
         ({**GENERIC, "answers": []}, "line 1, answers: empty; expected at least one answer"),
@@ -367,10 +367,13 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         ({**GENERIC, "id": 7}, "line 1, id: expected text, got 7"),
         (
             {**GENERIC, "documents": [{**FOX, "Hop": 1}]},
-            "line 1, documents[0]: unknown field 'Hop'; is 'hop' meant? If not, call it something else",
+            "line 1, documents[0]: unknown field 'Hop'; did you mean 'hop'? If not, rename it",
         ),
-        ({**GENERIC, "documents": [OWL, {**FOX, "titel": "Fox"}]}, "documents[1]: unknown field 'titel'; is 'title' m"),
-        ({**GENERIC, "ID": "fox-1"}, "line 1: unknown field 'ID'; is 'id' meant?"),
+        (
+            {**GENERIC, "documents": [OWL, {**FOX, "titel": "Fox"}]},
+            "documents[1]: unknown field 'titel'; did you mean 'title'?",
+        ),
+        ({**GENERIC, "ID": "fox-1"}, "line 1: unknown field 'ID'; did you mean 'id'?"),
         ({**GENERIC, "documents": {}}, "line 1, documents: expected a list, got {}"),
         ({**GENERIC, "documents": [FOX, "text"]}, "line 1, documents[1]: expected an object, got 'text'"),
         (
@@ -448,18 +451,22 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         ("kv", {**KV, "key": "k-9"}, "line 1: no gold document; expected exactly one"),
         ("kv", {**KV, "ordered_kv_records": [["k-2", "v-2"]]}, "line 1: 1 documents, but prompts of 2 slots are"),
         ("dpr", {**DPR, "question": " "}, "line 1, question: empty"),
-        ("dpr", without(DPR, "negative_ctxs"), "line 1: field 'negative_ctxs' is missing; is 'hard_negative_ctxs'"),
+        (
+            "dpr",
+            without(DPR, "negative_ctxs"),
+            "line 1: field 'negative_ctxs' is missing; did you mean 'hard_negative_ctxs'?",
+        ),
         (
             "dpr",
             NQ,
             "line 1: fields positive_ctxs, hard_negative_ctxs, negative_ctxs are missing; "
-            "there is question, answers, ctxs (is data.format=dpr right?)",
+            "found fields: question, answers, ctxs (is data.format=dpr right?)",
         ),
         (
             "musique",
             HOTPOTQA,
             "line 1: fields id, answer_aliases, answerable, paragraphs, question_decomposition are missing; "
-            "there is _id, question, answer, type, supporting_facts, context (is data.format=musique right?)",
+            "found fields: _id, question, answer, type, supporting_facts, context (is data.format=musique right?)",
         ),
         ("dpr", changed(DPR, "answers", "Paris"), "line 1, answers: expected a list, got 'Paris'"),
         ("dpr", changed(DPR, "positive_ctxs.0", []), "line 1, positive_ctxs[0]: expected an object, got []"),
@@ -505,7 +512,11 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         ("hotpotqa", changed(HOTPOTQA, "context.1.1", "text"), "line 1, context[1][1]: expected a list, got 'text'"),
         ("hotpotqa", changed(HOTPOTQA, "context.1.1.0", 3), "line 1, context[1][1][0]: expected text, got 3"),
         ("hotpotqa", changed(HOTPOTQA, "context", {"title": []}), "line 1, context: expected a list, got {'title': []"),
-        ("2wiki", HOTPOTQA, "line 1: field 'evidences' is missing; there is _id, question, answer, type, supporting"),
+        (
+            "2wiki",
+            HOTPOTQA,
+            "line 1: field 'evidences' is missing; found fields: _id, question, answer, type, supporting",
+        ),
         ("2wiki", changed(WIKI, "evidences", {}), "line 1, evidences: expected a list, got {}"),
     ],
 )

@@ -28,26 +28,26 @@ def make_example(documents: int, golds: Slots = (0,)) -> Example:
 
 
 def tuples(documents: int, hops: int) -> st.SearchStrategy[Slots]:
-    return st.permutations(range(documents)).map(lambda places: tuple(places[:hops]))
+    return st.permutations(range(documents)).map(lambda indices: tuple(indices[:hops]))
 
 
-# Documents and hops; and with them where golds come from, where they go, and a seed.
+# Documents and hops; then documents, the slots of golds after and before arranging, and a seed.
 sizes = st.integers(2, 12).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, min(4, n - 1))))
-places = sizes.flatmap(lambda size: st.tuples(st.just(size[0]), tuples(*size), tuples(*size), st.integers(0, 3)))
+arrangements = sizes.flatmap(lambda size: st.tuples(st.just(size[0]), tuples(*size), tuples(*size), st.integers(0, 3)))
 
 
-@given(places)
-def test_arrange_places_golds_and_keeps_distractor_order(place: tuple[int, Slots, Slots, int]) -> None:
-    documents, slots, golds, _ = place
+@given(arrangements)
+def test_arrange_places_golds_and_keeps_distractor_order(arrangement: tuple[int, Slots, Slots, int]) -> None:
+    documents, slots, golds, _ = arrangement
     example = make_example(documents, golds)
     shown = arrange(example, documents, slots)
     assert tuple(shown[slot] for slot in slots) == example.golds
     assert tuple(shown[slot] for slot in range(documents) if slot not in slots) == example.distractors
 
 
-@given(places)
-def test_arrange_reshuffles_as_a_pure_function(place: tuple[int, Slots, Slots, int]) -> None:
-    documents, slots, golds, seed = place
+@given(arrangements)
+def test_arrange_reshuffles_as_a_pure_function(arrangement: tuple[int, Slots, Slots, int]) -> None:
+    documents, slots, golds, seed = arrangement
     example = make_example(documents, golds)
     shown = arrange(example, documents, slots, order="reshuffled", seed=seed)
     assert tuple(shown[slot] for slot in slots) == example.golds
@@ -168,12 +168,12 @@ def test_draw_trivial_slots_of_pairs_is_pinned() -> None:
 # --- eval_specs placements
 
 
-def slots_of(documents: int, hops: int, wanted: Any) -> list[Slots]:
-    return [placement.slots for placement in evaluated_placements(documents, [hops], wanted)[hops]]
+def slots_of(documents: int, hops: int, setting: Any) -> list[Slots]:
+    return [placement.slots for placement in evaluated_placements(documents, [hops], setting)[hops]]
 
 
 @pytest.mark.parametrize(
-    ("documents", "wanted", "expected"),
+    ("documents", "setting", "expected"),
     [
         (4, "all", [0, 1, 2, 3]),
         (20, (7, 3), [7, 3]),
@@ -183,8 +183,8 @@ def slots_of(documents: int, hops: int, wanted: Any) -> list[Slots]:
         (3, 10, [0, 1, 2]),
     ],
 )
-def test_evaluated_placements_of_one_hop(documents: int, wanted: Any, expected: list[int]) -> None:
-    assert slots_of(documents, 1, wanted) == [(slot,) for slot in expected]
+def test_evaluated_placements_of_one_hop(documents: int, setting: Any, expected: list[int]) -> None:
+    assert slots_of(documents, 1, setting) == [(slot,) for slot in expected]
 
 
 def test_evaluated_placements_of_several_hops_are_ordered_tuples() -> None:

@@ -32,16 +32,16 @@ def render(builder: PromptBuilder, *slots: int, documents: int = 3, example: Exa
 TWO_HOPS = replace(EXAMPLE, documents=(*EXAMPLE.documents[:2], replace(EXAMPLE.documents[2], hop=1)))
 
 
-def search_result(document: Document, place: int) -> str:
-    return f"Document [{place}](Title: {document.title}) {document.text}\n"
+def search_result(document: Document, number: int) -> str:
+    return f"Document [{number}](Title: {document.title}) {document.text}\n"
 
 
 SHOWN = {
     "qa": search_result,
     "coc": search_result,
     "reasoning": search_result,
-    "kv": lambda document, place: f"{json.dumps(document.title)}: {json.dumps(document.text)}",
-    "plain": lambda document, place: f"Title: {document.title}\n{document.text}\n",
+    "kv": lambda document, number: f"{json.dumps(document.title)}: {json.dumps(document.text)}",
+    "plain": lambda document, number: f"Title: {document.title}\n{document.text}\n",
 }
 
 
@@ -51,10 +51,10 @@ def test_prompt_builder_shows_each_document_once_then_the_question(tiny_model_pa
     text = render(build(tiny_model_path, style), slot)
     order = list(EXAMPLE.distractors)
     order.insert(slot, *EXAMPLE.golds)
-    shown = [SHOWN[style](document, place) for place, document in enumerate(order, start=1)]
+    shown = [SHOWN[style](document, number) for number, document in enumerate(order, start=1)]
     assert [text.count(part) for part in shown] == [1, 1, 1]
-    places = [text.index(part) for part in [*shown, EXAMPLE.question]]
-    assert places == sorted(places)
+    offsets = [text.index(part) for part in [*shown, EXAMPLE.question]]
+    assert offsets == sorted(offsets)
 
 
 def test_prompt_builder_kv_contains_valid_json(tiny_model_path: str) -> None:
@@ -66,8 +66,8 @@ def test_prompt_builder_kv_contains_valid_json(tiny_model_path: str) -> None:
 @pytest.mark.parametrize(("slots", "titles"), [((0, 2), ["Fox", "Owl", "Bär"]), ((2, 1), ["Owl", "Bär", "Fox"])])
 def test_prompt_builder_places_several_hops(tiny_model_path: str, slots: tuple[int, int], titles: list[str]) -> None:
     text = render(build(tiny_model_path, "plain"), *slots, example=TWO_HOPS)
-    places = [text.index(f"Title: {title}\n") for title in titles]
-    assert places == sorted(places)
+    offsets = [text.index(f"Title: {title}\n") for title in titles]
+    assert offsets == sorted(offsets)
 
 
 def test_prompt_builder_qa_has_the_published_wording(tiny_model_path: str) -> None:

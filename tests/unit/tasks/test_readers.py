@@ -105,6 +105,9 @@ def test_file_digest_is_of_the_bytes_as_stored(tmp_path: Path) -> None:
 # --- files that cannot be read
 
 
+UNPAIRED = "contains an unpaired surrogate (\\ud800 to \\udfff alone), which is not a character"
+
+
 @pytest.mark.parametrize("use", [read, file_digest])
 @pytest.mark.parametrize(
     ("name", "message"),
@@ -141,7 +144,7 @@ def test_read_records_and_file_digest_refuse_unreadable_files(
         ),
         (
             json.dumps(RECORD).encode(),
-            r"is no gzip file, whatever its name says \(Not a gzipped file .*\); rename or fetch it again$",
+            r"is not a gzip file despite its name \(Not a gzipped file .*\); rename or fetch it again$",
         ),
     ],
 )
@@ -161,7 +164,7 @@ def test_read_records_refuses_broken_gzip(tmp_path: Path, content: bytes, messag
         (b"null", "expected a JSON object, got NoneType"),
         (
             b'{"a": "\\ud83d!"}',
-            "holds half a surrogate pair (\\ud800 to \\udfff alone), which is no character",
+            UNPAIRED,
         ),
     ],
 )
@@ -171,9 +174,6 @@ def test_read_records_refuses_a_line_that_is_no_object(tmp_path: Path, line: byt
     with pytest.raises(UserError) as caught:
         read(str(path))
     assert str(caught.value) == f"{path}, line 2: {message}"
-
-
-HALF = "holds half a surrogate pair (\\ud800 to \\udfff alone), which is no character"
 
 
 @pytest.mark.parametrize(
@@ -187,15 +187,18 @@ HALF = "holds half a surrogate pair (\\ud800 to \\udfff alone), which is no char
         (b' {"a": 1}]', "not valid JSON (after array element, I expect ',' or ']'); is the file cut off?"),
         (b'] {"a": 1}', "not valid JSON (trailing garbage); is the file cut off?"),
         (b', {"a": "\xff"}]', "not UTF-8 (invalid bytes in UTF8 string)"),
-        (b', {"a": "\xed\xa0\xbd"}]', "not UTF-8 (invalid continuation byte)"),  # half a pair, encoded all the same
+        (
+            b', {"a": "\xed\xa0\xbd"}]',
+            "not UTF-8 (invalid continuation byte)",
+        ),  # an unpaired surrogate, encoded nevertheless
         (b", [1, 2]]", "expected a JSON object, got list"),
         (b", null]", "expected a JSON object, got NoneType"),
         (b', "text"]', "expected a JSON object, got str"),
-        (b', {"a": "\\ud83d!"}]', HALF),
-        (b', {"a": "\\ud83d\\u0041"}]', HALF),
-        (b', {"a": "\\uDE00"}]', HALF),
-        (b', {"a": "\\ud83d\\ude00\\ude00"}]', HALF),
-        (b', {"\\\\\\ud83d": 1}]', HALF),
+        (b', {"a": "\\ud83d!"}]', UNPAIRED),
+        (b', {"a": "\\ud83d\\u0041"}]', UNPAIRED),
+        (b', {"a": "\\uDE00"}]', UNPAIRED),
+        (b', {"a": "\\ud83d\\ude00\\ude00"}]', UNPAIRED),
+        (b', {"\\\\\\ud83d": 1}]', UNPAIRED),
     ],
 )
 def test_read_records_refuses_an_element_that_is_no_object(tmp_path: Path, rest: bytes, message: str) -> None:
