@@ -12,6 +12,9 @@ import pytest
 
 from pos2distill.sampling import reaper
 
+# One process runs them all: each that did would start the parents of all of them.
+pytestmark = pytest.mark.xdist_group("reaper")
+
 PROJECT = Path(__file__).parents[3]
 
 # Starts a child before the reaper and two after it: one in a session of its own that has a child itself, one forked.
@@ -82,7 +85,9 @@ def parents() -> Iterator[dict[str, Parent]]:
     yield started
     for parent in started.values():
         parent.kill()
-        parent.communicate()
+        parent.wait()
+        assert parent.stdout is not None
+        parent.stdout.close()  # not read to its end, since a child of a test that has failed may hold it open
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "end"])
