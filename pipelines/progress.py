@@ -110,7 +110,7 @@ class ProgressTracker:
         return self.progress
 
     def request_stop(self) -> None:
-        """Ask training to stop after a checkpoint, also if its workers are restarted meanwhile."""
+        """Request that training saves its state and stops, also if its workers are being restarted."""
         self.stop = True
 
     def stop_requested(self) -> bool:

@@ -49,8 +49,8 @@ def plan(
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Train, and write `model/` (Hugging Face format) and `steps/` (one line for each step).
 
-    Samples that the store lacks are sampled meanwhile and trained on as they arrive; then the samples are published
-    here. An interrupted run continues from its last checkpoint.
+    Samples that the store lacks are made at the same time and trained on as they arrive; then they are published here.
+    An interrupted run continues from its last checkpoint.
 
     Counts: rows = examples * (K + 1), or K without an anchor; every row once an epoch.
 

@@ -147,7 +147,7 @@ def _array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, An
 
 
 def _ijson_reason(error: ijson.JSONError) -> str:
-    """The reason in an error of ijson 3.4, whose text is "parse error: premature EOF" and a picture of the position.
+    """The reason in an error of ijson 3.6, whose text is "parse error: premature EOF" and a picture of the position.
 
     Bytes that are not UTF-8 make it the repr of a bytes object.
     """
