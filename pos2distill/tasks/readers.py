@@ -114,7 +114,8 @@ def _line_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any
 
 def _parse_line(line: bytes, location: str) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        # Decoded here, since json.loads would accept raw surrogates in bytes, and other encodings (Python 3.11).
+        value = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise UserError(f"{location}: not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:

@@ -36,7 +36,8 @@ class Checkpointer:
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         self.last_step, self.last_time = step, time.monotonic()
-        self.saved_step: int | None = None  # by this process
+        # By this process: the step, the epoch and how many of its examples were done.
+        self.saved: tuple[int, int, int] | None = None
         self.preemption_handled = False
 
     def requested_action(self, step: int, in_step: bool) -> Action:
@@ -48,7 +49,7 @@ class Checkpointer:
         # Ray notifies all ranks, but not at the same time: one that is later finds the state saved already.
         if self.session.is_preempted() and not self.preemption_handled:
             self.preemption_handled = True
-            if step != self.saved_step:
+            if self.saved is None or step != self.saved[0]:
                 action = Action.CHECKPOINT
         if self.session.dist.rank == 0 and self.session.stop_requested():
             action = Action.STOP
@@ -58,7 +59,11 @@ class Checkpointer:
         """Write a checkpoint; every rank writes its own files."""
         # A checkpoint for any reason restarts the interval, so that a regular one does not follow at once.
         self.last_step, self.last_time = progress.step, time.monotonic()
-        self.saved_step = progress.step
+        progressed = (progress.step, progress.epoch, int(progress.done.sum()))
+        # A stop that follows a notice within the same step: there may be no time to upload the same state again.
+        if progressed == self.saved:
+            return
+        self.saved = progressed
         # A folder of its own: an earlier one of the same step may still be uploading, if no step was made since.
         folder = Path(tempfile.mkdtemp(prefix=f"{progress.step}-", dir=self.scratch))
         self.strategy.save_state(folder)

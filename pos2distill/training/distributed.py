@@ -34,9 +34,9 @@ class DistContext:
         if world == 1:
             return cls(rank, world, device)
         # A timeout of days: waiting for samples is not an error, however long it takes until sampling nodes start.
-        timeout = datetime.timedelta(days=7)
-        sample_group = torch.distributed.new_group(backend="gloo", timeout=timeout)
-        control_group = torch.distributed.new_group(backend="gloo", timeout=timeout)
+        sample_group = torch.distributed.new_group(backend="gloo", timeout=datetime.timedelta(days=7))
+        # While samples are awaited, the ranks meet here every half second. A rank that hangs must not stop all of them.
+        control_group = torch.distributed.new_group(backend="gloo", timeout=datetime.timedelta(minutes=30))
         return cls(rank, world, device, sample_group, control_group)
 
     def all_gather(self, value_C: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class WorkerSession(Protocol):
         """Keep a folder of training state, and remove it here. Called on every rank; may return before the upload."""
 
     def stop_requested(self) -> bool:
-        """Whether a stop is requested. Returns at once; called on rank 0 only."""
+        """Whether a stop is requested. Hardly waits; called on rank 0 only."""
 
     def is_preempted(self) -> bool:
         """Whether the node of any worker is about to be taken away. Returns at once."""

@@ -36,6 +36,7 @@ from .session import stream_options, trainer_arguments
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train
 _POLL_SECONDS = 0.5
+_TRACKER_SECONDS = 0.1  # a call takes milliseconds, and a tracker that does not answer must not delay the steps
 
 
 def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcome:
@@ -115,8 +116,7 @@ class RaySession:
         self.tracker = tracker
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(examples_per_batch(job.study) / world)
-        # A call is always under way, so that no step waits for its result.
-        self.stop_result = tracker.call_stop_requested() if self.dist.rank == 0 else None
+        self.stop_result: Any = None  # of a call that is under way
 
     def open_stream(self) -> "ShardReader":
         """See `WorkerSession.open_stream`."""
@@ -142,11 +142,14 @@ class RaySession:
 
     def stop_requested(self) -> bool:
         """See `WorkerSession.stop_requested`."""
-        ready, _ = ray.wait([self.stop_result], timeout=0)
+        # Called now, since the result of a call before this micro-batch would be as old as the micro-batch.
+        if self.stop_result is None:
+            self.stop_result = self.tracker.call_stop_requested()
+        ready, _ = ray.wait([self.stop_result], timeout=_TRACKER_SECONDS)
         if not ready:
             return False
         stop: bool = ray.get(self.stop_result)
-        self.stop_result = self.tracker.call_stop_requested()
+        self.stop_result = None
         return stop
 
     def is_preempted(self) -> bool:

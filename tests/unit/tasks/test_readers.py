@@ -160,6 +160,7 @@ def test_read_records_refuses_broken_gzip(tmp_path: Path, content: bytes, messag
     [
         (b'{"question": "wh', "not valid JSON (Unterminated string starting at at column 14); is the line cut off?"),
         (b'{"question": "\xff"}', "not UTF-8 (invalid start byte at byte 14)"),
+        (b'{"question": "\xed\xa0\x80"}', "not UTF-8 (invalid continuation byte at byte 14)"),  # a raw surrogate
         (b"[1, 2]", "expected a JSON object, got list"),
         (b"null", "expected a JSON object, got NoneType"),
         (

@@ -109,6 +109,16 @@ def test_checkpointer_does_not_save_again_for_a_notice_that_arrives_later_than_a
     saver.close()
 
 
+def test_checkpointer_saves_one_state_once(clock: SimpleNamespace, tmp_path: Path) -> None:
+    """A stop may follow a notice within one step."""
+    session = Session()
+    saver = make(session, tmp_path)
+    for step in (4, 4, 5):
+        save(saver, step)
+    assert session.saved == [4, 5]
+    saver.close()
+
+
 def test_checkpointer_requests_a_stop_within_a_step(clock: SimpleNamespace, tmp_path: Path) -> None:
     session = Session()
     saver = make(session, tmp_path, steps=1)

@@ -398,13 +398,22 @@ def test_trainer_stops_after_the_current_micro_batch(make: Callable[..., Source]
     assert len(result.records) == poll // 6
 
 
-def test_trainer_saves_within_a_step_and_continues(make: Callable[..., Source]) -> None:
+@pytest.mark.parametrize("poll", [5, 11])
+def test_trainer_saves_within_a_step_and_continues(make: Callable[..., Source], tmp_path: Path, poll: int) -> None:
+    """After the first gradients of the first step, before Adam has any moments, and of the second."""
     source = make(**TWO_STEPS)
     undisturbed = run(source, trainers(8))
-    requests = Requests(Action.CHECKPOINT, 9)
     result = prepare(source, trainers(8))
+
+    class Saving(Requests):
+        def save(self, progress: TrainingProgress) -> None:
+            super().save(progress)
+            result.strategy.strategy.save_state(tmp_path)
+
+    requests = Saving(Action.CHECKPOINT, poll)
     assert run_with(source, requests, result, DistContext())
-    assert requests.saved == [1]
+    assert requests.saved == [poll // 6]
+    assert any(tmp_path.iterdir())
     assert [each.as_dict() for each in result.records] == [each.as_dict() for each in undisturbed.records]
 
 
