@@ -24,7 +24,7 @@ COMMANDS = {
     "study": "the whole chain: evaluate, sample, distil, evaluate again, report; finished stages are skipped",
     "evaluate": "accuracy at every slot, of the base model and of the checkpoint if there is one",
     "sample": "advantaged responses into the sample store, with the teacher's hidden states",
-    "distill": "train on the stored samples; with runtime.mode=streamed, and sample what is missing at the same time",
+    "distill": "train on the stored samples; with runtime.mode=streamed, sample what is missing at the same time",
     "report": "the HTML page and summary.json, from finished results",
 }
 
@@ -46,7 +46,7 @@ Exit codes: 0 success; 1 a gate that failed (one line), or a bug (with its trace
 
 SUBMIT = """Run a command as a job on a running Ray cluster, through its job API, and follow its log until it ends.
 
-The job uploads this project's code, recipes and examples, and a recipe of your own; secrets, data, results and
+It uploads this project's code, recipes and examples, and a recipe of your own; secrets, data, results and
 environments stay here. So runtime.storage must be a URL, or the absolute path of a folder that all nodes share; the
 same is true of data and models outside examples/. The nodes need the packages of requirements/.
 

@@ -159,7 +159,7 @@ class LocalSession:
     def poll(self) -> pa.Table | None:
         """The next block of samples, made now; an empty table on a request to stop; None once all are made."""
         if self.tracker.stop_requested():
-            # The training loop handles requests only between batches.
+            # So that the training loop handles the request before another block is made.
             return SAMPLE_SCHEMA.empty_table()
         with self.samples_lock:
             return next(self.samples, None)

@@ -225,7 +225,7 @@ def _paths_in(raw: Mapping[str, Any]) -> dict[str, str]:
     return paths
 
 
-def _resolve_project_paths(raw: Mapping[str, Any], overridden: Sequence[str]) -> None:
+def _resolve_project_paths(raw: dict[str, Any], overridden: Sequence[str]) -> None:
     """In a raw built-in recipe, make the paths of files that come with the project absolute.
 
     Others stay: a model may be a hub name, and a data set is in the user's working directory.
@@ -233,12 +233,13 @@ def _resolve_project_paths(raw: Mapping[str, Any], overridden: Sequence[str]) ->
     Args:
         overridden: dotted names of the settings that the command line sets; its paths are the user's.
     """
-    for section, field in (("model", "path"), ("data", "path")):
-        if section in overridden or f"{section}.{field}" in overridden:
+    for dotted, path in _paths_in(raw).items():
+        section = dotted.partition(".")[0]
+        if section in overridden or dotted in overridden:
             continue
-        path = project_root() / raw[section][field]
-        if path.exists():
-            raw[section][field] = str(path)
+        project_path = project_root() / path
+        if project_path.exists():
+            _set(raw, dotted, str(project_path))
 
 
 def _resolve_paths(raw: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ Shapes: B rows of a micro-batch.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -123,11 +123,12 @@ class BatchesAhead:
     def finish(self) -> None:
         """Wait, but not for long, until the thread has prepared its batch. Called on every rank at the same batch."""
         # It may be waiting for a rank whose thread has failed, and a stop must not wait for that.
-        done, _ = wait([self.upcoming], timeout=_FINISH_SECONDS)
-        for future in done:
-            error = future.exception()
-            if error is not None:
-                _logger.warning("the batch after the last step could not be prepared: %s", error)
+        try:
+            error = self.upcoming.exception(timeout=_FINISH_SECONDS)
+        except TimeoutError:
+            return
+        if error is not None:
+            _logger.warning("the batch after the last step could not be prepared: %s", error)
 
     def close(self) -> None:
         """Give the thread nothing more to do. Does not wait: after an error its ranks may have exited."""

@@ -88,7 +88,7 @@ class RayTracker:
         return progress
 
     def request_stop(self) -> None:
-        """Ask training to stop after a checkpoint."""
+        """Request that training saves its state and stops."""
         ray.get(self.actor.request_stop.remote())
 
     def call_stop_requested(self) -> Any:

@@ -68,7 +68,7 @@ def make_state(folder: Path, world: int = 2) -> dict[str, Tensor]:
     return full
 
 
-# --- the torch strategy goes on as if nothing had happened
+# --- the torch strategy continues as if uninterrupted
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["all", "lora"])
