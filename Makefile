@@ -1,4 +1,5 @@
 # make quickstart: install, run the built-in study, show the curves.  make test: install, run the fast tests.
+# make real: install, make a small real language model, distil it on generated questions, show the curves.
 # Needs Python 3.11, make, git and a C++ compiler; everything else comes from the lock files in requirements/.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -15,10 +16,15 @@ else
 export UV_TORCH_BACKEND ?= cpu
 endif
 
-.PHONY: quickstart install install-gpu test test-all test-unit check format lock docs clean
+.PHONY: quickstart real install install-gpu test test-all test-unit check format lock docs clean
 
 quickstart: install
 	$(BIN)/python run.py study quickstart
+
+real: install
+	$(BIN)/python -m examples.smollm2.make_model
+	test -e runs/facts.jsonl.gz || $(BIN)/python -m examples.smollm2.facts runs/facts.jsonl.gz
+	$(BIN)/python run.py study facts_smollm2
 
 install: .venv/.installed
 

@@ -160,7 +160,7 @@ def make_record(seed: int, index: int, documents: int) -> Record:
     kind = KINDS[index % len(KINDS)]
     name = subject_names(kind.name, seed)[index // len(KINDS)]
     pool = ValuePool(random, taken=name)
-    fact = random.choice(kind.facts)
+    fact = random.choice(kind.asked_facts)
     subject = Subject(kind, name, random.choice(kind.roles))
     gold = make_entry(subject, choose_facts(kind, random, including=fact), pool, random)
     question = subject.fill(random.choice(fact.questions))

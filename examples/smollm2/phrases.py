@@ -6,8 +6,9 @@ type of value (a person, a place, a year, a count), so a question about a fact h
 Fields of the templates: `{name}` is the subject's name, `{role}` a word for it (a botanist, a village, a novel) and
 `{value}` the fact's value.
 
-The wording is deliberately plain, and questions use the words of the entries. Paraphrases, pronouns and questions with
-"Who wrote" were measured too: SmolLM2-135M-Instruct often failed on them even with the gold entry alone.
+The wording is deliberately plain, and questions use the words of the entries. Paraphrases, pronouns, questions with
+"Who wrote" and questions about years were measured too: SmolLM2-135M-Instruct often failed on them even with the gold
+entry alone. So entries state years, and no question asks for one.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Fact:
     name: str
     value_type: ValueType
     statements: tuple[str, ...]
-    questions: tuple[str, ...]
+    questions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Kind:
     fillers: tuple[str, ...]
     facts: tuple[Fact, ...]
     titles: tuple[str, ...] = ()
+
+    @property
+    def asked_facts(self) -> tuple[Fact, ...]:
+        """The facts that questions ask for."""
+        return tuple(fact for fact in self.facts if fact.questions)
 
 
 # Coined stems and endings: together they give names that no real encyclopedia has.
@@ -142,13 +148,11 @@ PERSON = Kind(
                 "{name} was born in the year {value}.",
                 "The parish records say that {name} was born in {value}.",
             ),
-            ("In which year was the {role} {name} born?", "In what year was {name} born?"),
         ),
         Fact(
             "death",
             "year",
             ("{name} died in {value}.", "{name} died in the year {value}.", "{name} died of a fever in {value}."),
-            ("In which year did the {role} {name} die?", "In what year did {name} die?"),
         ),
         Fact(
             "letters",
@@ -209,7 +213,6 @@ PLACE = Kind(
                 "In {value}, the church of {name} was built.",
                 "The church of {name} was built in the year {value}.",
             ),
-            ("In which year was the church of {name} built?", "In what year was the church of {name} built?"),
         ),
         Fact(
             "railway",
@@ -218,10 +221,6 @@ PLACE = Kind(
                 "The railway station of {name} opened in {value}.",
                 "In {value}, the railway station of {name} opened.",
                 "The railway station of {name} opened in the spring of {value}.",
-            ),
-            (
-                "In which year did the railway station of {name} open?",
-                "In what year did the railway station of {name} open?",
             ),
         ),
         Fact(
@@ -305,7 +304,6 @@ WORK = Kind(
                 "In {value}, {name} was published.",
                 "{name} was first published in {value}.",
             ),
-            ("In which year was the {role} {name} published?", "In what year was {name} published?"),
         ),
         Fact(
             "pages",
@@ -385,7 +383,6 @@ EVENT = Kind(
                 "In {value}, the {name} took place.",
                 "The {name} took place in the spring of {value}.",
             ),
-            ("In which year did the {name} take place?", "When did the {name} take place?"),
         ),
         Fact(
             "participants",

@@ -12,6 +12,7 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.training.job import STATE_FOLDER, STEPS_FOLDER, TrainingJob
 
 from ..interrupt import interruptible
+from ..progress import RunProgress
 from . import sample
 from .choose_slot import with_chosen_slot
 from .evaluate import PROMPT_FIELDS
@@ -71,24 +72,43 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         try:
             outcome, signal = interruptible(lambda: context.executor.train(job, stream, tracker), tracker.request_stop)
         except UserError:
-            if streamed and not len(sample.missing_indices(samples)):
-                # If no sample was kept, this error says what became of all.
-                sample.publish(samples, tracker.read())
+            _end_early(stage, start, samples, tracker.read() if streamed else None)
             raise
         progress = tracker.read()
     if not outcome.finished:
+        _end_early(stage, start, samples, progress if streamed else None)
         # Training stops early only on request, so there was a signal.
         raise Stopped(f"stopped after step {outcome.steps}; its checkpoint is kept", 128 + signal)
     if streamed:
         sample.publish(samples, progress)
-    seconds = {"distill": time.monotonic() - start}
-    manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=seconds)
+    manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=_seconds(start))
     # After the manifest: until then a killed run resumes from this state.
     stage.artifact.remove(STATE_FOLDER)
     # The signal came too late to stop training. This stage is finished, but the next ones must not start.
     if signal:
         raise Stopped("stopped after training", 128 + signal)
     return manifest
+
+
+def _seconds(start: float) -> dict[str, float]:
+    return {"distill": time.monotonic() - start}
+
+
+def _end_early(stage: Stage, start: float, samples: Stage, progress: RunProgress | None) -> None:
+    """Keep what a run that did not finish training has learned of its time, and publish the samples if all are there.
+
+    Args:
+        start: of the run. progress: of its sampling; None if the samples were published before.
+    Raises:
+        UserError: if no sample was kept; this error says what became of all.
+    """
+    stage.artifact.add_seconds(_seconds(start))
+    if progress is None:
+        return
+    if len(sample.missing_indices(samples)):
+        samples.artifact.add_seconds(sample.seconds(progress))
+    else:
+        sample.publish(samples, progress)
 
 
 def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:

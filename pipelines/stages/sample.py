@@ -87,8 +87,12 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         with context.executor.track(spec) as tracker:
             stream = sample_stream(stage, context.runtime, tracker, return_samples=False)
             samples = context.executor.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
-            for _ in samples:
-                pass  # the last operator has stored and counted the samples
+            try:
+                for _ in samples:
+                    pass  # the last operator has stored and counted the samples
+            except (UserError, KeyboardInterrupt):
+                stage.artifact.add_seconds(seconds(tracker.read()))
+                raise
             progress = tracker.read()
     return publish(stage, progress)
 
@@ -186,12 +190,13 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
             f"{artifact.url}: none of {len(ids)} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
             f"{counts['failed']} failed); try another method.advantageous_slot or model, or sampling.keep=all"
         )
-    # Zero if an earlier run sampled everything and this one only publishes.
-    seconds = {"sample": 0.0, "teacher": 0.0}
-    if progress is not None:
-        seconds["sample"] = progress.sampling_seconds
-        seconds["teacher"] = progress.actor_seconds.get(TEACHERS, 0.0)
-    return artifact.publish(counts=counts, seconds=seconds)
+    return artifact.publish(counts=counts, seconds=seconds(progress))
+
+
+def seconds(progress: RunProgress | None) -> dict[str, float]:
+    """What this run took to sample; zeros if an earlier run sampled everything."""
+    progress = progress or RunProgress()
+    return {"sample": progress.sampling_seconds, "teacher": progress.actor_seconds.get(TEACHERS, 0.0)}
 
 
 def _tally(store: SampleStore, ids: pa.Array) -> Tally:

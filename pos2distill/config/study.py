@@ -2,16 +2,27 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from pos2distill.config.base import Count, Section
 from pos2distill.config.formats import FORMATS, Format, FormatName
 from pos2distill.config.methods import METHODS, Method, MethodName, RowWeights
+from pos2distill.hardware import cpu_multiplies_bfloat16
 
 _DEFAULT_SLOTS = 10  # to try for `auto`, and to evaluate at further prompt lengths
 _DEFAULT_TOPK = 64
+
+
+def _resolve_precision(name: str) -> str:
+    """`auto` is resolved when a recipe is loaded, so that the fingerprint covers the precision that computed."""
+    if name == "auto":
+        return "bfloat16" if cpu_multiplies_bfloat16() else "float32"
+    return name
+
+
+Precision = Annotated[Literal["bfloat16", "float32", "auto"], AfterValidator(_resolve_precision)]
 
 
 class ModelSection(Section):
@@ -19,7 +30,11 @@ class ModelSection(Section):
 
     path: str = Field(description="folder or fsspec URL of a Hugging Face model, or its hub name")
     revision: str | None = Field(None, description="hub revision, to fix the version of a model named by its hub name")
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="on a CPU float32 is often faster")
+    dtype: Precision = Field(
+        "bfloat16",
+        description="auto, for runs on CPUs: bfloat16 if the CPU of the machine that loads the recipe has instructions "
+        "for it (AVX512-BF16, AMX, Arm BF16), else float32, which is several times faster there",
+    )
     engine: Literal["vllm", "hf", "fake"] = Field(
         "vllm",
         description="the generator. vllm; hf: transformers, slower but without start-up time; fake: for tests",
@@ -276,7 +291,7 @@ class TrainingSection(Section):
         description="of samples in the first epoch of a streamed run. arrival: as they are finished; fixed: by the "
         "seed. All other epochs are ordered by the seed",
     )
-    precision: Literal["bfloat16", "float32"] = "bfloat16"
+    precision: Precision = Field("bfloat16", description="auto: as model.dtype")
     lora: LoraSection | None = None
 
 

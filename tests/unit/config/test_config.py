@@ -90,7 +90,7 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
         ("training.lora.rank=0", "training.lora.rank: input should be greater than or equal to 1, got 0"),
         ("training.lora.targets=[]", "training.lora.targets: expected at least one linear layer, or all"),
         ("training.lora=16", "training.lora: expected a section with fields, got 16"),
-        ("model.dtype=float16", "model.dtype: input should be 'bfloat16' or 'float32', got 'float16'"),
+        ("model.dtype=float16", "model.dtype: input should be 'bfloat16', 'float32' or 'auto', got 'float16'"),
         ("model.path=", "model.path: input should be a valid string, got nothing"),
         ("name=Not Good", "name: string should match pattern"),
         ("data.documents=4", "method.k: 4 trivial slots, but 4 documents have 3; lower method.k"),

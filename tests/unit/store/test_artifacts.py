@@ -62,6 +62,19 @@ def test_artifact_is_visible_once_published(storage: str) -> None:
     assert Artifact(storage, "examples", "ffff").manifest() is None
 
 
+def test_artifact_publish_counts_the_seconds_of_stopped_runs(storage: str) -> None:
+    artifact = Artifact(storage, "samples", "abcd")
+    artifact.add_seconds({"sample": 99.0})
+    assert not artifact.fs.exists(artifact.path)  # this run has written nothing
+    artifact.fs.makedirs(artifact.path)
+    artifact.add_seconds({"sample": 2.0, "teacher": 0.5})
+    artifact.add_seconds({"sample": 3.0})
+    published = artifact.publish(counts={}, seconds={"sample": 4.0, "store": 1.0})
+    assert published.seconds == {"sample": 9.0, "teacher": 0.5, "store": 1.0}
+    # They are part of the manifest now, and a second publication would count them again.
+    assert artifact.fs.ls(artifact.path, detail=False) == [f"{artifact.path}/manifest.json"]
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_artifact_writing_removes_the_folder_after_a_failure(storage: str, error: type[BaseException]) -> None:
     artifact = Artifact(storage, "examples", "abcd")

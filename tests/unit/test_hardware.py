@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+
+from pos2distill import hardware
+from pos2distill.config import ModelSection
+from pos2distill.hardware import cpu_multiplies_bfloat16
+
+
+def make_cpu_info(folder: Path, line: str) -> Path:
+    path = folder / "cpuinfo"
+    path.write_text(f"processor\t: 0\n{line}\n\nprocessor\t: 1\n{line}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("machine", "line", "expected"),
+    [
+        ("x86_64", "flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_fp16", True),
+        ("x86_64", "flags\t\t: fpu avx2 amx_tile amx_bf16", True),
+        ("x86_64", "flags\t\t: fpu avx2 avx512f", False),
+        ("aarch64", "Features\t: fp asimd bf16 i8mm", True),
+        ("aarch64", "Features\t: fp asimd", False),
+        ("x86_64", "bugs\t\t: avx512_bf16", False),
+    ],
+)
+def test_cpu_multiplies_bfloat16_reads_the_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, line: str, expected: bool
+) -> None:
+    monkeypatch.setattr(hardware.platform, "machine", lambda: machine)
+    assert cpu_multiplies_bfloat16(make_cpu_info(tmp_path, line)) is expected
+
+
+def test_cpu_multiplies_bfloat16_without_linux(tmp_path: Path) -> None:
+    assert not cpu_multiplies_bfloat16(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(("supported", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_precision_is_resolved_at_load(monkeypatch: pytest.MonkeyPatch, supported: bool, expected: str) -> None:
+    monkeypatch.setattr("pos2distill.config.study.cpu_multiplies_bfloat16", lambda: supported)
+    assert ModelSection(path="model", dtype="auto").dtype == expected
