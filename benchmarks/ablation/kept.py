@@ -1,11 +1,13 @@
 """How far the students of a sweep have moved from the base model where it does well: KL(base || student).
 
 The prompts are those of held-out examples with the gold documents at the last slots, and the responses are the base
-model's greedy answers. There are two prompt lengths: that of training, and 8 documents, the longest prompts that the
-toy's base model was trained on. Values are nats per token, averaged over the tokens of a response, then over examples.
+model's greedy answers. Values are nats per token, averaged over the tokens of a response, then over examples. The
+prompt lengths are that of training and those of `--documents`: for the toys 8, the longest prompts that their base
+models were trained on.
 
-Example (from the project's top folder, after the study):
-  python -m benchmarks.ablation.kept benchmarks/ablation/one_hop.yaml
+Examples (from the project's top folder, after the study):
+  python -m benchmarks.ablation.kept benchmarks/ablation/one_hop.yaml --documents 8
+  python -m benchmarks.ablation.kept benchmarks/real/nq.yaml --batch-rows 1
 """
 
 import argparse
@@ -40,11 +42,6 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.permutations import Placement
 from pos2distill.training.job import MODEL_FOLDER
 
-LEARNED_DOCUMENTS = 8
-"""Documents in the longest prompts that the toy's base model was trained on."""
-
-_BATCH_ROWS = 50
-
 
 @dataclass(frozen=True)
 class Reference:
@@ -70,7 +67,7 @@ def kl_to(reference: Reference, student: PreTrainedModel) -> float:
     return float(torch.cat(kls).mean())
 
 
-def make_reference(recipe: Recipe, examples: Artifact, documents: int) -> Reference:
+def make_reference(recipe: Recipe, examples: Artifact, documents: int, batch_rows: int) -> Reference:
     """Generate the base model's answers to the evaluation examples, with the gold documents at the last slots."""
     study = recipe.study
     hops = study.data.hops[0]
@@ -87,15 +84,18 @@ def make_reference(recipe: Recipe, examples: Artifact, documents: int) -> Refere
     responses = [ids.values.to_numpy() for ids in answers["response_ids"]]
     base = load_model(study.model)
     batches, logits = [], []
-    for start in range(0, len(prompts), _BATCH_ROWS):
-        batch = collate(prompts[start : start + _BATCH_ROWS], responses[start : start + _BATCH_ROWS])
+    for start in range(0, len(prompts), batch_rows):
+        batch = collate(prompts[start : start + batch_rows], responses[start : start + batch_rows])
         batches.append(batch)
         logits.append(_logits(base, batch))
     return Reference(batches, logits)
 
 
-def measure(recipe: Recipe) -> Iterator[dict[str, Any]]:
+def measure(recipe: Recipe, other_documents: Sequence[int], batch_rows: int) -> Iterator[dict[str, Any]]:
     """One result for every study of the sweep.
+
+    Args:
+        other_documents: further prompt lengths. batch_rows: rows of one forward pass.
 
     Raises:
         UserError: if the checkpoint of a study is not finished.
@@ -109,10 +109,10 @@ def measure(recipe: Recipe) -> Iterator[dict[str, Any]]:
             raise UserError(f"{checkpoint.url}: no finished checkpoint; run `study` first")
         student = load_model(with_model(cell.study, f"{checkpoint.url}/{MODEL_FOLDER}").model)
         result: dict[str, Any] = {"settings": settings}
-        for documents in (cell.study.data.documents, LEARNED_DOCUMENTS):
+        for documents in (cell.study.data.documents, *other_documents):
             key = examples.fingerprint, documents
             if key not in references:
-                references[key] = make_reference(cell, examples, documents)
+                references[key] = make_reference(cell, examples, documents, batch_rows)
             reference = references[key]
             result[f"{documents} documents"] = {"kl": kl_to(reference, student), "base_entropy": reference.entropy}
         yield result
@@ -130,10 +130,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, help="YAML file of the sweep")
     parser.add_argument("overrides", nargs="*", metavar="SETTING=VALUE", help="the same as those of the study")
+    parser.add_argument("--documents", type=int, nargs="*", default=[], help="further prompt lengths")
+    parser.add_argument("--batch-rows", type=int, default=50, help="rows of one forward pass (default: %(default)s)")
     arguments = parser.parse_args()
     try:
         recipe = load_recipe(str(arguments.recipe), arguments.overrides)
-        cells = list(measure(recipe))
+        cells = list(measure(recipe, arguments.documents, arguments.batch_rows))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

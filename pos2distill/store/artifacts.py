@@ -21,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
 from pos2distill.records import SCHEMA_VERSION
-from pos2distill.urls import open_url
+from pos2distill.urls import open_url, storage_errors
 
 RUN_FILE = "run.json"  # names the recipe that owns the storage
 DRIVER_FILE = "driver.json"  # names the running driver (see `lease`)
@@ -160,8 +160,14 @@ def check_storage(storage: str, name: str) -> bool:
 
     Returns: False if the folder is empty or does not exist.
     Raises:
-        UserError: if the folder belongs to another recipe, or holds files but no run.
+        UserError: if the folder belongs to another recipe, or holds files but no run; if the storage refuses access or
+            cannot be reached.
     """
+    with storage_errors(storage, "runtime.storage"):
+        return _belongs_to(storage, name)
+
+
+def _belongs_to(storage: str, name: str) -> bool:
     fs, path = open_url(storage, "runtime.storage")
     marker = f"{path}/{RUN_FILE}"
     if fs.exists(marker):

@@ -17,6 +17,7 @@ import fsspec
 import ijson
 
 from pos2distill.errors import UserError, did_you_mean
+from pos2distill.urls import storage_errors
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 
@@ -78,10 +79,11 @@ def _one_line_errors(url: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(f"{url}: no such file (data.path){_nearest_file(url)}") from None
-    except OSError as error:
-        raise UserError(f"{url}: cannot be read ({error.strerror or error})") from None
     except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
         raise UserError(f"{url}: cannot be opened ({error})") from None
+    except Exception as error:
+        with storage_errors(url, "data.path"):
+            raise error
 
 
 def _nearest_file(url: str) -> str:

@@ -5,6 +5,7 @@ the slow tier.
 """
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,26 @@ def test_run_distill_resumes_bit_identically_after_every_step(
         run_distill(interrupted)
         assert results(interrupted) == expected, f"after step {step}"
         assert_each_example_once_an_epoch(interrupted)
+
+
+def test_run_distill_counts_the_seconds_of_a_stopped_run(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(recipe)
+    start = time.monotonic()
+    with monkeypatch.context() as patch:
+        interrupt(patch, "stopped", 1)
+        assert not ended_by_itself(recipe)
+    stopped = time.monotonic() - start
+    time.sleep(0.5)
+    run_distill(recipe)
+    total = time.monotonic() - start
+    distill = plan.distill.artifact.manifest()
+    assert distill is not None
+    # More than the second run alone took, and not the pause between the two.
+    assert total - stopped - 0.5 < distill.seconds["distill"] < total - 0.5
+    sample = plan.sample.artifact.manifest()
+    assert sample is not None
+    assert sample.seconds["sample"] > 0
+    assert not list(Path(recipe.storage).glob("*/seconds.json"))
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])

@@ -1,0 +1,115 @@
+"""What does an R1 step of a real model cost on CPUs? SmolLM2-135M-Instruct, prompts of ten documents, K = 2.
+
+The same step in several ways: as it is by default for GPUs (activations recomputed; one row at a time, so that one pass
+computes the losses and another the gradient), with recomputation off, and with all rows in one pass; in float32 and,
+where the CPU multiplies bfloat16, in bfloat16. Each runs in a process of its own, one after the other, twice; the second
+step counts. Tokens per second count every row's tokens, also those that rows share and that are computed once.
+
+  python -m examples.smollm2.make_model
+  python -m benchmarks.real.step
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.circumstances import circumstances
+from benchmarks.train_step.measuring import measure_peak, run_in_own_process, wall
+from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study
+from benchmarks.train_step.train_step import count_tokens
+from examples.smollm2.make_model import DEFAULT_FOLDER
+from pos2distill.hardware import cpu_multiplies_bfloat16
+
+CPU = torch.device("cpu")
+SIZE = replace(SIZES["cpu"], vocabulary=49152, documents=10, document_tokens=150, examples=2, k=2)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a step is computed. one_pass: all rows in one micro-batch; else one row."""
+
+    precision: str
+    gradient_checkpointing: bool
+    one_pass: bool
+
+    def size(self) -> Size:
+        """The problem in this variant."""
+        return replace(
+            SIZE,
+            precision=self.precision,
+            gradient_checkpointing=self.gradient_checkpointing,
+            micro_batch_rows=SIZE.rows if self.one_pass else 1,
+        )
+
+
+VARIANTS = {
+    "float32, row by row, recomputed": Variant("float32", True, False),
+    "float32, row by row": Variant("float32", False, False),
+    "float32, one pass, recomputed": Variant("float32", True, True),
+    "float32, one pass": Variant("float32", False, True),
+}
+if cpu_multiplies_bfloat16():
+    VARIANTS["bfloat16, row by row, recomputed"] = Variant("bfloat16", True, False)
+    VARIANTS["bfloat16, one pass"] = Variant("bfloat16", False, True)
+
+
+def measure(variant: Variant, model: Path) -> dict[str, float]:
+    """Loss, seconds and memory of the second step of a variant."""
+    size = variant.size()
+    study = make_study(size, model)
+    questions = Questions(size, study, CPU)
+    step = OurStep(size, study, questions, CPU)
+    step()
+    losses: list[float] = []
+    seconds: list[float] = []
+    memory = measure_peak(lambda: _timed(step, losses, seconds), CPU)
+    return {"loss": losses[0], "seconds": seconds[0], **memory, **count_tokens(questions.rows())}
+
+
+def _timed(step: OurStep, losses: list[float], seconds: list[float]) -> float:
+    seconds.append(wall(lambda: losses.append(step()), CPU))
+    return losses[0]
+
+
+def summarise(results: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Tokens per second of each variant, and its time and memory as ratios to the first."""
+    first = next(iter(results.values()))
+    summary = {}
+    for name, result in results.items():
+        summary[name] = {
+            "tokens_per_second": result["total"] / result["seconds"],
+            "speed_over_first": first["seconds"] / result["seconds"],
+            "peak_over_first": result["peak_gib"] / first["peak_gib"],
+        }
+    return summary
+
+
+def main() -> None:
+    """Measure all variants, and write step_cpu.json to this folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=DEFAULT_FOLDER, help="model folder (default: %(default)s)")
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(os.cpu_count() or 1)
+    if options.variant:
+        print(json.dumps(measure(VARIANTS[options.variant], options.model)))
+        return
+    results: dict[str, dict[str, float]] = {}
+    for name in VARIANTS:
+        arguments = ("--variant", name, "--model", str(options.model))
+        results[name] = run_in_own_process("benchmarks.real.step", *arguments)
+        print(name, results[name], flush=True)
+    report: dict[str, Any] = {"size": SIZE.as_dict(), "results": results, "summary": summarise(results)}
+    report |= circumstances("torch", "transformers")
+    Path(__file__).with_name("step_cpu.json").write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report["summary"], indent=2))
+
+
+if __name__ == "__main__":
+    main()

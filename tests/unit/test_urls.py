@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+from google.auth.exceptions import DefaultCredentialsError
+
+from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
+from pos2distill.models.files import model_digest
+from pos2distill.store.artifacts import check_storage
+from pos2distill.tasks.readers import file_digest
+from pos2distill.urls import open_url, storage_errors
+
+CREDENTIALS = "; check the credentials of the storage and their rights"
+
+
+def test_open_url_refuses_an_unknown_protocol() -> None:
+    with pytest.raises(UserError, match=r"^nope://x: cannot be opened \(Protocol not known: nope\) \(data.path\)$"):
+        open_url("nope://x", "data.path")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (NoCredentialsError(), f"s3://b: cannot be used (Unable to locate credentials) (data.path){CREDENTIALS}"),
+        (
+            DefaultCredentialsError("no default\nsee the documentation"),
+            f"s3://b: cannot be used (no default) (data.path){CREDENTIALS}",
+        ),
+        (
+            EndpointConnectionError(endpoint_url="http://127.0.0.1:9"),
+            's3://b: cannot be used (Could not connect to the endpoint URL: "http://127.0.0.1:9") (data.path); check '
+            "the network and AWS_ENDPOINT_URL or the storage's other address settings",
+        ),
+        (PermissionError(13, "Permission denied"), f"s3://b: cannot be used (Permission denied) (data.path){CREDENTIALS}"),
+        (OSError(28, "No space left on device"), "s3://b: cannot be used (No space left on device) (data.path)"),
+        (TimeoutError(), "s3://b: cannot be used (TimeoutError) (data.path); check the network and AWS_ENDPOINT_URL or "
+         "the storage's other address settings"),
+    ],
+)  # fmt: skip
+def test_storage_errors_become_one_line(error: Exception, line: str) -> None:
+    with pytest.raises(UserError) as raised, storage_errors("s3://b", "data.path"):
+        raise error
+    assert str(raised.value) == line
+
+
+@pytest.mark.parametrize("error", [UserError("its own line"), ValueError("a fault of ours")])
+def test_storage_errors_lets_other_exceptions_pass(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised, storage_errors("s3://b", "data.path"):
+        raise error
+    assert raised.value is error
+
+
+def test_s3_without_credentials_is_one_line_wherever_it_is_first_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    # No file of the user, and no request to a cloud's metadata service.
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    message = "cannot be used (Unable to locate credentials)"
+    with pytest.raises(UserError) as data:
+        file_digest("s3://bucket/data.jsonl")
+    assert str(data.value) == f"s3://bucket/data.jsonl: {message} (data.path){CREDENTIALS}"
+    with pytest.raises(UserError) as model:
+        model_digest(ModelSection(path="s3://bucket/model"))
+    assert str(model.value) == f"s3://bucket/model: {message} (model.path){CREDENTIALS}"
+    with pytest.raises(UserError) as storage:
+        check_storage("s3://bucket/run", "name")
+    assert str(storage.value) == f"s3://bucket/run: {message} (runtime.storage){CREDENTIALS}"
