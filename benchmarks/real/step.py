@@ -1,9 +1,9 @@
 """What does an R1 step of a real model cost on CPUs? SmolLM2-135M-Instruct, prompts of ten documents, K = 2.
 
-The same step in several ways: as it is by default for GPUs (activations recomputed; one row at a time, so that one pass
-computes the losses and another the gradient), with recomputation off, and with all rows in one pass; in float32 and,
-where the CPU multiplies bfloat16, in bfloat16. Each runs in a process of its own, one after the other, twice; the second
-step counts. Tokens per second count every row's tokens, also those that rows share and that are computed once.
+The same step in several ways: with activations recomputed and one row at a time, so that one pass computes the losses
+and another the gradient; without recomputation; and with all rows in one pass. In float32 and, where the CPU multiplies
+bfloat16, in bfloat16. Each runs in a process of its own, one after the other, twice; the second step counts. Tokens per
+second count every row's tokens, also those that rows share and that are computed once.
 
   python -m examples.smollm2.make_model
   python -m benchmarks.real.step

@@ -12,6 +12,7 @@ from pos2distill.tasks.readers import file_digest
 from pos2distill.urls import open_url, storage_errors
 
 CREDENTIALS = "; check the credentials of the storage and their rights"
+NETWORK = "; check the network and AWS_ENDPOINT_URL or the storage's other address settings"
 
 
 def test_open_url_refuses_an_unknown_protocol() -> None:
@@ -20,28 +21,24 @@ def test_open_url_refuses_an_unknown_protocol() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    ("error", "reason", "remedy"),
     [
-        (NoCredentialsError(), f"s3://b: cannot be used (Unable to locate credentials) (data.path){CREDENTIALS}"),
-        (
-            DefaultCredentialsError("no default\nsee the documentation"),
-            f"s3://b: cannot be used (no default) (data.path){CREDENTIALS}",
-        ),
+        (NoCredentialsError(), "Unable to locate credentials", CREDENTIALS),
+        (DefaultCredentialsError("no default\nsee the documentation"), "no default", CREDENTIALS),
         (
             EndpointConnectionError(endpoint_url="http://127.0.0.1:9"),
-            's3://b: cannot be used (Could not connect to the endpoint URL: "http://127.0.0.1:9") (data.path); check '
-            "the network and AWS_ENDPOINT_URL or the storage's other address settings",
+            'Could not connect to the endpoint URL: "http://127.0.0.1:9"',
+            NETWORK,
         ),
-        (PermissionError(13, "Permission denied"), f"s3://b: cannot be used (Permission denied) (data.path){CREDENTIALS}"),
-        (OSError(28, "No space left on device"), "s3://b: cannot be used (No space left on device) (data.path)"),
-        (TimeoutError(), "s3://b: cannot be used (TimeoutError) (data.path); check the network and AWS_ENDPOINT_URL or "
-         "the storage's other address settings"),
+        (PermissionError(13, "Permission denied"), "Permission denied", CREDENTIALS),
+        (OSError(28, "No space left on device"), "No space left on device", ""),
+        (TimeoutError(), "TimeoutError", NETWORK),
     ],
-)  # fmt: skip
-def test_storage_errors_become_one_line(error: Exception, line: str) -> None:
+)
+def test_storage_errors_become_one_line(error: Exception, reason: str, remedy: str) -> None:
     with pytest.raises(UserError) as raised, storage_errors("s3://b", "data.path"):
         raise error
-    assert str(raised.value) == line
+    assert str(raised.value) == f"s3://b: cannot be used ({reason}) (data.path){remedy}"
 
 
 @pytest.mark.parametrize("error", [UserError("its own line"), ValueError("a fault of ours")])
