@@ -1,7 +1,7 @@
 """Measure a model's accuracy on a data file with plain transformers: closed-book, gold-only and by slot.
 
-Prompts have the wording `qa`; an answer is right if it occurs in the first line of the greedy response (`sub_em`).
-A response is cut if it has not ended by itself after 32 tokens. Slots count from 1.
+An answer is right if it occurs in the first line of the greedy response (`sub_em`). A response is cut if it has not
+ended by itself at the limit of tokens. Slots count from 1.
 
 Examples:
   python -m examples.smollm2.measure MODEL facts.jsonl.gz --documents 0
@@ -13,7 +13,7 @@ Examples:
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -24,8 +24,6 @@ from pos2distill.tasks.formats import parse_record
 from pos2distill.tasks.metrics import score
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.tasks.readers import read_records
-
-MAX_NEW_TOKENS = 32
 
 
 def read_examples(path: Path, count: int, data_format: FormatName) -> list[Example]:
@@ -41,15 +39,15 @@ def read_examples(path: Path, count: int, data_format: FormatName) -> list[Examp
 
 
 def build_prompts(
-    tokenizer: PreTrainedTokenizerBase, examples: list[Example], documents: int, slot: int
+    tokenizer: PreTrainedTokenizerBase, examples: list[Example], style: Literal["qa", "kv"], documents: int, slot: int
 ) -> list[list[int]]:
     """Token ids of one prompt for each example; without documents, the question alone.
 
     Args:
-        slot: of the gold document, from 0.
+        style: the wording. slot: of the gold document, from 0.
     """
     if documents:
-        build = PromptBuilder(tokenizer, "qa", max_length=8192, reserve=MAX_NEW_TOKENS)
+        build = PromptBuilder(tokenizer, style, max_length=8192, reserve=0)
         return [build(example, documents, (slot,)).tolist() for example in examples]
     prompts = []
     for example in examples:
@@ -59,17 +57,21 @@ def build_prompts(
     return prompts
 
 
-def generate(model: Any, tokenizer: Any, prompts: list[list[int]], batch_size: int) -> list[str]:
-    """The greedy response to each prompt, as text without the end-of-turn token."""
+def generate(
+    model: Any, tokenizer: Any, prompts: list[list[int]], *, max_new_tokens: int, batch_size: int
+) -> tuple[list[str], int]:
+    """The greedy response to each prompt, as text without the end-of-turn token, and how many of them were cut."""
     tokenizer.padding_side = "left"
     responses: list[str] = []
+    ended = 0
     for start in range(0, len(prompts), batch_size):
         batch = tokenizer.pad({"input_ids": prompts[start : start + batch_size]}, return_tensors="pt")
         with torch.inference_mode():
-            output_BT = model.generate(**batch, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+            output_BT = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)
         response_BT = output_BT[:, batch["input_ids"].shape[1] :]
+        ended += int((response_BT == tokenizer.eos_token_id).any(1).sum())
         responses += tokenizer.batch_decode(response_BT, skip_special_tokens=True)
-    return responses
+    return responses, len(responses) - ended
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -82,6 +84,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("model", type=Path, help="folder of a model and its tokenizer")
     parser.add_argument("data", type=Path, help="data file, gzip or plain")
     parser.add_argument("--format", choices=FORMATS, default="jsonl", help="of the data (default: %(default)s)")
+    parser.add_argument("--prompt", choices=["qa", "kv"], default="qa", help="wording (default: %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--documents", type=int, default=1, help="0: closed-book (default: %(default)s)")
     parser.add_argument("--slots", type=int, nargs="+", default=[1], help="of the gold document (default: %(default)s)")
     parser.add_argument("--examples", type=int, default=60, help="from the file's start (default: %(default)s)")
@@ -103,8 +107,14 @@ def main() -> None:
     examples = read_examples(arguments.data, arguments.examples, arguments.format)
     for slot in arguments.slots:
         started = time.monotonic()
-        prompts = build_prompts(tokenizer, examples, arguments.documents, slot - 1)
-        responses = generate(model, tokenizer, prompts, arguments.batch_size)
+        prompts = build_prompts(tokenizer, examples, arguments.prompt, arguments.documents, slot - 1)
+        responses, cut = generate(
+            model,
+            tokenizer,
+            prompts,
+            max_new_tokens=arguments.max_new_tokens,
+            batch_size=arguments.batch_size,
+        )
         right = 0
         for example, response in zip(examples, responses, strict=True):
             correct, _ = score("sub_em", response, example.answers)
@@ -114,7 +124,8 @@ def main() -> None:
         mean_tokens = sum(map(len, prompts)) / len(prompts)
         print(
             f"{arguments.documents} documents, slot {slot}: {right} of {len(examples)} right "
-            f"({right / len(examples):.2f}); {mean_tokens:.0f} prompt tokens; {time.monotonic() - started:.0f} s",
+            f"({right / len(examples):.2f}), {cut} cut; {mean_tokens:.0f} prompt tokens; "
+            f"{time.monotonic() - started:.0f} s",
             flush=True,
         )
 
