@@ -28,6 +28,7 @@ from pos2distill.config import (
     VllmSection,
 )
 from pos2distill.errors import UserError
+from pos2distill.hardware import cpu_multiplies_bfloat16
 from pos2distill.models.chat import end_of_turn_id, stop_token_ids
 from pos2distill.models.load import context_length, load_model, load_tokenizer
 from pos2distill.records import Tokens
@@ -110,7 +111,7 @@ def test_make_model_gives_a_folder_that_the_project_loads(smollm2: Path) -> None
 
 
 def test_prompt_is_the_chat_template_around_the_published_wording(study: Study, source: Source) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(study.model.path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(study.model.path)
     example = source.examples[0]
     prompt = source.build.build_prompt(example, DOCUMENTS, (2,))
     shown = [*example.distractors[:2], *example.golds, *example.distractors[2 : DOCUMENTS - 1]]
@@ -147,9 +148,9 @@ class Recorder(TorchStrategy):
         return super().step(learning_rate)
 
 
-def train_one_step(source: Source, study: Study, *, micro_batch_tokens: int = 100_000) -> tuple[StepRecord, Recorder]:
-    """One step of the product's loop on all rows of the source."""
-    trainers = TrainersSection(strategy="torch", micro_batch_tokens=micro_batch_tokens, threads=2)
+def train_one_step(source: Source, study: Study) -> tuple[StepRecord, Recorder]:
+    """One step of the product's loop on all rows of the source, in one pass."""
+    trainers = TrainersSection(strategy="torch", micro_batch_tokens=100_000, threads=2)
     strategy = Recorder(study, trainers, CPU)
     teacher = build_teacher(study, strategy.frozen_states, CPU)
     records: list[StepRecord] = []
@@ -185,7 +186,7 @@ def plain_r1(model: Any, frozen: Any, source: Source) -> Tensor:
     means = torch.stack([torch.stack(kls).mean() for kls in kl_by_slot.values()]).detach()
     loss = torch.stack(anchors).mean()
     for weight, kls in zip(means.softmax(0), kl_by_slot.values(), strict=True):
-        largest = max(float(kl) for kl in kls)
+        largest = max(float(kl.detach()) for kl in kls)
         for kl in kls:
             loss = loss + weight * (kl.detach() / largest) * kl
     return loss
@@ -217,17 +218,19 @@ def plain_gradients(study: Study, source: Source) -> tuple[float, dict[str, Tens
     return float(loss), gradients_of(model)
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [100_000, 600], ids=["packed", "row by row"])
 def test_step_has_the_loss_and_gradient_of_a_plain_eager_loop(
-    study: Study, source: Source, plain_gradients: tuple[float, dict[str, Tensor]], micro_batch_tokens: int
+    study: Study, source: Source, plain_gradients: tuple[float, dict[str, Tensor]]
 ) -> None:
-    """Packed: all rows in one sequence, common prefixes once. Row by row: two passes, for weights and for gradients."""
+    """The product packs all rows into one sequence and computes their common prefixes once."""
     expected_loss, expected = plain_gradients
-    record, strategy = train_one_step(source, study, micro_batch_tokens=micro_batch_tokens)
+    record, strategy = train_one_step(source, study)
     assert record.loss == pytest.approx(expected_loss, rel=1e-4)
     assert distance(strategy.gradients, expected) < 1e-3 * norm(expected)
 
 
+@pytest.mark.skipif(
+    not cpu_multiplies_bfloat16(), reason="without instructions for bfloat16 this takes over ten minutes"
+)
 def test_step_in_bf16_errs_at_most_twice_as_much_as_plain_bf16(
     study: Study, source: Source, plain_gradients: tuple[float, dict[str, Tensor]]
 ) -> None:
@@ -244,18 +247,20 @@ def test_step_with_adapters_trains_them_alone_and_saves_a_plain_model(
 ) -> None:
     _, strategy = train_one_step(source, with_training(study, lora=LoraSection(rank=4), learning_rate=1e-2))
     assert all("lora" in name for name in strategy.gradients)
-    trained: Any = strategy.student.lm
     strategy.save(tmp_path)
-    saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    base = plain_model(study)
-    assert saved.state_dict().keys() == base.state_dict().keys()
-    # The packed kernels of the trained model accept no plain prompt, so its merged weights are compared.
-    merged = trained.merge_and_unload().state_dict()
-    moved = 0.0
-    for name, weight in saved.state_dict().items():
-        torch.testing.assert_close(weight, merged[name], rtol=1e-5, atol=1e-6)
-        moved += float((weight - base.state_dict()[name]).abs().sum())
-    assert moved > 0
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    base = plain_model(study).state_dict()
+    assert saved.keys() == base.keys()
+    adapted = {
+        f"{name}.weight": layer.get_delta_weight("default")
+        for name, layer in strategy.student.lm.named_modules()
+        if hasattr(layer, "lora_A")
+    }
+    assert len(adapted) == 7 * 30  # seven linear layers in each of 30 blocks
+    for name, weight in saved.items():
+        change = adapted.get(name, torch.zeros_like(weight))
+        torch.testing.assert_close(weight, base[name] + change, rtol=1e-5, atol=1e-6)
+    assert all(float(change.abs().max()) > 0 for change in adapted.values())
 
 
 # --- the checkpoint in both engines

@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-from pos2distill import hardware
 from pos2distill.config import ModelSection
 from pos2distill.hardware import cpu_multiplies_bfloat16
 
@@ -27,7 +26,7 @@ def make_cpu_info(folder: Path, line: str) -> Path:
 def test_cpu_multiplies_bfloat16_reads_the_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, line: str, expected: bool
 ) -> None:
-    monkeypatch.setattr(hardware.platform, "machine", lambda: machine)
+    monkeypatch.setattr("pos2distill.hardware.platform.machine", lambda: machine)
     assert cpu_multiplies_bfloat16(make_cpu_info(tmp_path, line)) is expected
 
 
