@@ -1,4 +1,4 @@
-"""What does an R1 step of a real model cost on CPUs? SmolLM2-135M-Instruct, prompts of ten documents, K = 2.
+"""What does an R1 step of a real model cost on CPUs? SmolLM2-135M-Instruct, one example of ten documents, K = 2.
 
 The same step in several ways: with activations recomputed and one row at a time, so that one pass computes the losses
 and another the gradient; without recomputation; and with all rows in one pass. In float32 and, where the CPU multiplies
@@ -22,12 +22,12 @@ import torch
 from benchmarks.circumstances import circumstances
 from benchmarks.train_step.measuring import measure_peak, run_in_own_process, wall
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study
-from benchmarks.train_step.train_step import count_tokens
+from benchmarks.train_step.train_step import TOLERANCE, count_tokens
 from examples.smollm2.make_model import DEFAULT_FOLDER
 from pos2distill.hardware import cpu_multiplies_bfloat16
 
 CPU = torch.device("cpu")
-SIZE = replace(SIZES["cpu"], vocabulary=49152, documents=10, document_tokens=150, examples=2, k=2)
+SIZE = replace(SIZES["cpu"], vocabulary=49152, documents=10, document_tokens=150, examples=1, k=2)
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,19 @@ def _timed(step: OurStep, losses: list[float], seconds: list[float]) -> float:
     return losses[0]
 
 
+def check_losses(results: Mapping[str, Mapping[str, float]]) -> None:
+    """All variants make the same step, so their losses agree up to rounding.
+
+    Raises:
+        AssertionError: naming the variant that differs from the first one.
+    """
+    expected = next(iter(results.values()))["loss"]
+    for name, result in results.items():
+        tolerance = TOLERANCE[VARIANTS[name].precision]
+        if abs(result["loss"] - expected) > tolerance * expected:
+            raise AssertionError(f"{name}: expected a loss of {expected}, got {result['loss']}")
+
+
 def summarise(results: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Tokens per second of each variant, and its time and memory as ratios to the first."""
     first = next(iter(results.values()))
@@ -105,6 +118,7 @@ def main() -> None:
         arguments = ("--variant", name, "--model", str(options.model))
         results[name] = run_in_own_process("benchmarks.real.step", *arguments)
         print(name, results[name], flush=True)
+    check_losses(results)
     report: dict[str, Any] = {"size": SIZE.as_dict(), "results": results, "summary": summarise(results)}
     report |= circumstances("torch", "transformers")
     Path(__file__).with_name("step_cpu.json").write_text(json.dumps(report, indent=2) + "\n")
