@@ -23,7 +23,7 @@ quickstart: install
 
 real: install
 	$(BIN)/python -m examples.smollm2.make_model
-	test -e runs/facts.jsonl.gz || $(BIN)/python -m examples.smollm2.facts runs/facts.jsonl.gz
+	$(BIN)/python -m examples.smollm2.facts runs/facts.jsonl.gz
 	$(BIN)/python run.py study facts_smollm2
 
 install: .venv/.installed

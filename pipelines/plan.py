@@ -11,6 +11,7 @@ from pos2distill.config import Recipe, Study, fingerprint
 from pos2distill.config.fields import replace_section
 from pos2distill.models.files import model_digest
 from pos2distill.tasks.readers import file_digest
+from pos2distill.urls import storage_errors
 
 from .stages import choose_slot, distill, evaluate, prepare, sample
 from .stages.stage import Digests, Stage
@@ -153,7 +154,10 @@ def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, S
 
 def _plan_sampling(recipe: Recipe) -> _Sampling:
     study, storage = with_canonical_slot(recipe.study), recipe.storage
-    digests = Digests(model_digest(study.model), file_digest(study.data.path))
+    # Only here: an error that a worker meets later may be passing, and a restart may fix it.
+    with storage_errors(study.model.path, "model.path"):
+        model = model_digest(study.model)
+    digests = Digests(model, file_digest(study.data.path))
     prepare_stage = prepare.plan(study, storage, digests)
     choose_stage = None
     if study.method.advantageous_slot == "auto":

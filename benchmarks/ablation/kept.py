@@ -5,9 +5,8 @@ model's greedy answers. Values are nats per token, averaged over the tokens of a
 prompt lengths are that of training and those of `--documents`: for the toys 8, the longest prompts that their base
 models were trained on.
 
-Examples (from the project's top folder, after the study):
+Example (from the project's top folder, after the study):
   python -m benchmarks.ablation.kept benchmarks/ablation/one_hop.yaml --documents 8
-  python -m benchmarks.ablation.kept benchmarks/real/nq.yaml --batch-rows 1
 """
 
 import argparse

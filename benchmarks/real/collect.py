@@ -1,7 +1,8 @@
 """Keep the report of a finished study: its summary, the machine, and tokens per second of each stage.
 
 Writes NAME.json and NAME.png to this folder. Tokens per second are prompt tokens (in training: those of every row, also
-where rows share them) over the wall time of the stage, which includes the start of its processes.
+where rows share them) over the wall time of the stage, which includes the start of its processes. Of evaluation they
+are known only where all prompts have the same number of documents, and no other task is evaluated.
 
 Example (from the project's top folder, after the study):
   python -m benchmarks.real.collect facts_smollm2
@@ -18,6 +19,7 @@ import numpy as np
 
 from benchmarks.circumstances import circumstances
 from pipelines.plan import Plan, make_plan
+from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 from pos2distill.store.samples import SampleStore
@@ -34,15 +36,29 @@ def mean_prompt_tokens(plan: Plan) -> float:
 
 
 def tokens_per_second(summary: dict[str, Any], prompt_tokens: float) -> dict[str, float]:
-    """By stage. The two evaluations are reported together."""
+    """By stage. The two evaluations, of the base model and of the checkpoint, are reported together."""
     counts, seconds = summary["counts"], summary["seconds"]
-    evaluated = sum(each["prompts"] for name, each in counts.items() if name.startswith("evaluate"))
     trained = counts["distill"]["rows"] * counts["distill"]["epochs"]
-    return {
-        "evaluate": evaluated * prompt_tokens / seconds["evaluate"],
+    rates = {
         "sample": counts["sample"]["sampled"] * prompt_tokens / seconds["sample"],
         "distill": trained * prompt_tokens / seconds["distill"],
     }
+    if not summary["other_documents"] and not summary["other_tasks"]:
+        evaluated = counts["evaluate base"]["prompts"] + counts["evaluate distilled"]["prompts"]
+        rates["evaluate"] = evaluated * prompt_tokens / seconds["evaluate"]
+    return rates
+
+
+def finished_report(recipe: Recipe) -> Path:
+    """The folder of the study's report.
+
+    Raises:
+        UserError: if there is none on this machine.
+    """
+    report = Path(recipe.storage) / "report"
+    if not (report / "summary.json").exists():
+        raise UserError(f"{report}: expected summary.json of a finished study on this machine; run `study` first")
+    return report
 
 
 def main() -> int:
@@ -55,10 +71,10 @@ def main() -> int:
     try:
         recipe = load_recipe(arguments.recipe, arguments.overrides)
         plan = make_plan(recipe)
+        report = finished_report(recipe)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    report = Path(recipe.storage) / "report"
     summary = json.loads((report / "summary.json").read_text())
     summary["prompt_tokens"] = mean_prompt_tokens(plan)
     summary["tokens_per_second"] = tokens_per_second(summary, summary["prompt_tokens"])

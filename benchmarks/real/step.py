@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,15 @@ from benchmarks.circumstances import circumstances
 from benchmarks.train_step.measuring import measure_peak, run_in_own_process, wall
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study
 from benchmarks.train_step.train_step import TOLERANCE, count_tokens
-from examples.smollm2.make_model import DEFAULT_FOLDER
+from examples.smollm2.make_model import DEFAULT_FOLDER, check_tensors
+from pos2distill.errors import UserError
 from pos2distill.hardware import cpu_multiplies_bfloat16
+from pos2distill.models.load import torch_dtype
 
 CPU = torch.device("cpu")
-SIZE = replace(SIZES["cpu"], vocabulary=49152, documents=10, document_tokens=150, examples=1, k=2)
+PROBLEM: dict[str, Any] = {"documents": 10, "document_tokens": 150, "examples": 1, "k": 2}
+# Of the model's own sizes only the vocabulary counts, from which the made-up tokens are drawn.
+SIZE = replace(SIZES["cpu"], vocabulary=49152, **PROBLEM)
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,18 @@ def _timed(step: OurStep, losses: list[float], seconds: list[float]) -> float:
     return losses[0]
 
 
+def product_rates() -> dict[str, float]:
+    """GFLOP/s of the largest product of one layer, 1,600 tokens with the MLP's weights, by precision; best of three."""
+    rates = {}
+    for name in ("float32", "bfloat16"):
+        tokens, hidden, intermediate = 1600, 576, 1536
+        states = torch.randn(tokens, hidden).to(torch_dtype(name))
+        weights = torch.randn(hidden, intermediate).to(torch_dtype(name))
+        seconds = min(wall(partial(torch.matmul, states, weights), CPU) for _ in range(3))
+        rates[name] = 2 * tokens * hidden * intermediate / seconds / 1e9
+    return rates
+
+
 def check_losses(results: Mapping[str, Mapping[str, float]]) -> None:
     """All variants make the same step, so their losses agree up to rounding.
 
@@ -113,13 +130,23 @@ def main() -> None:
     if options.variant:
         print(json.dumps(measure(VARIANTS[options.variant], options.model)))
         return
+    try:
+        # Without a model in the folder, the helpers of `train_step` would make a random one there.
+        check_tensors(options.model)
+    except UserError as error:
+        parser.error(str(error))
     results: dict[str, dict[str, float]] = {}
     for name in VARIANTS:
         arguments = ("--variant", name, "--model", str(options.model))
         results[name] = run_in_own_process("benchmarks.real.step", *arguments)
         print(name, results[name], flush=True)
     check_losses(results)
-    report: dict[str, Any] = {"size": SIZE.as_dict(), "results": results, "summary": summarise(results)}
+    report: dict[str, Any] = {
+        "problem": PROBLEM,
+        "product_gflops": product_rates(),
+        "results": results,
+        "summary": summarise(results),
+    }
     report |= circumstances("torch", "transformers")
     Path(__file__).with_name("step_cpu.json").write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report["summary"], indent=2))

@@ -184,11 +184,16 @@ def make_record(seed: int, index: int, documents: int) -> Record:
 
 
 def write_records(records: Iterable[Record], path: Path) -> None:
-    """Write one compact JSON object a line, gzipped without a time stamp: the same records give the same bytes."""
+    """Write one compact JSON object a line, gzipped without a time stamp: the same records give the same bytes.
+
+    The file appears whole or not at all.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as archive:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as archive:
         for record in records:
             archive.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+    partial.rename(path)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -72,11 +72,15 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         try:
             outcome, signal = interruptible(lambda: context.executor.train(job, stream, tracker), tracker.request_stop)
         except UserError:
-            _end_early(stage, start, samples, tracker.read() if streamed else None)
+            stage.artifact.add_seconds(_seconds(start))
+            if streamed:
+                _keep_samples(samples, tracker.read())
             raise
         progress = tracker.read()
     if not outcome.finished:
-        _end_early(stage, start, samples, progress if streamed else None)
+        stage.artifact.add_seconds(_seconds(start))
+        if streamed:
+            samples.artifact.add_seconds(sample.seconds(progress))
         # Training stops early only on request, so there was a signal.
         raise Stopped(f"stopped after step {outcome.steps}; its checkpoint is kept", 128 + signal)
     if streamed:
@@ -94,17 +98,12 @@ def _seconds(start: float) -> dict[str, float]:
     return {"distill": time.monotonic() - start}
 
 
-def _end_early(stage: Stage, start: float, samples: Stage, progress: RunProgress | None) -> None:
-    """Keep what a run that did not finish training has learned of its time, and publish the samples if all are there.
+def _keep_samples(samples: Stage, progress: RunProgress) -> None:
+    """After training has failed, publish the samples if all are there.
 
-    Args:
-        start: of the run. progress: of its sampling; None if the samples were published before.
     Raises:
         UserError: if no sample was kept; this error says what became of all.
     """
-    stage.artifact.add_seconds(_seconds(start))
-    if progress is None:
-        return
     if len(sample.missing_indices(samples)):
         samples.artifact.add_seconds(sample.seconds(progress))
     else:

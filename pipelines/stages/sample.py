@@ -3,6 +3,7 @@
 missing examples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
 """
 
+import contextlib
 import functools
 
 import numpy as np
@@ -91,7 +92,9 @@ def run(stage: Stage, context: RunContext) -> Manifest:
                 for _ in samples:
                     pass  # the last operator has stored and counted the samples
             except (UserError, KeyboardInterrupt):
-                stage.artifact.add_seconds(seconds(tracker.read()))
+                # What ended the run is what the user must see, whatever happens to this record of its time.
+                with contextlib.suppress(Exception):
+                    stage.artifact.add_seconds(seconds(tracker.read()))
                 raise
             progress = tracker.read()
     return publish(stage, progress)

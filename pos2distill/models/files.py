@@ -10,7 +10,7 @@ import numpy as np
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.urls import open_url, storage_errors
+from pos2distill.urls import open_url
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256
@@ -46,11 +46,6 @@ def model_digest(model: ModelSection) -> str:
     """
     if is_hub_name(model.path):
         return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"
-    with storage_errors(model.path, "model.path"):
-        return _files_digest(model)
-
-
-def _files_digest(model: ModelSection) -> str:
     fs, root = open_url(model.path, "model.path")
     files = sorted(fs.find(root))
     if not files:
@@ -88,8 +83,7 @@ def _copy_of_url(model: ModelSection) -> Path:
     fs, path = open_url(model.path, "model.path")
     # Renamed only when complete, so that no other process loads half a copy.
     with tempfile.TemporaryDirectory(dir=copy.parent) as partial:
-        with storage_errors(model.path, "model.path"):
-            fs.get(path.rstrip("/") + "/", f"{partial}/model/", recursive=True)
+        fs.get(path.rstrip("/") + "/", f"{partial}/model/", recursive=True)
         _rename_unless_exists(Path(partial) / "model", copy)
     return copy
 

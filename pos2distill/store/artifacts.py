@@ -36,7 +36,8 @@ class Manifest:
     """Content of `manifest.json`.
 
     counts: rows in, and what became of them; they add up, as each stage documents.
-    seconds: wall-clock time by stage, over all runs but killed ones. details: further values of the stage.
+    seconds: wall-clock time by stage; of sampling and training over all runs that were not killed. details: further
+    values of the stage.
     """
 
     fingerprint: str

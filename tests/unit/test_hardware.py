@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from pos2distill.config import ModelSection
+from pos2distill.config.load import load_recipe
 from pos2distill.hardware import cpu_multiplies_bfloat16
 
 
@@ -35,6 +35,12 @@ def test_cpu_multiplies_bfloat16_without_linux(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, "bfloat16"), (False, "float32")])
-def test_auto_precision_is_resolved_at_load(monkeypatch: pytest.MonkeyPatch, supported: bool, expected: str) -> None:
+def test_auto_precision_is_resolved_when_a_recipe_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, supported: bool, expected: str
+) -> None:
     monkeypatch.setattr("pos2distill.config.study.cpu_multiplies_bfloat16", lambda: supported)
-    assert ModelSection(path="model", dtype="auto").dtype == expected
+    auto = load_recipe("quickstart", ["model.dtype=auto", "training.precision=auto"])
+    explicit = load_recipe("quickstart", [f"model.dtype={expected}", f"training.precision={expected}"])
+    assert (auto.study.model.dtype, auto.study.training.precision) == (expected, expected)
+    # So their fingerprints are equal too.
+    assert auto.study == explicit.study

@@ -1,17 +1,21 @@
+from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+from gcsfs.retry import HttpError
 from google.auth.exceptions import DefaultCredentialsError
 
-from pos2distill.config import ModelSection
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
 from pos2distill.errors import UserError
-from pos2distill.models.files import model_digest
 from pos2distill.store.artifacts import check_storage
 from pos2distill.tasks.readers import file_digest
 from pos2distill.urls import open_url, storage_errors
 
 CREDENTIALS = "; check the credentials of the storage and their rights"
+GCS_MESSAGE = "storage.objects.list access denied, 403"
 NETWORK = "; check the network and AWS_ENDPOINT_URL or the storage's other address settings"
 
 
@@ -33,6 +37,8 @@ def test_open_url_refuses_an_unknown_protocol() -> None:
         (PermissionError(13, "Permission denied"), "Permission denied", CREDENTIALS),
         (OSError(28, "No space left on device"), "No space left on device", ""),
         (TimeoutError(), "TimeoutError", NETWORK),
+        (aiohttp.ClientConnectionError("Connection closed"), "Connection closed", NETWORK),
+        (HttpError({"code": 403, "message": "storage.objects.list access denied"}), GCS_MESSAGE, ""),
     ],
 )
 def test_storage_errors_become_one_line(error: Exception, reason: str, remedy: str) -> None:
@@ -49,7 +55,7 @@ def test_storage_errors_lets_other_exceptions_pass(error: Exception) -> None:
 
 
 def test_s3_without_credentials_is_one_line_wherever_it_is_first_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -62,7 +68,7 @@ def test_s3_without_credentials_is_one_line_wherever_it_is_first_used(
         file_digest("s3://bucket/data.jsonl")
     assert str(data.value) == f"s3://bucket/data.jsonl: {message} (data.path){CREDENTIALS}"
     with pytest.raises(UserError) as model:
-        model_digest(ModelSection(path="s3://bucket/model"))
+        make_plan(make_recipe(model={"path": "s3://bucket/model"}))
     assert str(model.value) == f"s3://bucket/model: {message} (model.path){CREDENTIALS}"
     with pytest.raises(UserError) as storage:
         check_storage("s3://bucket/run", "name")
