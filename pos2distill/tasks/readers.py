@@ -41,19 +41,19 @@ def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
         UserError: a missing file, broken compression, bytes that are not UTF-8, a record that is not one JSON object.
     """
     location = ""
-    try:
-        with _one_line_errors(url):
+    with _one_line_errors(url):
+        try:
             with fsspec.open(url, "rb", compression="infer") as file:
                 is_array = _first_byte(file) == b"["
             with fsspec.open(url, "rb", compression="infer") as file:
                 records = _array_records(file, url) if is_array else _line_records(file, url)
                 for location, record in records:
                     yield location, record
-    except gzip.BadGzipFile as error:
-        raise UserError(f"{url}: is not a gzip file despite its name ({error}); rename or fetch it again") from None
-    except (EOFError, zlib.error) as error:
-        where = f"after {location}" if location else "before its first record"
-        raise UserError(f"{url}: broken gzip {where} ({error}); fetch the file again") from None
+        except gzip.BadGzipFile as error:
+            raise UserError(f"{url}: is not a gzip file despite its name ({error}); rename or fetch it again") from None
+        except (EOFError, zlib.error) as error:
+            where = f"after {location}" if location else "before its first record"
+            raise UserError(f"{url}: broken gzip {where} ({error}); fetch the file again") from None
 
 
 def file_digest(url: str) -> str:
@@ -72,18 +72,14 @@ def _digest(url: str, _version: str) -> str:
 
 @contextmanager
 def _one_line_errors(url: str) -> Iterator[None]:
-    """Turns errors of opening and reading a file into one line. Those of decompression are left to the caller."""
-    try:
-        yield
-    except gzip.BadGzipFile:  # an OSError too
-        raise
-    except FileNotFoundError:
-        raise UserError(f"{url}: no such file (data.path){_nearest_file(url)}") from None
-    except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
-        raise UserError(f"{url}: cannot be opened ({error})") from None
-    except Exception as error:
-        with storage_errors(url, "data.path"):
-            raise error
+    """Turns errors of opening and reading a file into one line. Those of decompression are left to the body."""
+    with storage_errors(url, "data.path"):
+        try:
+            yield
+        except FileNotFoundError:
+            raise UserError(f"{url}: no such file (data.path){_nearest_file(url)}") from None
+        except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
+            raise UserError(f"{url}: cannot be opened ({error})") from None
 
 
 def _nearest_file(url: str) -> str:
