@@ -281,7 +281,7 @@ def _check_gap(curve: Curve, highest_gap: float) -> None:
 def _curve(study: Study, stage: Stage) -> Curve:
     # The same bootstrap as in the report, so that both show equal intervals.
     grid = to_grid(stage.artifact.read_table(PREDICTIONS), study.data.documents)
-    return to_curve(grid, bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.seed)
+    return to_curve(grid, bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.evaluation.seed)
 
 
 def _model_url(plan: Plan) -> str:

@@ -167,11 +167,12 @@ def _plan_sampling(recipe: Recipe) -> _Sampling:
 
 
 def _plan_task(recipe: Recipe, name: str, other: Study, digests: Digests, distill_stage: Stage) -> TaskPlan:
-    """The data and evaluation of another recipe, with this recipe's models and seed."""
+    """The data and evaluation of another recipe, with this recipe's models and seeds."""
     # Dumped and validated again, so that the replaced sections are checked against the others.
     raw = other.model_dump(mode="json")
     raw["model"] = recipe.study.model.model_dump(mode="json")
     raw["seed"] = recipe.study.seed
+    raw["evaluation"]["seed"] = recipe.study.evaluation.seed
     # Only at the prompt length of the other recipe's own training: that is what is compared.
     raw["evaluation"]["other_documents"] = ()
     study = Study.model_validate(raw)

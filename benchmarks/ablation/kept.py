@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -75,7 +76,7 @@ def make_reference(recipe: Recipe, examples: Artifact, documents: int, batch_row
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     operators = generation_operators(study, recipe.runtime, examples, EVALUATION, specs, params)
     count = len(examples.read_table(EVALUATION, ["example_id"]))
-    blocks = index_blocks(count, recipe.runtime.samplers.batch_size)
+    blocks = index_blocks(np.arange(count), recipe.runtime.samplers.batch_size)
     executor = LocalExecutor(recipe.runtime)
     answers = pa.concat_tables(executor.map(blocks, operators, label="answers of the base model"))
 

@@ -117,7 +117,7 @@ def measure_pool(recipe: Recipe) -> dict[str, float]:
         size = examples_per_block(len(table), SPECS[0].prompts_per_example, recipe.runtime.samplers)
         clock = ray.remote(num_cpus=0)(Clock).remote()
         executor = RayExecutor(recipe.runtime)
-        blocks = index_blocks(len(table), size)
+        blocks = index_blocks(np.arange(len(table)), size)
         tokens = []
         for answers in executor.map(blocks, operators, label="sampling", tracker=RayTracker(clock)):
             tokens += [len(ids) for ids in answers["sampled_ids"]]

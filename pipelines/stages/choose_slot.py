@@ -3,7 +3,6 @@
 It is measured on training examples, so that the choice has not seen the examples that are evaluated later.
 """
 
-import time
 from dataclasses import asdict
 
 import numpy as np
@@ -15,7 +14,7 @@ from pos2distill.sampling.operators import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import candidate_placements
 
-from .evaluate import PREDICTIONS, PROMPT_FIELDS, count_answers, predict
+from .evaluate import PROMPT_FIELDS, predict, publish, recorded_seconds
 from .prepare import TRAIN, training_examples, training_ids
 from .stage import Digests, Input, RunContext, Stage
 
@@ -23,6 +22,7 @@ _BOOTSTRAP_SAMPLES = 2000
 
 _FIELDS = (
     *PROMPT_FIELDS,
+    "seed",
     "method.auto_slots",
     "method.auto_examples",
     "evaluation.max_new_tokens",
@@ -42,7 +42,6 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
     Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
     """
-    start = time.monotonic()
     study = stage.study
     # `auto` requires a single number of hops, which `Study` has checked.
     (hops,) = study.data.hops
@@ -52,7 +51,8 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     # A small data set may have fewer training examples than the setting names.
     count = min(study.method.auto_examples, len(training_ids(examples.artifact)))
     specs = [PromptSpec(documents, {hops: placements})]
-    predictions = predict(study, context, examples, TRAIN, count, specs, label=stage.name)
+    with recorded_seconds(stage, "choose") as seconds:
+        predictions = predict(stage, study, context, TRAIN, count, specs)
     # The interval is only shown: with a number of bootstrap samples of its own, no setting of the report changes the
     # choice, and with it the samples and the checkpoint.
     curve = to_curve(to_grid(predictions, documents), bootstrap_samples=_BOOTSTRAP_SAMPLES, seed=study.seed)
@@ -63,10 +63,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         "ci95": curve.accuracy_ci95[best],
         "curve": asdict(curve),
     }
-    with stage.artifact.writing():
-        stage.artifact.write_table(PREDICTIONS, predictions)
-        counts = count_answers(count, predictions)
-        return stage.artifact.publish(counts=counts, seconds={"choose": time.monotonic() - start}, details=details)
+    return publish(stage, predictions, count, seconds, details)
 
 
 def with_chosen_slot(study: Study, choice: Input | None) -> Study:

@@ -31,7 +31,7 @@ _METHOD = (
     "method.teacher",
     "method.teacher_topk",
 )
-_FIELDS = (*PROMPT_FIELDS, *_METHOD, "training")
+_FIELDS = (*PROMPT_FIELDS, "seed", *_METHOD, "training")
 
 
 def plan(

@@ -1,13 +1,19 @@
 """Stage `evaluate`: greedy answers at every placement, scored, in one table of predictions."""
 
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pos2distill.config import Study
 from pos2distill.config.fields import replace_section, restrict
+from pos2distill.errors import UserError
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.operators import (
@@ -16,6 +22,7 @@ from pos2distill.sampling.operators import (
     to_predictions,
 )
 from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.predictions import PartialPredictions, finished_examples
 from pos2distill.tasks.permutations import evaluated_placements
 from pos2distill.training.job import MODEL_FOLDER
 
@@ -25,7 +32,7 @@ from .stage import Digests, Input, RunContext, Stage
 PREDICTIONS = "predictions.parquet"
 
 # What prompts and answers are made with; the data itself is an input.
-PROMPT_FIELDS = ("model", "data.prompt", "data.metric", "data.hops", "data.documents", "seed")
+PROMPT_FIELDS = ("model", "data.prompt", "data.metric", "data.hops", "data.documents")
 _EVALUATION = ("evaluation.slots", "evaluation.other_documents", "evaluation.max_new_tokens")
 
 
@@ -60,17 +67,14 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
     Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
     """
-    start = time.monotonic()
     study: Study = stage.study
     if "checkpoint" in stage.inputs:
         study = with_model(study, f"{stage.inputs['checkpoint'].artifact.url}/{MODEL_FOLDER}")
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
-    predictions = predict(study, context, examples, EVALUATION, count, eval_specs(study), label=stage.name)
-    with stage.artifact.writing():
-        stage.artifact.write_table(PREDICTIONS, predictions)
-        seconds = {"evaluate": time.monotonic() - start}
-        return stage.artifact.publish(counts=count_answers(count, predictions), seconds=seconds)
+    with recorded_seconds(stage, "evaluate") as seconds:
+        predictions = predict(stage, study, context, EVALUATION, count, eval_specs(study))
+    return publish(stage, predictions, count, seconds)
 
 
 def eval_specs(study: Study) -> list[PromptSpec]:
@@ -84,27 +88,75 @@ def eval_specs(study: Study) -> list[PromptSpec]:
     return specs
 
 
-def predict(
-    study: Study, context: RunContext, examples: Input, file: str, count: int, specs: list[PromptSpec], *, label: str
-) -> pa.Table:
-    """Greedy answers to the first `count` examples of a file at every placement.
+@contextmanager
+def recorded_seconds(stage: Stage, name: str) -> Iterator[dict[str, float]]:
+    """Measure the body's seconds; if it is stopped, add them to those that the stage's manifest will count."""
+    start = time.monotonic()
+    seconds: dict[str, float] = {}
+    try:
+        yield seconds
+        seconds[name] = time.monotonic() - start
+    except (UserError, KeyboardInterrupt):
+        # What ended the run is what the user must see, whatever happens to this record of its time.
+        with suppress(Exception):
+            stage.artifact.add_seconds({name: time.monotonic() - start})
+        raise
 
-    Returns: a sorted table of `PREDICTION_SCHEMA`.
+
+def predict(
+    stage: Stage, study: Study, context: RunContext, file: str, count: int, specs: list[PromptSpec]
+) -> pa.Table:
+    """Greedy answers to the first `count` examples of a file of the stage's input `examples`, at every placement.
+
+    Answers are stored in the stage's artifact as they come, and examples that an earlier run has answered at every
+    placement are not answered again.
+
+    Args:
+        study: the stage's, with the model that answers.
+    Returns: a table of `PREDICTION_SCHEMA`, sorted by prompt length, example and placement.
     """
+    examples = stage.inputs["examples"]
     # Temperature 0 is greedy, so a difference between slots is not sampling noise.
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     operators = generation_operators(study, context.runtime, examples.artifact, file, specs, params)
     prompts_per_example = sum(spec.prompts_per_example for spec in specs)
-    size = examples_per_block(count, prompts_per_example, context.runtime.samplers)
-    parts = []
-    results = context.executor.map(index_blocks(count, size), operators, label="evaluation")
-    with tqdm(desc=label, total=count * prompts_per_example, unit="prompt") as bar:
-        for answers in results:
-            parts.append(to_predictions(answers))
-            bar.update(len(answers))
-    # Blocks arrive in any order. Sorted, the table is the same on every executor.
-    order = [(name, "ascending") for name in ("documents", "example_id", "placement")]
-    return pa.concat_tables(parts).sort_by(order)
+    parts = PartialPredictions(stage.artifact)
+    missing = _missing(examples, file, count, finished_examples(parts.read(), prompts_per_example))
+    blocks = index_blocks(missing, examples_per_block(len(missing), prompts_per_example, context.runtime.samplers))
+    total = count * prompts_per_example
+    answered = total - len(missing) * prompts_per_example
+    with tqdm(desc=stage.name, total=total, initial=answered, unit="prompt") as bar:
+        if blocks:
+            for answers in context.executor.map(blocks, operators, label="evaluation"):
+                parts.append(to_predictions(answers))
+                bar.update(len(answers))
+    predictions = parts.read()
+    if len(predictions) != total:
+        raise UserError(
+            f"{stage.artifact.url}: {len(predictions)} of {total} answers are readable; run the same command again"
+        )
+    return predictions
+
+
+def _missing(examples: Input, file: str, count: int, finished: pa.Array) -> npt.NDArray[np.int64]:
+    """Indices of the first `count` examples of a file that are not finished."""
+    ids = examples.artifact.read_table(file, ["example_id"])["example_id"][:count]
+    return np.flatnonzero(~pc.is_in(ids, value_set=finished).to_numpy())
+
+
+def publish(
+    stage: Stage,
+    predictions: pa.Table,
+    count: int,
+    seconds: Mapping[str, float],
+    details: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Write the predictions of `count` examples as one file, and publish the artifact."""
+    artifact = stage.artifact
+    artifact.write_table(PREDICTIONS, predictions)
+    manifest = artifact.publish(counts=count_answers(count, predictions), seconds=seconds, details=details)
+    PartialPredictions(artifact).remove()
+    return manifest
 
 
 def count_answers(examples: int, predictions: pa.Table) -> dict[str, int]:

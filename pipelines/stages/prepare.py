@@ -20,7 +20,9 @@ TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
 
 # How questions are worded and scored does not matter here, and `longest_prompt` stands for the prompt lengths.
 _UNUSED = ("prompt", "metric", "documents")
-_FIELDS = (*(f"data.{name}" for name in DataSection.model_fields if name not in _UNUSED), "seed")
+_FIELDS = (*(f"data.{name}" for name in DataSection.model_fields if name not in _UNUSED), "seed", "evaluation.seed")
+_NOT_FOR_TRAINING = ("data.eval_examples", "evaluation.seed")
+_NOT_FOR_EVALUATION = ("data.train_examples", "seed")
 
 
 def plan(study: Study, storage: str, digests: Digests, *, task: str | None = None) -> Stage:
@@ -33,8 +35,8 @@ def plan(study: Study, storage: str, digests: Digests, *, task: str | None = Non
 
 
 def training_examples(stage: Stage, digests: Digests) -> Input:
-    """The training examples. How many examples are evaluated does not change which are trained on."""
-    fields = [name for name in _FIELDS if name != "data.eval_examples"]
+    """The training examples. Which examples are evaluated does not change which are trained on."""
+    fields = [name for name in _FIELDS if name not in _NOT_FOR_TRAINING]
     data = stage.study.data
     # Records of published files with too few documents for the longest prompt are skipped.
     skips_short_records = data.spec.skips_unusable and data.distractors == "given"
@@ -43,8 +45,8 @@ def training_examples(stage: Stage, digests: Digests) -> Input:
 
 
 def evaluation_examples(stage: Stage, digests: Digests) -> Input:
-    """The evaluation examples. How many examples are trained on does not change which are evaluated."""
-    fields = [name for name in _FIELDS if name != "data.train_examples"]
+    """The evaluation examples. Which examples are trained on does not change which are evaluated."""
+    fields = [name for name in _FIELDS if name not in _NOT_FOR_EVALUATION]
     return Input(stage.artifact, digests.fingerprint(restrict(stage.study, fields), derived=stage.derived))
 
 
@@ -54,7 +56,7 @@ def training_ids(examples: Artifact) -> pa.Array:
 
 
 def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
-    """Write `train.parquet` and `evaluation.parquet`, each in an order that the seed draws.
+    """Write `train.parquet` and `evaluation.parquet`, each in an order that its seed draws.
 
     Counts: records = duplicate + one count for every reason to skip a record + train_unused + eval_unused + train +
     eval.
@@ -64,7 +66,12 @@ def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
     """
     start = time.monotonic()
     with naming_task(task):
-        split = load_split(stage.study.data, documents=stage.derived["longest_prompt"], seed=stage.study.seed)
+        split = load_split(
+            stage.study.data,
+            documents=stage.derived["longest_prompt"],
+            seed=stage.study.seed,
+            eval_seed=stage.study.evaluation.seed,
+        )
     with stage.artifact.writing():
         stage.artifact.write_tables(TRAIN, EXAMPLE_SCHEMA, example_tables(split.train))
         stage.artifact.write_tables(EVALUATION, EXAMPLE_SCHEMA, example_tables(split.evaluation))

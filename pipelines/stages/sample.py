@@ -40,7 +40,7 @@ from .stage import Digests, Input, RunContext, Stage
 TEACHERS = "teachers"
 """The name of the pool of teachers."""
 
-_FIELDS = (*PROMPT_FIELDS, "method.advantageous_slot", "sampling")
+_FIELDS = (*PROMPT_FIELDS, "seed", "method.advantageous_slot", "sampling")
 
 
 def plan(study: Study, storage: str, digests: Digests, prepare: Stage, choose_slot: Stage | None) -> Stage:

@@ -314,16 +314,24 @@ class EvaluationSection(Section):
         (), description="other recipes, by name or path, on whose data both models are evaluated too"
     )
     bootstrap_samples: int = Field(2000, ge=100, description="bootstrap samples for the confidence intervals")
+    seed: int = Field(
+        0,
+        ge=0,
+        description="of the choice of the evaluation examples and of their distractors. Default: the study's seed; a "
+        "number of its own evaluates all seeds of a sweep on the same questions, and the initial model once",
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _null_leaves_open(cls, settings: Any) -> Any:
-        return _without_null(settings, ("slots", "other_slots"))
+        return _without_null(settings, ("slots", "other_slots", "seed"))
 
 
 class Study(Section):
     """All that defines a result: equal studies have equal fingerprints."""
 
+    # First, because sections that are validated after it take their defaults from it.
+    seed: int = Field(0, ge=0)
     model: ModelSection
     data: DataSection
     # Defaults are validated too: `_resolve_method` and `_resolve_evaluation` fill in what depends on the data.
@@ -331,7 +339,6 @@ class Study(Section):
     sampling: SamplingSection = SamplingSection()
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = Field(EvaluationSection(), validate_default=True)
-    seed: int = Field(0, ge=0)
 
     @field_validator("method", mode="before")
     @classmethod
@@ -355,6 +362,8 @@ class Study(Section):
         if data is None or not isinstance(settings, Mapping):
             return evaluation
         resolved = dict(settings)
+        if resolved.get("seed") is None:
+            resolved["seed"] = info.data.get("seed", 0)
         # `all` would mean every ordered tuple of slots: 380 for two hops and 20 documents.
         if data.hops != (1,):
             for name in ("slots", "other_slots"):

@@ -78,7 +78,7 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
         ValueError: as `to_grid` and `paired_difference`.
     """
     # One seed for both models, so that their intervals are computed from the same resamples.
-    bootstrap_samples, seed = study.evaluation.bootstrap_samples, study.seed
+    bootstrap_samples, seed = study.evaluation.bootstrap_samples, study.evaluation.seed
     before_grid = to_grid(before, documents)
     after_grid = to_grid(after, documents)
     return Comparison(

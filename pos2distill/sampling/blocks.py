@@ -1,6 +1,7 @@
 """How examples are cut into blocks, each of which one task of a stateless operator takes."""
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,10 +10,9 @@ import pyarrow as pa
 from pos2distill.config import PoolSection
 
 
-def index_blocks(count: int, size: int) -> list[pa.Table]:
-    """Tables of the column `index` that cut 0..count-1 into blocks of `size`."""
-    index_N = np.arange(count)
-    return [pa.table({"index": index_N[start : start + size]}) for start in range(0, count, size)]
+def index_blocks(index_N: npt.NDArray[np.integer[Any]], size: int) -> list[pa.Table]:
+    """Tables of the column `index` that cut the indices into blocks of `size`."""
+    return [pa.table({"index": index_N[start : start + size]}) for start in range(0, len(index_N), size)]
 
 
 def sampling_blocks(missing_N: npt.NDArray[np.int64], size: int) -> list[pa.Table]:

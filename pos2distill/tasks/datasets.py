@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -39,7 +39,7 @@ def dataset_name(data: DataSection) -> str:
     return f"{data.format}-random-distractors" if _draws_distractors(data) else data.format
 
 
-def load_split(data: DataSection, *, documents: int, seed: int) -> Split:
+def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int | None = None) -> Split:
     """Read a data set and choose its training and evaluation examples.
 
     The side of the split is a hash of the normalised question alone, so the same question is never on both sides,
@@ -51,17 +51,19 @@ def load_split(data: DataSection, *, documents: int, seed: int) -> Split:
     Args:
         data: format, path and how many examples are needed.
         documents: in the longest prompt; every example has or gets as many.
-        seed: of the choice and of drawn distractors.
+        seed: of the choice of the training examples and of their drawn distractors; eval_seed: of the evaluation
+            examples and theirs. Default: the same.
     Raises:
         UserError: naming file, record and field, or the side that has too few examples.
     """
-    selection = _Selection(data, seed)
+    seeds: dict[Side, int] = {"train": seed, "eval": seed if eval_seed is None else eval_seed}
+    selection = _Selection(data, seeds)
     for example in read_examples(data, documents):
         selection.add(example)
     selection.check_any_usable()
     sides = {side: selection.chosen(side) for side in _SIDES}
     if _draws_distractors(data):
-        sides = {side: _fill_up(sides[side], selection.pools[side], data, documents, seed) for side in _SIDES}
+        sides = {side: _fill_up(sides[side], selection.pools[side], data, documents, seeds[side]) for side in _SIDES}
     return Split(sides["train"], sides["eval"], dict(selection.counts))
 
 
@@ -74,7 +76,7 @@ class _Selection:
     """
 
     data: DataSection
-    seed: int
+    seeds: Mapping[Side, int]
     counts: Counter[str] = field(default_factory=lambda: Counter(records=0, duplicate=0))
     pools: dict[Side, list[Document]] = field(default_factory=lambda: {side: [] for side in _SIDES})
     ranked: dict[Side, list[tuple[int, str, int]]] = field(default_factory=lambda: {side: [] for side in _SIDES})
@@ -110,7 +112,7 @@ class _Selection:
     def _rank(self, side: Side, example: Example) -> None:
         heap = self.ranked[side]
         # From the id alone, so that the choice does not depend on the order of the file.
-        rank = -derive_seed(self.seed, "choose", example.example_id)
+        rank = -derive_seed(self.seeds[side], "choose", example.example_id)
         if len(heap) < self._needed(side):
             heapq.heappush(heap, (rank, example.example_id, self.file.append(example)))
             return

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from pipelines.commands import run_distill, run_study
+from pipelines.commands import run_distill, run_evaluate, run_study
 from pipelines.executors.local import LocalSession
 from pipelines.plan import make_plan
 from pipelines.progress import ProgressTracker
@@ -21,6 +22,7 @@ from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import Stopped
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.predictions import PartialPredictions
 
 EPOCHS = 2
 STEPS = 8  # 8 examples, 2 in a batch, in 2 epochs
@@ -197,6 +199,38 @@ def test_run_study_killed_before_each_stage_is_published_gives_the_same_results(
     assert published == killed  # each once: what was published was not made again
     assert len(killed) == 5  # examples, base evaluation, samples, checkpoint, evaluation
     assert results(interrupted) | predictions(interrupted) == expected
+
+
+@pytest.mark.parametrize("fault", [Killed, KeyboardInterrupt])
+def test_run_evaluate_resumes_after_every_part(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    """Four examples with four prompts each; an example is a part. What was answered is not answered again."""
+    make_recipe(runtime={"executor": "local", "samplers": {"batch_size": 4}})
+    undisturbed = at_storage(tmp_path, tmp_path / "undisturbed")
+    run_evaluate(undisturbed)
+    expected = predictions(undisturbed)
+    answered: list[int] = []
+    append = PartialPredictions.append
+    for count in range(1, 5):
+        interrupted = at_storage(tmp_path, tmp_path / f"after-{count}")
+        answered.clear()
+
+        def append_and_fail(parts: PartialPredictions, table: pa.Table, last: int = count) -> None:
+            append(parts, table)
+            answered.append(len(table))
+            if len(answered) == last:
+                raise fault
+
+        monkeypatch.setattr(PartialPredictions, "append", append_and_fail)
+        with pytest.raises(fault):
+            run_evaluate(interrupted)
+        answered.append(0)  # so that the second run does not fail at the same count
+        run_evaluate(interrupted)
+        assert predictions(interrupted) == expected, f"after part {count}"
+        assert answered == [4] * count + [0] + [4] * (4 - count)
+    assert not list(tmp_path.glob("*/*/parts"))
+    assert not list(tmp_path.glob("*/*/seconds.json"))
 
 
 POLLS = 12  # of one step: in each of three passes, after each of four micro-batches

@@ -457,7 +457,7 @@ def test_method_section_has_a_teacher_only_if_needed(settings: dict[str, Any], t
 def test_method_section_null_leaves_a_setting_open() -> None:
     null = {"weights": None, "anchor_weight": None, "teacher": None, "teacher_topk": None, "auto_slots": None}
     assert MethodSection.model_validate(null) == MethodSection()
-    assert EvaluationSection.model_validate({"slots": None, "other_slots": None}) == EvaluationSection()
+    assert EvaluationSection.model_validate({"slots": None, "other_slots": None, "seed": None}) == EvaluationSection()
 
 
 def test_methods_table_has_every_name_once() -> None:

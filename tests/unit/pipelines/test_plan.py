@@ -55,6 +55,7 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"model": {"engine": "vllm"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"data": {"train_examples": 7}}, {PREPARE, SAMPLE, DISTILL, DISTILLED}),
         ({"data": {"eval_examples": 3}}, {PREPARE, BASE, DISTILLED}),
+        ({"evaluation": {"seed": 1}}, {PREPARE, BASE, DISTILLED}),
         ({"data": {"prompt": "qa"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"evaluation": {"other_documents": [6]}}, {PREPARE, BASE, DISTILLED}),
         ({"evaluation": {"bootstrap_samples": 300}}, set()),  # of the report only
@@ -90,6 +91,11 @@ def test_make_plan_ignores_the_runtime(make_recipe: Make, override: dict[str, An
     before, after = make_recipe(), make_recipe(**override)
     assert not changed(before, after)
     assert make_plan(before).fingerprint == make_plan(after).fingerprint
+
+
+def test_make_plan_seeds_with_one_evaluation_seed_share_the_base_evaluation(make_recipe: Make) -> None:
+    first, second = (make_recipe(seed=seed, evaluation={"seed": 7}) for seed in (0, 1))
+    assert changed(first, second) == {PREPARE, SAMPLE, DISTILL, DISTILLED}
 
 
 def test_make_plan_depends_on_bytes_not_paths(make_recipe: Make, tmp_path: Path) -> None:

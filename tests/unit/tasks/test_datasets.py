@@ -309,6 +309,18 @@ def test_load_split_chooses_by_seed_within_a_side(write: Write) -> None:
     assert set(ids(first)[0]) != set(ids(second)[0])
 
 
+def test_load_split_chooses_each_side_by_its_own_seed(write: Write) -> None:
+    path = write([question_record(index) for index in range(60)])
+    settings = section(path, train_examples=8, eval_examples=8, distractors="random")
+    split = {
+        (seed, eval_seed): load_split(settings, documents=5, seed=seed, eval_seed=eval_seed)
+        for seed in (0, 1)
+        for eval_seed in (0, 1)
+    }
+    assert list(split[0, 0].evaluation) == list(split[1, 0].evaluation) != list(split[0, 1].evaluation)
+    assert list(split[0, 0].train) == list(split[0, 1].train) != list(split[1, 0].train)
+
+
 def test_load_split_evaluation_does_not_depend_on_train_examples(write: Write) -> None:
     path = write([question_record(index) for index in range(60)])
     few, many = (load_split(section(path, train_examples=n, eval_examples=9), documents=2, seed=0) for n in (3, 12))

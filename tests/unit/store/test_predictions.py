@@ -1,0 +1,73 @@
+"""Answers of an evaluation that is not finished."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pos2distill.records import PREDICTION_SCHEMA
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.predictions import PartialPredictions, finished_examples
+
+
+def answers(*prompts: tuple[str, int], **values: Any) -> pa.Table:
+    """A prediction for each (example id, placement), with 5 documents. Every other column is null or as given."""
+    rows = []
+    for example_id, placement in prompts:
+        empty = dict.fromkeys(PREDICTION_SCHEMA.names)
+        rows.append(empty | {"documents": 5, **values, "example_id": example_id, "placement": placement})
+    return pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA)
+
+
+def open_parts(storage: str) -> PartialPredictions:
+    return PartialPredictions(Artifact(storage, "base-scores", "f00d"))
+
+
+def keys(predictions: pa.Table) -> list[tuple[str, int]]:
+    return list(zip(predictions["example_id"].to_pylist(), predictions["placement"].to_pylist(), strict=True))
+
+
+def test_read_sorts_and_keeps_the_first_answer_to_each_prompt(storage: str) -> None:
+    parts = open_parts(storage)
+    assert len(parts.read()) == 0
+    parts.append(answers(("b", 1), ("a", 0), text="first"))
+    parts.append(answers(("b", 2), documents=3, text="other length"))
+    again = open_parts(storage)  # as a second run, whose parts come after those of the first
+    again.append(answers(("b", 0), ("b", 1), text="second"))
+    read = open_parts(storage).read()
+    assert keys(read) == [("b", 2), ("a", 0), ("b", 0), ("b", 1)]
+    assert read["text"].to_pylist() == ["other length", "first", "second", "first"]
+    assert read.schema.equals(PREDICTION_SCHEMA)
+
+
+def test_finished_examples_have_an_answer_to_every_prompt(storage: str) -> None:
+    parts = open_parts(storage)
+    parts.append(answers(("a", 0), ("a", 1), ("b", 0)))
+    assert finished_examples(parts.read(), 2).to_pylist() == ["a"]
+    parts.append(answers(("b", 0)))  # twice the same prompt
+    assert finished_examples(parts.read(), 2).to_pylist() == ["a"]
+    parts.append(answers(("b", 1)))
+    assert sorted(finished_examples(parts.read(), 2).to_pylist()) == ["a", "b"]
+
+
+def test_read_leaves_out_a_corrupt_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    parts = open_parts(str(tmp_path))
+    parts.append(answers(("a", 0)))
+    parts.append(answers(("b", 0)))
+    path = Path(parts.folder) / "part-000000.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+    assert keys(parts.read()) == [("b", 0)]
+    assert f"{path}: corrupt (" in caplog.text
+    assert "its prompts will be answered again" in caplog.text
+    open_parts(str(tmp_path)).append(answers(("c", 0)))
+    assert keys(parts.read()) == [("b", 0), ("c", 0)]
+
+
+def test_remove_leaves_the_rest_of_the_artifact(storage: str) -> None:
+    parts = open_parts(storage)
+    parts.append(answers(("a", 0)))
+    parts.artifact.publish(counts={}, seconds={})
+    parts.remove()
+    assert len(parts.read()) == 0
+    assert parts.artifact.manifest() is not None
