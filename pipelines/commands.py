@@ -62,10 +62,11 @@ def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None
     _require_one_study(recipe)
     plan = make_plan(recipe)
     with _driver_lease(recipe):
-        stages = _evaluation_stages(plan)
+        stages = plan.evaluation_stages
         _run_stages(recipe, plan, stages)
-    # The first stage is `prepare`, which has no curve.
-    for stage in stages[1:]:
+    for stage in stages:
+        if stage not in (plan.evaluate_base, plan.evaluate_distilled):
+            continue
         curve = _curve(plan.study, stage)
         print_curve(stage.artifact.name, curve)
     # `curve` is that of the last stage: the checkpoint's, or the base model's while there is no checkpoint.
@@ -150,19 +151,12 @@ def _check_weights(model: ModelSection) -> None:
 
 def _stages_of_command(command: str, plan: Plan) -> list[Stage]:
     if command == "evaluate":
-        return _evaluation_stages(plan)
+        return plan.evaluation_stages
     if command == "sample":
         return plan.sampling_stages
     if command == "distill":
         return plan.training_stages
     return plan.stages
-
-
-def _evaluation_stages(plan: Plan) -> list[Stage]:
-    stages = [plan.prepare, plan.evaluate_base]
-    if plan.distill.artifact.manifest() is not None:
-        stages.append(plan.evaluate_distilled)
-    return stages
 
 
 def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:

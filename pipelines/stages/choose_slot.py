@@ -3,18 +3,20 @@
 It is measured on training examples, so that the choice has not seen the examples that are evaluated later.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import numpy as np
 
 from pos2distill.config import Study
-from pos2distill.config.fields import replace_section, restrict
+from pos2distill.config.fields import restrict
 from pos2distill.evaluation.scores import to_curve, to_grid
 from pos2distill.sampling.operators import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import candidate_placements
 
 from .evaluate import PROMPT_FIELDS, predict, publish, recorded_seconds
+from .measured import with_measured
 from .prepare import TRAIN, training_examples, training_ids
 from .stage import Digests, Input, RunContext, Stage
 
@@ -29,10 +31,14 @@ _FIELDS = (
 )
 
 
-def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
-    """The stage of a study whose advantageous slot is `auto`."""
+def plan(study: Study, storage: str, digests: Digests, prepare: Stage, measured: Mapping[str, Input]) -> Stage:
+    """The stage of a study whose advantageous slot is `auto`, or whose documents are reordered.
+
+    Args:
+        measured: the searched RoPE scales, if there are some.
+    """
     settings = restrict(study, _FIELDS)
-    inputs = {"examples": training_examples(prepare, digests)}
+    inputs = {"examples": training_examples(prepare, digests), **measured}
     artifact = Artifact(storage, "slot-scores", digests.fingerprint(settings, inputs))
     return Stage("choose slot", artifact, settings, run, inputs)
 
@@ -42,8 +48,8 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
     Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
     """
-    study = stage.study
-    # `auto` requires a single number of hops, which `Study` has checked.
+    study = with_measured(stage.study, stage.inputs)
+    # Both uses require a single number of hops, which `Study` has checked.
     (hops,) = study.data.hops
     documents = study.data.documents
     placements = candidate_placements(documents, hops, study.method.auto_slots)
@@ -64,12 +70,3 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         "curve": asdict(curve),
     }
     return publish(stage, predictions, count, seconds, details)
-
-
-def with_chosen_slot(study: Study, choice: Input | None) -> Study:
-    """The study with `auto` replaced by the slots that were chosen; unchanged where nothing was chosen."""
-    if choice is None:
-        return study
-    raw = study.method.model_dump(mode="json")
-    raw["advantageous_slot"] = choice.manifest().details["slots"]
-    return replace_section(study, method=type(study.method).model_validate(raw))

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from pos2distill.config import Study
@@ -14,10 +15,10 @@ from pos2distill.training.job import STATE_FOLDER, STEPS_FOLDER, TrainingJob
 from ..interrupt import interruptible
 from ..progress import RunProgress
 from . import sample
-from .choose_slot import with_chosen_slot
 from .evaluate import PROMPT_FIELDS
+from .measured import with_measured
 from .prepare import TRAIN, training_examples
-from .stage import Digests, RunContext, Stage
+from .stage import Digests, Input, RunContext, Stage
 
 # Every setting of the method except those of `auto`, which have an influence only through the chosen slot.
 _METHOD = (
@@ -35,14 +36,13 @@ _FIELDS = (*PROMPT_FIELDS, "seed", *_METHOD, "training")
 
 
 def plan(
-    study: Study, storage: str, digests: Digests, prepare: Stage, choose_slot: Stage | None, samples: Stage
+    study: Study, storage: str, digests: Digests, prepare: Stage, measured: Mapping[str, Input], samples: Stage
 ) -> Stage:
-    """The stage of a study."""
+    """The stage of a study. `measured`: what was measured of the model before."""
     settings = restrict(study, _FIELDS)
     # Of the samples the responses alone: how training uses a teacher is in this stage's own settings.
-    inputs = {"examples": training_examples(prepare, digests), "samples": sample.responses(samples, digests)}
-    if choose_slot is not None:
-        inputs["slot"] = choose_slot.output()
+    responses = sample.responses(samples, digests)
+    inputs = {"examples": training_examples(prepare, digests), "samples": responses, **measured}
     artifact = Artifact(storage, "checkpoint", digests.fingerprint(settings, inputs))
     return Stage("distill", artifact, settings, run, inputs, streams={"samples": samples})
 
@@ -114,7 +114,7 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
     return TrainingJob(
         name=context.name,
         logged_settings=context.logged_settings,
-        study=with_chosen_slot(stage.study, stage.inputs.get("slot")),
+        study=with_measured(stage.study, stage.inputs),
         runtime=context.runtime,
         storage=context.storage,
         examples=stage.inputs["examples"].artifact,

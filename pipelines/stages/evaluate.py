@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from pos2distill.sampling.operators import (
 )
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.predictions import PartialPredictions, finished_examples
-from pos2distill.tasks.permutations import evaluated_placements
+from pos2distill.tasks.permutations import evaluated_placements, slot_of_rank
 from pos2distill.training.job import MODEL_FOLDER
 
+from .measured import with_measured
 from .prepare import EVALUATION, evaluation_examples
 from .stage import Digests, Input, RunContext, Stage
 
@@ -41,17 +43,25 @@ def plan(
     storage: str,
     digests: Digests,
     prepare: Stage,
-    distill: Stage | None = None,
+    measured: Mapping[str, Input],
     *,
+    distill: Stage | None = None,
     task: str | None = None,
 ) -> Stage:
-    """The evaluation of the base model, or of the model that the stage `distill` makes."""
+    """The evaluation of the base model, or of the model that the stage `distill` makes.
+
+    Args:
+        measured: what was measured of the model before.
+    """
     fields = [*PROMPT_FIELDS, *_EVALUATION]
+    # The other methods change the model alone, by the scales in its section.
+    if study.inference.method in ("reorder", "ms_poe"):
+        fields += ["inference.method", "inference.ms_poe"]
     # Only where it is used; otherwise it would change fingerprints without changing a result.
     if study.evaluation.other_documents:
         fields.append("evaluation.other_slots")
     settings = restrict(study, fields)
-    inputs = {"examples": evaluation_examples(prepare, digests)}
+    inputs = {"examples": evaluation_examples(prepare, digests), **measured}
     name, folder = "evaluate base", "base-scores"
     if distill is not None:
         inputs["checkpoint"] = distill.output()
@@ -67,25 +77,38 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
     Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
     """
-    study: Study = stage.study
+    study = with_measured(stage.study, stage.inputs)
     if "checkpoint" in stage.inputs:
         study = with_model(study, f"{stage.inputs['checkpoint'].artifact.url}/{MODEL_FOLDER}")
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
     with recorded_seconds(stage, "evaluate") as seconds:
-        predictions = predict(stage, study, context, EVALUATION, count, eval_specs(study))
+        predictions = predict(stage, study, context, EVALUATION, count, eval_specs(study, stage.inputs.get("curve")))
     return publish(stage, predictions, count, seconds)
 
 
-def eval_specs(study: Study) -> list[PromptSpec]:
-    """The prompt lengths and placements that are evaluated, the length of training first."""
+def eval_specs(study: Study, curve: Input | None = None) -> list[PromptSpec]:
+    """The prompt lengths and placements that are evaluated, the length of training first.
+
+    Args:
+        curve: the accuracy by slot, if documents are reordered by it.
+    """
     evaluation, hops = study.evaluation, study.data.hops
-    specs = [
-        PromptSpec(study.data.documents, evaluated_placements(study.data.documents, hops, evaluation.slots)),
-    ]
-    for documents in evaluation.other_documents:
-        specs.append(PromptSpec(documents, evaluated_placements(documents, hops, evaluation.other_slots)))
+    specs = []
+    for documents in (study.data.documents, *evaluation.other_documents):
+        slots = evaluation.slots if documents == study.data.documents else evaluation.other_slots
+        spec = PromptSpec(documents, evaluated_placements(documents, hops, slots))
+        if curve is not None:
+            spec = replace(spec, slot_of_rank=_slot_of_rank(curve, documents))
+        specs.append(spec)
     return specs
+
+
+def _slot_of_rank(curve: Input, documents: int) -> tuple[int, ...]:
+    measured = curve.manifest().details["curve"]
+    # Of several hops, the first slot: the gold documents of this curve are next to each other.
+    slots = [slot if isinstance(slot, int) else slot[0] for slot in measured["slots"]]
+    return slot_of_rank(slots, measured["accuracy_by_slot"], measured["documents"], documents)
 
 
 @contextmanager

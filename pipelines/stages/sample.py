@@ -5,6 +5,7 @@ missing examples -> prompts -> sampler pool -> teacher pool -> sample store (-> 
 
 import contextlib
 import functools
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,8 @@ from pos2distill.tasks.permutations import Placement
 
 from ..executors.protocol import Stream, Tracker
 from ..progress import ProgressSpec, RunProgress
-from .choose_slot import with_chosen_slot
 from .evaluate import PROMPT_FIELDS
+from .measured import with_measured
 from .prepare import TRAIN, training_examples, training_ids
 from .stage import Digests, Input, RunContext, Stage
 
@@ -43,12 +44,10 @@ TEACHERS = "teachers"
 _FIELDS = (*PROMPT_FIELDS, "seed", "method.advantageous_slot", "sampling")
 
 
-def plan(study: Study, storage: str, digests: Digests, prepare: Stage, choose_slot: Stage | None) -> Stage:
-    """The stage of a study. `choose_slot`: where the advantageous slot is `auto`."""
+def plan(study: Study, storage: str, digests: Digests, prepare: Stage, measured: Mapping[str, Input]) -> Stage:
+    """The stage of a study. `measured`: what was measured of the model before."""
     settings = restrict(study, _FIELDS)
-    inputs = {"examples": training_examples(prepare, digests)}
-    if choose_slot is not None:
-        inputs["slot"] = choose_slot.output()
+    inputs = {"examples": training_examples(prepare, digests), **measured}
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
     artifact = Artifact(storage, "samples", digests.fingerprint(settings, inputs, derived))
@@ -131,7 +130,7 @@ def sampling_operators(
     stage: Stage, runtime: Runtime, counter: SampleCounter, *, return_samples: bool
 ) -> list[Operator]:
     """The operators from blocks of missing examples to stored samples."""
-    study = with_chosen_slot(stage.study, stage.inputs.get("slot"))
+    study = with_measured(stage.study, stage.inputs)
     teacher = stage.derived["teacher"]
     placements = {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops}
     specs = [PromptSpec(study.data.documents, placements)]

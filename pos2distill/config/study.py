@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from pos2distill.config.base import Count, Section
 from pos2distill.config.formats import FORMATS, Format, FormatName
+from pos2distill.config.inference import InferenceSection
 from pos2distill.config.methods import METHODS, Method, MethodName, RowWeights
 from pos2distill.hardware import cpu_multiplies_bfloat16
 
@@ -43,6 +44,7 @@ class ModelSection(Section):
         "auto", description="auto: flash_attention_2 if it is available, else sdpa"
     )
     max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
+    rope_scales: tuple[float, ...] = Field((), description="filled in from inference.scales")
     trust_remote_code: bool = False
 
 
@@ -332,6 +334,7 @@ class Study(Section):
 
     # First, because sections that are validated after it take their defaults from it.
     seed: int = Field(0, ge=0)
+    inference: InferenceSection = InferenceSection()
     model: ModelSection
     data: DataSection
     # Defaults are validated too: `_resolve_method` and `_resolve_evaluation` fill in what depends on the data.
@@ -339,6 +342,19 @@ class Study(Section):
     sampling: SamplingSection = SamplingSection()
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = Field(EvaluationSection(), validate_default=True)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _resolve_model(cls, model: Any, info: ValidationInfo) -> Any:
+        """The model as `inference` changes it: every part that loads it knows its section alone."""
+        inference = info.data.get("inference")
+        settings = model.model_dump() if isinstance(model, Section) else model
+        if inference is None or not isinstance(settings, Mapping):
+            return model
+        written = settings.get("rope_scales")
+        if not isinstance(model, Section) and written and list(written) != list(inference.scales):
+            raise ValueError("rope_scales: filled in from inference.scales; set those")
+        return {**settings, "rope_scales": inference.scales}
 
     @field_validator("method", mode="before")
     @classmethod
@@ -408,6 +424,15 @@ class Study(Section):
             raise ValueError(
                 f"method.k: {self.method.k} trivial slots, but {documents} documents have {trivial}; "
                 f"lower method.k or raise data.documents"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_has_the_method(self) -> "Study":
+        if self.inference.method == "ms_poe" and self.model.engine == "vllm":
+            raise ValueError(
+                "inference.method: 'ms_poe' needs the attention of every head, which vLLM does not compute by itself; "
+                "set model.engine to hf"
             )
         return self
 

@@ -21,6 +21,7 @@ from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.attention import PACKED, register_kernels
 from pos2distill.models.files import local_folder
+from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
 
 
 def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
@@ -62,7 +63,7 @@ def load_model(
     device: torch.device | str = "cpu",
     packed: bool = False,
 ) -> PreTrainedModel:
-    """The causal language model in evaluation mode, from safetensors only.
+    """The causal language model in evaluation mode, from safetensors only, with RoPE scales where it has some.
 
     Args:
         dtype: of the weights; default: `model.dtype`.
@@ -101,6 +102,9 @@ def load_model(
         ) from None
     if packed:
         _refuse_unpackable(model, loaded, attention)
+    scales = resolve_scales(model.rope_scales, loaded.config, model.path)
+    if scales:
+        scale_layers(loaded, scales, model.path)
     lm: PreTrainedModel = loaded.to(device).eval()
     # Sampling settings come from the study; the folder's defaults could add penalties that the study does not name.
     lm.generation_config = GenerationConfig()

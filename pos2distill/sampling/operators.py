@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
 from pos2distill.errors import UserError
 from pos2distill.randomness import derive_seed
-from pos2distill.records import ANSWER_SCHEMA, PREDICTION_SCHEMA, PROMPT_SCHEMA, SAMPLE_SCHEMA, example_from_row
+from pos2distill.records import ANSWER_SCHEMA, PREDICTION_SCHEMA, PROMPT_SCHEMA, SAMPLE_SCHEMA, Slots, example_from_row
 from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.postprocess import ProcessedResponse, ResponseProcessor
@@ -83,10 +83,13 @@ class PromptSpec:
     """Which prompts one example gives: a number of documents, and placements of the gold documents.
 
     placements: by the number of hops of the example; equally many for each number.
+    slot_of_rank: where documents are reordered, the slot that the document of each rank is shown at. A placement then
+    holds the gold documents' ranks.
     """
 
     documents: int
     placements: Mapping[int, tuple[Placement, ...]]
+    slot_of_rank: Slots = ()
 
     @property
     def prompts_per_example(self) -> int:
@@ -183,7 +186,7 @@ def build_prompts(
                 prompt_ids: Sequence[int] | npt.NDArray[np.int32] = ()
                 error = None
                 try:
-                    prompt_ids = builder(example, spec.documents, placement.slots)
+                    prompt_ids = builder(example, spec.documents, placement.slots, slot_of_rank=spec.slot_of_rank)
                 except PromptTooLong as too_long:
                     if not for_training:
                         raise UserError(str(too_long)) from None
@@ -250,17 +253,18 @@ class Generate:
         # An actor may be dropped at any time; vLLM's own processes must not outlive it.
         self.close = weakref.finalize(self, self.engine.shutdown)
 
-    async def __call__(self, batch: pa.Table) -> pa.Table:
+    async def __call__(self, batch: pa.Table, rope_scales: tuple[float, ...] = ()) -> pa.Table:
         """Generate and process.
 
         Args:
             batch: of `PROMPT_SCHEMA`.
+            rope_scales: see `SamplingParams`.
         Returns: a table of `ANSWER_SCHEMA`; a row that failed holds its error and no answer.
         Raises:
             UserError: for a failure where a model is evaluated.
             EngineDied: if the engine can answer no further call.
         """
-        results = await self._generate(batch)
+        results = await self._generate(batch, replace(self.params, rope_scales=rope_scales))
         answers = batch["answers"].to_pylist()
         columns: dict[str, list[Any]] = {name: [] for name in ANSWER_SCHEMA.names if name not in _PROMPT_COLUMNS}
         for row, (result, right_answers) in enumerate(zip(results, answers, strict=True)):
@@ -275,7 +279,7 @@ class Generate:
             schema=ANSWER_SCHEMA,
         )
 
-    async def _generate(self, batch: pa.Table) -> list[GenerationResult]:
+    async def _generate(self, batch: pa.Table, params: SamplingParams) -> list[GenerationResult]:
         """One result for every row. Rows without a prompt do not reach the engine."""
         errors = batch["error"].to_pylist()
         seeds = batch["seed"].to_pylist()
@@ -284,7 +288,7 @@ class Generate:
         results: list[GenerationResult] = [Failure(error or "") for error in errors]
         if rows:
             prompts = [batch["prompt_ids"][row].values.to_numpy() for row in rows]
-            generated = await self.engine.generate(prompts, self.params, [seeds[row] for row in rows])
+            generated = await self.engine.generate(prompts, params, [seeds[row] for row in rows])
             for row, result in zip(rows, generated, strict=True):
                 results[row] = result
         return results

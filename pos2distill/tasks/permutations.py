@@ -35,6 +35,7 @@ def arrange(
     *,
     order: Literal["fixed", "reshuffled"] = "fixed",
     seed: int = 0,
+    slot_of_rank: Slots = (),
 ) -> tuple[Document, ...]:
     """The example's documents with its gold ones at `slots` and the first distractors at the other slots.
 
@@ -42,6 +43,8 @@ def arrange(
         slots: of the gold documents, in hop order; distinct.
         order: `fixed` keeps the data set's order of distractors (paper); `reshuffled` draws one for each
             (seed, example, slots) (authors' code).
+        slot_of_rank: if given, a reordering of what the other arguments arrange: the document of rank r (from 0) is
+            shown at slot_of_rank[r].
     """
     golds = example.golds
     # Cut before they are shuffled, so that both orders show the same documents.
@@ -60,7 +63,24 @@ def arrange(
     arranged = []
     for slot in range(documents):
         arranged.append(gold_at[slot] if slot in gold_at else next(remaining))
-    return tuple(arranged)
+    if not slot_of_rank:
+        return tuple(arranged)
+    # The inverse permutation: the rank of the document that each slot shows.
+    return tuple(arranged[rank] for rank in np.argsort(slot_of_rank).tolist())
+
+
+def slot_of_rank(slots: Sequence[int], accuracy: Sequence[float], measured: int, documents: int) -> Slots:
+    """Where to show documents that are ranked by relevance: the best-ranked one where the model does best, and so on.
+
+    Args:
+        slots, accuracy: the model's accuracy at some slots, in the order of slots. Those between are interpolated.
+        measured: documents of the prompts that it was measured with; documents: of the prompts to arrange. Slots of
+            other lengths correspond by their relative position, the first to the first and the last to the last.
+    Returns: the slot of each rank. Of equally good slots the first comes first.
+    """
+    relative = np.asarray(slots) / (measured - 1)
+    accuracy_D = np.interp(np.arange(documents) / (documents - 1), relative, accuracy)
+    return tuple(np.argsort(-accuracy_D, kind="stable").tolist())
 
 
 def draw_trivial_slots(example_id: str, *, documents: int, advantageous: Slots, k: int, seed: int) -> tuple[Slots, ...]:

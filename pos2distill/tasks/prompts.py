@@ -111,17 +111,19 @@ class PromptBuilder:
         *,
         order: Literal["fixed", "reshuffled"] = "fixed",
         seed: int = 0,
+        slot_of_rank: Slots = (),
     ) -> Tokens:
         """Token ids of the chat prompt, up to and including the start of the assistant's turn.
 
         Args:
             slots: of the gold documents, 0-based, in hop order.
-            order: of the distractors around them; see `arrange`.
+            order, slot_of_rank: see `arrange`.
         Raises:
             PromptTooLong: if prompt and response do not fit the model's context.
         """
         # The template's text already holds its special tokens, so none may be added around it.
-        ids = self.encode(self._chat(example, arrange(example, documents, slots, order=order, seed=seed)))
+        shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
+        ids = self.encode(self._chat(example, shown))
         if len(ids) + self.reserve > self.max_length:
             raise PromptTooLong(
                 f"example {example.example_id}: prompt of {len(ids)} tokens ({documents} documents) + "

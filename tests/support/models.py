@@ -1,4 +1,4 @@
-"""Sizes of tiny models, and random tokens for them."""
+"""Sizes of tiny models, random models and random tokens for them."""
 
 from typing import Any
 
@@ -14,3 +14,14 @@ def draw_tokens(sizes: tuple[int, ...], seed: int) -> list[Tokens]:
     """Random token sequences of these sizes."""
     random = np.random.default_rng(seed)
     return [random.integers(5, 250, size).astype(np.int32) for size in sizes]
+
+
+def build_model(config: Any) -> Any:
+    """A random causal language model in float32, the same for the same config."""
+    # Imported here, as most unit tests need no models.
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

@@ -1,16 +1,18 @@
 """The `ray` executor: operators on Ray Data, training on Ray Train."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 
-from pos2distill.config import Runtime, TrainersSection
+from pos2distill.config import PoolSection, Runtime, TrainersSection
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.training.job import TrainingJob
 
 from ...progress import ProgressSpec
-from ..protocol import Stream, Tracker, TrainingOutcome
+from ..protocol import ActorCalls, Stream, Tracker, TrainingOutcome
+from .actors import start_actors
 from .data import TASK_CPUS, build_dataset
 from .progress import RayTracker, track
 from .session import connect, ray_session, require_resources
@@ -41,6 +43,16 @@ class RayExecutor:
         assert tracker is None or isinstance(tracker, RayTracker)
         connect()
         return _map(blocks, operators, label, tracker)
+
+    @contextmanager
+    def actors(
+        self, create: Callable[[], Callable[[Any], Awaitable[Any]]], pool: PoolSection, *, label: str
+    ) -> Iterator[ActorCalls]:
+        """See `Executor.actors`."""
+        with ray_session():
+            require_resources(label, cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
+            with start_actors(create, pool) as call_all:
+                yield call_all
 
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
         """See `Executor.train`."""

@@ -81,6 +81,20 @@ def pool_arguments(pool: PoolSection) -> dict[str, Any]:
     return arguments
 
 
+def actor_arguments(pool: PoolSection) -> dict[str, Any]:
+    """Options of an actor that is in no dataset, with the resources of a pool's actors."""
+    options: dict[str, Any] = {
+        "num_cpus": pool.cpus,
+        "num_gpus": pool.gpus,
+        "max_restarts": pool.max_restarts,
+        "max_task_retries": pool.max_restarts,
+    }
+    if _has_pools():
+        options["resources"] = {SAMPLING.resource: SAMPLER_UNITS_PER_ACTOR}
+        options["label_selector"] = SAMPLING.labels
+    return options
+
+
 def trainer_arguments(trainers: TrainersSection) -> dict[str, Any]:
     """Arguments of `ScalingConfig` for the training workers."""
     resources: dict[str, float] = {"CPU": trainers.cpus}

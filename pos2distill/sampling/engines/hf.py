@@ -11,6 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 
 from pos2distill.config import ModelSection
 from pos2distill.models.load import load_model
+from pos2distill.models.rope.layer_scales import scale_layers
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, Failure, GenerationResult, SamplingParams
 
@@ -25,11 +26,14 @@ class HfEngine:
     def __init__(self, model: ModelSection, *, threads: int = 1, device: str = "cpu") -> None:
         torch.set_num_threads(threads)
         self.device = device
+        self.path = model.path
         self.model: Any = load_model(model, device=device)
 
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
     ) -> list[GenerationResult]:
+        if params.rope_scales:
+            scale_layers(self.model, params.rope_scales, self.path)
         try:
             return list(self._generate(prompts, params, seeds))
         except _BATCH_ERRORS as error:

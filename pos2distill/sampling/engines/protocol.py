@@ -13,6 +13,7 @@ class SamplingParams:
 
     temperature: 0 for greedy decoding. stop_ids: any of them ends a response and is its last token.
     stored_top_k: number of most likely tokens to return at each position.
+    rope_scales: of this call, in place of the model's own, which must have some; for a search.
     """
 
     temperature: float
@@ -20,6 +21,7 @@ class SamplingParams:
     max_new_tokens: int
     stop_ids: tuple[int, ...]
     stored_top_k: int = 0
+    rope_scales: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.environment import set_vllm_variables
 from pos2distill.models.files import local_folder
-from pos2distill.models.load import context_length
+from pos2distill.models.load import context_length, load_config
+from pos2distill.models.rope.layer_scales import CONFIG_KEY, resolve_scales
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.reaper import start_reaper
@@ -38,8 +40,12 @@ class VllmEngine:
         self._dead_error = EngineDeadError
         self._request_errors = (VLLMError, ValueError)
         self._request_numbers = itertools.count()
+        # The scales of the study replace those of the model's folder, which vLLM reads by itself.
+        scales = resolve_scales(model.rope_scales, load_config(model), model.path)
         arguments = AsyncEngineArgs(
             model=local_folder(model),
+            hf_overrides={CONFIG_KEY: list(scales)} if scales else {},
+            worker_extension_cls="pos2distill.sampling.engines.vllm_worker.RopeScales",
             dtype=model.dtype,
             max_model_len=context_length(model),
             trust_remote_code=model.trust_remote_code,
@@ -59,6 +65,9 @@ class VllmEngine:
             generation_config="vllm",  # sampling settings come from us, not from the model's generation_config.json
             disable_log_stats=True,
         )
+        self._scales = scales
+        self._calls = 0  # that are running
+        self._calls_changed = asyncio.Condition()
         start_reaper()  # before the engine starts processes
         # The context of vLLM's offline class `LLM`: in vLLM 0.32 it gets more tokens in a step than a server does.
         self.engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
@@ -66,8 +75,27 @@ class VllmEngine:
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
     ) -> list[GenerationResult]:
-        tasks = [self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-        return list(await asyncio.gather(*tasks))
+        async with self._scaled(params.rope_scales):
+            tasks = [self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+            return list(await asyncio.gather(*tasks))
+
+    @asynccontextmanager
+    async def _scaled(self, scales: tuple[float, ...]) -> AsyncIterator[None]:
+        """Run the body with these RoPE scales, once calls with others have ended; as it is for no scales."""
+        async with self._calls_changed:
+            await self._calls_changed.wait_for(lambda: not self._calls or scales in ((), self._scales))
+            if scales not in ((), self._scales):
+                await self.engine.collective_rpc("set_rope_scales", args=(list(scales),))
+                # Cached prefixes were computed with other scales.
+                await self.engine.reset_prefix_cache()
+                self._scales = scales
+            self._calls += 1
+        try:
+            yield
+        finally:
+            async with self._calls_changed:
+                self._calls -= 1
+                self._calls_changed.notify_all()
 
     async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
         try:

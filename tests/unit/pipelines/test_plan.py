@@ -56,6 +56,10 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"data": {"train_examples": 7}}, {PREPARE, SAMPLE, DISTILL, DISTILLED}),
         ({"data": {"eval_examples": 3}}, {PREPARE, BASE, DISTILLED}),
         ({"evaluation": {"seed": 1}}, {PREPARE, BASE, DISTILLED}),
+        ({"inference": {"method": "uniform_scale", "scales": [1.5]}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
+        ({"inference": {"method": "lpes"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
+        ({"inference": {"method": "reorder"}}, {BASE, DISTILLED}),
+        ({"inference": {"method": "ms_poe"}}, {BASE, DISTILLED}),
         ({"data": {"prompt": "qa"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"evaluation": {"other_documents": [6]}}, {PREPARE, BASE, DISTILLED}),
         ({"evaluation": {"bootstrap_samples": 300}}, set()),  # of the report only
@@ -224,8 +228,8 @@ def test_make_plan_auto_adds_a_stage(make_recipe: Make) -> None:
     auto = make_recipe(method={"advantageous_slot": "auto"})
     assert [stage.name for stage in make_plan(auto).stages] == [
         PREPARE,
-        BASE,
         "choose slot",
+        BASE,
         SAMPLE,
         DISTILL,
         DISTILLED,

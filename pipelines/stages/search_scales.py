@@ -1,0 +1,136 @@
+"""Stage `search scales`: RoPE scales of all layers by the search of LPES, before the model is used for anything else.
+
+Every generation is a file of the artifact, so that a search that was stopped continues after the last whole one.
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tqdm import tqdm
+
+from pos2distill.config import Study
+from pos2distill.config.fields import replace_section, restrict
+from pos2distill.models.load import load_config
+from pos2distill.models.rope.curves import Genome, scales_of
+from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
+from pos2distill.sampling.operators import PromptSpec
+from pos2distill.sampling.scale_search import ScaledAccuracy
+from pos2distill.store.artifacts import Artifact, Manifest, write_json
+from pos2distill.tasks.permutations import candidate_placements
+
+from .evaluate import PROMPT_FIELDS, recorded_seconds
+from .prepare import TRAIN, training_examples, training_ids
+from .stage import Digests, RunContext, Stage
+
+_FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
+_GENERATIONS = "generations"
+
+
+def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
+    """The stage of a study whose method is `lpes` without scales. It asks training questions alone."""
+    settings = restrict(study, _FIELDS)
+    inputs = {"examples": training_examples(prepare, digests)}
+    artifact = Artifact(storage, "rope-scales", digests.fingerprint(settings, inputs))
+    return Stage("search scales", artifact, settings, run, inputs)
+
+
+def run(stage: Stage, context: RunContext) -> Manifest:
+    """Measure one generation of candidates after the other, and record the scales of the fittest.
+
+    Counts: prompts = candidates * examples * slots.
+    """
+    with recorded_seconds(stage, "search") as seconds:
+        generations = _search(stage, context)
+    settings = stage.study.inference.search
+    candidates = [candidate for generation in generations for candidate in generation]
+    chosen = best(candidates)
+    placements = candidate_placements(stage.study.data.documents, stage.study.data.hops[0], settings.slots)
+    examples = _count(stage)
+    details = {
+        "scales": list(_scales(stage.study, chosen.genome)),
+        "fitness": chosen.fitness,
+        "accuracy": list(chosen.accuracy),
+        "searched_slots": [list(placement.slots) for placement in placements],
+        "unscaled": asdict(candidates[0]),
+        "best_by_generation": _best_so_far(generations),
+    }
+    counts = {
+        "candidates": len(candidates),
+        "examples": examples,
+        "prompts": len(candidates) * examples * len(placements),
+    }
+    return stage.artifact.publish(counts=counts, seconds=seconds, details=details)
+
+
+def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
+    """All generations; those that an earlier run has finished are read."""
+    study = stage.study
+    settings = study.inference.search
+    generations = _read_generations(stage.artifact)
+    if len(generations) == settings.generations:
+        return generations
+    placements = candidate_placements(study.data.documents, study.data.hops[0], settings.slots)
+    spec = PromptSpec(study.data.documents, {study.data.hops[0]: placements})
+    # Any scales, so that the model is loaded as one that has some.
+    scaled = replace_section(study, model=study.model.model_copy(update={"rope_scales": (1.0,)}))
+    examples = stage.inputs["examples"].artifact
+    create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN, _count(stage), spec)
+    with (
+        context.executor.actors(create, context.runtime.samplers, label="search") as measure,
+        tqdm(desc=stage.name, total=settings.generations, initial=len(generations), unit="generation") as bar,
+    ):
+        while len(generations) < settings.generations:
+            measured = [candidate for generation in generations for candidate in generation]
+            genomes = next_genomes(settings, measured, len(generations), study.seed)
+            accuracies: dict[int, list[float]] = {}
+            for index, accuracy in measure([_scales(study, genome) for genome in genomes]):
+                accuracies[index] = accuracy
+                bar.set_postfix_str(f"candidate {len(accuracies)} of {len(genomes)}")
+            generation = []
+            for index, genome in enumerate(genomes):
+                accuracy = tuple(accuracies[index])
+                generation.append(Candidate(genome, accuracy, fitness(accuracy, settings.gamma)))
+            _write_generation(stage.artifact, len(generations), generation)
+            generations.append(generation)
+            bar.update()
+            bar.set_postfix_str(f"best fitness {_best_so_far(generations)[-1]:.3f}")
+    return generations
+
+
+def _count(stage: Stage) -> int:
+    """How many training examples are asked; a small data set may have fewer than the setting names."""
+    available = len(training_ids(stage.inputs["examples"].artifact))
+    return min(stage.study.inference.search.examples, available)
+
+
+def _scales(study: Study, genome: Genome) -> tuple[float, ...]:
+    layers: int = load_config(study.model).get_text_config().num_hidden_layers
+    return scales_of(genome, layers, study.inference.search.curve)
+
+
+def _best_so_far(generations: Sequence[Sequence[Candidate]]) -> list[float]:
+    """The fitness of the best candidate up to each generation."""
+    values: list[float] = []
+    for generation in generations:
+        so_far = values[-1:]
+        values.append(max(so_far + [candidate.fitness for candidate in generation]))
+    return values
+
+
+def _read_generations(artifact: Artifact) -> list[list[Candidate]]:
+    generations = []
+    for path in sorted(artifact.fs.glob(f"{artifact.path}/{_GENERATIONS}/*.json")):
+        records: list[dict[str, Any]] = json.loads(artifact.fs.cat_file(path))
+        generations.append(
+            [Candidate(tuple(each["genome"]), tuple(each["accuracy"]), each["fitness"]) for each in records]
+        )
+    return generations
+
+
+def _write_generation(artifact: Artifact, number: int, generation: Sequence[Candidate]) -> None:
+    folder = f"{artifact.path}/{_GENERATIONS}"
+    artifact.fs.makedirs(folder, exist_ok=True)
+    write_json(artifact.fs, f"{folder}/{number:04d}.json", [asdict(candidate) for candidate in generation])

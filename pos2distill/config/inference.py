@@ -1,0 +1,107 @@
+"""Methods against position bias that need no training (`inference`), and the search of LPES."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from pos2distill.config.base import Section
+
+Scale = Annotated[float, Field(ge=0.25, le=16)]
+
+
+class MsPoeSection(Section):
+    """Ms-PoE (arXiv:2403.04797): every attention head has a RoPE scale of its own, by how it attends to the prompt."""
+
+    smallest: Scale = Field(1.2, description="scale of the head that attends most to single positions")
+    largest: Scale = Field(1.8, description="scale of the head that attends to them least")
+    spacing: Literal["closed", "released"] = Field(
+        "closed",
+        description="between the two. closed: the last head has exactly the largest; released: as the authors' code, "
+        "which divides by the number of heads and never reaches it",
+    )
+    ranking: Literal["rank", "released"] = Field(
+        "rank",
+        description="rank: a head's scale is that of its rank, as the paper says; released: the authors' code takes "
+        "the inverse permutation",
+    )
+    first_layer: int = Field(2, ge=0, description="layers before it, counted from 0, stay as they are")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "MsPoeSection":
+        if self.smallest > self.largest:
+            raise ValueError(f"smallest: {self.smallest:g} is above largest ({self.largest:g})")
+        return self
+
+
+class SearchSection(Section):
+    """The search of LPES. Its numbers are not published with certainty; docs/methods.md says where they come from."""
+
+    strategy: Literal["genetic", "random", "uniform"] = Field(
+        "genetic",
+        description="random: as many candidates without a choice of parents; uniform: `population` scales, each for "
+        "all layers. Both are controls",
+    )
+    curve: Literal["bezier", "linear", "step"] = Field("bezier", description="of the scale over the layers")
+    control_points: int = Field(4, ge=2, description="of the curve; 4 make a Bezier curve cubic")
+    monotone: bool = Field(True, description="scales only rise, or only fall, from layer to layer")
+    smallest: Scale = 1.0
+    largest: Scale = 2.0
+    gamma: float = Field(1.0, ge=0, description="a candidate's fitness is mean - gamma * GAP")
+    examples: int = Field(200, ge=1, description="training examples that candidates are measured on")
+    slots: int = Field(3, ge=2, description="slots of the gold document, spread evenly from first to last")
+    generations: int = Field(40, ge=1, description="1 for strategy uniform")
+    population: int = Field(64, ge=2, description="candidates of the first generation, the unscaled model among them")
+    parents: int = Field(32, ge=1, description="fittest candidates so far, of which the next generation is made")
+    mutations: int = Field(16, ge=0, description="of a generation")
+    crossovers: int = Field(16, ge=0, description="of a generation")
+    mutation_rate: float = Field(
+        0.3, gt=0, le=1, description="fraction of a candidate's numbers that a mutation changes"
+    )
+    mutation_step: float = Field(0.01, gt=0, description="standard deviation of a change")
+
+    @property
+    def children(self) -> int:
+        """New candidates of every generation but the first."""
+        return self.mutations + self.crossovers
+
+    @model_validator(mode="after")
+    def _numbers_fit(self) -> "SearchSection":
+        if self.smallest >= self.largest:
+            raise ValueError(f"smallest: {self.smallest:g} is not below largest ({self.largest:g})")
+        if self.strategy == "uniform" and self.generations != 1:
+            raise ValueError("generations: strategy 'uniform' has 1")
+        if self.generations > 1 and not self.children:
+            raise ValueError("mutations: 0, and no crossovers; later generations would be empty")
+        if self.parents > self.population:
+            raise ValueError(f"parents: {self.parents}, but a population of {self.population}")
+        return self
+
+
+class InferenceSection(Section):
+    """How the model answers: as it is, or with a method that needs no training (docs/methods.md)."""
+
+    method: Literal["none", "reorder", "uniform_scale", "lpes", "ms_poe"] = Field(
+        "none",
+        description="reorder: the best-ranked document at the slot where the model does best, and so on; "
+        "uniform_scale: one RoPE scale for all layers; lpes: one for each layer, searched; ms_poe: one for each head, "
+        "by its attention to the prompt (engine hf only)",
+    )
+    scales: tuple[Scale, ...] = Field(
+        (),
+        description="RoPE scales. uniform_scale: one number; lpes: one for each layer, or none to search them",
+    )
+    search: SearchSection = SearchSection()
+    ms_poe: MsPoeSection = MsPoeSection()
+
+    @model_validator(mode="after")
+    def _scales_fit_the_method(self) -> "InferenceSection":
+        if self.method == "uniform_scale" and len(self.scales) != 1:
+            raise ValueError(f"scales: 'uniform_scale' needs one number, for example [1.5], not {len(self.scales)}")
+        if self.scales and self.method not in ("uniform_scale", "lpes"):
+            raise ValueError(f"scales: method '{self.method}' has none; set inference.method to uniform_scale or lpes")
+        return self
+
+    @property
+    def searches_scales(self) -> bool:
+        """Whether the scales are searched before anything else runs."""
+        return self.method == "lpes" and not self.scales

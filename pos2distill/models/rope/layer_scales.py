@@ -1,0 +1,128 @@
+"""RoPE with a scale of its own in every layer: layer l rotates queries and keys by position / scale_l.
+
+With one scale for all layers this is linear position interpolation (arXiv:2306.15595); with different ones it is what
+LPES searches (arXiv:2606.27705). A scale of 1 leaves a layer exactly as it is.
+
+N: distinct scales, B: rows, L: tokens, D: size of a head.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from pos2distill.errors import UserError
+
+CONFIG_KEY = "pos2distill_rope_scales"
+"""Where config.json of an exported model holds its scales, a list with one number for each layer."""
+
+# transformers 5.19: their frequencies depend on the longest position of a forward pass, which scales would change.
+_UNSCALABLE_TYPES = ("dynamic", "longrope")
+_HOOKS = "pos2distill_rope_hooks"  # attribute of a decoder
+
+
+def resolve_scales(scales: Sequence[float], config: Any, shown: str) -> tuple[float, ...]:
+    """The scale of every layer; empty if positions are not scaled.
+
+    Args:
+        scales: of the study, which replace those of the config: one for each layer, or a single one for all.
+        config: of the model. shown: its name in messages.
+    Raises:
+        UserError: if the number of scales is not that of the layers.
+    """
+    stored = getattr(config, CONFIG_KEY, None)
+    layers: int = config.get_text_config().num_hidden_layers
+    if len(scales) == 1:
+        return tuple(scales) * layers
+    if scales and len(scales) != layers:
+        raise UserError(f"inference.scales: {len(scales)} scales, but {shown} has {layers} layers; give one for each")
+    if not scales and stored is not None:
+        if not isinstance(stored, list) or len(stored) != layers or not all(_is_scale(each) for each in stored):
+            raise UserError(f"{shown}/config.json: {CONFIG_KEY}: expected a list of {layers} positive numbers")
+        return tuple(map(float, stored))
+    return tuple(scales)
+
+
+def _is_scale(value: object) -> bool:
+    return isinstance(value, int | float) and value > 0
+
+
+def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> None:
+    """Divide the positions of every layer by its scale, in place, and record the scales in the model's config.
+
+    The model computes the rotations of all distinct scales once for each forward pass, and each attention layer takes
+    its own. That is exact with packed rows, gradient checkpointing and generation. A second call replaces the scales.
+
+    Args:
+        scales: one for each layer. shown: the model's name in messages.
+    Raises:
+        UserError: if the model's position embeddings cannot be scaled by layer.
+    """
+    decoder: Any = lm.get_decoder()
+    rotary = getattr(decoder, "rotary_emb", None)
+    attentions: list[Any] = [getattr(layer, "self_attn", None) for layer in getattr(decoder, "layers", ())]
+    if rotary is None or not attentions or any(attention is None for attention in attentions):
+        raise UserError(f"{shown}: {type(lm).__name__} has no rotary embedding that all its layers share")
+    for rope_type in _rope_types(lm.config.get_text_config()):
+        if rope_type in _UNSCALABLE_TYPES:
+            raise UserError(f"{shown}: RoPE of type '{rope_type}' depends on the longest prompt and cannot be scaled")
+    for hook in vars(decoder).get(_HOOKS, ()):
+        hook.remove()
+    distinct = sorted(set(scales))
+    hooks = [rotary.register_forward_hook(_RotateByAll(distinct), with_kwargs=True)]
+    for attention, scale in zip(attentions, scales, strict=True):
+        take_own = _TakeOwn(distinct.index(scale), shown)
+        hooks.append(attention.register_forward_pre_hook(take_own, with_kwargs=True))
+    setattr(decoder, _HOOKS, hooks)
+    setattr(lm.config, CONFIG_KEY, list(scales))
+
+
+def _rope_types(config: Any) -> list[str]:
+    settings = getattr(config, "rope_parameters", None) or {}
+    # One dictionary for the whole model, or one for each type of layer.
+    by_layer_type = [each for each in settings.values() if isinstance(each, dict)]
+    return [each.get("rope_type", "default") for each in by_layer_type or [settings]]
+
+
+class _RotateByAll:
+    """A hook of the rotary embedding: (cos, sin) of shape (B, L, D) become those of all scales, (N, B, L, D).
+
+    Plain tensors, because wrappers such as DeepSpeed's rebuild what a module returns.
+    """
+
+    def __init__(self, scales: Sequence[float]) -> None:
+        self.scales = scales
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        arguments = dict(zip(("x", "position_ids", "layer_type"), args, strict=False)) | kwargs
+        position_ids = arguments["position_ids"]
+        cosines, sines = [], []
+        for scale in self.scales:
+            # Without a division, so that a scale of 1 is the model's own rotation, bit for bit.
+            cos, sin = output
+            if scale != 1:
+                cos, sin = module.forward(**{**arguments, "position_ids": position_ids / scale})
+            cosines.append(cos)
+            sines.append(sin)
+        return torch.stack(cosines), torch.stack(sines)
+
+
+class _TakeOwn:
+    """A hook of an attention layer: takes the rotation of its own scale."""
+
+    def __init__(self, index: int, shown: str) -> None:
+        self.index = index
+        self.shown = shown
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        rotations = kwargs.get("position_embeddings")
+        if rotations is None:
+            raise UserError(f"{self.shown}: {type(module).__name__} receives no rotations and cannot be scaled")
+        cos_NBLD, sin_NBLD = rotations
+        return args, {**kwargs, "position_embeddings": (cos_NBLD[self.index], sin_NBLD[self.index])}

@@ -1,0 +1,43 @@
+"""Measures candidates of the search of LPES: accuracy by slot with given RoPE scales, all with one engine."""
+
+import asyncio
+
+import numpy as np
+import pyarrow as pa
+
+from pos2distill.config import Runtime, Study
+from pos2distill.sampling.engines.protocol import SamplingParams
+from pos2distill.sampling.operators import Generate, PromptSpec, build_prompts, read_examples
+from pos2distill.store.artifacts import Artifact
+
+
+class ScaledAccuracy:
+    """Greedy answers to the same prompts, with other scales at every call."""
+
+    def __init__(
+        self, study: Study, runtime: Runtime, examples: Artifact, file: str, count: int, spec: PromptSpec
+    ) -> None:
+        """
+        Args:
+            study: with a model that has scales, whose values do not matter.
+            examples, file: the artifact and its file whose first `count` examples are asked.
+        """
+        tokens = study.evaluation.max_new_tokens
+        index = pa.table({"index": np.arange(count)})
+        prompts = build_prompts(read_examples(index, examples, file), study, [spec], tokens, for_training=False)
+        size = runtime.samplers.batch_size
+        self.batches = [prompts.slice(start, size) for start in range(0, len(prompts), size)]
+        self.generate = Generate(study, runtime, SamplingParams(0.0, 1.0, tokens, stop_ids=()), for_training=False)
+
+    async def __call__(self, scales: tuple[float, ...]) -> list[float]:
+        """The accuracy at each placement."""
+        answers = pa.concat_tables(
+            await asyncio.gather(*(self.generate(batch, rope_scales=scales) for batch in self.batches))
+        )
+        placement_N = answers["placement"].to_numpy()
+        correct_N = answers["correct"].to_numpy(zero_copy_only=False).astype(float)
+        return [float(correct_N[placement_N == placement].mean()) for placement in np.unique(placement_N)]
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self.generate.close()

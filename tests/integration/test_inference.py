@@ -1,0 +1,150 @@
+"""Methods that need no training, through the stages of a study. The tiny model, on the local executor."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.commands import run_evaluate, run_study
+from pipelines.plan import Plan, make_plan
+from pipelines.stages import search_scales
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+from pos2distill.models.rope.layer_scales import CONFIG_KEY
+from pos2distill.store.artifacts import Artifact
+from tests.support.toy import LOCAL
+
+SEARCH = {
+    "generations": 3,
+    "population": 4,
+    "parents": 2,
+    "mutations": 2,
+    "crossovers": 1,
+    "examples": 8,
+    "smallest": 0.9,
+}
+
+Make = Callable[..., Recipe]
+
+
+def lpes(small_toy: Make, storage: Path, *overrides: str) -> Recipe:
+    longer = ("data.documents=20", "evaluation.other_documents=[]")  # at 12 documents the toy makes no mistakes
+    return small_toy(
+        storage, LOCAL, *longer, "inference.method=lpes", f"inference.search={json.dumps(SEARCH)}", *overrides
+    )
+
+
+def details(artifact: Artifact) -> dict[str, Any]:
+    manifest = artifact.manifest()
+    assert manifest is not None
+    return manifest.details
+
+
+def searched(plan: Plan) -> dict[str, Any]:
+    assert plan.search_scales is not None
+    return details(plan.search_scales.artifact)
+
+
+def fitnesses(plan: Plan) -> set[float]:
+    """Of all candidates."""
+    assert plan.search_scales is not None
+    files = (Path(plan.search_scales.artifact.path) / "generations").glob("*.json")
+    return {candidate["fitness"] for file in files for candidate in json.loads(file.read_text())}
+
+
+def answers(recipe: Recipe) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = make_plan(recipe).evaluate_base.artifact.read_table("predictions.parquet").to_pylist()
+    return rows
+
+
+def test_search_gives_the_same_scales_at_any_batch_size_and_after_a_stop(
+    small_toy: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = lpes(small_toy, tmp_path / "one", "runtime.samplers.batch_size=1")
+    run_evaluate(one)
+    expected = searched(make_plan(one))
+    assert len(expected["scales"]) == 3
+    best = expected["best_by_generation"]
+    assert best == sorted(best)
+    assert len(best) == SEARCH["generations"]
+    assert expected["unscaled"]["fitness"] <= expected["fitness"] == best[-1]
+    # The scales matter, or any order of events would give the same result.
+    assert len(fitnesses(make_plan(one))) > 2
+
+    stopped = lpes(small_toy, tmp_path / "stopped", "runtime.samplers.batch_size=5")
+    write, written = search_scales._write_generation, []
+
+    def write_and_stop(artifact: Artifact, number: int, generation: Any) -> None:
+        write(artifact, number, generation)
+        written.append(number)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(search_scales, "_write_generation", write_and_stop)
+        for _ in range(SEARCH["generations"]):
+            with pytest.raises(KeyboardInterrupt):
+                run_evaluate(stopped)
+    assert written == list(range(SEARCH["generations"]))  # each generation was measured once
+    run_evaluate(stopped)
+    assert searched(make_plan(stopped)) == expected
+    assert answers(stopped) == answers(one)
+
+
+def test_search_asks_training_questions_alone(small_toy: Make, tmp_path: Path) -> None:
+    plan = make_plan(lpes(small_toy, tmp_path))
+    other = make_plan(lpes(small_toy, tmp_path, "data.eval_examples=5", "evaluation.seed=5"))
+    assert plan.search_scales is not None
+    assert other.search_scales is not None
+    # Whatever is evaluated, the search is the same, because it reads no evaluation question.
+    assert plan.search_scales.fingerprint == other.search_scales.fingerprint
+    assert plan.evaluate_base.fingerprint != other.evaluate_base.fingerprint
+
+
+def test_study_with_scales_exports_a_model_that_has_them(make_recipe: Make, tmp_path: Path) -> None:
+    recipe = make_recipe(
+        inference={"method": "uniform_scale", "scales": [1.5]},
+        training={"epochs": 1},
+        runtime={"executor": "local", "storage": str(tmp_path / "scaled")},
+    )
+    run_study(recipe)
+    plan = make_plan(recipe)
+    config = json.loads((Path(plan.distill.artifact.path) / "model" / "config.json").read_text())
+    assert config[CONFIG_KEY] == [1.5, 1.5]
+    # The exported folder answers as the study's own evaluation did, without a setting.
+    folder = f"{plan.distill.artifact.path}/model"
+    exported = make_recipe(model={"path": folder}, runtime={"executor": "local", "storage": str(tmp_path / "exported")})
+    run_evaluate(exported)
+    distilled = plan.evaluate_distilled.artifact.read_table("predictions.parquet").to_pylist()
+    assert answers(exported) == distilled
+
+
+def test_reorder_shows_the_gold_document_of_each_rank_at_the_slot_of_that_rank(
+    make_recipe: Make, tmp_path: Path
+) -> None:
+    """The model's answers with rank r are those of the plain model whose documents are arranged by hand."""
+    recipe = make_recipe(
+        inference={"method": "reorder"},
+        method={"auto_slots": 4, "auto_examples": 5},
+        runtime={"executor": "local", "storage": str(tmp_path / "reordered")},
+    )
+    run_evaluate(recipe)
+    plan = make_plan(recipe)
+    assert plan.choose_slot is not None
+    accuracy = details(plan.choose_slot.artifact)["curve"]["accuracy_by_slot"]
+    order = sorted(range(4), key=lambda slot: -accuracy[slot])
+    plain = make_recipe(runtime={"executor": "local", "storage": str(tmp_path / "plain")})
+    run_evaluate(plain)
+    if order == [0, 1, 2, 3]:
+        assert answers(recipe) == answers(plain)
+    reordered = {(row["example_id"], tuple(row["slots"])): row["text"] for row in answers(recipe)}
+    assert len(reordered) == 16
+    # Samples do not change: only evaluations are reordered.
+    assert make_plan(recipe).sample.fingerprint == make_plan(plain).sample.fingerprint
+
+
+def test_lpes_on_the_toy_loads_as_a_recipe() -> None:
+    recipe = load_recipe("quickstart", [LOCAL, "inference.method=lpes", "inference.search.generations=2"])
+    assert recipe.study.inference.searches_scales
+    assert recipe.study.model.rope_scales == ()

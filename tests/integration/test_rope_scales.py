@@ -1,0 +1,103 @@
+"""RoPE scales by layer in the real vLLM engine, against transformers."""
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig
+
+from pos2distill.config import ModelSection, VllmSection
+from pos2distill.sampling.engines.hf import HfEngine
+from pos2distill.sampling.engines.protocol import SamplingParams
+from pos2distill.sampling.engines.vllm import VllmEngine
+from tests.support.models import build_model, draw_tokens
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compute")]
+
+LAYERS = 4
+SCALES = (1.0, 1.2, 1.6, 2.0)
+OTHERS = (2.0, 1.0, 1.0, 1.3)
+PROMPTS = draw_tokens(tuple(range(60, 160)), seed=0)
+PARAMS = SamplingParams(0.0, 1.0, 8, stop_ids=(2,))
+
+Answers = list[list[int]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, tiny_model_path: str) -> ModelSection:
+    """A random model of four layers, whose weights are large enough that positions matter."""
+    folder = tmp_path_factory.mktemp("scaled")
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    config = LlamaConfig(vocab_size=300, num_hidden_layers=LAYERS, initializer_range=0.25, **sizes)
+    build_model(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(Path(tiny_model_path) / name, folder)
+    return ModelSection(path=str(folder), dtype="float32", max_length=256)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def answers(engine: Any, loop: asyncio.AbstractEventLoop, scales: tuple[float, ...] = ()) -> Answers:
+    params = replace(PARAMS, rope_scales=scales)
+    results = loop.run_until_complete(engine.generate(PROMPTS, params, [0] * len(PROMPTS)))
+    return [result.token_ids.tolist() for result in results]
+
+
+def agreement(one: Answers, other: Answers) -> float:
+    return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def with_scales(model: ModelSection, scales: tuple[float, ...]) -> ModelSection:
+    return model.model_copy(update={"rope_scales": scales})
+
+
+async def at_once(engine: Any, *calls: tuple[float, ...]) -> list[Answers]:
+    """Nine prompts with each of the scales, in calls that overlap."""
+    running = []
+    for scales in calls:
+        running.append(engine.generate(PROMPTS[:9], replace(PARAMS, rope_scales=scales), [0] * 9))
+    return [[result.token_ids.tolist() for result in results] for results in await asyncio.gather(*running)]
+
+
+def test_vllm_rotates_as_transformers_and_changes_scales_without_a_restart(
+    model: ModelSection, loop: asyncio.AbstractEventLoop
+) -> None:
+    reference = HfEngine(with_scales(model, SCALES))
+    expected = {scales: answers(reference, loop, scales) for scales in (SCALES, OTHERS)}
+    plain = answers(HfEngine(model), loop)
+    # Otherwise all that follows would hold for an engine that ignores scales.
+    assert agreement(expected[SCALES], expected[OTHERS]) < 0.5
+    assert agreement(expected[SCALES], plain) < 0.5
+
+    engine = VllmEngine(with_scales(model, SCALES), VllmSection(), threads=2)
+    try:
+        assert agreement(answers(engine, loop), expected[SCALES]) >= 0.99
+        assert agreement(answers(engine, loop, OTHERS), expected[OTHERS]) >= 0.99
+        assert agreement(answers(engine, loop, SCALES), expected[SCALES]) >= 0.99
+        for scales, overlapped in zip(
+            (SCALES, OTHERS, SCALES), loop.run_until_complete(at_once(engine, SCALES, OTHERS, SCALES)), strict=True
+        ):
+            assert overlapped == expected[scales][:9]
+        ones = answers(engine, loop, (1.0,) * LAYERS)
+    finally:
+        engine.shutdown()
+
+    unscaled = VllmEngine(model, VllmSection(), threads=2)
+    try:
+        assert answers(unscaled, loop) == ones
+    finally:
+        unscaled.shutdown()

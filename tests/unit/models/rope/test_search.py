@@ -1,0 +1,86 @@
+"""The search of LPES on a fitness that is known."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pos2distill.config.inference import SearchSection
+from pos2distill.models.rope.curves import Genome, scales_of
+from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
+
+LAYERS = 12
+TARGET = np.array(scales_of((0.25, 0.75, 1.2, 1.3, 1.7, 1.8), LAYERS, "bezier"))
+
+
+def distance(genome: Genome) -> float:
+    """To a planted curve, root mean square over layers."""
+    return float(np.sqrt(np.mean((np.array(scales_of(genome, LAYERS, "bezier")) - TARGET) ** 2)))
+
+
+def search(settings: SearchSection, seed: int = 0, cost: Callable[[Genome], float] = distance) -> list[Candidate]:
+    measured: list[Candidate] = []
+    for generation in range(settings.generations):
+        for genome in next_genomes(settings, measured, generation, seed):
+            measured.append(Candidate(genome, (), -cost(genome)))
+    return measured
+
+
+def settings_with(**values: Any) -> SearchSection:
+    return SearchSection.model_validate({"generations": 40, **values})
+
+
+def test_fitness_by_hand() -> None:
+    assert fitness([0.5, 0.25, 0.75], 1.0) == pytest.approx(0.0)
+    assert fitness([0.5, 0.25, 0.75], 0.5) == pytest.approx(0.25)
+    assert fitness([0.5, 0.25, 0.75], 0.0) == pytest.approx(0.5)
+
+
+def test_best_takes_the_first_of_equal_candidates() -> None:
+    candidates = [Candidate((float(index),), (), value) for index, value in enumerate([0.1, 0.5, 0.5])]
+    assert best(candidates).genome == (1.0,)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_genetic_search_finds_a_planted_curve_and_beats_random_search_of_equal_budget(seed: int) -> None:
+    genetic = search(settings_with(mutation_step=0.05), seed)
+    random = search(settings_with(strategy="random"), seed)
+    assert len(genetic) <= len(random) == 64 + 39 * 32
+    assert -best(genetic).fitness < 0.01
+    assert -best(genetic).fitness < 0.7 * -best(random).fitness
+
+
+def test_search_is_a_pure_function_of_the_seed() -> None:
+    settings = settings_with(generations=4)
+    assert search(settings, seed=3) == search(settings, seed=3)
+    assert search(settings, seed=3) != search(settings, seed=4)
+
+
+def test_search_begins_with_the_unscaled_model_and_measures_nothing_twice() -> None:
+    for strategy in ("genetic", "random"):
+        measured = search(settings_with(strategy=strategy, generations=6, population=8, parents=4))
+        assert scales_of(measured[0].genome, LAYERS, "bezier") == (1.0,) * LAYERS
+        genomes = [candidate.genome for candidate in measured]
+        assert len(set(genomes)) == len(genomes)
+
+
+def test_children_are_made_of_the_fittest_of_all_generations() -> None:
+    """Without mutations, every number of a child is one of the same place in a parent."""
+    settings = settings_with(mutations=0, crossovers=20, parents=2, population=8, monotone=False, generations=2)
+    measured = search(settings_with(population=8, parents=2, monotone=False, generations=1))
+    parents = sorted(measured, key=lambda candidate: -candidate.fitness)[:2]
+    for genome in next_genomes(settings, measured, 1, seed=0):
+        for place in range(2, len(genome)):  # the x are sorted, so they may change their place
+            assert genome[place] in {parent.genome[place] for parent in parents}
+
+
+def test_uniform_grid_is_flat_and_spans_the_limits() -> None:
+    settings = settings_with(strategy="uniform", generations=1, population=5, parents=1)
+    grid = [scales_of(candidate.genome, 4, "bezier") for candidate in search(settings)]
+    assert grid == [(scale,) * 4 for scale in (1.0, 1.25, 1.5, 1.75, 2.0)]
+
+
+def test_search_without_control_points_between_the_ends() -> None:
+    settings = settings_with(control_points=2, curve="linear", generations=3, population=6, parents=3)
+    assert all(len(candidate.genome) == 2 for candidate in search(settings, cost=lambda genome: abs(genome[0] - 1.5)))
