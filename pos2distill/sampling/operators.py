@@ -249,7 +249,7 @@ class Generate:
             keep=study.sampling.keep,
         )
         pool = runtime.samplers
-        self.engine = build_engine(model, runtime, threads=pool.threads, device=_device(pool))
+        self.engine = build_engine(model, study.inference, runtime, threads=pool.threads, device=_device(pool))
         # An actor may be dropped at any time; vLLM's own processes must not outlive it.
         self.close = weakref.finalize(self, self.engine.shutdown)
 

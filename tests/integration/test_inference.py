@@ -16,7 +16,7 @@ from pos2distill.models.rope.layer_scales import CONFIG_KEY
 from pos2distill.store.artifacts import Artifact
 from tests.support.toy import LOCAL
 
-SEARCH = {
+SEARCH: dict[str, Any] = {
     "generations": 3,
     "population": 4,
     "parents": 2,

@@ -3,13 +3,17 @@
 from typing import assert_never
 
 from pos2distill.config import ModelSection, Runtime
+from pos2distill.config.inference import InferenceSection
 from pos2distill.sampling.engines.protocol import Engine
 
 
-def build_engine(model: ModelSection, runtime: Runtime, *, threads: int, device: str) -> Engine:
+def build_engine(
+    model: ModelSection, inference: InferenceSection, runtime: Runtime, *, threads: int, device: str
+) -> Engine:
     """Build the engine that `model.engine` names. Only its own package is imported.
 
     Args:
+        inference: how it answers; the scales of layers are in `model`.
         threads: on a CPU. device: "cpu" or "cuda".
     """
     if model.engine == "vllm":
@@ -19,7 +23,8 @@ def build_engine(model: ModelSection, runtime: Runtime, *, threads: int, device:
     if model.engine == "hf":
         from pos2distill.sampling.engines.hf import HfEngine
 
-        return HfEngine(model, threads=threads, device=device)
+        ms_poe = inference.ms_poe if inference.method == "ms_poe" else None
+        return HfEngine(model, ms_poe, threads=threads, device=device)
     if model.engine == "fake":
         from pos2distill.sampling.engines.fake import FakeEngine
 

@@ -10,8 +10,10 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from pos2distill.config import ModelSection
+from pos2distill.config.inference import MsPoeSection
 from pos2distill.models.load import load_model
 from pos2distill.models.rope.layer_scales import scale_layers
+from pos2distill.models.rope.ms_poe import apply_ms_poe
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, Failure, GenerationResult, SamplingParams
 
@@ -23,11 +25,18 @@ _BATCH_ERRORS = (RuntimeError, IndexError)
 class HfEngine:
     """Generates with transformers. Simple and exact rather than fast; the default on a laptop."""
 
-    def __init__(self, model: ModelSection, *, threads: int = 1, device: str = "cpu") -> None:
+    def __init__(
+        self, model: ModelSection, ms_poe: MsPoeSection | None = None, *, threads: int = 1, device: str = "cpu"
+    ) -> None:
+        """
+        Args:
+            ms_poe: its settings, if the model's heads are to be scaled.
+        """
         torch.set_num_threads(threads)
         self.device = device
         self.path = model.path
         self.model: Any = load_model(model, device=device)
+        self.ms_poe = apply_ms_poe(self.model, ms_poe, model.path) if ms_poe else None
 
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
@@ -54,6 +63,8 @@ class HfEngine:
         if params.temperature > 0:
             processors += [TemperatureLogitsWarper(params.temperature), TopPLogitsWarper(params.top_p)]
             processors.append(SeededGumbel(seeds))
+        if self.ms_poe:
+            self.ms_poe.begin(attention_mask_BL)
         with torch.inference_mode():
             output: Tensor = self.model.generate(
                 input_ids_BL.to(self.device),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pos2distill.config import FakeSection, ModelSection, Runtime
+from pos2distill.config.inference import InferenceSection
 from pos2distill.models.load import load_model
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines import build_engine
@@ -242,9 +243,9 @@ def test_fake_engine_calls_overlap() -> None:
 
 
 def test_build_engine_builds_the_configured_engine(model: ModelSection) -> None:
-    assert isinstance(build_engine(model, Runtime(), threads=1, device="cpu"), HfEngine)
+    assert isinstance(build_engine(model, InferenceSection(), Runtime(), threads=1, device="cpu"), HfEngine)
     fake = model.model_copy(update={"engine": "fake"})
-    built = build_engine(fake, Runtime(fake=FakeSection(reply_tokens=2)), threads=1, device="cpu")
+    built = build_engine(fake, InferenceSection(), Runtime(fake=FakeSection(reply_tokens=2)), threads=1, device="cpu")
     assert isinstance(built, FakeEngine)
     assert built.settings.reply_tokens == 2
     built.shutdown()
