@@ -129,10 +129,12 @@ def test_each_group_of_heads_is_rotated_by_its_own_scale(tiny: ModelSection, mon
     state.begin(torch.ones_like(IDS_BL))
     layer = lm.model.layers[1].self_attn
     inputs, outputs = [], []
-    layer.register_forward_hook(
-        lambda module, args, kwargs, output: (inputs.append(kwargs["hidden_states"]), outputs.append(output[0]))[1],
-        with_kwargs=True,
-    )
+
+    def record(module: Any, args: Any, kwargs: dict[str, Tensor], output: tuple[Tensor, Any]) -> None:
+        inputs.append(kwargs["hidden_states"])
+        outputs.append(output[0])
+
+    layer.register_forward_hook(record, with_kwargs=True)
     with torch.no_grad():
         lm(IDS_BL)
     scales = state.scales[1][0].tolist()
