@@ -138,6 +138,10 @@ def check_against_model(study: Study) -> None:
         from pos2distill.models.lora import check_targets
 
         check_targets(study.model, study.training.lora)
+    if study.inference.method != "none":
+        from pos2distill.models.rope import check_inference
+
+        check_inference(study.model, study.inference)
     _check_weights(study.model)
 
 

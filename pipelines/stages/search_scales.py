@@ -70,7 +70,7 @@ def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
     study = stage.study
     settings = study.inference.search
     generations = _read_generations(stage.artifact)
-    if len(generations) == settings.generations:
+    if len(generations) == settings.rounds:
         return generations
     placements = candidate_placements(study.data.documents, study.data.hops[0], settings.slots)
     spec = PromptSpec(study.data.documents, {study.data.hops[0]: placements})
@@ -80,9 +80,9 @@ def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
     create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN, _count(stage), spec)
     with (
         context.executor.actors(create, context.runtime.samplers, label="search") as measure,
-        tqdm(desc=stage.name, total=settings.generations, initial=len(generations), unit="generation") as bar,
+        tqdm(desc=stage.name, total=settings.rounds, initial=len(generations), unit="generation") as bar,
     ):
-        while len(generations) < settings.generations:
+        while len(generations) < settings.rounds:
             measured = [candidate for generation in generations for candidate in generation]
             genomes = next_genomes(settings, measured, len(generations), study.seed)
             accuracies: dict[int, list[float]] = {}

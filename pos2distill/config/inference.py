@@ -49,7 +49,7 @@ class SearchSection(Section):
     gamma: float = Field(1.0, ge=0, description="a candidate's fitness is mean - gamma * GAP")
     examples: int = Field(200, ge=1, description="training examples that candidates are measured on")
     slots: int = Field(3, ge=2, description="slots of the gold document, spread evenly from first to last")
-    generations: int = Field(40, ge=1, description="1 for strategy uniform")
+    generations: int = Field(40, ge=1, description="not of strategy uniform, which has one")
     population: int = Field(64, ge=2, description="candidates of the first generation, the unscaled model among them")
     parents: int = Field(32, ge=1, description="fittest candidates so far, of which the next generation is made")
     mutations: int = Field(16, ge=0, description="of a generation")
@@ -60,6 +60,11 @@ class SearchSection(Section):
     mutation_step: float = Field(0.01, gt=0, description="standard deviation of a change")
 
     @property
+    def rounds(self) -> int:
+        """Generations that are measured."""
+        return 1 if self.strategy == "uniform" else self.generations
+
+    @property
     def children(self) -> int:
         """New candidates of every generation but the first."""
         return self.mutations + self.crossovers
@@ -68,8 +73,6 @@ class SearchSection(Section):
     def _numbers_fit(self) -> "SearchSection":
         if self.smallest >= self.largest:
             raise ValueError(f"smallest: {self.smallest:g} is not below largest ({self.largest:g})")
-        if self.strategy == "uniform" and self.generations != 1:
-            raise ValueError("generations: strategy 'uniform' has 1")
         if self.generations > 1 and not self.children:
             raise ValueError("mutations: 0, and no crossovers; later generations would be empty")
         if self.parents > self.population:

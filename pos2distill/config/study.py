@@ -415,6 +415,8 @@ class Study(Section):
             _check_slots("method.advantageous_slot", slot, documents, hops)
         elif slot == "auto" and len(hops) > 1:
             raise ValueError("method.advantageous_slot: 'auto' requires one number of hops (data.hops)")
+        elif self.inference.method in ("reorder", "lpes") and len(hops) > 1:
+            raise ValueError(f"inference.method: '{self.inference.method}' requires one number of hops (data.hops)")
         elif slot == "auto":
             _check_count("method.auto_slots", self.method.auto_slots, documents - hops[0] + 1)
         # Placements are ordered tuples of slots, and one is the advantageous one. Examples with the fewest hops have

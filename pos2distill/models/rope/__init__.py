@@ -1,1 +1,33 @@
 """Changes to rotary position embeddings (RoPE) that need no training: one file for each method."""
+
+from pos2distill.config import ModelSection
+from pos2distill.config.inference import InferenceSection
+from pos2distill.errors import UserError
+from pos2distill.models.rope.layer_scales import resolve_scales, rope_types, scale_layers
+from pos2distill.models.rope.ms_poe import apply_ms_poe
+
+# Of the classes of vLLM 0.32, those that compute their rotations in the plain way.
+_VLLM_TYPES = ("default", "llama3")
+
+
+def check_inference(model: ModelSection, inference: InferenceSection) -> None:
+    """Refuse a model that the method cannot be applied to, before anything starts. No weights are loaded.
+
+    Raises:
+        UserError: with what the model lacks.
+    """
+    # Imported here, because loading a model applies the methods of this package.
+    from pos2distill.models.load import empty_model
+
+    lm = empty_model(model)
+    if inference.method == "ms_poe":
+        apply_ms_poe(lm, inference.ms_poe, model.path)
+    if inference.method in ("uniform_scale", "lpes"):
+        scales = resolve_scales(inference.scales or (1.0,), lm.config, model.path)
+        scale_layers(lm, scales, model.path)
+        for rope_type in rope_types(lm.config):
+            if model.engine == "vllm" and rope_type not in _VLLM_TYPES:
+                raise UserError(
+                    f"{model.path}: RoPE of type '{rope_type}' cannot be scaled by layer in vLLM; "
+                    f"set model.engine to hf"
+                )

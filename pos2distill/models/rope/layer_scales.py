@@ -65,7 +65,7 @@ def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> No
     attentions: list[Any] = [getattr(layer, "self_attn", None) for layer in getattr(decoder, "layers", ())]
     if rotary is None or not attentions or any(attention is None for attention in attentions):
         raise UserError(f"{shown}: {type(lm).__name__} has no rotary embedding that all its layers share")
-    for rope_type in _rope_types(lm.config.get_text_config()):
+    for rope_type in rope_types(lm.config):
         if rope_type in _UNSCALABLE_TYPES:
             raise UserError(f"{shown}: RoPE of type '{rope_type}' depends on the longest prompt and cannot be scaled")
     for hook in vars(decoder).get(_HOOKS, ()):
@@ -79,8 +79,9 @@ def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> No
     setattr(lm.config, CONFIG_KEY, list(scales))
 
 
-def _rope_types(config: Any) -> list[str]:
-    settings = getattr(config, "rope_parameters", None) or {}
+def rope_types(config: Any) -> list[str]:
+    """The types of RoPE that a model's layers have, as transformers names them: default, linear, llama3, yarn, ..."""
+    settings = getattr(config.get_text_config(), "rope_parameters", None) or {}
     # One dictionary for the whole model, or one for each type of layer.
     by_layer_type = [each for each in settings.values() if isinstance(each, dict)]
     return [each.get("rope_type", "default") for each in by_layer_type or [settings]]

@@ -133,6 +133,29 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
             "evaluation.other_slots: 9 slots, but there are 8; lower it, or set it to all",
         ),
         ("method.auto_slots=0", "method.auto_slots: input should be"),
+        ("inference.method=lps", "inference.method: input should be 'none', 'reorder', 'uniform_scale', 'lpes' or"),
+        (
+            "inference={method: uniform_scale}",
+            "inference.scales: 'uniform_scale' needs one number, for example [1.5], not",
+        ),
+        (
+            "inference={method: uniform_scale, scales: [1.5, 2]}",
+            "inference.scales: 'uniform_scale' needs one number, for example [1.5], not 2",
+        ),
+        ("inference.scales=[1.5]", "inference.scales: method 'none' has none; set inference.method to uniform_scale"),
+        ("inference={method: lpes, scales: [0]}", "inference.scales: input should be greater than or equal to 0.25"),
+        (
+            "inference.method=ms_poe",
+            "inference.method: 'ms_poe' needs the attention of every head, which vLLM does not",
+        ),
+        ("inference.ms_poe.smallest=1.9", "inference.ms_poe.smallest: 1.9 is above largest (1.8)"),
+        ("inference.search.smallest=2", "inference.search.smallest: 2 is not below largest (2)"),
+        (
+            "inference.search={mutations: 0, crossovers: 0}",
+            "inference.search.mutations: 0, and no crossovers; later generations would be empty",
+        ),
+        ("inference.search.parents=65", "inference.search.parents: 65, but a population of 64"),
+        ("model.rope_scales=[1.5]", "model.rope_scales: filled in from inference.scales; set those"),
         (
             "method={advantageous_slot: auto, auto_slots: 21}",
             "method.auto_slots: 21 slots, but there are 20; lower it, or set it to all",
@@ -412,6 +435,8 @@ def test_study_several_numbers_of_hops_require_pairs(load: Callable[..., Recipe]
         load(*mixed, "evaluation.slots=3")
     with pytest.raises(UserError, match=r"method.advantageous_slot: 'auto' requires one number of hops"):
         load(*mixed, "method.advantageous_slot=auto")
+    with pytest.raises(UserError, match=r"inference.method: 'reorder' requires one number of hops \(data.hops\)"):
+        load(*mixed, "inference.method=reorder")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def distance(genome: Genome) -> float:
 
 def search(settings: SearchSection, seed: int = 0, cost: Callable[[Genome], float] = distance) -> list[Candidate]:
     measured: list[Candidate] = []
-    for generation in range(settings.generations):
+    for generation in range(settings.rounds):
         for genome in next_genomes(settings, measured, generation, seed):
             measured.append(Candidate(genome, (), -cost(genome)))
     return measured
@@ -76,7 +76,7 @@ def test_children_are_made_of_the_fittest_of_all_generations() -> None:
 
 
 def test_uniform_grid_is_flat_and_spans_the_limits() -> None:
-    settings = settings_with(strategy="uniform", generations=1, population=5, parents=1)
+    settings = settings_with(strategy="uniform", population=5, parents=1)
     grid = [scales_of(candidate.genome, 4, "bezier") for candidate in search(settings)]
     assert grid == [(scale,) * 4 for scale in (1.0, 1.25, 1.5, 1.75, 2.0)]
 

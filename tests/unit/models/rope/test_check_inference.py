@@ -1,0 +1,58 @@
+"""Models that a method cannot be applied to are refused before anything starts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPT2Config, LlamaConfig
+
+from pos2distill.config import ModelSection
+from pos2distill.config.inference import InferenceSection
+from pos2distill.errors import UserError
+from pos2distill.models.rope import check_inference
+from tests.support.models import HEADS, SMALL
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 512}
+LPES = InferenceSection(method="lpes")
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., ModelSection]:
+    """A model folder that holds a config alone."""
+
+    def save(config: Any, engine: str = "hf") -> ModelSection:
+        config.save_pretrained(tmp_path)
+        return ModelSection.model_validate({"path": str(tmp_path), "engine": engine})
+
+    return save
+
+
+def test_check_inference_accepts_a_plain_model(save: Callable[..., ModelSection]) -> None:
+    for engine in ("hf", "vllm"):
+        check_inference(save(LlamaConfig(**SMALL, **HEADS), engine), LPES)
+    check_inference(save(LlamaConfig(**SMALL, **HEADS)), InferenceSection(method="ms_poe"))
+    check_inference(save(GPT2Config()), InferenceSection(method="reorder"))
+
+
+@pytest.mark.parametrize(
+    ("inference", "message"),
+    [
+        (
+            {"method": "lpes", "scales": [1, 1.5, 2]},
+            "inference.scales: 3 scales, but {} has 2 layers; give one for each",
+        ),
+        ({"method": "ms_poe"}, "{}: Ms-PoE needs plain RoPE, the same in all layers, which LlamaForCausalLM has not"),
+        ({"method": "lpes"}, "{}: RoPE of type 'yarn' cannot be scaled by layer in vLLM; set model.engine to hf"),
+    ],
+)
+def test_check_inference_refuses(save: Callable[..., ModelSection], inference: dict[str, Any], message: str) -> None:
+    model = save(LlamaConfig(**SMALL, **HEADS, rope_parameters=YARN), "vllm")
+    with pytest.raises(UserError) as caught:
+        check_inference(model, InferenceSection.model_validate(inference))
+    assert str(caught.value) == message.format(model.path)
+
+
+def test_check_inference_refuses_a_model_without_rope(save: Callable[..., ModelSection]) -> None:
+    with pytest.raises(UserError, match="GPT2LMHeadModel has no rotary embedding that all its layers share"):
+        check_inference(save(GPT2Config(n_layer=2)), LPES)
