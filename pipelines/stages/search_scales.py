@@ -1,6 +1,7 @@
 """Stage `search scales`: RoPE scales of all layers by the search of LPES, before the model is used for anything else.
 
 Every generation is a file of the artifact, so that a search that was stopped continues after the last whole one.
+The folder `config` holds the model's config with the scales that were found, for use elsewhere.
 """
 
 import functools
@@ -13,12 +14,14 @@ from tqdm import tqdm
 
 from pos2distill.config import Study
 from pos2distill.config.fields import replace_section, restrict
+from pos2distill.evaluation.report import render_scales_card
 from pos2distill.models.load import load_config
 from pos2distill.models.rope.curves import Genome, scales_of
+from pos2distill.models.rope.layer_scales import CONFIG_KEY
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
 from pos2distill.sampling.operators import PromptSpec
 from pos2distill.sampling.scale_search import ScaledAccuracy
-from pos2distill.store.artifacts import Artifact, Manifest, write_json
+from pos2distill.store.artifacts import Artifact, Manifest, write_bytes, write_json
 from pos2distill.tasks.permutations import candidate_placements
 
 from .evaluate import PROMPT_FIELDS, recorded_seconds
@@ -27,6 +30,7 @@ from .stage import Digests, RunContext, Stage
 
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
 _GENERATIONS = "generations"
+_EXPORT = "config"
 
 
 def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
@@ -49,8 +53,10 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     chosen = best(candidates)
     placements = candidate_placements(stage.study.data.documents, stage.study.data.hops[0], settings.slots)
     examples = _count(stage)
+    scales = _scales(stage.study, chosen.genome)
+    _export(stage, scales)
     details = {
-        "scales": list(_scales(stage.study, chosen.genome)),
+        "scales": list(scales),
         "fitness": chosen.fitness,
         "accuracy": list(chosen.accuracy),
         "searched_slots": [list(placement.slots) for placement in placements],
@@ -98,6 +104,17 @@ def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
             bar.update()
             bar.set_postfix_str(f"best fitness {_best_so_far(generations)[-1]:.3f}")
     return generations
+
+
+def _export(stage: Stage, scales: Sequence[float]) -> None:
+    """Write the model's config with the scales, and how others use it. The weights stay the same; none are copied."""
+    artifact, model = stage.artifact, stage.study.model
+    config = load_config(model)
+    setattr(config, CONFIG_KEY, list(scales))
+    artifact.fs.makedirs(f"{artifact.path}/{_EXPORT}", exist_ok=True)
+    write_bytes(artifact.fs, f"{artifact.path}/{_EXPORT}/config.json", config.to_json_string().encode())
+    card = render_scales_card(model.path, scales)
+    write_bytes(artifact.fs, f"{artifact.path}/{_EXPORT}/README.md", card.encode())
 
 
 def _count(stage: Stage) -> int:

@@ -134,6 +134,11 @@ def render_model_card(inputs: ReportInputs) -> str:
     return TEMPLATES.get_template("model_card.md.j2").render(report=inputs)
 
 
+def render_scales_card(model: str, scales: Sequence[float]) -> str:
+    """A README.md for the config of a model whose RoPE scales were searched: what it is and how to load it."""
+    return TEMPLATES.get_template("scaled_model.md.j2").render(model=model, scales=list(scales))
+
+
 def summarise(comparison: Comparison) -> dict[str, Any]:
     """A comparison as plain values for JSON."""
     return {

@@ -64,14 +64,19 @@ def test_search_gives_the_same_scales_at_any_batch_size_and_after_a_stop(
 ) -> None:
     one = lpes(small_toy, tmp_path / "one", "runtime.samplers.batch_size=1")
     run_evaluate(one)
-    expected = searched(make_plan(one))
+    plan_of_one = make_plan(one)
+    expected = searched(plan_of_one)
     assert len(expected["scales"]) == 3
     best = expected["best_by_generation"]
     assert best == sorted(best)
     assert len(best) == SEARCH["generations"]
     assert expected["unscaled"]["fitness"] <= expected["fitness"] == best[-1]
+    assert plan_of_one.search_scales is not None
+    exported = Path(plan_of_one.search_scales.artifact.path) / "config"
+    assert json.loads((exported / "config.json").read_text())[CONFIG_KEY] == expected["scales"]
+    assert f'{CONFIG_KEY}": {json.dumps(expected["scales"])}' in (exported / "README.md").read_text()
     # The scales matter, or any order of events would give the same result.
-    assert len(fitnesses(make_plan(one))) > 1
+    assert len(fitnesses(plan_of_one)) > 1
 
     stopped = lpes(small_toy, tmp_path / "stopped", "runtime.samplers.batch_size=5")
     write, written = search_scales._write_generation, []
@@ -112,6 +117,7 @@ def test_study_with_scales_exports_a_model_that_has_them(make_recipe: Make, tmp_
     plan = make_plan(recipe)
     config = json.loads((Path(plan.distill.artifact.path) / "model" / "config.json").read_text())
     assert config[CONFIG_KEY] == [1.5, 1.5]
+    assert "vllm serve FOLDER" in (Path(plan.distill.artifact.path) / "model" / "README.md").read_text()
     # The exported folder answers as the study's own evaluation did, without a setting.
     folder = f"{plan.distill.artifact.path}/model"
     exported = make_recipe(model={"path": folder}, runtime={"executor": "local", "storage": str(tmp_path / "exported")})
