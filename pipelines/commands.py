@@ -138,6 +138,10 @@ def check_against_model(study: Study) -> None:
         from pos2distill.models.lora import check_targets
 
         check_targets(study.model, study.training.lora)
+    if study.method.view in ("skip", "pose"):
+        from pos2distill.models.load import require_position_room
+
+        require_position_room(study.model)
     if study.inference.method != "none":
         from pos2distill.models.rope import check_inference
 

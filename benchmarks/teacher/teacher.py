@@ -249,7 +249,7 @@ def _build_teacher(study: Study, strategy: TorchStrategy) -> TeacherSource:
 
 def _packed(batches: Batches, study: Study) -> Iterator[tuple[list[Row], ResponseBatch]]:
     for rows in batches:
-        yield rows, pack(rows, study)
+        yield rows, pack(rows, study, epoch=0)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ _METHOD = (
     "method.distractor_order",
     "method.weights",
     "method.anchor_weight",
+    "method.view",
+    "method.view_weight",
     "method.alignment",
     "method.teacher",
     "method.teacher_topk",

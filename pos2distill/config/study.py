@@ -139,6 +139,12 @@ class MethodSection(Section):
         ge=0,
         description="lambda, the weight of the rows at the advantageous slot. Default: 1 for r1, else 0",
     )
+    view: Literal["none", "skip", "cyclic", "pose"] = Field(
+        "none",
+        description="positions of training rows, for methods with a cross-entropy. skip, cyclic: RPSD, a second view "
+        "of every row whose positions are shifted; pose: a skip in the only view",
+    )
+    view_weight: float = Field(1.0, gt=0, description="weight of the second view's divergence; views skip and cyclic")
     alignment: Literal["shifted", "official"] = Field(
         "shifted",
         description="shifted: logits that predict the response; official: one position later, as the authors' code",
@@ -198,6 +204,11 @@ class MethodSection(Section):
             raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'")
         if self.alignment == "official" and self.loss == "ce":
             raise ValueError(f"alignment: 'official' applies to KL losses only; method '{self.name}' has loss 'ce'")
+        if self.view != "none" and (self.loss == "kl" or self.weights != "uniform"):
+            raise ValueError(
+                f"view: '{self.view}' is for cross-entropies with uniform weights, not for method '{self.name}' with "
+                f"weights '{self.weights}'"
+            )
         if not self.k and not self.anchor_weight:
             raise ValueError("k: 0 trivial slots and no weight on the advantageous one leave nothing to train on")
         return self

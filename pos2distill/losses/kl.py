@@ -1,4 +1,4 @@
-"""The forward KL divergence at each token, a lower bound of it from the top K tokens, and means over rows.
+"""The KL divergence at each token, forward and reverse, a lower bound of it from the top K tokens, and means over rows.
 
 Shapes: T response tokens of N rows, concatenated; V vocabulary, K of its tokens.
 """
@@ -28,6 +28,20 @@ def forward_kl(teacher_TV: Tensor, student_TV: Tensor) -> Tensor:
     teacher_TV = teacher_TV.detach().float().log_softmax(-1)
     student_TV = student_TV.float().log_softmax(-1)
     return F.kl_div(student_TV, teacher_TV, reduction="none", log_target=True).sum(-1).clamp_min(0)
+
+
+def reverse_kl(student_TV: Tensor, teacher_TV: Tensor) -> Tensor:
+    """KL(student || teacher) in nats at each token, over the full vocabulary, in fp32.
+
+        KL_t = sum_v q_t(v) (log q_t(v) - log p_t(v))
+
+    Args:
+        student_TV, teacher_TV: (T, V) logits; gradients flow to the student only.
+    Returns: (T,) float32, >= 0.
+    """
+    student_TV = student_TV.float().log_softmax(-1)
+    teacher_TV = teacher_TV.detach().float().log_softmax(-1)
+    return F.kl_div(teacher_TV, student_TV, reduction="none", log_target=True).sum(-1).clamp_min(0)
 
 
 def topk_kl(top_ids_TK: Tensor, top_logprobs_TK: Tensor, student_TV: Tensor) -> Tensor:

@@ -220,6 +220,21 @@ def resolve_attention(attention: str, dtype: torch.dtype, device: torch.device) 
     return "sdpa"
 
 
+def require_position_room(model: ModelSection) -> None:
+    """Refuse a model with fewer than 2 L positions, L the context that is used: skips shift tokens by up to L.
+
+    Raises:
+        UserError: with the context that leaves room.
+    """
+    positions = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
+    context = context_length(model)
+    if positions and 2 * context > positions:
+        raise UserError(
+            f"method.view: skips need positions up to {2 * context}, {model.path} has {positions}; "
+            f"set model.max_length to {positions // 2} or less, or method.view to cyclic"
+        )
+
+
 def context_length(model: ModelSection) -> int:
     """The largest number of tokens, prompt and response together, that the model accepts."""
     if model.max_length:

@@ -101,6 +101,22 @@ class PackedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionView:
+    """Other positions of the same tokens.
+
+    Attributes:
+        position_S: (S,) int64. counts_T: (T,) bool, whether the token is predicted at a position that has changed.
+    """
+
+    position_S: Tensor
+    counts_T: Tensor
+
+    def to(self, device: torch.device | str) -> "PositionView":
+        """The same view on a device."""
+        return PositionView(self.position_S.to(device), self.counts_T.to(device))
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseBatch:
     """B packed rows of prompt + response, and the positions that predict each response.
 
@@ -111,6 +127,7 @@ class ResponseBatch:
         row_T: (T,) int64, the row of each response token.
         logit_index_T: (T,) int64, the index in the packed sequence whose logits predict each response token.
         target_T: (T,) int64, the response tokens.
+        view: a second view of the same rows, if the method has one.
     """
 
     input_ids_S: Tensor
@@ -119,6 +136,7 @@ class ResponseBatch:
     row_T: Tensor
     logit_index_T: Tensor
     target_T: Tensor
+    view: PositionView | None = None
 
     @property
     def rows(self) -> int:
@@ -134,6 +152,7 @@ class ResponseBatch:
             row_T=self.row_T.to(device),
             logit_index_T=self.logit_index_T.to(device),
             target_T=self.target_T.to(device),
+            view=None if self.view is None else self.view.to(device),
         )
 
 

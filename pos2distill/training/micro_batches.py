@@ -19,6 +19,7 @@ from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import Batch
 from pos2distill.training.rows import Row, RowBuilder, RowKey, count_parts, rows_of_rank, split_rows
 from pos2distill.training.teachers import TeacherView
+from pos2distill.training.views import view_of
 
 _FINISH_SECONDS = 10.0
 
@@ -82,9 +83,9 @@ class BatchPreparer:
         for key, is_filler in rows_of_rank(keys, self.dist.rank, self.dist.world):
             row = self.build.row(key)
             rows.append(_as_filler(row) if is_filler else row)
-        return PreparedBatch(batch, self._cut(rows))
+        return PreparedBatch(batch, self._cut(rows, batch.epoch))
 
-    def _cut(self, rows: list[Row]) -> list[MicroBatch]:
+    def _cut(self, rows: list[Row], epoch: int) -> list[MicroBatch]:
         """Equally many micro-batches on every rank, since ZeRO-3 requires every rank in every pass."""
         lengths = [row.length for row in rows]
         # The rank that needs most decides; the others cut their rows into smaller micro-batches.
@@ -94,7 +95,7 @@ class BatchPreparer:
         for size in split_rows(lengths, parts):
             part = rows[start : start + size]
             slot_B = torch.tensor([row.slot_id for row in part])
-            micro_batches.append(MicroBatch(part, pack(part, self.study), slot_B))
+            micro_batches.append(MicroBatch(part, pack(part, self.study, epoch), slot_B))
             start += size
         return micro_batches
 
@@ -141,19 +142,26 @@ class BatchesAhead:
         return self.prepare(batch)
 
 
-def pack(rows: Sequence[Row], study: Study) -> ResponseBatch:
+def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
     """Pack rows. Rows of one sample are neighbours, and the prefix that their prompts have in common is shared."""
     # A cross-entropy is always that of the response's own tokens; `official` is a variant of the KL only.
     alignment: Literal["shifted", "official"] = "shifted"
     if study.method.loss == "kl":
         alignment = study.method.alignment
-    return collate(
+    batch = collate(
         [row.prompt_ids for row in rows],
         [row.response_ids for row in rows],
         alignment=alignment,
         # The object's identity identifies a sample here: its rows all refer to the same object.
         group_ids=[id(row.sample) for row in rows],
     )
+    if study.method.view == "none":
+        return batch
+    view = view_of(rows, batch, study.method.view, seed=study.seed, epoch=epoch)
+    if study.method.view == "pose":
+        # Not a second view, but the only one.
+        return replace(batch, position_S=view.position_S)
+    return replace(batch, view=view)
 
 
 def _as_filler(row: Row) -> Row:

@@ -7,6 +7,7 @@ Shapes: B rows, S tokens of the packed sequence, T response tokens of all rows, 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from pos2distill.config import Study, TrainersSection
-from pos2distill.losses.kl import mean_by_row
+from pos2distill.losses.kl import mean_by_row, reverse_kl
 from pos2distill.models.head import LogitTransform
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import torch_dtype
-from pos2distill.models.packing import ResponseBatch
+from pos2distill.models.packing import PositionView, ResponseBatch
 from pos2distill.randomness import derive_seed
 from pos2distill.training.teachers import TeacherView
 
@@ -36,10 +37,14 @@ class Student(nn.Module):
         super().__init__()
         self.lm = lm
         self.loss = study.method.loss
+        self.view_weight = study.method.view_weight
         self.transform = LogitTransform(lm.config)
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None, *, initial: bool = False) -> Tensor:
         """Each row's loss in nats, mean over its response tokens: KL(teacher || student), or the cross-entropy.
+
+        With a second view of the rows (RPSD, arXiv:2604.14339), plus `method.view_weight` times the mean over the
+        tokens behind the shift of KL(student under the view || student under the plain positions, without gradient).
 
         Logits exist at response positions only: lm_head's product is (T, V), never (S, V). The float32 values derived
         from it are computed for a chunk of tokens at a time, and again in the backward pass instead of being stored.
@@ -63,7 +68,27 @@ class Student(nn.Module):
         losses = []
         for chunk_product, chunk_target in zip(product_TV.split(chunk), target.split(chunk), strict=True):
             losses.append(checkpoint(self._token_losses, chunk_product, chunk_target, use_reentrant=False))
-        return mean_by_row(torch.cat(losses), batch.row_T, batch.rows)
+        loss_B = mean_by_row(torch.cat(losses), batch.row_T, batch.rows)
+        if batch.view is not None:
+            loss_B = loss_B + self.view_weight * self._view_divergence(batch, batch.view, product_TV.detach())
+        return loss_B
+
+    def _view_divergence(self, batch: ResponseBatch, view: PositionView, plain_TV: Tensor) -> Tensor:
+        """KL(view || plain) of each row, (B,), mean over the tokens that count; 0 where none does."""
+        lm_head: Any = self.lm.get_output_embeddings()
+        states_TH = response_hidden_states(self.lm, replace(batch, position_S=view.position_S))
+        view_TV = lm_head(states_TH)
+        chunk = max(1, _CHUNK_LOGITS // view_TV.shape[1])
+        divergences = []
+        for chunk_view, chunk_plain in zip(view_TV.split(chunk), plain_TV.split(chunk), strict=True):
+            divergences.append(checkpoint(self._token_divergence, chunk_view, chunk_plain, use_reentrant=False))
+        counted_T = torch.cat(divergences) * view.counts_T
+        total_B = counted_T.new_zeros(batch.rows).index_add(0, batch.row_T, counted_T)
+        tokens_B = counted_T.new_zeros(batch.rows).index_add(0, batch.row_T, view.counts_T.to(counted_T.dtype))
+        return total_B / tokens_B.clamp_min(1)
+
+    def _token_divergence(self, view_TV: Tensor, plain_TV: Tensor) -> Tensor:
+        return reverse_kl(self.transform(view_TV), self.transform(plain_TV))
 
     def _token_losses(self, product_TV: Tensor, target: TeacherView | Tensor) -> Tensor:
         """The losses (T,) of a chunk of tokens, float32: KL to a teacher's view, or cross-entropy on token ids."""

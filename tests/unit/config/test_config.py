@@ -133,6 +133,15 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
             "evaluation.other_slots: 9 slots, but there are 8; lower it, or set it to all",
         ),
         ("method.auto_slots=0", "method.auto_slots: input should be"),
+        (
+            "method.view=skip",
+            "method.view: 'skip' is for cross-entropies with uniform weights, not for method 'r1' with",
+        ),
+        (
+            "method={name: r2, weights: adaptive, view: cyclic}",
+            "method.view: 'cyclic' is for cross-entropies with uniform weights, not for method 'r2' with weights 'adap",
+        ),
+        ("method.view_weight=0", "method.view_weight: input should be greater than 0, got 0"),
         ("inference.method=lps", "inference.method: input should be 'none', 'reorder', 'uniform_scale', 'lpes' or"),
         (
             "inference={method: uniform_scale}",

@@ -42,6 +42,10 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"training": {"precision": "bfloat16"}}, {DISTILL, DISTILLED}),
         ({"method": {"k": 2}}, {DISTILL, DISTILLED}),
         ({"method": {"weights": "official"}}, {DISTILL, DISTILLED}),
+        (
+            {"method": {"name": "sft", "view": "skip"}},
+            {SAMPLE, DISTILL, DISTILLED},
+        ),  # its samples need no teacher states
         ({"method": {"distractor_order": "reshuffled"}}, {DISTILL, DISTILLED}),
         ({"evaluation": {"max_new_tokens": 9}}, {BASE, DISTILLED}),
         ({"evaluation": {"slots": 2}}, {BASE, DISTILLED}),

@@ -1,0 +1,234 @@
+"""RPSD's second view and PoSE: positions by hand, and loss and gradient against two plain forward passes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from pos2distill.config import ModelSection, Recipe, Study
+from pos2distill.errors import UserError
+from pos2distill.losses.kl import forward_kl, reverse_kl
+from pos2distill.models.load import load_model, require_position_room
+from pos2distill.models.packing import PositionView, ResponseBatch
+from pos2distill.training import views
+from pos2distill.training.micro_batches import pack
+from pos2distill.training.rows import Row
+from pos2distill.training.student import Student
+from pos2distill.training.views import view_of
+from tests.support.samples import Source
+
+Make = Callable[..., Recipe]
+MakeSource = Callable[[Study], Source]
+
+
+def study_with(make_recipe: Make, view: str, **method: Any) -> Study:
+    return make_recipe(method={"name": "seqkd", "view": view, **method}).study
+
+
+def rows_of(study: Study, make_source: MakeSource, count: int = 6) -> list[Row]:
+    source = make_source(study)
+    return [source.build.row(key) for key in source.row_keys()[:count]]
+
+
+def fixed_draw(monkeypatch: pytest.MonkeyPatch, start: int, shift: int, modulus: int = 0) -> None:
+    monkeypatch.setattr(views, "_draw", lambda *arguments: (start, shift, modulus))
+
+
+def as_rows(batch: ResponseBatch, value_S: Tensor) -> list[list[int]]:
+    """A value of every packed token, by row; a row's shared prefix is that of the row that added it."""
+    spans = value_S.split(batch.packed.span_lengths)
+    return [torch.cat([spans[span] for span in row]).tolist() for row in batch.packed.row_spans]
+
+
+# --- positions
+
+
+def test_skip_and_cyclic_positions_by_hand(
+    make_recipe: Make, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = study_with(make_recipe, "none")
+    rows = rows_of(study, make_source, 1)
+    batch = pack(rows, study, epoch=0)
+    length = rows[0].length
+    fixed_draw(monkeypatch, start=3, shift=10)
+    skipped = view_of(rows, batch, "skip", seed=0, epoch=0)
+    assert skipped.position_S.tolist() == [0, 1, 2, *range(13, length + 10)]
+    assert skipped.counts_T.all()
+    fixed_draw(monkeypatch, start=0, shift=2, modulus=length)
+    cyclic = view_of(rows, batch, "cyclic", seed=0, epoch=0)
+    assert cyclic.position_S.tolist() == [*range(2, length), 0, 1]
+    # A skip inside the response: tokens that are predicted before it do not count.
+    start = len(rows[0].prompt_ids) + 1
+    fixed_draw(monkeypatch, start=start, shift=5)
+    counts = view_of(rows, batch, "skip", seed=0, epoch=0).counts_T.tolist()
+    assert counts == [False, False] + [True] * (len(rows[0].response_ids) - 2)
+
+
+@pytest.mark.parametrize("kind", ["skip", "cyclic", "pose"])
+def test_view_does_not_depend_on_the_cut_and_is_the_same_for_a_shared_prefix(
+    make_recipe: Make, make_source: MakeSource, kind: Any
+) -> None:
+    study = study_with(make_recipe, "none")
+    rows = rows_of(study, make_source)
+    together = pack(rows, study, epoch=0)
+    assert any(together.packed.shared_lengths)
+    view = view_of(rows, together, kind, seed=1, epoch=2)
+    for row, positions in zip(rows, as_rows(together, view.position_S), strict=True):
+        alone = pack([row], study, epoch=0)
+        assert positions == view_of([row], alone, kind, seed=1, epoch=2).position_S.tolist()
+        assert len(set(positions)) == len(positions)
+
+
+def test_draws_differ_by_epoch_and_example_and_stay_within_their_range(
+    make_recipe: Make, make_source: MakeSource
+) -> None:
+    study = study_with(make_recipe, "none")
+    rows = rows_of(study, make_source, 8)
+    drawn = {
+        (row.sample.example.example_id, epoch): views._draw(row, "skip", 0, epoch)
+        for row in rows
+        for epoch in range(40)
+    }
+    assert len(set(drawn.values())) > 0.9 * len(drawn)
+    length = max(row.length for row in rows)
+    starts = np.array([start for start, _, _ in drawn.values()]) / length
+    shifts = np.array([shift for _, shift, _ in drawn.values()]) / length
+    for fractions in (starts, shifts):
+        assert 0 <= fractions.min() < 0.1
+        assert 0.9 < fractions.max() <= 1
+    assert starts.max() < 1
+    assert shifts.min() > 0
+
+
+# --- loss
+
+
+def shifted_student(study: Study) -> Student:
+    """A student with weights of its own, so that no divergence is zero by chance."""
+    return Student(load_model(study.model, packed=True), study)
+
+
+def plain_logits(lm: Any, row: Row, positions: list[int]) -> Tensor:
+    """The logits that predict one row's response, by a forward pass with an explicit mask and these positions."""
+    ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
+    length = ids.shape[1]
+    mask = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
+    logits = lm(ids, attention_mask=mask, position_ids=torch.tensor([positions]), use_cache=False).logits[0]
+    return logits[len(row.prompt_ids) - 1 : -1]
+
+
+def gradient(lm: Any, loss: Tensor) -> Tensor:
+    lm.zero_grad()
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in lm.parameters() if parameter.grad is not None])
+
+
+@pytest.mark.parametrize("kind", ["skip", "cyclic"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_loss_and_gradient_equal_two_plain_forward_passes(
+    make_recipe: Make, make_source: MakeSource, kind: str, checkpointing: bool
+) -> None:
+    study = study_with(make_recipe, kind, view_weight=0.7)
+    rows = rows_of(study, make_source)
+    batch = pack(rows, study, epoch=0)
+    assert batch.view is not None
+    student = shifted_student(study)
+    if checkpointing:
+        student.lm.train()
+        student.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    weight_B = torch.linspace(0.1, 1, len(rows))
+    ours_B = student(batch, None)
+    ours = gradient(student.lm, (weight_B * ours_B).sum())
+
+    lm = load_model(study.model.model_copy(update={"attention": "eager"}))
+    losses, plain_losses, start = [], [], 0
+    for row, positions in zip(rows, as_rows(batch, batch.view.position_S), strict=True):
+        plain = plain_logits(lm, row, list(range(row.length)))
+        view = plain_logits(lm, row, positions).log_softmax(-1)
+        target = plain.detach().log_softmax(-1)
+        counts = batch.view.counts_T[start : start + len(row.response_ids)]
+        start += len(row.response_ids)
+        divergence = (view.exp() * (view - target)).sum(-1)[counts].sum() / counts.sum().clamp_min(1)
+        plain_losses.append(cross_entropy(plain, torch.from_numpy(row.response_ids.astype(np.int64))))
+        losses.append(plain_losses[-1] + 0.7 * divergence)
+    expected_B = torch.stack(losses)
+    torch.testing.assert_close(ours_B, expected_B, rtol=1e-5, atol=1e-5)
+    assert (expected_B - torch.stack(plain_losses)).max() > 1e-2
+    expected = gradient(lm, (weight_B * expected_B).sum())
+    assert (ours - expected).norm() < 1e-4 * expected.norm()
+    # The loss under the plain view is that of the method without a second view.
+    without = student(replace(batch, view=None), None)
+    torch.testing.assert_close(without, torch.stack(plain_losses), rtol=1e-5, atol=1e-5)
+
+
+def test_a_view_that_shifts_nothing_has_no_divergence(make_recipe: Make, make_source: MakeSource) -> None:
+    study = study_with(make_recipe, "skip")
+    batch = pack(rows_of(study, make_source), study, epoch=0)
+    student = shifted_student(study)
+    everything = torch.ones_like(batch.target_T, dtype=torch.bool)
+    same = replace(batch, view=PositionView(batch.position_S, everything))
+    nothing = replace(batch, view=PositionView(batch.position_S + 7, ~everything))
+    with torch.no_grad():
+        plain = student(replace(batch, view=None), None)
+        assert torch.equal(student(same, None), plain)
+        assert torch.equal(student(nothing, None), plain)
+
+
+def test_pose_is_the_cross_entropy_at_skipped_positions(make_recipe: Make, make_source: MakeSource) -> None:
+    study = study_with(make_recipe, "pose")
+    rows = rows_of(study, make_source)
+    batch = pack(rows, study, epoch=0)
+    assert batch.view is None
+    lm = load_model(study.model.model_copy(update={"attention": "eager"}))
+    with torch.no_grad():
+        ours_B = shifted_student(study)(batch, None)
+        for row, positions, ours in zip(rows, as_rows(batch, batch.position_S), ours_B, strict=True):
+            target = torch.from_numpy(row.response_ids.astype(np.int64))
+            torch.testing.assert_close(
+                ours, cross_entropy(plain_logits(lm, row, positions), target), rtol=1e-5, atol=1e-5
+            )
+
+
+def test_an_early_token_still_moves_a_late_logit_across_the_skip(
+    make_recipe: Make, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers takes a jump in positions for the start of another row, unless it gets a mask."""
+    study = study_with(make_recipe, "pose")
+    (row,) = rows_of(study, make_source, 1)
+    fixed_draw(monkeypatch, start=len(row.prompt_ids) // 2, shift=30)
+    student = shifted_student(study)
+    changed = row.prompt_ids.copy()
+    changed[1] += 1
+    with torch.no_grad():
+        before = student(pack([row], study, epoch=0), None)
+        after = student(pack([replace(row, prompt_ids=changed)], study, epoch=0), None)
+    assert abs(float(before - after)) > 1e-4
+
+
+def test_reverse_kl_by_hand() -> None:
+    """q = (1/2, 1/2) and p = (1/4, 3/4): KL(q || p) is 1/2 ln 2 + 1/2 ln(2/3), KL(p || q) 1/4 ln(1/2) + 3/4 ln(3/2)."""
+    q, p = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 3.0]]).log()
+    assert float(reverse_kl(q, p)) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(2 / 3))
+    assert float(forward_kl(p, q)) == pytest.approx(0.25 * np.log(1 / 2) + 0.75 * np.log(3 / 2))
+    student, teacher = torch.randn(5, 7, requires_grad=True), torch.randn(5, 7, requires_grad=True)
+    reverse_kl(student, teacher).sum().backward()
+    assert teacher.grad is None
+    assert student.grad is not None
+
+
+# --- errors
+
+
+def test_skips_need_positions(tiny_model_path: str) -> None:
+    require_position_room(ModelSection(path=tiny_model_path, max_length=256))
+    with pytest.raises(UserError) as caught:
+        require_position_room(ModelSection(path=tiny_model_path))
+    assert str(caught.value) == (
+        f"method.view: skips need positions up to 1024, {tiny_model_path} has 512; "
+        f"set model.max_length to 256 or less, or method.view to cyclic"
+    )
