@@ -6,6 +6,7 @@ Parsing imports no torch, ray or vllm.
 """
 
 from pos2distill.config.base import Section, fingerprint
+from pos2distill.config.data import DataSection
 from pos2distill.config.fields import restrict
 from pos2distill.config.methods import METHODS, Method
 from pos2distill.config.recipe import Recipe
@@ -17,16 +18,8 @@ from pos2distill.config.runtime import (
     TrainersSection,
     VllmSection,
 )
-from pos2distill.config.study import (
-    DataSection,
-    EvaluationSection,
-    LoraSection,
-    MethodSection,
-    ModelSection,
-    SamplingSection,
-    Study,
-    TrainingSection,
-)
+from pos2distill.config.study import EvaluationSection, MethodSection, ModelSection, Study
+from pos2distill.config.training import LoraSection, SamplingSection, TrainingSection
 
 __all__ = [
     "METHODS",

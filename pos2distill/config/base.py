@@ -1,12 +1,24 @@
-"""The base class of all sections, and fingerprints."""
+"""The base class of all sections, types that several of them have, and fingerprints."""
 
 import hashlib
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from pos2distill.hardware import cpu_multiplies_bfloat16
 
 Count = Annotated[int, Field(ge=1)]
+
+
+def _resolve_precision(name: str) -> str:
+    """`auto` is resolved when a recipe is loaded, so that the fingerprint covers the precision that computed."""
+    if name == "auto":
+        return "bfloat16" if cpu_multiplies_bfloat16() else "float32"
+    return name
+
+
+Precision = Annotated[Literal["bfloat16", "float32", "auto"], AfterValidator(_resolve_precision)]
 
 
 class Section(BaseModel):

@@ -2,28 +2,18 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pos2distill.config.base import Count, Section
-from pos2distill.config.formats import FORMATS, Format, FormatName
+from pos2distill.config.base import Count, Precision, Section
+from pos2distill.config.data import DataSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.config.methods import METHODS, Method, MethodName, RowWeights
-from pos2distill.hardware import cpu_multiplies_bfloat16
+from pos2distill.config.training import SamplingSection, TrainingSection
 
 _DEFAULT_SLOTS = 10  # to try for `auto`, and to evaluate at further prompt lengths
 _DEFAULT_TOPK = 64
-
-
-def _resolve_precision(name: str) -> str:
-    """`auto` is resolved when a recipe is loaded, so that the fingerprint covers the precision that computed."""
-    if name == "auto":
-        return "bfloat16" if cpu_multiplies_bfloat16() else "float32"
-    return name
-
-
-Precision = Annotated[Literal["bfloat16", "float32", "auto"], AfterValidator(_resolve_precision)]
 
 
 class ModelSection(Section):
@@ -46,67 +36,6 @@ class ModelSection(Section):
     max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
     rope_scales: tuple[float, ...] = Field((), description="filled in from inference.scales")
     trust_remote_code: bool = False
-
-
-class DataSection(Section):
-    """The questions, and how prompts show them."""
-
-    format: FormatName = Field(description="see docs/data.md")
-    path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
-    prompt: Literal["qa", "kv", "plain", "coc", "reasoning"] = Field(
-        "qa",
-        description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); reasoning: a chain of thought as in "
-        "the paper's R2; coc: one with a source for every claim; plain: documents, then the question",
-    )
-    metric: Literal["sub_em", "em"] = Field(
-        "sub_em",
-        description="sub_em: the first line contains an answer; em: the text after 'The answer is:' equals an answer",
-    )
-    hops: tuple[int, ...] = Field(
-        (1,), description="gold documents of an example; of files that mix numbers of hops, those used"
-    )
-    documents: int = Field(20, ge=2, description="documents in a prompt")
-    distractors: Literal["given", "random"] = Field(
-        "given",
-        description="given: those of the record, and a record with too few is refused; random: the missing ones are "
-        "drawn from other examples. Random distractors are easier than retrieved ones, so results are named after them",
-    )
-    train_examples: int = Field(300, ge=1, description="examples to sample from and train on")
-    eval_examples: int = Field(500, ge=1, description="other examples, evaluated at every slot")
-    eval_fraction: float = Field(
-        0.5, gt=0, lt=1, description="fraction of all questions that is for evaluation, by a hash of the question"
-    )
-    answer_in_gold: bool = Field(
-        True, description="refuse a record of one hop whose gold document contains none of the answers"
-    )
-
-    @property
-    def spec(self) -> Format:
-        """The format's entry in the table."""
-        return FORMATS[self.format]
-
-    @model_validator(mode="after")
-    def _hops_fit_the_format(self) -> "DataSection":
-        # No published data set that is supported has more than four hops.
-        if not self.hops or len(set(self.hops)) != len(self.hops) or min(self.hops) < 1 or max(self.hops) > 4:
-            raise ValueError("hops: expected numbers of gold documents from 1 to 4, each of them once")
-        if self.spec.hops == "one" and self.hops != (1,):
-            raise ValueError(f"hops: records of format '{self.format}' have one gold document; set [1]")
-        if self.spec.hops == "several" and 1 in self.hops:
-            raise ValueError(f"hops: records of format '{self.format}' have several gold documents; set [2]")
-        # `plain` does not ask for a form of the answer: the model may have learned either.
-        if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
-            asks = "asks" if self.metric == "sub_em" else "does not ask"
-            other = "em" if self.metric == "sub_em" else "sub_em"
-            raise ValueError(
-                f"metric: '{self.metric}', but prompt '{self.prompt}' {asks} for 'The answer is:'; "
-                f"set data.metric={other} or another data.prompt"
-            )
-        if 1 in self.hops and len(self.hops) > 1:
-            raise ValueError("hops: one hop and several cannot be mixed; they are scored and placed differently")
-        if max(self.hops) >= self.documents:
-            raise ValueError(f"hops: {max(self.hops)} gold documents leave no distractor among {self.documents}")
-        return self
 
 
 class MethodSection(Section):
@@ -251,61 +180,6 @@ def _without_null(settings: Any, names: Collection[str]) -> Any:
     if not isinstance(settings, Mapping):
         return settings
     return {name: value for name, value in settings.items() if value is not None or name not in names}
-
-
-class SamplingSection(Section):
-    """How responses are sampled at the advantageous slot, and which of them are kept."""
-
-    temperature: float = Field(0.0, ge=0, description="0: greedy")
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_new_tokens: int = Field(100, ge=1, description="of a response; 512 for data.prompt reasoning or coc")
-    keep: Literal["correct", "all"] = Field("correct", description="which responses are trained on")
-
-
-class LoraSection(Section):
-    """Low-rank adapters (arXiv:2106.09685). Without this section all weights are trained.
-
-    There is no dropout, as in all training here: rows are passed twice, first for their weights and then for the
-    gradient, with equal losses.
-    """
-
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0, description="an adapter's output is scaled by alpha / rank")
-    targets: Literal["all"] | tuple[str, ...] = Field(
-        "all",
-        description="linear layers by the last part of their names, as q_proj; all: every one but the output head",
-    )
-
-    @model_validator(mode="after")
-    def _something_is_trained(self) -> "LoraSection":
-        if not self.targets:
-            raise ValueError("targets: expected at least one linear layer, or all")
-        return self
-
-
-class TrainingSection(Section):
-    """The optimisation; the defaults are the paper's."""
-
-    learning_rate: float = Field(3e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = Field(0.01, ge=0)
-    warmup_ratio: float = Field(0.05, ge=0, lt=1)
-    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this fraction of learning_rate")
-    max_grad_norm: float = Field(1.0, gt=0)
-    global_batch_rows: int = Field(
-        32,
-        ge=2,
-        description="maximum rows of a global batch, over all ranks and micro-batches. It has as many examples as "
-        "fit with k + 1 rows each. With lambda 0 the row at the advantageous slot counts here but is not computed",
-    )
-    epochs: int = Field(2, ge=1)
-    order: Literal["arrival", "fixed"] = Field(
-        "arrival",
-        description="of samples in the first epoch of a streamed run. arrival: as they are finished; fixed: by the "
-        "seed. All other epochs are ordered by the seed",
-    )
-    precision: Precision = Field("bfloat16", description="auto: as model.dtype")
-    lora: LoraSection | None = None
 
 
 class EvaluationSection(Section):

@@ -1,0 +1,69 @@
+"""The questions of a study."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pos2distill.config.base import Section
+from pos2distill.config.formats import FORMATS, Format, FormatName
+
+
+class DataSection(Section):
+    """The questions, and how prompts show them."""
+
+    format: FormatName = Field(description="see docs/data.md")
+    path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
+    prompt: Literal["qa", "kv", "plain", "coc", "reasoning"] = Field(
+        "qa",
+        description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); reasoning: a chain of thought as in "
+        "the paper's R2; coc: one with a source for every claim; plain: documents, then the question",
+    )
+    metric: Literal["sub_em", "em"] = Field(
+        "sub_em",
+        description="sub_em: the first line contains an answer; em: the text after 'The answer is:' equals an answer",
+    )
+    hops: tuple[int, ...] = Field(
+        (1,), description="gold documents of an example; of files that mix numbers of hops, those used"
+    )
+    documents: int = Field(20, ge=2, description="documents in a prompt")
+    distractors: Literal["given", "random"] = Field(
+        "given",
+        description="given: those of the record, and a record with too few is refused; random: the missing ones are "
+        "drawn from other examples. Random distractors are easier than retrieved ones, so results are named after them",
+    )
+    train_examples: int = Field(300, ge=1, description="examples to sample from and train on")
+    eval_examples: int = Field(500, ge=1, description="other examples, evaluated at every slot")
+    eval_fraction: float = Field(
+        0.5, gt=0, lt=1, description="fraction of all questions that is for evaluation, by a hash of the question"
+    )
+    answer_in_gold: bool = Field(
+        True, description="refuse a record of one hop whose gold document contains none of the answers"
+    )
+
+    @property
+    def spec(self) -> Format:
+        """The format's entry in the table."""
+        return FORMATS[self.format]
+
+    @model_validator(mode="after")
+    def _hops_fit_the_format(self) -> "DataSection":
+        # No published data set that is supported has more than four hops.
+        if not self.hops or len(set(self.hops)) != len(self.hops) or min(self.hops) < 1 or max(self.hops) > 4:
+            raise ValueError("hops: expected numbers of gold documents from 1 to 4, each of them once")
+        if self.spec.hops == "one" and self.hops != (1,):
+            raise ValueError(f"hops: records of format '{self.format}' have one gold document; set [1]")
+        if self.spec.hops == "several" and 1 in self.hops:
+            raise ValueError(f"hops: records of format '{self.format}' have several gold documents; set [2]")
+        # `plain` does not ask for a form of the answer: the model may have learned either.
+        if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
+            asks = "asks" if self.metric == "sub_em" else "does not ask"
+            other = "em" if self.metric == "sub_em" else "sub_em"
+            raise ValueError(
+                f"metric: '{self.metric}', but prompt '{self.prompt}' {asks} for 'The answer is:'; "
+                f"set data.metric={other} or another data.prompt"
+            )
+        if 1 in self.hops and len(self.hops) > 1:
+            raise ValueError("hops: one hop and several cannot be mixed; they are scored and placed differently")
+        if max(self.hops) >= self.documents:
+            raise ValueError(f"hops: {max(self.hops)} gold documents leave no distractor among {self.documents}")
+        return self

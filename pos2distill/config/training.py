@@ -1,0 +1,62 @@
+"""How responses are sampled, and how the student is optimised."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pos2distill.config.base import Precision, Section
+
+
+class SamplingSection(Section):
+    """How responses are sampled at the advantageous slot, and which of them are kept."""
+
+    temperature: float = Field(0.0, ge=0, description="0: greedy")
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_new_tokens: int = Field(100, ge=1, description="of a response; 512 for data.prompt reasoning or coc")
+    keep: Literal["correct", "all"] = Field("correct", description="which responses are trained on")
+
+
+class LoraSection(Section):
+    """Low-rank adapters (arXiv:2106.09685). Without this section all weights are trained.
+
+    There is no dropout, as in all training here: rows are passed twice, first for their weights and then for the
+    gradient, with equal losses.
+    """
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32.0, gt=0, description="an adapter's output is scaled by alpha / rank")
+    targets: Literal["all"] | tuple[str, ...] = Field(
+        "all",
+        description="linear layers by the last part of their names, as q_proj; all: every one but the output head",
+    )
+
+    @model_validator(mode="after")
+    def _something_is_trained(self) -> "LoraSection":
+        if not self.targets:
+            raise ValueError("targets: expected at least one linear layer, or all")
+        return self
+
+
+class TrainingSection(Section):
+    """The optimisation; the defaults are the paper's."""
+
+    learning_rate: float = Field(3e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.01, ge=0)
+    warmup_ratio: float = Field(0.05, ge=0, lt=1)
+    min_lr_ratio: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this fraction of learning_rate")
+    max_grad_norm: float = Field(1.0, gt=0)
+    global_batch_rows: int = Field(
+        32,
+        ge=2,
+        description="maximum rows of a global batch, over all ranks and micro-batches. It has as many examples as "
+        "fit with k + 1 rows each. With lambda 0 the row at the advantageous slot counts here but is not computed",
+    )
+    epochs: int = Field(2, ge=1)
+    order: Literal["arrival", "fixed"] = Field(
+        "arrival",
+        description="of samples in the first epoch of a streamed run. arrival: as they are finished; fixed: by the "
+        "seed. All other epochs are ordered by the seed",
+    )
+    precision: Precision = Field("bfloat16", description="auto: as model.dtype")
+    lora: LoraSection | None = None
