@@ -16,6 +16,8 @@ from pos2distill.models.rope.layer_scales import CONFIG_KEY
 from pos2distill.store.artifacts import Artifact
 from tests.support.toy import LOCAL
 
+pytestmark = pytest.mark.xdist_group("compute")
+
 SEARCH: dict[str, Any] = {
     "generations": 3,
     "population": 4,
@@ -95,6 +97,21 @@ def test_search_gives_the_same_scales_at_any_batch_size_and_after_a_stop(
     run_evaluate(stopped)
     assert searched(make_plan(stopped)) == expected
     assert answers(stopped) == answers(one)
+
+
+@pytest.mark.slow
+def test_search_on_ray_gives_the_same_scales(local_ray: None, small_toy: Make, tmp_path: Path) -> None:
+    """Two actors, which measure candidates in any order."""
+    local = lpes(small_toy, tmp_path / "local")
+    run_evaluate(local)
+    two = (
+        f"runtime.storage={tmp_path}/ray",
+        "runtime.executor=ray",
+        "runtime.samplers={min: 2, max: 2, batch_size: 5}",
+    )
+    on_ray = lpes(small_toy, tmp_path, *two)
+    run_evaluate(on_ray)
+    assert searched(make_plan(on_ray)) == searched(make_plan(local))
 
 
 def test_search_asks_training_questions_alone(small_toy: Make, tmp_path: Path) -> None:

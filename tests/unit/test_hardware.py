@@ -38,7 +38,7 @@ def test_cpu_multiplies_bfloat16_without_linux(tmp_path: Path) -> None:
 def test_auto_precision_is_resolved_when_a_recipe_is_loaded(
     monkeypatch: pytest.MonkeyPatch, supported: bool, expected: str
 ) -> None:
-    monkeypatch.setattr("pos2distill.config.study.cpu_multiplies_bfloat16", lambda: supported)
+    monkeypatch.setattr("pos2distill.config.base.cpu_multiplies_bfloat16", lambda: supported)
     auto = load_recipe("quickstart", ["model.dtype=auto", "training.precision=auto"])
     explicit = load_recipe("quickstart", [f"model.dtype={expected}", f"training.precision={expected}"])
     assert (auto.study.model.dtype, auto.study.training.precision) == (expected, expected)
