@@ -20,6 +20,7 @@ from pos2distill.evaluation.report import (
     render_report,
 )
 from pos2distill.evaluation.sweep import CellResult, render_sweep, summarise_sweep
+from pos2distill.records import Slots
 from pos2distill.store.artifacts import Artifact, write_bytes, write_json
 from pos2distill.training.job import MODEL_FOLDER
 from pos2distill.urls import open_url
@@ -92,6 +93,14 @@ def _write_report(recipe: Recipe, files: Mapping[str, bytes], summary: Mapping[s
     write_json(fs, f"{root}/report/summary.json", summary)
 
 
+def _shown_slots(study: Study) -> Slots:
+    """The advantageous slots; none if they are random."""
+    if study.method.advantageous_slot == "random":
+        return ()
+    # The curves also show the slots of the examples with the fewest hops (see `Grid`).
+    return study.advantageous(min(study.data.hops))
+
+
 def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     study = with_measured(plan.study, plan.measured)
     choice = None
@@ -112,8 +121,7 @@ def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         name=recipe.name,
         description=recipe.description,
         method=study.method.name,
-        # The curves also show the slots of the examples with the fewest hops (see `Grid`).
-        advantageous=study.advantageous(min(study.data.hops)),
+        advantageous=_shown_slots(study),
         choice=choice,
         main=main,
         others=others,

@@ -29,7 +29,6 @@ from pos2distill.sampling.operators import (
 )
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore, Tally
-from pos2distill.tasks.permutations import Placement
 
 from ..executors.protocol import Stream, Tracker
 from ..progress import ProgressSpec, RunProgress
@@ -132,8 +131,7 @@ def sampling_operators(
     """The operators from blocks of missing examples to stored samples."""
     study = with_measured(stage.study, stage.inputs)
     teacher = stage.derived["teacher"]
-    placements = {hops: (Placement(study.advantageous(hops)),) for hops in study.data.hops}
-    specs = [PromptSpec(study.data.documents, placements)]
+    specs = [PromptSpec(study.data.documents, placements=None)]
     sampling = study.sampling
     params = SamplingParams(
         sampling.temperature,

@@ -44,10 +44,10 @@ class MethodSection(Section):
     name: MethodName = Field(
         "r1", description="; ".join(f"{method.name}: {method.description}" for method in METHODS.values())
     )
-    advantageous_slot: Literal["first", "last", "auto"] | int | tuple[int, ...] = Field(
+    advantageous_slot: Literal["first", "last", "auto", "random"] | int | tuple[int, ...] = Field(
         "first",
         description="where the model does best; of several hops, the first or last slots in hop order, or a list; "
-        "auto: measured on the training examples",
+        "auto: measured on the training examples; random: drawn for each example, the control of all others",
     )
     auto_slots: Literal["all"] | Count = Field(
         _DEFAULT_SLOTS,
@@ -276,11 +276,12 @@ class Study(Section):
         """The advantageous slots of an example with this many gold documents, 0-based, in hop order.
 
         Raises:
-            ValueError: for `auto`, before it is measured.
+            ValueError: for `auto`, before it is measured; for `random`, which depends on the example (see
+                `permutations.advantageous_slots`).
         """
         slot = self.method.advantageous_slot
-        if slot == "auto":
-            raise ValueError("the advantageous slot is measured first")
+        if slot in ("auto", "random"):
+            raise ValueError(f"the advantageous slot is '{slot}'")
         if isinstance(slot, str):
             # Adjacent slots in hop order, as in the paper for two hops.
             first = 0 if slot == "first" else self.data.documents - hops

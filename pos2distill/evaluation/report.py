@@ -46,7 +46,8 @@ class ReportInputs:
     """Everything that the report shows.
 
     main: at the prompt length of the training data; others: at further lengths; other_tasks: on other tasks, by name.
-    choice: accuracy and interval of the advantageous slots if they were chosen by measurement.
+    advantageous: the slots; none if each example has its own. choice: their accuracy and interval if they were chosen
+    by measurement.
     steps: the training log. counts, seconds: by stage.
     """
 
@@ -111,8 +112,9 @@ def render_report(inputs: ReportInputs) -> dict[str, bytes]:
     """The report's files by name: `index.html`, which embeds the plots, and the plots."""
     before, after = inputs.main.before, inputs.main.after
     pictures = {"loss.png": plot_loss(inputs.steps)}
-    if len(inputs.advantageous) == 1:
-        pictures["accuracy.png"] = plot_curves(before, after, advantageous=inputs.advantageous[0])
+    if isinstance(before.slots[0], int):
+        marked = inputs.advantageous[0] if inputs.advantageous else None
+        pictures["accuracy.png"] = plot_curves(before, after, advantageous=marked)
         pictures["weights.png"] = plot_weights(inputs.steps, before.documents)
     else:
         # A placement of several documents has no single position to mark, or to sum weights by.

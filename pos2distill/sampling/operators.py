@@ -27,7 +27,7 @@ from pos2distill.sampling.engines.protocol import Failure, GenerationResult, Sam
 from pos2distill.sampling.postprocess import ProcessedResponse, ResponseProcessor
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
-from pos2distill.tasks.permutations import Placement
+from pos2distill.tasks.permutations import Placement, advantageous_slots
 from pos2distill.tasks.prompts import PromptBuilder, PromptTooLong
 from pos2distill.urls import open_url
 
@@ -82,18 +82,21 @@ class SampleCounter(Protocol):
 class PromptSpec:
     """Which prompts one example gives: a number of documents, and placements of the gold documents.
 
-    placements: by the number of hops of the example; equally many for each number.
+    placements: by the number of hops of the example; equally many for each number. None: one, at the example's
+    advantageous slots.
     slot_of_rank: where documents are reordered, the slot that the document of each rank is shown at. A placement then
     holds the gold documents' ranks.
     """
 
     documents: int
-    placements: Mapping[int, tuple[Placement, ...]]
+    placements: Mapping[int, tuple[Placement, ...]] | None
     slot_of_rank: Slots = ()
 
     @property
     def prompts_per_example(self) -> int:
         """The number of prompts that one example gives, whatever its number of hops."""
+        if self.placements is None:
+            return 1
         any_number_of_hops = next(iter(self.placements))
         return len(self.placements[any_number_of_hops])
 
@@ -182,7 +185,11 @@ def build_prompts(
     for spec in specs:
         for record in records:
             example = example_from_row(record)
-            for number, placement in enumerate(spec.placements[len(example.golds)]):
+            if spec.placements is None:
+                placements: Sequence[Placement] = (Placement(advantageous_slots(study, example)),)
+            else:
+                placements = spec.placements[len(example.golds)]
+            for number, placement in enumerate(placements):
                 prompt_ids: Sequence[int] | npt.NDArray[np.int32] = ()
                 error = None
                 try:

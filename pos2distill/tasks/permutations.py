@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from pos2distill.config import Study
 from pos2distill.randomness import derive_generator
 from pos2distill.records import Document, Example, Slots
 
@@ -81,6 +82,16 @@ def slot_of_rank(slots: Sequence[int], accuracy: Sequence[float], measured: int,
     relative = np.asarray(slots) / (measured - 1)
     accuracy_D = np.interp(np.arange(documents) / (documents - 1), relative, accuracy)
     return tuple(np.argsort(-accuracy_D, kind="stable").tolist())
+
+
+def advantageous_slots(study: Study, example: Example) -> Slots:
+    """The advantageous slots of an example; if they are `random`, one of the candidates of `auto`, drawn by its id."""
+    hops = len(example.golds)
+    if study.method.advantageous_slot != "random":
+        return study.advantageous(hops)
+    candidates = candidate_placements(study.data.documents, hops, "all")
+    generator = derive_generator(study.seed, "advantageous slot", example.example_id)
+    return candidates[generator.integers(len(candidates))].slots
 
 
 def draw_trivial_slots(example_id: str, *, documents: int, advantageous: Slots, k: int, seed: int) -> tuple[Slots, ...]:

@@ -14,7 +14,7 @@ from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.chat import end_of_turn_id
 from pos2distill.records import Example, Floats, Slots, Tokens, example_from_row
-from pos2distill.tasks.permutations import draw_trivial_slots, slots_to_index
+from pos2distill.tasks.permutations import advantageous_slots, draw_trivial_slots, slots_to_index
 from pos2distill.tasks.prompts import PromptBuilder
 
 
@@ -84,7 +84,7 @@ class RowBuilder:
 
     def keys(self, sample: Sample) -> list[RowKey]:
         """The anchor row, if the method has one, then K trivial rows, drawn from the seed and the example's id."""
-        advantageous = self.study.advantageous(len(sample.example.golds))
+        advantageous = advantageous_slots(self.study, sample.example)
         trivial = draw_trivial_slots(
             sample.example.example_id,
             documents=self.study.data.documents,
@@ -102,7 +102,7 @@ class RowBuilder:
         sample, slots = key
         response_ids = self._response(sample)
         # The stored prompt, not one that is built again: training may reshuffle distractors, sampling does not.
-        if slots == self.study.advantageous(len(sample.example.golds)):
+        if slots == advantageous_slots(self.study, sample.example):
             return Row(sample, slots, ANCHOR, sample.prompt_ids, response_ids)
         prompt_ids = self.build_prompt(
             sample.example,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelines.commands import run_evaluate, run_study
@@ -12,8 +13,14 @@ from pipelines.plan import Plan, make_plan
 from pipelines.stages import search_scales
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.losses.objectives import ANCHOR
+from pos2distill.models.load import load_tokenizer
 from pos2distill.models.rope.layer_scales import CONFIG_KEY
 from pos2distill.store.artifacts import Artifact
+from pos2distill.tasks.permutations import advantageous_slots
+from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.training.rows import RowBuilder, kept_samples
+from tests.support.results import sample_store, training_ids
 from tests.support.toy import LOCAL
 
 pytestmark = pytest.mark.xdist_group("compute")
@@ -141,6 +148,36 @@ def test_study_with_scales_exports_a_model_that_has_them(make_recipe: Make, tmp_
     run_evaluate(exported)
     distilled = plan.evaluate_distilled.artifact.read_table("predictions.parquet").to_pylist()
     assert answers(exported) == distilled
+
+
+def test_random_advantageous_slots_are_those_of_the_samples_and_of_no_trivial_row(
+    make_recipe: Make, tmp_path: Path
+) -> None:
+    recipe = make_recipe(
+        method={"advantageous_slot": "random", "k": 2},
+        sampling={"keep": "all"},
+        training={"epochs": 1},
+        runtime={"executor": "local", "storage": str(tmp_path / "random")},
+    )
+    run_study(recipe)
+    plan = make_plan(recipe)
+    study, documents = recipe.study, recipe.study.data.documents
+    build = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
+    rows = RowBuilder(build, study)
+    ids, store = training_ids(recipe), sample_store(recipe)
+    samples = kept_samples(store.load(store.index(ids), ids, np.arange(len(ids))))
+    slots = set()
+    for sample in samples:
+        assert sample is not None
+        (slot,) = advantageous_slots(study, sample.example)
+        slots.add(slot)
+        assert sample.prompt_ids.tolist() == build(sample.example, documents, (slot,)).tolist()
+        anchor, *trivial = [rows.row(key) for key in rows.keys(sample)]
+        assert (anchor.slots, anchor.slot_id) == ((slot,), ANCHOR)
+        assert len(trivial) == 2
+        assert all(row.slots != (slot,) for row in trivial)
+    assert len(slots) > 1
+    assert "at a random position of 4" in (Path(plan.distill.artifact.path) / "model" / "README.md").read_text()
 
 
 def test_reorder_shows_the_gold_document_of_each_rank_at_the_slot_of_that_rank(

@@ -433,8 +433,10 @@ def test_study_advantageous_depends_on_hops(
 
 
 def test_study_advantageous_auto_raises(load: Callable[..., Recipe]) -> None:
-    with pytest.raises(ValueError, match="measured first"):
+    with pytest.raises(ValueError, match="the advantageous slot is 'auto'"):
         load("method.advantageous_slot=auto").study.advantageous(1)
+    with pytest.raises(ValueError, match="the advantageous slot is 'random'"):
+        load("method.advantageous_slot=random").study.advantageous(1)
 
 
 def test_study_several_numbers_of_hops_require_pairs(load: Callable[..., Recipe]) -> None:
