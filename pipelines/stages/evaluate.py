@@ -55,8 +55,8 @@ def plan(
     """
     fields = [*PROMPT_FIELDS, *_EVALUATION]
     # The other methods change the model alone, by the scales in its section.
-    if study.inference.method in ("reorder", "ms_poe"):
-        fields += ["inference.method", "inference.ms_poe"]
+    if study.inference.method in ("reorder", "ms_poe", "attention_buckets"):
+        fields += ["inference.method", "inference.ms_poe", "inference.bases"]
     # Only where it is used; otherwise it would change fingerprints without changing a result.
     if study.evaluation.other_documents:
         fields.append("evaluation.other_slots")

@@ -83,11 +83,12 @@ class SearchSection(Section):
 class InferenceSection(Section):
     """How the model answers: as it is, or with a method that needs no training (docs/methods.md)."""
 
-    method: Literal["none", "reorder", "uniform_scale", "lpes", "ms_poe"] = Field(
+    method: Literal["none", "reorder", "uniform_scale", "lpes", "ms_poe", "attention_buckets"] = Field(
         "none",
         description="reorder: the best-ranked document at the slot where the model does best, and so on; "
         "uniform_scale: one RoPE scale for all layers; lpes: one for each layer, searched; ms_poe: one for each head, "
-        "by its attention to the prompt (engine hf only)",
+        "by its attention to the prompt; attention_buckets: several RoPE bases, whose distributions are mixed. "
+        "The last two: engine hf only",
     )
     scales: tuple[Scale, ...] = Field(
         (),
@@ -95,6 +96,11 @@ class InferenceSection(Section):
     )
     search: SearchSection = SearchSection()
     ms_poe: MsPoeSection = MsPoeSection()
+    bases: tuple[Scale, ...] = Field(
+        (1.0, 1.75, 1.8, 1.9, 2.0, 2.5),
+        min_length=2,
+        description="attention_buckets: multiples of the model's own RoPE base",
+    )
 
     @model_validator(mode="after")
     def _scales_fit_the_method(self) -> "InferenceSection":

@@ -317,10 +317,10 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _engine_has_the_method(self) -> "Study":
-        if self.inference.method == "ms_poe" and self.model.engine == "vllm":
+        if self.inference.method in ("ms_poe", "attention_buckets") and self.model.engine == "vllm":
             raise ValueError(
-                "inference.method: 'ms_poe' needs the attention of every head, which vLLM does not compute by itself; "
-                "set model.engine to hf"
+                f"inference.method: '{self.inference.method}' changes attention in a way that vLLM has no place for; "
+                f"set model.engine to hf"
             )
         return self
 

@@ -10,7 +10,7 @@ def test_reference_tables_are_up_to_date() -> None:
 def test_reference_tables_list_every_setting() -> None:
     page = PAGE.read_text()
     for line in (
-        "| `advantageous_slot` | first \\| last \\| auto \\| integer \\| [integer, …] | first |",
+        "| `advantageous_slot` | first \\| last \\| auto \\| random \\| integer \\| [integer, …] | first |",
         "| `betas` | [number, number] | [0.9, 0.95] |",
         "## `runtime.samplers`, `runtime.teachers`",
     ):

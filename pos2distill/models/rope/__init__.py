@@ -3,6 +3,7 @@
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
+from pos2distill.models.rope.attention_buckets import use_bases
 from pos2distill.models.rope.layer_scales import resolve_scales, rope_types, scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
 
@@ -22,6 +23,8 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
     lm = empty_model(model)
     if inference.method == "ms_poe":
         apply_ms_poe(lm, inference.ms_poe, model.path)
+    if inference.method == "attention_buckets":
+        use_bases(lm, inference.bases, model.path)
     if inference.method in ("uniform_scale", "lpes"):
         scales = resolve_scales(inference.scales or (1.0,), lm.config, model.path)
         scale_layers(lm, scales, model.path)

@@ -23,8 +23,7 @@ def build_engine(
     if model.engine == "hf":
         from pos2distill.sampling.engines.hf import HfEngine
 
-        ms_poe = inference.ms_poe if inference.method == "ms_poe" else None
-        return HfEngine(model, ms_poe, threads=threads, device=device)
+        return HfEngine(model, inference, threads=threads, device=device)
     if model.engine == "fake":
         from pos2distill.sampling.engines.fake import FakeEngine
 

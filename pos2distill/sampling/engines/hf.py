@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from pos2distill.config import ModelSection
-from pos2distill.config.inference import MsPoeSection
+from pos2distill.config.inference import InferenceSection
 from pos2distill.models.load import load_model
+from pos2distill.models.rope.attention_buckets import MixBases, use_bases
 from pos2distill.models.rope.layer_scales import scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
 from pos2distill.records import Tokens, TopKLogprobs
@@ -21,22 +22,31 @@ from pos2distill.sampling.engines.protocol import Completion, Failure, Generatio
 # for token ids outside the vocabulary. Later batches may succeed.
 _BATCH_ERRORS = (RuntimeError, IndexError)
 
+_PLAIN = InferenceSection()  # the model as it is
+
 
 class HfEngine:
     """Generates with transformers. Simple and exact rather than fast; the default on a laptop."""
 
     def __init__(
-        self, model: ModelSection, ms_poe: MsPoeSection | None = None, *, threads: int = 1, device: str = "cpu"
+        self,
+        model: ModelSection,
+        inference: InferenceSection = _PLAIN,
+        *,
+        threads: int = 1,
+        device: str = "cpu",
     ) -> None:
-        """
-        Args:
-            ms_poe: its settings, if the model's heads are to be scaled.
-        """
         torch.set_num_threads(threads)
         self.device = device
         self.path = model.path
         self.model: Any = load_model(model, device=device)
-        self.ms_poe = apply_ms_poe(self.model, ms_poe, model.path) if ms_poe else None
+        self.ms_poe = None
+        if inference.method == "ms_poe":
+            self.ms_poe = apply_ms_poe(self.model, inference.ms_poe, model.path)
+        self.bases = 1
+        if inference.method == "attention_buckets":
+            use_bases(self.model, inference.bases, model.path)
+            self.bases = len(inference.bases)
 
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
@@ -55,14 +65,17 @@ class HfEngine:
         return results
 
     def _generate(self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]) -> list[Completion]:
-        input_ids_BL, attention_mask_BL = _pad_left(prompts)
+        # With several bases, each prompt is as many neighbouring rows, which all get the mixture's next token.
+        input_ids_BL, attention_mask_BL = (each.repeat_interleave(self.bases, 0) for each in _pad_left(prompts))
         processors = LogitsProcessorList()
+        if self.bases > 1:
+            processors.append(MixBases(self.bases))
         recorder = TopKRecorder(params.stored_top_k)
         if params.stored_top_k:
-            processors.append(recorder)  # first, so that it sees the model's own scores
+            processors.append(recorder)  # before the others, so that it sees the model's own scores
         if params.temperature > 0:
             processors += [TemperatureLogitsWarper(params.temperature), TopPLogitsWarper(params.top_p)]
-            processors.append(SeededGumbel(seeds))
+            processors.append(SeededGumbel(np.repeat(seeds, self.bases).tolist()))
         if self.ms_poe:
             self.ms_poe.begin(attention_mask_BL)
         with torch.inference_mode():
@@ -81,9 +94,9 @@ class HfEngine:
                 pad_token_id=params.stop_ids[0],
                 logits_processor=processors,
             )
-        generated = output[:, input_ids_BL.shape[1] :].cpu().numpy().astype(np.int32)
+        generated = output[:: self.bases, input_ids_BL.shape[1] :].cpu().numpy().astype(np.int32)
         completions = [_cut_at_stop(row, params.stop_ids) for row in generated]
-        return recorder.attach(completions) if params.stored_top_k else completions
+        return recorder.attach(completions, every=self.bases) if params.stored_top_k else completions
 
     def shutdown(self) -> None:
         """Nothing to shut down: the model is in this process."""
@@ -102,10 +115,10 @@ class TopKRecorder(LogitsProcessor):
         self.steps.append((ids_BK.int().cpu(), logprobs_BK.cpu()))
         return scores
 
-    def attach(self, completions: Sequence[Completion]) -> list[Completion]:
-        """The batch's completions with the most likely tokens at their positions."""
-        ids_BSK = torch.stack([ids_BK for ids_BK, _ in self.steps], dim=1).numpy()
-        logprobs_BSK = torch.stack([logprobs_BK for _, logprobs_BK in self.steps], dim=1).numpy()
+    def attach(self, completions: Sequence[Completion], *, every: int = 1) -> list[Completion]:
+        """The batch's completions with the most likely tokens at their positions. every: rows of a completion."""
+        ids_BSK = torch.stack([ids_BK[::every] for ids_BK, _ in self.steps], dim=1).numpy()
+        logprobs_BSK = torch.stack([logprobs_BK[::every] for _, logprobs_BK in self.steps], dim=1).numpy()
         attached = []
         for completion, ids_SK, logprobs_SK in zip(completions, ids_BSK, logprobs_BSK, strict=True):
             # The batch runs until its longest response ends; positions after a response's own end are not part of it.

@@ -142,7 +142,7 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
             "method.view: 'cyclic' is for cross-entropies with uniform weights, not for method 'r2' with weights 'adap",
         ),
         ("method.view_weight=0", "method.view_weight: input should be greater than 0, got 0"),
-        ("inference.method=lps", "inference.method: input should be 'none', 'reorder', 'uniform_scale', 'lpes' or"),
+        ("inference.method=lps", "inference.method: input should be 'none', 'reorder', 'uniform_scale', 'lpes', 'ms"),
         (
             "inference={method: uniform_scale}",
             "inference.scales: 'uniform_scale' needs one number, for example [1.5], not",
@@ -155,8 +155,10 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
         ("inference={method: lpes, scales: [0]}", "inference.scales: input should be greater than or equal to 0.25"),
         (
             "inference.method=ms_poe",
-            "inference.method: 'ms_poe' needs the attention of every head, which vLLM does not",
+            "inference.method: 'ms_poe' changes attention in a way that vLLM has no place for",
         ),
+        ("inference.method=attention_buckets", "inference.method: 'attention_buckets' changes attention in a way that"),
+        ("inference.bases=[1]", "inference.bases: "),
         ("inference.ms_poe.smallest=1.9", "inference.ms_poe.smallest: 1.9 is above largest (1.8)"),
         ("inference.search.smallest=2", "inference.search.smallest: 2 is not below largest (2)"),
         (

@@ -64,6 +64,7 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"inference": {"method": "lpes"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"inference": {"method": "reorder"}}, {BASE, DISTILLED}),
         ({"inference": {"method": "ms_poe"}}, {BASE, DISTILLED}),
+        ({"inference": {"method": "attention_buckets"}}, {BASE, DISTILLED}),
         ({"data": {"prompt": "qa"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"evaluation": {"other_documents": [6]}}, {PREPARE, BASE, DISTILLED}),
         ({"evaluation": {"bootstrap_samples": 300}}, set()),  # of the report only

@@ -43,6 +43,7 @@ def test_check_inference_accepts_a_plain_model(save: Callable[..., ModelSection]
             "inference.scales: 3 scales, but {} has 2 layers; give one for each",
         ),
         ({"method": "ms_poe"}, "{}: Ms-PoE needs plain RoPE, the same in all layers, which LlamaForCausalLM has not"),
+        ({"method": "attention_buckets"}, "{}: Attention Buckets needs plain RoPE, which LlamaForCausalLM has not"),
         ({"method": "lpes"}, "{}: RoPE of type 'yarn' cannot be scaled by layer in vLLM; set model.engine to hf"),
     ],
 )

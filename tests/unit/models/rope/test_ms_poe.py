@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Gemma3TextConfig, GPT2Config, LlamaConfig
 
 from pos2distill.config import ModelSection
-from pos2distill.config.inference import MsPoeSection
+from pos2distill.config.inference import InferenceSection, MsPoeSection
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_model
 from pos2distill.models.rope import ms_poe
@@ -80,6 +80,10 @@ def test_equal_scores_keep_the_order_of_heads() -> None:
 PARAMS = SamplingParams(0.0, 1.0, 8, stop_ids=(2,))
 
 
+def ms_poe_with(**settings: Any) -> InferenceSection:
+    return InferenceSection.model_validate({"method": "ms_poe", "ms_poe": settings})
+
+
 def answers(engine: HfEngine, prompts: list[Any]) -> list[list[int]]:
     results: list[Any] = asyncio.run(engine.generate(prompts, PARAMS, [0] * len(prompts)))
     return [result.token_ids.tolist() for result in results]
@@ -95,7 +99,7 @@ def test_equal_scales_are_the_scale_of_all_layers(tiny: ModelSection, attention:
     model = tiny.model_copy(update={"attention": attention})
     prompts = draw_tokens((30, 11, 24), seed=2)
     everywhere = HfEngine(model.model_copy(update={"rope_scales": (1.5,)}))
-    heads = HfEngine(model, MsPoeSection(smallest=1.5, largest=1.5, first_layer=0))
+    heads = HfEngine(model, ms_poe_with(smallest=1.5, largest=1.5, first_layer=0))
     assert answers(heads, prompts) == answers(everywhere, prompts)
     assert answers(heads, prompts) != answers(HfEngine(model), prompts)
 
@@ -103,12 +107,12 @@ def test_equal_scales_are_the_scale_of_all_layers(tiny: ModelSection, attention:
 def test_layers_before_the_first_stay_as_they_are(tiny: ModelSection) -> None:
     prompts = draw_tokens((30, 11), seed=2)
     second_layer = HfEngine(tiny.model_copy(update={"rope_scales": (1.0, 1.5)}))
-    heads = HfEngine(tiny, MsPoeSection(smallest=1.5, largest=1.5, first_layer=1))
+    heads = HfEngine(tiny, ms_poe_with(smallest=1.5, largest=1.5, first_layer=1))
     assert answers(heads, prompts) == answers(second_layer, prompts)
 
 
 def test_rows_of_a_batch_do_not_depend_on_each_other(tiny: ModelSection) -> None:
-    engine = HfEngine(tiny, MsPoeSection(first_layer=0))
+    engine = HfEngine(tiny, ms_poe_with(first_layer=0))
     prompts = draw_tokens((30, 11, 24, 60), seed=3)
     assert answers(engine, prompts) == [answers(engine, [prompt])[0] for prompt in prompts]
 
