@@ -155,6 +155,30 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
     )
 
 
+def corrected_gap(grid: Grid, *, splits: int, seed: int) -> float:
+    """The GAP without the bias of choosing the best and the worst slot by the same answers that measure them.
+
+    The examples are divided into two halves at random; the best and the worst slot of one half are compared on the
+    other half, and the reverse. The mean over all splits is 0 in expectation for a model without any effect of
+    position, where max - min is above 0. Half of the examples choose less well than all of them, so where slots differ
+    by little, it is somewhat below the true GAP.
+
+    Args:
+        splits: random divisions.
+    """
+    generator = derive_generator(seed, "cross-fitted gap")
+    examples = len(grid.correct_ES)
+    differences = []
+    for _ in range(splits):
+        shuffled_ES = grid.correct_ES[generator.permutation(examples)]
+        halves = (shuffled_ES[: examples // 2], shuffled_ES[examples // 2 :])
+        for chooser_ES, judge_ES in (halves, halves[::-1]):
+            accuracy_S = chooser_ES.mean(0)
+            measured_S = judge_ES.mean(0)
+            differences.append(measured_S[accuracy_S.argmax()] - measured_S[accuracy_S.argmin()])
+    return float(np.mean(differences))
+
+
 def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed: int) -> dict[str, Any]:
     """Mean of (after - before) over the same prompts, with its 95 % interval.
 

@@ -1,10 +1,19 @@
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from pos2distill.evaluation.scores import Grid, format_slots, paired_difference, to_curve, to_grid, truncation_warning
+from pos2distill.evaluation.scores import (
+    Grid,
+    corrected_gap,
+    format_slots,
+    paired_difference,
+    to_curve,
+    to_grid,
+    truncation_warning,
+)
 
 # Correctness of two examples at three slots.
 ROWS = [
@@ -31,7 +40,7 @@ def predictions(rows: list[tuple[str, int, int]], documents: int = 5) -> pa.Tabl
     )
 
 
-def grid_of(correct: list[list[float]]) -> Grid:
+def grid_of(correct: npt.ArrayLike) -> Grid:
     values = np.asarray(correct, float)
     slots = tuple((slot,) for slot in range(values.shape[1]))
     ids = tuple(f"e{index:04d}" for index in range(len(values)))
@@ -163,3 +172,33 @@ def test_truncation_warning_above_a_tenth_of_the_answers(counts: dict[str, int],
     else:
         assert actual is not None
         assert actual.startswith(warning)
+
+
+# --- the GAP without the bias of a maximum
+
+
+def test_corrected_gap_of_a_flat_model_is_zero_where_the_gap_is_not() -> None:
+    """300 models that answer each question with probability 0.7 at every slot: 100 questions, 15 slots."""
+    generator = np.random.default_rng(0)
+    gaps, corrected = [], []
+    for seed in range(300):
+        grid = grid_of(generator.random((100, 15)) < 0.7)
+        gaps.append(to_curve(grid, bootstrap_samples=100, seed=0).gap)
+        corrected.append(corrected_gap(grid, splits=20, seed=seed))
+    assert np.mean(gaps) > 0.1
+    assert abs(np.mean(corrected)) < 3 * np.std(corrected) / np.sqrt(len(corrected))
+
+
+def test_corrected_gap_finds_a_gap_that_is_there() -> None:
+    """One slot of five is 0.4 worse: the choice of the worst is never wrong, that of the best does not matter."""
+    generator = np.random.default_rng(1)
+    probability_S = np.array([0.8, 0.8, 0.4, 0.8, 0.8])
+    corrected = [
+        corrected_gap(grid_of(generator.random((200, 5)) < probability_S), splits=20, seed=0) for _ in range(100)
+    ]
+    assert np.mean(corrected) == pytest.approx(0.4, abs=0.01)
+
+
+def test_corrected_gap_by_hand() -> None:
+    """Two slots, one always right and one never: 1 whatever the halves."""
+    assert corrected_gap(grid_of(np.tile([1, 0], (6, 1))), splits=3, seed=0) == 1.0
