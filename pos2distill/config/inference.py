@@ -46,7 +46,12 @@ class SearchSection(Section):
     monotone: bool = Field(True, description="scales only rise, or only fall, from layer to layer")
     smallest: Scale = 1.0
     largest: Scale = 2.0
-    gamma: float = Field(1.0, ge=0, description="a candidate's fitness is mean - gamma * GAP")
+    gamma: float = Field(
+        0.25,
+        ge=0,
+        description="a candidate's fitness is mean - gamma * GAP. Above 1 / slots, scales that break the model (mean and "
+        "GAP 0) can be fitter than a model with a large GAP",
+    )
     examples: int = Field(200, ge=1, description="training examples that candidates are measured on")
     slots: int = Field(3, ge=2, description="slots of the gold document, spread evenly from first to last")
     generations: int = Field(40, ge=1, description="not of strategy uniform, which has one")
