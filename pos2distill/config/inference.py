@@ -49,8 +49,8 @@ class SearchSection(Section):
     gamma: float = Field(
         0.25,
         ge=0,
-        description="a candidate's fitness is mean - gamma * GAP. Above 1 / slots, scales that break the model (mean and "
-        "GAP 0) can be fitter than a model with a large GAP",
+        description="a candidate's fitness is mean - gamma * GAP. Above 1 / slots, scales that break the model (mean "
+        "and GAP 0) can be fitter than a model with a large GAP",
     )
     examples: int = Field(200, ge=1, description="training examples that candidates are measured on")
     slots: int = Field(3, ge=2, description="slots of the gold document, spread evenly from first to last")
