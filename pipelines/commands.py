@@ -138,10 +138,11 @@ def check_against_model(study: Study) -> None:
         from pos2distill.models.lora import check_targets
 
         check_targets(study.model, study.training.lora)
-    if study.method.view in ("skip", "pose"):
+    if study.method.view != "none":
         from pos2distill.models.load import require_position_room
+        from pos2distill.training.views import POSITIONS
 
-        require_position_room(study.model)
+        require_position_room(study.model, POSITIONS[study.method.view])
     if study.inference.method != "none":
         from pos2distill.models.rope import check_inference
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
 from pos2distill.config.fields import replace_section
+from pos2distill.errors import UserError
 from pos2distill.models.files import model_digest
 from pos2distill.tasks.readers import file_digest
 from pos2distill.urls import storage_errors
@@ -227,11 +228,15 @@ def _plan_task(
     # Dumped and validated again, so that the replaced sections are checked against the others.
     raw = other.model_dump(mode="json")
     raw["model"] = recipe.study.model.model_dump(mode="json")
-    raw["inference"] = recipe.study.inference.model_dump(mode="json")
+    # Scales that are searched reach the other task as those of the main one, without a search of its own.
+    searched = recipe.study.inference.searches_scales
+    raw["inference"] = {} if searched else recipe.study.inference.model_dump(mode="json")
     raw["seed"] = recipe.study.seed
     raw["evaluation"]["seed"] = recipe.study.evaluation.seed
     # Only at the prompt length of the other recipe's own training: that is what is compared.
     raw["evaluation"]["other_documents"] = ()
+    if recipe.study.inference.method == "reorder" and len(other.data.hops) > 1:
+        raise UserError("inference.method: 'reorder' requires one number of hops (data.hops)")
     study = Study.model_validate(raw)
     own_digests = Digests(digests.model, file_digest(other.data.path))
     storage = recipe.storage

@@ -79,6 +79,9 @@ def reported_fingerprint(storage: str) -> str | None:
 
 
 def _write_model_card(inputs: ReportInputs, plan: Plan) -> None:
+    """Describe the checkpoint by a study of it, but not by one that changes only how it is evaluated."""
+    if plan.study.inference.method in ("reorder", "ms_poe", "attention_buckets"):
+        return
     checkpoint = plan.distill.artifact
     card = f"{checkpoint.path}/{MODEL_FOLDER}/README.md"
     write_bytes(checkpoint.fs, card, render_model_card(inputs).encode())

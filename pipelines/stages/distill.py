@@ -29,7 +29,6 @@ _METHOD = (
     "method.weights",
     "method.anchor_weight",
     "method.view",
-    "method.view_weight",
     "method.alignment",
     "method.teacher",
     "method.teacher_topk",
@@ -41,7 +40,11 @@ def plan(
     study: Study, storage: str, digests: Digests, prepare: Stage, measured: Mapping[str, Input], samples: Stage
 ) -> Stage:
     """The stage of a study. `measured`: what was measured of the model before."""
-    settings = restrict(study, _FIELDS)
+    fields = [*_FIELDS]
+    # Only where it is used; otherwise it would change fingerprints without changing a result.
+    if study.method.view in ("skip", "cyclic"):
+        fields.append("method.view_weight")
+    settings = restrict(study, fields)
     # Of the samples the responses alone: how training uses a teacher is in this stage's own settings.
     responses = sample.responses(samples, digests)
     inputs = {"examples": training_examples(prepare, digests), "samples": responses, **measured}

@@ -35,6 +35,12 @@ PREDICTIONS = "predictions.parquet"
 
 # What prompts and answers are made with; the data itself is an input.
 PROMPT_FIELDS = ("model", "data.prompt", "data.metric", "data.hops", "data.documents")
+# By method. The others change the model alone, by the scales in its section.
+_INFERENCE = {
+    "reorder": ("inference.method",),
+    "ms_poe": ("inference.method", "inference.ms_poe"),
+    "attention_buckets": ("inference.method", "inference.bases"),
+}
 _EVALUATION = ("evaluation.slots", "evaluation.other_documents", "evaluation.max_new_tokens")
 
 
@@ -54,9 +60,7 @@ def plan(
         measured: what was measured of the model before.
     """
     fields = [*PROMPT_FIELDS, *_EVALUATION]
-    # The other methods change the model alone, by the scales in its section.
-    if study.inference.method in ("reorder", "ms_poe", "attention_buckets"):
-        fields += ["inference.method", "inference.ms_poe", "inference.bases"]
+    fields += _INFERENCE.get(study.inference.method, ())
     # Only where it is used; otherwise it would change fingerprints without changing a result.
     if study.evaluation.other_documents:
         fields.append("evaluation.other_slots")

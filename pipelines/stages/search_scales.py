@@ -34,7 +34,7 @@ _EXPORT = "config"
 
 
 def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
-    """The stage of a study whose method is `lpes` without scales. It asks training questions alone."""
+    """The stage of a study whose method is `lpes` without scales. It uses training questions only."""
     settings = restrict(study, _FIELDS)
     inputs = {"examples": training_examples(prepare, digests)}
     artifact = Artifact(storage, "rope-scales", digests.fingerprint(settings, inputs))
@@ -118,7 +118,7 @@ def _export(stage: Stage, scales: Sequence[float]) -> None:
 
 
 def _count(stage: Stage) -> int:
-    """How many training examples are asked; a small data set may have fewer than the setting names."""
+    """How many training examples are used; a small data set may have fewer than the setting names."""
     available = len(training_ids(stage.inputs["examples"].artifact))
     return min(stage.study.inference.search.examples, available)
 

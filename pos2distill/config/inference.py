@@ -111,6 +111,10 @@ class InferenceSection(Section):
     def _scales_fit_the_method(self) -> "InferenceSection":
         if self.method == "uniform_scale" and len(self.scales) != 1:
             raise ValueError(f"scales: 'uniform_scale' needs one number, for example [1.5], not {len(self.scales)}")
+        if self.method == "lpes" and len(self.scales) == 1:
+            raise ValueError(
+                "scales: 'lpes' needs one for each layer; for one scale, set inference.method to uniform_scale"
+            )
         if self.scales and self.method not in ("uniform_scale", "lpes"):
             raise ValueError(f"scales: method '{self.method}' has none; set inference.method to uniform_scale or lpes")
         return self

@@ -66,6 +66,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         raise UserError(f"{path}: expected a recipe, a file named *.yaml; data goes to data.path")
     raw = read_sections(path, "model, data, …")
     overridden = [apply_override(raw, override) for override in overrides]
+    _refuse_filled_in(raw, path, overridden)
     written_paths = _paths_in(raw)
     # Only built-in recipes name files of the project; a user's paths are relative to the working directory.
     if path.resolve().parent == RECIPES.resolve():
@@ -78,6 +79,14 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
         other_tasks = _load_other_tasks(recipe.study)
         recipe = _validate(raw, path, overridden, other_tasks=other_tasks, written_paths=written_paths)
     return recipe
+
+
+def _refuse_filled_in(raw: Mapping[str, Any], path: Path, overridden: Sequence[str]) -> None:
+    """Refuse a setting that only `Study` fills in. Not in `Study` itself, which is validated with it again."""
+    model = raw.get("model")
+    if isinstance(model, Mapping) and model.get("rope_scales"):
+        source = "command line" if "model.rope_scales" in overridden else path
+        raise UserError(f"{source}: model.rope_scales: filled in from inference.scales; set those")
 
 
 def find_yaml(name_or_path: str, folder: Path, kind: str) -> Path:

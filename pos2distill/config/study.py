@@ -236,9 +236,6 @@ class Study(Section):
         settings = model.model_dump() if isinstance(model, Section) else model
         if inference is None or not isinstance(settings, Mapping):
             return model
-        written = settings.get("rope_scales")
-        if not isinstance(model, Section) and written and list(written) != list(inference.scales):
-            raise ValueError("rope_scales: filled in from inference.scales; set those")
         return {**settings, "rope_scales": inference.scales}
 
     @field_validator("method", mode="before")
@@ -301,10 +298,12 @@ class Study(Section):
             _check_slots("method.advantageous_slot", slot, documents, hops)
         elif slot == "auto" and len(hops) > 1:
             raise ValueError("method.advantageous_slot: 'auto' requires one number of hops (data.hops)")
-        elif self.inference.method in ("reorder", "lpes") and len(hops) > 1:
+        elif (self.inference.method == "reorder" or self.inference.searches_scales) and len(hops) > 1:
             raise ValueError(f"inference.method: '{self.inference.method}' requires one number of hops (data.hops)")
-        elif slot == "auto":
+        if slot == "auto" or self.inference.method == "reorder":
             _check_count("method.auto_slots", self.method.auto_slots, documents - hops[0] + 1)
+        if self.inference.method == "reorder" and self.method.auto_slots == 1:
+            raise ValueError("method.auto_slots: 1, but inference.method 'reorder' compares at least 2 slots")
         # Placements are ordered tuples of slots, and one is the advantageous one. Examples with the fewest hops have
         # the fewest placements.
         trivial = math.perm(documents, min(hops)) - 1
@@ -321,6 +320,10 @@ class Study(Section):
             raise ValueError(
                 f"inference.method: '{self.inference.method}' changes attention in a way that vLLM has no place for; "
                 f"set model.engine to hf"
+            )
+        if self.inference.method == "ms_poe" and self.model.attention == "flash_attention_2":
+            raise ValueError(
+                "inference.method: 'ms_poe' cannot use flash_attention_2; set model.attention to auto, sdpa or eager"
             )
         return self
 

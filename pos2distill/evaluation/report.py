@@ -113,7 +113,8 @@ def render_report(inputs: ReportInputs) -> dict[str, bytes]:
     before, after = inputs.main.before, inputs.main.after
     pictures = {"loss.png": plot_loss(inputs.steps)}
     if isinstance(before.slots[0], int):
-        marked = inputs.advantageous[0] if inputs.advantageous else None
+        is_rank = inputs.settings["inference"]["method"] == "reorder"
+        marked = inputs.advantageous[0] if inputs.advantageous and not is_rank else None
         pictures["accuracy.png"] = plot_curves(before, after, advantageous=marked)
         pictures["weights.png"] = plot_weights(inputs.steps, before.documents)
     else:

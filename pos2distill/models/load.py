@@ -220,18 +220,20 @@ def resolve_attention(attention: str, dtype: torch.dtype, device: torch.device) 
     return "sdpa"
 
 
-def require_position_room(model: ModelSection) -> None:
-    """Refuse a model with fewer than 2 L positions, L the context that is used: skips shift tokens by up to L.
+def require_position_room(model: ModelSection, factor: float) -> None:
+    """Refuse a model with fewer positions than `factor` times its context, which shifted rows would leave.
 
     Raises:
         UserError: with the context that leaves room.
     """
-    positions = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
+    config = load_config(model).get_text_config()
+    limits = (getattr(config, "max_position_embeddings", None), _longest_with_fixed_rope(config))
+    positions = min((limit for limit in limits if limit), default=None)
     context = context_length(model)
-    if positions and 2 * context > positions:
+    if positions and factor * context > positions:
         raise UserError(
-            f"method.view: skips need positions up to {2 * context}, {model.path} has {positions}; "
-            f"set model.max_length to {positions // 2} or less, or method.view to cyclic"
+            f"method.view: shifted rows need {int(factor * context)} positions, {model.path} has {positions}; "
+            f"set model.max_length to {int(positions / factor)} or less"
         )
 
 

@@ -20,7 +20,7 @@ class ScaledAccuracy:
         """
         Args:
             study: with a model that has scales, whose values do not matter.
-            examples, file: the artifact and its file whose first `count` examples are asked.
+            examples, file: the artifact and its file; the prompts are those of its first `count` examples.
         """
         tokens = study.evaluation.max_new_tokens
         index = pa.table({"index": np.arange(count)})

@@ -44,7 +44,7 @@ class Student(nn.Module):
         """Each row's loss in nats, mean over its response tokens: KL(teacher || student), or the cross-entropy.
 
         With a second view of the rows (RPSD, arXiv:2604.14339), plus `method.view_weight` times the mean over the
-        tokens behind the shift of KL(student under the view || student under the plain positions, without gradient).
+        tokens from the shift on of KL(student under the view || student under the plain positions, without gradient).
 
         Logits exist at response positions only: lm_head's product is (T, V), never (S, V). The float32 values derived
         from it are computed for a chunk of tokens at a time, and again in the backward pass instead of being stored.

@@ -24,6 +24,9 @@ from pos2distill.training.rows import Row
 
 Kind = Literal["skip", "cyclic", "pose"]
 
+POSITIONS: dict[str, float] = {"skip": 2.0, "cyclic": 1.1, "pose": 2.0}
+"""How many times the tokens of a row its positions need, by the kind of view."""
+
 
 def view_of(rows: Sequence[Row], batch: ResponseBatch, kind: Kind, *, seed: int, epoch: int) -> PositionView:
     """The positions of a batch's tokens under a view, drawn for each example and epoch.

@@ -1,5 +1,6 @@
 """Methods that need no training, through the stages of a study. The tiny model, on the local executor."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,20 @@ import numpy as np
 import pytest
 
 from pipelines.commands import run_evaluate, run_study
+from pipelines.executors import build_executor
 from pipelines.plan import Plan, make_plan
 from pipelines.stages import search_scales
+from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
+from pos2distill.config.inference import InferenceSection
 from pos2distill.config.load import load_recipe
 from pos2distill.losses.objectives import ANCHOR
+from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_tokenizer
 from pos2distill.models.rope.layer_scales import CONFIG_KEY
+from pos2distill.records import example_from_row
+from pos2distill.sampling.engines.hf import HfEngine
+from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.tasks.prompts import PromptBuilder
@@ -49,6 +57,11 @@ def details(artifact: Artifact) -> dict[str, Any]:
     manifest = artifact.manifest()
     assert manifest is not None
     return manifest.details
+
+
+def context_of(recipe: Recipe) -> RunContext:
+    executor = build_executor(recipe.runtime)
+    return RunContext(recipe.name, recipe.storage, {}, recipe.runtime, executor)
 
 
 def searched(plan: Plan) -> dict[str, Any]:
@@ -180,28 +193,67 @@ def test_random_advantageous_slots_are_those_of_the_samples_and_of_no_trivial_ro
     assert "at a random position of 4" in (Path(plan.distill.artifact.path) / "model" / "README.md").read_text()
 
 
-def test_reorder_shows_the_gold_document_of_each_rank_at_the_slot_of_that_rank(
-    make_recipe: Make, tmp_path: Path
-) -> None:
-    """The model's answers with rank r are those of the plain model whose documents are arranged by hand."""
+def test_reorder_asks_with_the_documents_at_the_slots_of_their_ranks(make_recipe: Make, tmp_path: Path) -> None:
+    """The stored answers are those of the engine to prompts that are arranged by the measured curve."""
     recipe = make_recipe(
         inference={"method": "reorder"},
         method={"auto_slots": 4, "auto_examples": 5},
         runtime={"executor": "local", "storage": str(tmp_path / "reordered")},
     )
-    run_evaluate(recipe)
     plan = make_plan(recipe)
     assert plan.choose_slot is not None
-    accuracy = details(plan.choose_slot.artifact)["curve"]["accuracy_by_slot"]
-    order = sorted(range(4), key=lambda slot: -accuracy[slot])
-    plain = make_recipe(runtime={"executor": "local", "storage": str(tmp_path / "plain")})
-    run_evaluate(plain)
-    if order == [0, 1, 2, 3]:
-        assert answers(recipe) == answers(plain)
-    reordered = {(row["example_id"], tuple(row["slots"])): row["text"] for row in answers(recipe)}
-    assert len(reordered) == 16
-    # Samples do not change: only evaluations are reordered.
-    assert make_plan(recipe).sample.fingerprint == make_plan(plain).sample.fingerprint
+    # A curve whose order is not its own inverse, in the place of the measured one.
+    curve = {"documents": 4, "slots": [0, 1, 2, 3], "accuracy_by_slot": [0.7, 0.2, 0.9, 0.5]}
+    order = (2, 0, 3, 1)
+    plan.prepare.run(plan.prepare, context_of(recipe))
+    plan.choose_slot.artifact.fs.makedirs(plan.choose_slot.artifact.path)
+    plan.choose_slot.artifact.publish(counts={}, seconds={}, details={"slots": [2], "curve": curve, "accuracy": 0.9})
+    manifest = plan.evaluate_base.run(plan.evaluate_base, context_of(recipe))
+    assert manifest.counts["prompts"] == 16
+    study = recipe.study
+    build = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
+    examples = [example_from_row(row) for row in plan.prepare.artifact.read_table("evaluation.parquet").to_pylist()]
+    by_id = {example.example_id: example for example in examples}
+    engine = HfEngine(study.model)
+    params = SamplingParams(
+        0.0, 1.0, study.evaluation.max_new_tokens, tuple(stop_token_ids(study.model, build.tokenizer))
+    )
+    for row in answers(recipe):
+        prompt = build(by_id[row["example_id"]], 4, tuple(row["slots"]), slot_of_rank=order)
+        (answer,) = asyncio.run(engine.generate([prompt], params, [0]))
+        assert isinstance(answer, Completion)
+        assert row["sampled_ids"] == answer.token_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "inference",
+    [
+        {"method": "ms_poe", "ms_poe": {"first_layer": 0, "smallest": 1.1, "largest": 2.5}},
+        {"method": "attention_buckets", "bases": [1.0, 4.0]},
+    ],
+)
+def test_evaluate_answers_with_the_method_and_its_settings(
+    make_recipe: Make, tmp_path: Path, inference: dict[str, Any]
+) -> None:
+    """The stored answers are those of an engine with these settings, and not those with the method's defaults."""
+    recipe = make_recipe(inference=inference, runtime={"executor": "local", "storage": str(tmp_path / "method")})
+    run_evaluate(recipe)
+    study = recipe.study
+    examples = make_plan(recipe).prepare.artifact.read_table("evaluation.parquet").to_pylist()
+    build = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
+    by_id = {row["example_id"]: example_from_row(row) for row in examples}
+    params = SamplingParams(
+        0.0, 1.0, study.evaluation.max_new_tokens, tuple(stop_token_ids(study.model, build.tokenizer))
+    )
+    rows = answers(recipe)
+    prompts = [build(by_id[row["example_id"]], 4, tuple(row["slots"])) for row in rows]
+    texts = {}
+    for name, settings in {"own": inference, "default": {"method": inference["method"]}}.items():
+        engine = HfEngine(study.model, InferenceSection.model_validate(settings))
+        results = asyncio.run(engine.generate(prompts, params, [0] * len(prompts)))
+        texts[name] = [result.token_ids.tolist() for result in results if isinstance(result, Completion)]
+    assert [row["sampled_ids"] for row in rows] == texts["own"]
+    assert texts["own"] != texts["default"]
 
 
 def test_lpes_on_the_toy_loads_as_a_recipe() -> None:

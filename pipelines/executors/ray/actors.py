@@ -10,6 +10,7 @@ import ray
 from pos2distill.config import PoolSection
 
 from ..protocol import ActorCalls
+from .data import restart_if_engine_died
 from .session import actor_arguments
 
 
@@ -58,4 +59,5 @@ class _Actor:
         """Returns once the constructor has."""
 
     async def call(self, index: int, argument: Any) -> tuple[int, Any]:
-        return index, await self.function(argument)
+        with restart_if_engine_died():
+            return index, await self.function(argument)

@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -91,12 +92,21 @@ class _AsyncActor(_Actor):
 
     async def __call__(self, batch: pa.Table) -> pa.Table:  # type: ignore[override]
         self.send_heartbeat()
-        try:
+        with restart_if_engine_died():
             coroutine: Awaitable[pa.Table] = self.function(batch)
             return await coroutine
-        except EngineDied as error:
-            # After an exception this actor would stay in the pool and fail every batch it is given (ray#59522). After
-            # a crash it is restarted with a new engine and the batch tried again, both as often as the pool allows.
-            sys.stderr.write(f"the engine died: {error}\n")
-            sys.stderr.flush()
-            os._exit(1)
+
+
+@contextmanager
+def restart_if_engine_died() -> Iterator[None]:
+    """End this actor's process if the body's engine has died.
+
+    After an exception an actor would stay in its pool and fail every call it is given (ray#59522). After a crash it is
+    restarted with a new engine and the call tried again, both as often as the pool allows.
+    """
+    try:
+        yield
+    except EngineDied as error:
+        sys.stderr.write(f"the engine died: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)

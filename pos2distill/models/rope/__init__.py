@@ -1,14 +1,18 @@
 """Changes to rotary position embeddings (RoPE) that need no training: one file for each method."""
 
+from typing import Any
+
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
 from pos2distill.models.rope.attention_buckets import use_bases
-from pos2distill.models.rope.layer_scales import resolve_scales, rope_types, scale_layers
+from pos2distill.models.rope.layer_scales import CONFIG_KEY, resolve_scales, rope_types, scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
 
 # Of the classes of vLLM 0.32, those that compute their rotations in the plain way.
 _VLLM_TYPES = ("default", "llama3")
+# Families (`model_type`) whose attention layers all rotate whole heads in halves, as Ms-PoE and Attention Buckets do.
+_PLAIN_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 def check_inference(model: ModelSection, inference: InferenceSection) -> None:
@@ -21,6 +25,8 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
     from pos2distill.models.load import empty_model
 
     lm = empty_model(model)
+    if inference.method in ("ms_poe", "attention_buckets"):
+        _require_plain_family(lm.config, inference.method, model.path)
     if inference.method == "ms_poe":
         apply_ms_poe(lm, inference.ms_poe, model.path)
     if inference.method == "attention_buckets":
@@ -34,3 +40,17 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
                     f"{model.path}: RoPE of type '{rope_type}' cannot be scaled by layer in vLLM; "
                     f"set model.engine to hf"
                 )
+
+
+def _require_plain_family(config: Any, method: str, shown: str) -> None:
+    family = config.get_text_config().model_type
+    if family not in _PLAIN_FAMILIES:
+        raise UserError(
+            f"{shown}: inference.method '{method}' supports {', '.join(_PLAIN_FAMILIES)}, not {family}, whose layers "
+            f"may rotate in another way"
+        )
+    if resolve_scales((), config, shown):
+        raise UserError(
+            f"{shown}: its config.json has RoPE scales by layer ({CONFIG_KEY}), which inference.method '{method}' does "
+            f"not combine with"
+        )

@@ -37,7 +37,7 @@ def scales_of(genome: Genome, layers: int, kind: CurveKind) -> tuple[float, ...]
 
     Args:
         kind: bezier: the Bezier curve of the control points, cubic for four; linear: straight lines between them;
-            step: the y of the last control point that is not behind the layer.
+            step: the y of the last control point at or before the layer.
     """
     points = len(genome) // 2 + 1  # 2 n - 2 numbers
     control_x = np.concatenate([[0.0], genome[: points - 2], [1.0]])

@@ -33,12 +33,15 @@ def resolve_scales(scales: Sequence[float], config: Any, shown: str) -> tuple[fl
         UserError: if the number of scales is not that of the layers.
     """
     stored = getattr(config, CONFIG_KEY, None)
+    # First, because vLLM's plugin sees configs of all kinds, and some have no such number of layers.
+    if not scales and stored is None:
+        return ()
     layers: int = config.get_text_config().num_hidden_layers
     if len(scales) == 1:
         return tuple(scales) * layers
     if scales and len(scales) != layers:
         raise UserError(f"inference.scales: {len(scales)} scales, but {shown} has {layers} layers; give one for each")
-    if not scales and stored is not None:
+    if not scales:
         if not isinstance(stored, list) or len(stored) != layers or not all(_is_scale(each) for each in stored):
             raise UserError(f"{shown}/config.json: {CONFIG_KEY}: expected a list of {layers} positive numbers")
         return tuple(map(float, stored))
@@ -52,8 +55,9 @@ def _is_scale(value: object) -> bool:
 def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> None:
     """Divide the positions of every layer by its scale, in place, and record the scales in the model's config.
 
-    The model computes the rotations of all distinct scales once for each forward pass, and each attention layer takes
-    its own. That is exact with packed rows, gradient checkpointing and generation. A second call replaces the scales.
+    For each forward pass, the model computes the rotations of all N distinct scales once and holds them; each attention
+    layer takes its own. That is exact with packed rows, gradient checkpointing and generation. A second call replaces
+    the scales.
 
     Args:
         scales: one for each layer. shown: the model's name in messages.

@@ -57,11 +57,13 @@ class MsPoe:
     def _choose(self, module: Any, query: Tensor, key: Tensor, position_BS: Tensor, scaling: float) -> Tensor:
         """The scale of each group, (B, G)."""
         groups = key.shape[1]
+        # In float32, whatever the model's dtype: a score is a count of keys above a threshold.
+        query, key = query[:, :, -1:].float(), key.float()
         back_BGS = -position_BS.unsqueeze(1).expand(-1, groups, -1).float()
-        last_BH1D = self._rotate(module, query[:, :, -1:], back_BGS[..., -1:])
+        last_BH1D = self._rotate(module, query, back_BGS[..., -1:])
         plain_BGSD = self._rotate(module, key, back_BGS)
         last_BGND = last_BH1D.unflatten(1, (groups, -1)).squeeze(3)
-        scores_BGNS = (last_BGND @ plain_BGSD.transpose(2, 3)).float() * scaling
+        scores_BGNS = last_BGND @ plain_BGSD.transpose(2, 3) * scaling
         attended_BS = position_BS >= 0
         scores_BGNS = scores_BGNS.masked_fill(~attended_BS[:, None, None], float("-inf"))
         return choose_scales(scores_BGNS.softmax(-1), attended_BS, self.settings)
@@ -115,7 +117,9 @@ def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsP
     rotary = getattr(decoder, "rotary_emb", None)
     # Of several types of layers each would have frequencies of its own; a factor on the rotation would count twice.
     if rotary is None or getattr(rotary, "attention_scaling", None) != 1.0 or not lm._supports_attention_backend:
-        raise UserError(f"{shown}: Ms-PoE needs plain RoPE, the same in all layers, which {type(lm).__name__} has not")
+        raise UserError(
+            f"{shown}: Ms-PoE needs plain RoPE, the same in all layers, which {type(lm).__name__} does not have"
+        )
     implementation = lm.config._attn_implementation
     layers: list[Any] = [layer.self_attn for layer in decoder.layers]
     eager = importlib.import_module(type(layers[0]).__module__).eager_attention_forward

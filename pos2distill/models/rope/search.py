@@ -3,7 +3,8 @@
 The paper's numbers of the algorithm could not be verified, so all of them are settings (docs/methods.md).
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy as np
 from pos2distill.config.inference import SearchSection
 from pos2distill.models.rope.curves import Floats, Genome, to_genome
 from pos2distill.randomness import derive_generator
+
+_PROPOSALS = 20  # until the algorithm gives up a place of a generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,57 +43,63 @@ def next_genomes(settings: SearchSection, measured: Sequence[Candidate], generat
 
     Args:
         measured: the candidates of all earlier generations, in order. generation: counted from 0.
-    Returns: genomes to measure, each of them once and none that is measured; fewer than a generation has if the
-        algorithm proposes some twice.
+    Returns: genomes to measure, each of them once and none that is measured. The first of all is the model as it is.
     """
     generator = derive_generator(seed, "search scales", settings.strategy, generation)
-    if settings.strategy == "uniform":
-        proposed = _uniform_grid(settings)
-    elif settings.strategy == "random" or generation == 0:
-        first = [_unscaled(settings)] if generation == 0 else []
-        count = settings.population if generation == 0 else settings.children
-        proposed = first + [_random(settings, generator) for _ in range(count - len(first))]
-    else:
-        proposed = _children(settings, measured, generator)
     known = {candidate.genome for candidate in measured}
-    genomes = []
-    for genome in proposed:
-        if genome not in known:
-            known.add(genome)
-            genomes.append(genome)
+    genomes: list[Genome] = []
+
+    def add(propose: Callable[[], Genome]) -> None:
+        # Another proposal in the place of one that is known, so that strategies measure equally many candidates.
+        for _ in range(_PROPOSALS):
+            genome = propose()
+            if genome not in known:
+                known.add(genome)
+                genomes.append(genome)
+                return
+
+    if generation == 0:
+        add(lambda: _flat(settings, 1.0))
+    if settings.strategy == "uniform":
+        for scale in np.linspace(settings.smallest, settings.largest, settings.population):
+            add(functools.partial(_flat, settings, scale))
+    elif settings.strategy == "random" or generation == 0:
+        count = settings.population - 1 if generation == 0 else settings.children
+        for _ in range(count):
+            add(lambda: _random(settings, generator))
+    else:
+        parents = _fittest(measured, settings.parents)
+        for _ in range(settings.mutations):
+            add(lambda: _mutate(settings, parents, generator))
+        for _ in range(settings.crossovers):
+            add(lambda: _cross(settings, parents, generator))
     return genomes
 
 
-def _children(settings: SearchSection, measured: Sequence[Candidate], generator: np.random.Generator) -> list[Genome]:
-    """Mutations and crossovers of the fittest candidates so far. `sorted` keeps the order of equal ones."""
+def _fittest(measured: Sequence[Candidate], count: int) -> list[Floats]:
+    """The genomes of the fittest candidates; `sorted` keeps the order of equal ones."""
     ranked = sorted(measured, key=lambda candidate: -candidate.fitness)
-    parents = [np.asarray(candidate.genome) for candidate in ranked[: settings.parents]]
-    children = []
-    for _ in range(settings.mutations):
-        parent = parents[generator.integers(len(parents))]
-        steps = generator.normal(0.0, settings.mutation_step, len(parent))
-        changed = generator.random(len(parent)) < settings.mutation_rate
-        children.append(_repair(settings, np.where(changed, parent + steps, parent)))
-    for _ in range(settings.crossovers):
-        one, other = generator.choice(len(parents), 2, replace=len(parents) < 2)
-        from_one = generator.random(len(parents[0])) < 0.5
-        children.append(_repair(settings, np.where(from_one, parents[one], parents[other])))
-    return children
+    return [np.asarray(candidate.genome) for candidate in ranked[:count]]
 
 
-def _uniform_grid(settings: SearchSection) -> list[Genome]:
-    scales = np.linspace(settings.smallest, settings.largest, settings.population)
-    return [_flat(settings, scale) for scale in scales]
+def _mutate(settings: SearchSection, parents: Sequence[Floats], generator: np.random.Generator) -> Genome:
+    parent = parents[int(generator.integers(len(parents)))]
+    steps = generator.normal(0.0, settings.mutation_step, len(parent))
+    changed = generator.random(len(parent)) < settings.mutation_rate
+    return _repair(settings, np.where(changed, parent + steps, parent))
 
 
-def _unscaled(settings: SearchSection) -> Genome:
-    """The model as it is, or the nearest to it within the limits."""
-    return _flat(settings, min(max(1.0, settings.smallest), settings.largest))
+def _cross(settings: SearchSection, parents: Sequence[Floats], generator: np.random.Generator) -> Genome:
+    one, other = generator.choice(len(parents), 2, replace=len(parents) < 2)
+    from_one = generator.random(len(parents[0])) < 0.5
+    return _repair(settings, np.where(from_one, parents[one], parents[other]))
 
 
 def _flat(settings: SearchSection, scale: float) -> Genome:
+    """One scale for all layers, also outside the limits of the search."""
     inner_x = np.linspace(0.0, 1.0, settings.control_points)[1:-1]
-    return _repair(settings, np.concatenate([inner_x, np.full(settings.control_points, scale)]))
+    y = np.full(settings.control_points, scale)
+    return to_genome(inner_x, y, smallest=scale, largest=scale, monotone=settings.monotone)
 
 
 def _random(settings: SearchSection, generator: np.random.Generator) -> Genome:

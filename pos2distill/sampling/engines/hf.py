@@ -39,6 +39,9 @@ class HfEngine:
         torch.set_num_threads(threads)
         self.device = device
         self.path = model.path
+        if inference.method == "ms_poe" and model.attention == "auto":
+            # flash-attn's kernel in transformers 5.19 looks itself up by the name of the implementation, which changes.
+            model = model.model_copy(update={"attention": "sdpa"})
         self.model: Any = load_model(model, device=device)
         self.ms_poe = None
         if inference.method == "ms_poe":
@@ -103,7 +106,7 @@ class HfEngine:
 
 
 class TopKRecorder(LogitsProcessor):
-    """Records the k most likely tokens of every step. Must be the first processor, before any changes the scores."""
+    """Records the k most likely tokens of every step, before temperature and noise change the scores."""
 
     def __init__(self, k: int) -> None:
         self.k = k

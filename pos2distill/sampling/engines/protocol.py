@@ -13,7 +13,7 @@ class SamplingParams:
 
     temperature: 0 for greedy decoding. stop_ids: any of them ends a response and is its last token.
     stored_top_k: number of most likely tokens to return at each position.
-    rope_scales: of this call, in place of the model's own, which must have some; for a search.
+    rope_scales: for a search: the scales of this call and of later ones that name none. The model must have some.
     """
 
     temperature: float

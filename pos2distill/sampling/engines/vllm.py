@@ -1,4 +1,4 @@
-"""The production engine: the asynchronous engine of vLLM, so that batches overlap. Only this module imports vllm."""
+"""The production engine: the asynchronous engine of vLLM, so that batches overlap."""
 
 import asyncio
 import itertools
@@ -85,10 +85,7 @@ class VllmEngine:
         async with self._calls_changed:
             await self._calls_changed.wait_for(lambda: not self._calls or scales in ((), self._scales))
             if scales not in ((), self._scales):
-                await self.engine.collective_rpc("set_rope_scales", args=(list(scales),))
-                # Cached prefixes were computed with other scales.
-                await self.engine.reset_prefix_cache()
-                self._scales = scales
+                await self._change_scales(scales)
             self._calls += 1
         try:
             yield
@@ -96,6 +93,17 @@ class VllmEngine:
             async with self._calls_changed:
                 self._calls -= 1
                 self._calls_changed.notify_all()
+
+    async def _change_scales(self, scales: tuple[float, ...]) -> None:
+        try:
+            await self.engine.collective_rpc("set_rope_scales", args=(list(scales),))
+            # Cached prefixes were computed with other scales.
+            cleared = await self.engine.reset_prefix_cache()
+        except self._dead_error as error:
+            raise EngineDied(str(error)) from error
+        if not cleared:
+            raise EngineDied("vLLM kept prefixes that were computed with other RoPE scales")
+        self._scales = scales
 
     async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
         try:

@@ -160,6 +160,10 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
         ("inference.method=attention_buckets", "inference.method: 'attention_buckets' changes attention in a way that"),
         ("inference.bases=[1]", "inference.bases: "),
         ("inference.ms_poe.smallest=1.9", "inference.ms_poe.smallest: 1.9 is above largest (1.8)"),
+        (
+            "inference={method: lpes, scales: [2]}",
+            "inference.scales: 'lpes' needs one for each layer; for one scale, set",
+        ),
         ("inference.search.smallest=2", "inference.search.smallest: 2 is not below largest (2)"),
         (
             "inference.search={mutations: 0, crossovers: 0}",
@@ -450,6 +454,22 @@ def test_study_several_numbers_of_hops_require_pairs(load: Callable[..., Recipe]
         load(*mixed, "method.advantageous_slot=auto")
     with pytest.raises(UserError, match=r"inference.method: 'reorder' requires one number of hops \(data.hops\)"):
         load(*mixed, "inference.method=reorder")
+
+
+def test_study_reorder_needs_slots_to_compare(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(
+        UserError, match=r"method.auto_slots: 1, but inference.method 'reorder' compares at least 2 slots"
+    ):
+        load("inference.method=reorder", "method.auto_slots=1")
+    with pytest.raises(UserError, match=r"method.auto_slots: 99 slots, but there are 20; lower it"):
+        load("inference.method=reorder", "method.auto_slots=99")
+
+
+def test_study_ms_poe_cannot_use_flash_attention(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(
+        UserError, match=r"inference.method: 'ms_poe' cannot use flash_attention_2; set model.attention"
+    ):
+        load("inference.method=ms_poe", "model.engine=hf", "model.attention=flash_attention_2")
 
 
 @pytest.mark.parametrize(

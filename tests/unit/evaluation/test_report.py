@@ -85,7 +85,7 @@ def inputs(pairs: Comparison) -> ReportInputs:
         steps=[{**step, "step": number} for number in range(3)],
         counts={"examples": {"rows": 9, "train_unused": 2}},
         seconds={"examples": 0.25},
-        settings={"model": {"path": "base/model", "rope_scales": []}, "seed": 3},
+        settings={"model": {"path": "base/model", "rope_scales": []}, "inference": {"method": "none"}, "seed": 3},
         versions={"torch": "2.13.0"},
         checkpoint="storage/checkpoint-abcd/model",
         fingerprint="0123456789abcdef",

@@ -94,6 +94,8 @@ def test_make_plan_setting_changes_its_stages(make_recipe: Make, override: dict[
             }
         },
         {"evaluation": {"other_documents": []}},
+        {"inference": {"bases": [1, 2]}},  # of a method that is not used
+        {"method": {"view_weight": 2}},
     ],
 )
 def test_make_plan_ignores_the_runtime(make_recipe: Make, override: dict[str, Any]) -> None:

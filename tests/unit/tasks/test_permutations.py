@@ -14,6 +14,7 @@ from pos2distill.tasks.permutations import (
     draw_trivial_slots,
     evaluated_placements,
     index_to_slots,
+    slot_of_rank,
     slots_to_index,
 )
 
@@ -163,6 +164,27 @@ def test_draw_trivial_slots_is_pinned() -> None:
 def test_draw_trivial_slots_of_pairs_is_pinned() -> None:
     drawn = draw_trivial_slots("fox-0001", documents=20, advantageous=(18, 19), k=4, seed=0)
     assert drawn == ((0, 7), (12, 2), (6, 8), (15, 14))
+
+
+# --- reordering by rank
+
+
+def test_arrange_shows_the_document_of_each_rank_at_its_slot() -> None:
+    """An order that is not its own inverse: ranks 0 to 3 go to slots 2, 0, 3 and 1."""
+    example = make_example(4)
+    plain = arrange(example, 4, (1,))
+    assert [document.title for document in plain] == ["d1", "d0", "d2", "d3"]
+    reordered = arrange(example, 4, (1,), slot_of_rank=(2, 0, 3, 1))
+    assert [document.title for document in reordered] == ["d0", "d3", "d1", "d2"]
+
+
+def test_slot_of_rank_by_hand() -> None:
+    """Accuracies .4, .9, .2 and .7 at slots 0 to 3; then measured at the ends alone; then at another length."""
+    assert slot_of_rank((0, 1, 2, 3), (0.4, 0.9, 0.2, 0.7), 4, 4) == (1, 3, 0, 2)
+    assert slot_of_rank((0, 3), (0.1, 0.4), 4, 4) == (3, 2, 1, 0)
+    assert slot_of_rank((0, 2, 4), (0.5, 0.1, 0.9), 5, 3) == (2, 0, 1)
+    # Of equally good slots the first comes first.
+    assert slot_of_rank((0, 1, 2), (0.5, 0.5, 0.5), 3, 3) == (0, 1, 2)
 
 
 # --- eval_specs placements

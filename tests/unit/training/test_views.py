@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig
 
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.errors import UserError
@@ -19,7 +21,8 @@ from pos2distill.training import views
 from pos2distill.training.micro_batches import pack
 from pos2distill.training.rows import Row
 from pos2distill.training.student import Student
-from pos2distill.training.views import view_of
+from pos2distill.training.views import POSITIONS, view_of
+from tests.support.models import HEADS, SMALL
 from tests.support.samples import Source
 
 Make = Callable[..., Recipe]
@@ -224,11 +227,20 @@ def test_reverse_kl_by_hand() -> None:
 # --- errors
 
 
-def test_skips_need_positions(tiny_model_path: str) -> None:
-    require_position_room(ModelSection(path=tiny_model_path, max_length=256))
+def test_views_need_positions(tiny_model_path: str) -> None:
+    require_position_room(ModelSection(path=tiny_model_path, max_length=256), POSITIONS["skip"])
+    require_position_room(ModelSection(path=tiny_model_path, max_length=465), POSITIONS["cyclic"])
     with pytest.raises(UserError) as caught:
-        require_position_room(ModelSection(path=tiny_model_path))
+        require_position_room(ModelSection(path=tiny_model_path), POSITIONS["skip"])
     assert str(caught.value) == (
-        f"method.view: skips need positions up to 1024, {tiny_model_path} has 512; "
-        f"set model.max_length to 256 or less, or method.view to cyclic"
+        f"method.view: shifted rows need 1024 positions, {tiny_model_path} has 512; set model.max_length to 256 or less"
     )
+    with pytest.raises(UserError, match=r"need 513 positions, .* has 512; set model.max_length to 465 or less"):
+        require_position_room(ModelSection(path=tiny_model_path, max_length=467), POSITIONS["cyclic"])
+
+
+def test_views_need_positions_whose_frequencies_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    LlamaConfig(**SMALL, **HEADS, max_position_embeddings=512, rope_parameters=rope).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"need 600 positions, .* has 512"):
+        require_position_room(ModelSection(path=str(tmp_path), max_length=300), POSITIONS["skip"])

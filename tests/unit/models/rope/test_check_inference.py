@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2Config, LlamaConfig
+from transformers import GPT2Config, LlamaConfig, PretrainedConfig, SmolLM3Config
 
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
 from pos2distill.models.rope import check_inference
+from pos2distill.models.rope.layer_scales import CONFIG_KEY, resolve_scales
 from tests.support.models import HEADS, SMALL
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 512}
@@ -42,8 +43,14 @@ def test_check_inference_accepts_a_plain_model(save: Callable[..., ModelSection]
             {"method": "lpes", "scales": [1, 1.5, 2]},
             "inference.scales: 3 scales, but {} has 2 layers; give one for each",
         ),
-        ({"method": "ms_poe"}, "{}: Ms-PoE needs plain RoPE, the same in all layers, which LlamaForCausalLM has not"),
-        ({"method": "attention_buckets"}, "{}: Attention Buckets needs plain RoPE, which LlamaForCausalLM has not"),
+        (
+            {"method": "ms_poe"},
+            "{}: Ms-PoE needs plain RoPE, the same in all layers, which LlamaForCausalLM does not have",
+        ),
+        (
+            {"method": "attention_buckets"},
+            "{}: Attention Buckets needs plain RoPE, which LlamaForCausalLM does not have",
+        ),
         ({"method": "lpes"}, "{}: RoPE of type 'yarn' cannot be scaled by layer in vLLM; set model.engine to hf"),
     ],
 )
@@ -52,6 +59,28 @@ def test_check_inference_refuses(save: Callable[..., ModelSection], inference: d
     with pytest.raises(UserError) as caught:
         check_inference(model, InferenceSection.model_validate(inference))
     assert str(caught.value) == message.format(model.path)
+
+
+@pytest.mark.parametrize("method", ["ms_poe", "attention_buckets"])
+def test_check_inference_refuses_families_and_scales_that_these_methods_do_not_know(
+    save: Callable[..., ModelSection], method: str
+) -> None:
+    inference = InferenceSection.model_validate({"method": method})
+    with pytest.raises(
+        UserError, match=rf"'{method}' supports llama, .*, qwen3, not smollm3, whose layers may rotate in"
+    ):
+        check_inference(save(SmolLM3Config(**SMALL, **HEADS, pad_token_id=0)), inference)
+    scaled = LlamaConfig(**SMALL, **HEADS)
+    setattr(scaled, CONFIG_KEY, [1.5, 1.5])
+    with pytest.raises(
+        UserError, match=rf"its config.json has RoPE scales by layer .* '{method}' does not combine with"
+    ):
+        check_inference(save(scaled), inference)
+
+
+def test_resolve_scales_of_a_config_without_layers() -> None:
+    """vLLM's plugin sees the configs of speculators and other parts too."""
+    assert resolve_scales((), PretrainedConfig(), "m") == ()
 
 
 def test_check_inference_refuses_a_model_without_rope(save: Callable[..., ModelSection]) -> None:
