@@ -79,7 +79,12 @@ VARIANTS = (
     Variant("seqkd + rpsd skip", ("method.name=seqkd", "method.view=skip"), trains=True, seeds=SEEDS),
     Variant("seqkd + rpsd cyclic", ("method.name=seqkd", "method.view=cyclic"), trains=True, seeds=SEEDS),
     Variant("seqkd + pose", ("method.name=seqkd", "method.view=pose"), trains=True, seeds=SEEDS),
-    Variant("r1 + reorder", ("method.name=r1", "inference.method=reorder"), trains=True, seeds=SEEDS),
+    Variant(
+        "r1 + lpes",
+        ("method.name=r1", "inference.method=lpes", f"inference.search={SEARCH}"),
+        trains=True,
+        seeds=SEEDS,
+    ),
 )
 
 
