@@ -71,7 +71,9 @@ VARIANTS = (
         ("inference.method=lpes", f"inference.search={SEARCH}", "inference.search.strategy=random"),
         seeds=SEEDS,
     ),
-    Variant("ms_poe", ("inference.method=ms_poe", "inference.ms_poe.first_layer=0")),
+    # The toy has three layers, so the published first layer leaves one.
+    Variant("ms_poe, last layer", ("inference.method=ms_poe", "inference.ms_poe.first_layer=2")),
+    Variant("ms_poe, all layers", ("inference.method=ms_poe", "inference.ms_poe.first_layer=0")),
     Variant("attention_buckets", ("inference.method=attention_buckets",)),
     Variant("r1", ("method.name=r1",), trains=True, seeds=SEEDS),
     Variant("r1, random slot", ("method.name=r1", "method.advantageous_slot=random"), trains=True, seeds=SEEDS),
