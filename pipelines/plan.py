@@ -71,7 +71,7 @@ class Plan:
     @property
     def evaluation_stages(self) -> list[Stage]:
         """The stages of the command `evaluate`; of the distilled model, if there is one."""
-        stages = [self.prepare, *self.measurements, self.evaluate_base]
+        stages = [self.prepare, *self._measured_for(self.evaluate_base), self.evaluate_base]
         if self.distill.artifact.manifest() is not None:
             stages.append(self.evaluate_distilled)
         return stages
@@ -79,7 +79,12 @@ class Plan:
     @property
     def sampling_stages(self) -> list[Stage]:
         """The stages of the command `sample`."""
-        return [self.prepare, *self.measurements, self.sample]
+        return [self.prepare, *self._measured_for(self.sample), self.sample]
+
+    def _measured_for(self, stage: Stage) -> list[Stage]:
+        """The measurements that a stage reads."""
+        read = [each.artifact for each in stage.inputs.values()]
+        return [measurement for measurement in self.measurements if measurement.artifact in read]
 
     @property
     def training_stages(self) -> list[Stage]:
