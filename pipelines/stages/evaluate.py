@@ -152,11 +152,12 @@ def predict(
     blocks = index_blocks(missing, examples_per_block(len(missing), prompts_per_example, context.runtime.samplers))
     total = count * prompts_per_example
     answered = total - len(missing) * prompts_per_example
+    # Before the bar: an executor connects at once, and a bar is shown only when there is something to show.
+    results = context.executor.map(blocks, operators, label="evaluation") if blocks else ()
     with tqdm(desc=stage.name, total=total, initial=answered, unit="prompt") as bar:
-        if blocks:
-            for answers in context.executor.map(blocks, operators, label="evaluation"):
-                parts.append(to_predictions(answers))
-                bar.update(len(answers))
+        for answers in results:
+            parts.append(to_predictions(answers))
+            bar.update(len(answers))
     predictions = parts.read()
     if len(predictions) != total:
         raise UserError(
