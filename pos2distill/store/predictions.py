@@ -48,6 +48,7 @@ class PartialPredictions:
         self.artifact.remove(_FOLDER)
 
     def _paths(self) -> list[str]:
+        self.artifact.fs.invalidate_cache(self.folder)  # listings of object stores are cached
         return sorted(str(path) for path in self.artifact.fs.glob(f"{self.folder}/part-*.parquet"))
 
 
