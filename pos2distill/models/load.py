@@ -21,7 +21,7 @@ from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.attention import PACKED, register_kernels
 from pos2distill.models.files import local_folder
-from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
+from pos2distill.models.rope.layer_scales import resolve_scales, rope_settings, scale_layers
 
 
 def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
@@ -169,10 +169,7 @@ def _longest_with_fixed_rope(config: Any) -> int | None:
     `dynamic` and `longrope` choose the frequencies by the longest position of a forward pass, so that beyond this
     length a row's result would depend on the other rows.
     """
-    settings = getattr(config, "rope_parameters", None) or {}
-    # One dictionary for the whole model, or one for each type of layer.
-    by_layer_type = [each for each in settings.values() if isinstance(each, dict)]
-    for each in by_layer_type or [settings]:
+    for each in rope_settings(config):
         if each.get("rope_type") in ("dynamic", "longrope"):
             length: int = each.get("original_max_position_embeddings") or config.max_position_embeddings
             return length

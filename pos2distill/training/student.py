@@ -82,10 +82,11 @@ class Student(nn.Module):
         divergences = []
         for chunk_view, chunk_plain in zip(view_TV.split(chunk), plain_TV.split(chunk), strict=True):
             divergences.append(checkpoint(self._token_divergence, chunk_view, chunk_plain, use_reentrant=False))
-        counted_T = torch.cat(divergences) * view.counts_T
-        total_B = counted_T.new_zeros(batch.rows).index_add(0, batch.row_T, counted_T)
-        tokens_B = counted_T.new_zeros(batch.rows).index_add(0, batch.row_T, view.counts_T.to(counted_T.dtype))
-        return total_B / tokens_B.clamp_min(1)
+        counts_T = view.counts_T.float()
+        total_B = mean_by_row(torch.cat(divergences) * counts_T, batch.row_T, batch.rows)
+        # Both means are over all tokens of a row, so their quotient is the mean over those that count.
+        fraction_B = mean_by_row(counts_T, batch.row_T, batch.rows)
+        return total_B / fraction_B.clamp_min(torch.finfo(fraction_B.dtype).tiny)
 
     def _token_divergence(self, view_TV: Tensor, plain_TV: Tensor) -> Tensor:
         return reverse_kl(self.transform(view_TV), self.transform(plain_TV))

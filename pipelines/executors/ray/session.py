@@ -70,6 +70,22 @@ def pool_arguments(pool: PoolSection) -> dict[str, Any]:
             # Ray Data 2.60 adds an actor once the tasks in flight are 1.75 times what the pool runs at once.
             max_tasks_in_flight_per_actor=2 * pool.concurrent_batches,
         ),
+    }
+    return arguments | _actor_options(pool)
+
+
+def actor_arguments(pool: PoolSection) -> dict[str, Any]:
+    """Options of an actor that is in no dataset, with the resources of a pool's actors."""
+    options = _actor_options(pool)
+    if _has_pools():
+        # Datasets have it from the context (`set_data_context`).
+        options["label_selector"] = SAMPLING.labels
+    return options
+
+
+def _actor_options(pool: PoolSection) -> dict[str, Any]:
+    """Resources and restarts of one actor of a pool."""
+    options: dict[str, Any] = {
         "num_cpus": pool.cpus,
         "num_gpus": pool.gpus,
         # Both are bounded, because by default Ray Data 2.60 repeats a batch that crashes its actor forever.
@@ -77,21 +93,7 @@ def pool_arguments(pool: PoolSection) -> dict[str, Any]:
         "max_task_retries": pool.max_restarts,
     }
     if _has_pools():
-        arguments["resources"] = {SAMPLING.resource: SAMPLER_UNITS_PER_ACTOR}
-    return arguments
-
-
-def actor_arguments(pool: PoolSection) -> dict[str, Any]:
-    """Options of an actor that is in no dataset, with the resources of a pool's actors."""
-    options: dict[str, Any] = {
-        "num_cpus": pool.cpus,
-        "num_gpus": pool.gpus,
-        "max_restarts": pool.max_restarts,
-        "max_task_retries": pool.max_restarts,
-    }
-    if _has_pools():
         options["resources"] = {SAMPLING.resource: SAMPLER_UNITS_PER_ACTOR}
-        options["label_selector"] = SAMPLING.labels
     return options
 
 

@@ -85,10 +85,14 @@ def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> No
 
 def rope_types(config: Any) -> list[str]:
     """The types of RoPE that a model's layers have, as transformers names them: default, linear, llama3, yarn, ..."""
+    return [settings.get("rope_type", "default") for settings in rope_settings(config)]
+
+
+def rope_settings(config: Any) -> list[dict[str, Any]]:
+    """The settings of RoPE in a model's config: one dictionary for the whole model, or one for each type of layer."""
     settings = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    # One dictionary for the whole model, or one for each type of layer.
     by_layer_type = [each for each in settings.values() if isinstance(each, dict)]
-    return [each.get("rope_type", "default") for each in by_layer_type or [settings]]
+    return by_layer_type or [settings]
 
 
 class _RotateByAll:
