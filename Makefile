@@ -38,8 +38,8 @@ install: .venv/.installed
 # From nothing, since the CPU builds would satisfy the same versions. torch first: flash-attn is built against it.
 install-gpu: .uv/.installed
 	env -u UV_TORCH_BACKEND .uv/bin/uv venv --quiet --clear --python $(PYTHON) .venv
-	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --python $(BIN)/python $$(grep '^torch==' requirements/gpu.txt) setuptools wheel packaging ninja
-	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --compile-bytecode --python $(BIN)/python --no-build-isolation-package flash-attn --requirement requirements/gpu.txt
+	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --python $(BIN)/python $$(grep --only-matching '^torch==[^ ]*' requirements/gpu.txt) setuptools wheel packaging ninja
+	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --compile-bytecode --python $(BIN)/python --require-hashes --no-build-isolation-package flash-attn --requirement requirements/gpu.txt
 	touch .venv/.for-gpus .venv/.installed
 
 .uv/.installed: requirements/uv.txt
@@ -73,15 +73,17 @@ format: install
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-# The GPU lock wants torch's CUDA build, so it is made without the folder of wheels.
+# The GPU lock wants torch's CUDA build, so it is made without the folder of wheels. It is what images are built from, so
+# it has the trackers too, and the hash of every file that may be installed.
 LOCK_OPTIONS := --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-header
 lock: .uv/.installed
 	.uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra cpu --extra gcs --extra dev --output-file requirements/cpu.txt
-	env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra gpu --extra s3 --extra gcs --output-file requirements/gpu.txt
+	env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --generate-hashes --extra gpu --extra s3 --extra gcs --extra trackers --output-file requirements/gpu.txt
 
-# The tables of docs/recipes.md and docs/cluster.md, and the manifests of the cluster's examples.
+# The tables of docs/recipes.md, docs/cluster.md and docs/models.md, and the manifests of the cluster's examples.
 docs: install
 	$(BIN)/python -m scripts.reference_tables
+	$(BIN)/python -m scripts.model_families
 	$(BIN)/python -m scripts.render_presets
 
 clean:

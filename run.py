@@ -2,7 +2,7 @@
 
 import sys
 
-from pipelines.command_line import main
+from pos2distill.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,19 +4,27 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pos2distill.errors import ExitCode, UserError
+from pos2distill.errors import ExitCode, UserError, one_line
+from pos2distill.secrets import mask_secrets
 
 from . import rayjob
+from .kubectl import dry_run
 from .render import render, to_yaml
 from .spec import ClusterSpec, load_cluster
-from .types import KubeManifest
-from .validate import check, load_manifests
+from .types import KubeManifest, Level
+from .validate import CHECKED_KINDS, check, load_manifests
 
 _SPEC_PREFIX = "spec."
 
 
 def run_cluster(
-    action: str, source: str, words: Sequence[str], *, out: str | None = None, crds: str | None = None
+    action: str,
+    source: str,
+    words: Sequence[str],
+    *,
+    out: str | None = None,
+    crds: str | None = None,
+    server: bool = False,
 ) -> int:
     """Run one action. Returns the exit code.
 
@@ -26,6 +34,7 @@ def run_cluster(
         words: a recipe, its overrides, and `spec.section.field=value` for the spec.
         out: for render, a folder in which NAME.yaml is written; None: print the manifests.
         crds: for validate, a file or folder with KubeRay's CRDs.
+        server: for validate, also ask the cluster that kubectl is configured for, which applies nothing.
     Raises:
         UserError: for a spec or recipe that cannot be used.
     """
@@ -40,21 +49,36 @@ def run_cluster(
 
     # Every action checks its manifests first, so that nothing invalid is printed, written or applied.
     manifests = _load_manifests(action, source, words)
-    errors = check(manifests, crds)
-    if errors:
-        for error in errors:
-            print(f"error: {error}", file=sys.stderr)
+    findings = check(manifests, crds)
+    for finding in findings:
+        print(finding.line(source), file=sys.stderr)
+    is_refused = any(finding.is_refused for finding in findings)
+    if server:
+        for line in dry_run(to_yaml(manifests)):
+            print(one_line(mask_secrets(f"{Level.ERROR}: {source}: {line}")), file=sys.stderr)
+            is_refused = True
+    if is_refused:
         return ExitCode.USER_ERROR
     if action == "submit":
         return rayjob.submit(_load_spec(source, words), manifests)
     if action == "validate":
-        checked = "schema and rules" if crds else "rules only; to check the schema too, set --crds"
-        print(f"{len(manifests)} manifests are valid ({checked})")
+        _report(manifests, crds=crds, server=server)
     elif out is None:
         print(to_yaml(manifests), end="")
     else:
         _write(manifests, Path(out))
     return ExitCode.SUCCESS
+
+
+def _report(manifests: Sequence[KubeManifest], *, crds: str | None, server: bool) -> None:
+    """Print what was checked, and what was not."""
+    checked = "schema and rules" if crds else "rules only; to check the schema too, set --crds"
+    if server:
+        checked += ", and the server accepts them"
+    other_kinds = sorted({str(manifest["kind"]) for manifest in manifests} - set(CHECKED_KINDS))
+    if other_kinds:
+        checked += f"; of {', '.join(other_kinds)}, the metadata only"
+    print(f"{len(manifests)} manifests are valid ({checked})")
 
 
 def _write(manifests: Sequence[KubeManifest], folder: Path) -> None:

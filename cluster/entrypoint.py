@@ -1,17 +1,21 @@
 """The command that a RayJob runs, after checking that the recipe can run on the cluster."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from pos2distill.config import Recipe
+from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.placement import TRAINING
+from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TRAINING
 from pos2distill.secrets import looks_secret
 
-from .spec import READABLE, STORES, ClusterSpec, NodeGroup
+from .nodes import NodeGroup
+from .sections import READABLE, STORES, has_parent_segment
+from .spec import ClusterSpec
 
+_DASHBOARD = "http://127.0.0.1:8265"  # of the head, on which the driver runs
 _RESOURCES = ("gpus", "cpus")
 _CHECKOUT = Path(__file__).parent.parent
 _ROUNDING = 1e-9  # a quotient such as 0.3 / 0.1 is slightly less than 3 in floating point
@@ -36,7 +40,7 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     for name in recipe.study.evaluation.also_evaluate:
         if name not in recipe_names():
             raise UserError(f"evaluation.also_evaluate: {name}: not in the image; copy it to pipelines/recipes/")
-    sets_storage = any(override.startswith("runtime.storage=") for override in overrides)
+    sets_storage = overridden_storage(overrides) is not None
     for field, path in _paths(recipe, with_storage=sets_storage).items():
         _check_path(spec, recipe, field, path, overrides)
     _check_pools(spec, recipe)
@@ -44,7 +48,15 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     if not sets_storage:
         words.append(f"runtime.storage={spec.storage.url.rstrip('/')}/{recipe.name}")
     # The driver does not start in the image's working directory. `cd` would change that of the submitter's shell only.
-    return shlex.join(["env", f"--chdir={spec.pods.project}", *words])
+    return shlex.join(["env", f"--chdir={spec.pods.project}", f"{JOB_DASHBOARD_VARIABLE}={_DASHBOARD}", *words])
+
+
+def overridden_storage(overrides: Sequence[str]) -> str | None:
+    """The storage that an override sets in place of the spec's."""
+    for override in overrides:
+        if override.startswith("runtime.storage="):
+            return override.partition("=")[2]
+    return None
 
 
 def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
@@ -63,6 +75,8 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
 
 def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overrides: Sequence[str]) -> None:
     """A local file exists in the pods only if the image contains it or the mounted volume holds it."""
+    if has_parent_segment(path) and ("://" in path or path.startswith("/")):
+        raise UserError(f"{recipe.name}: {field}: {path}: expected a path without '..'")
     scheme, is_url, _ = path.partition("://")
     if is_url:
         schemes = STORES if field == "runtime.storage" else READABLE
@@ -70,7 +84,8 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
             hint = did_you_mean(scheme, schemes)
             raise UserError(f"{recipe.name}: {field}: the image cannot open {scheme}://{hint}")
         return
-    if spec.storage.claim and PurePosixPath(path).is_relative_to(spec.storage.mount):
+    mounts = spec.writable_mounts if field == "runtime.storage" else spec.mounts
+    if any(PurePosixPath(path).is_relative_to(mount) for mount in mounts):
         return
     # The image has the project in another folder, so that an absolute path of this machine does not exist there.
     from_override = any(path in override for override in overrides)
@@ -78,8 +93,8 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
     if in_examples and not from_override and field != "runtime.storage":
         return
     remedies = ["set a URL"]
-    if spec.storage.claim:
-        remedies.append(f"or a folder below {spec.storage.mount}")
+    if mounts:
+        remedies.append(f"or a folder below {' or '.join(mounts)}")
     if from_override:
         remedies.append("or a path relative to the project")
     raise UserError(f"{recipe.name}: {field}: {path} does not exist in the pods; {', '.join(remedies)}")
@@ -88,12 +103,13 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
 def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
     """Refuse pools that would wait forever, because their actors do not fit on one node or on all nodes together."""
     runtime = recipe.runtime
-    _check_pool(recipe, "samplers", "max", "sampling", spec.sampling)
-    _check_pool(recipe, "teachers", "max", "sampling", spec.sampling)
-    _check_pool(recipe, "trainers", "workers", "training", spec.training)
+    sampling = list(spec.sampling_groups.values())
+    _check_pool(recipe, "samplers", "max", "sampling", sampling)
+    _check_pool(recipe, "teachers", "max", "sampling", sampling)
+    _check_pool(recipe, "trainers", "workers", "training", [spec.training])
     for resource in _RESOURCES:
         needed = sum(pool.max * getattr(pool, resource) for pool in (runtime.samplers, runtime.teachers))
-        available = spec.sampling.max * getattr(spec.sampling.node, resource)
+        available = sum(group.max * getattr(group.node, resource) for group in sampling)
         if needed > available:
             unit = "GPUs" if resource == "gpus" else "CPUs"
             raise UserError(
@@ -102,8 +118,8 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
             )
 
 
-def _check_pool(recipe: Recipe, pool_name: str, size_field: str, group_name: str, group: NodeGroup) -> None:
-    """One pool of actors on the node group that it runs on.
+def _check_pool(recipe: Recipe, pool_name: str, size_field: str, group_name: str, groups: Sequence[NodeGroup]) -> None:
+    """One pool of actors on the node groups that it runs on.
 
     Args:
         pool_name: section of the recipe's runtime.
@@ -111,20 +127,27 @@ def _check_pool(recipe: Recipe, pool_name: str, size_field: str, group_name: str
     """
     pool = getattr(recipe.runtime, pool_name)
     field = f"{recipe.name}: runtime.{pool_name}"
-    fits = []  # the number of actors that fit on one node, by each resource
     for resource in _RESOURCES:
-        per_actor, per_node = getattr(pool, resource), getattr(group.node, resource)
+        per_actor = getattr(pool, resource)
+        per_node = max(getattr(group.node, resource) for group in groups)
         if per_actor > per_node:
             raise UserError(f"{field}.{resource}: {per_actor:g}, but a node of {group_name} has {per_node:g}; lower it")
-        if per_actor:
-            fits.append(int(per_node / per_actor + _ROUNDING))
-    if pool_name == "trainers":
-        fits.append(TRAINING.units(group.node.gpus))  # a worker takes one unit of the custom resource
-    if not fits:
-        return
-    actors, room = getattr(pool, size_field), group.max * min(fits)
+    actors = getattr(pool, size_field)
+    room = sum(group.max * _actors_per_node(pool, group, is_trainer=pool_name == "trainers") for group in groups)
     if actors > room:
         raise UserError(
             f"{field}.{size_field}: {actors}, but only {room} fit on the nodes of {group_name}; "
             f"raise spec.{group_name}.max or lower runtime.{pool_name}.{size_field}"
         )
+
+
+def _actors_per_node(pool: PoolSection | TrainersSection, group: NodeGroup, *, is_trainer: bool) -> float:
+    """The number of a pool's actors that fit on one node; infinite if they need nothing."""
+    fits = [math.inf]
+    for resource in _RESOURCES:
+        per_actor = getattr(pool, resource)
+        if per_actor:
+            fits.append(int(getattr(group.node, resource) / per_actor + _ROUNDING))
+    if is_trainer:
+        fits.append(TRAINING.units(group.node.gpus))  # a worker takes one unit of the custom resource
+    return min(fits)

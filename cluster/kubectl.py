@@ -23,24 +23,56 @@ def kubectl(*arguments: str, text: str | None = None) -> str:
         UserError: kubectl is not installed, has no cluster configured, or the cluster refuses the request;
             UnreachableError if the failure may pass.
     """
-    try:
-        result = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise UserError("kubectl: not found; install it (https://kubernetes.io/docs/tasks/tools/)") from None
+    result = _run(*arguments, text=text)
     if result.returncode == 0:
         return result.stdout
-    if _NO_SERVER in result.stderr:
-        raise UserError(
-            "kubectl: no cluster is configured; choose one with `kubectl config use-context NAME`, or set KUBECONFIG"
-        )
     lines = [line for line in result.stderr.splitlines() if line.strip()]
     # The lines before the last one are warnings and retries.
     last_line = lines[-1] if lines else f"exit code {result.returncode}"
     message = " ".join(last_line.split())
+    if arguments[0] == "delete" and "timed out" in message:
+        raise UserError(
+            f"kubectl delete: {message.removeprefix('error: ')}; something keeps the object, often a finalizer of an "
+            f"operator that does not run: look at its metadata.finalizers"
+        )
     # Only these two are certain to be permanent. There is no list of the failures that may pass.
     is_permanent = "(NotFound)" in message or "(Forbidden)" in message
     error_type = UserError if is_permanent else UnreachableError
     raise error_type(f"kubectl {arguments[0]}: {message.removeprefix('error: ')}")
+
+
+def dry_run(manifests: str) -> list[str]:
+    """Let the cluster check manifests as if they were applied: its schemas, CEL rules, quotas and webhooks.
+
+    KubeRay's operator is not part of this, since it reads an object only after it was applied.
+
+    Returns: one line for each refusal; empty if the cluster accepts all.
+    Raises:
+        UserError: kubectl is not installed, or no cluster answers.
+    """
+    arguments = ("apply", "--dry-run=server", "--validate=strict", "--request-timeout=30s", "--filename", "-")
+    result = _run(*arguments, text=manifests)
+    if result.returncode == 0:
+        return []
+    lines = [" ".join(line.split()) for line in result.stderr.splitlines()]
+    refusals = [line for line in lines if line and not line.startswith("Warning:")]
+    # Nothing was checked if the request itself failed.
+    for line in refusals:
+        if line.startswith("Unable to connect") or "was refused" in line or "failed to download openapi" in line:
+            raise UnreachableError(f"kubectl apply: {line.removeprefix('error: ')}")
+    return refusals or [f"kubectl apply: exit code {result.returncode}"]
+
+
+def _run(*arguments: str, text: str | None) -> "subprocess.CompletedProcess[str]":
+    try:
+        result = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise UserError("kubectl: not found; install it (https://kubernetes.io/docs/tasks/tools/)") from None
+    if result.returncode != 0 and _NO_SERVER in result.stderr:
+        raise UserError(
+            "kubectl: no cluster is configured; choose one with `kubectl config use-context NAME`, or set KUBECONFIG"
+        )
+    return result
 
 
 def get_object(kind: str, name: str, namespace: str) -> dict[str, Any] | None:

@@ -14,6 +14,12 @@ MARKET_LABEL = "ray.io/market-type"  # Ray node label: spot or on-demand
 # KubeRay before 1.4 chose the autoscaler's version by this variable; `autoscalerOptions.version` replaces it.
 AUTOSCALER_V2_VARIABLE = "RAY_enable_autoscaler_v2"
 
+# Environment variables that KubeRay sets itself.
+SET_BY_KUBERAY = (
+    *(AUTOSCALER_V2_VARIABLE, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_PORT", "RAY_IP", "FQ_RAY_IP"),
+    *("RAY_CLUSTER_NAME", "RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME"),
+)
+
 RAY_JOB_NAME_LENGTH = 47  # KubeRay 1.7.0: it appends suffixes to the name of a RayJob
 RAY_CLUSTER_NAME_LENGTH = 53
 
@@ -31,3 +37,8 @@ ON_DEMAND_SELECTORS: dict[str, dict[str, str]] = {
     "karpenter": {"karpenter.sh/capacity-type": "on-demand"},
     "other": {},
 }
+
+# Every rendered object carries this label. Rules of this project apply to manifests with it only.
+PART_OF_LABEL = "app.kubernetes.io/part-of"
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+PROJECT = "pos2distill"

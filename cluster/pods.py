@@ -3,7 +3,8 @@
 from pos2distill.placement import DRAIN_VARIABLE, RAY_VARIABLES
 
 from .names import GKE_SPOT_LABEL, GPU, INSTANCE_TYPE_LABEL, ON_DEMAND_SELECTORS, SPOT_SELECTORS
-from .spec import ClusterSpec, NodeGroup, NodeSection
+from .nodes import NodeGroup, NodeSection
+from .spec import ClusterSpec
 from .types import KubeManifest
 
 HOME = "/scratch"
@@ -12,48 +13,65 @@ RAY_SHUTDOWN_S = 15  # the end of a pod's grace period, in which Ray itself shut
 SUBMITTER_SIZE = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
 AUTOSCALER_SIZE = {"cpu": "1", "memory": "2Gi"}
 
+# Kubernetes keeps pods on a node that does not answer for 300 s unless they say otherwise. KubeRay gives a job up if
+# its head has not answered for as long, so that a lost head must be replaced earlier.
+_LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_LOST_NODE_S = 60
+
 _WRITABLE_MOUNTS = (("tmp", "/tmp"), ("scratch", HOME))
+# What Kubernetes mounts by itself where a token is mounted automatically.
+_API_ACCESS = "api-access"
+_API_ACCESS_SOURCES: list[KubeManifest] = [
+    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+    {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+    {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"fieldPath": "metadata.namespace"}}]}},
+]
 _HEAD_PORTS = (("gcs-server", 6379), ("dashboard", 8265))
 
 
 def head_template(spec: ClusterSpec) -> KubeManifest:
-    """The pod of the head. It is never evicted, and only it can read the token of the Kubernetes API."""
-    container = _ray_container(spec, spec.head, "ray-head", grace_s=HEAD_GRACE_S, ports=_HEAD_PORTS)
-    return _template(
-        spec,
-        spec.head,
-        container,
-        _volumes(spec, spec.head),
-        spot=False,
-        evictable=False,
-        grace_s=HEAD_GRACE_S,
-        api_token=spec.scales,  # for the autoscaler, which runs in the same pod
-    )
+    """The pod of the head. It is never evicted.
+
+    Its autoscaler reads the token of the Kubernetes API. The Ray container does not: whoever may submit jobs runs code
+    in it, and the token allows to create pods.
+    """
+    disk = spec.head.scratch
+    container = _ray_container(spec, spec.head, "ray-head", disk, grace_s=HEAD_GRACE_S, ports=_HEAD_PORTS)
+    volumes = _volumes(spec, spec.head, disk)
+    if spec.scales:
+        volumes.append({"name": _API_ACCESS, "projected": {"sources": _API_ACCESS_SOURCES}})
+    return _template(spec, spec.head, container, volumes, spot=False, evictable=False, grace_s=HEAD_GRACE_S)
 
 
-def group_template(spec: ClusterSpec, group: NodeGroup, *, evictable: bool) -> KubeManifest:
+def group_template(spec: ClusterSpec, group: NodeGroup, disk: str, *, evictable: bool) -> KubeManifest:
     """The pods of a node group.
 
     Args:
+        disk: that they may use.
         evictable: whether Kubernetes may evict a running pod to use its nodes better.
     """
-    container = _ray_container(spec, group.node, "ray-worker", grace_s=group.grace_s)
+    container = _ray_container(spec, group.node, "ray-worker", disk, grace_s=group.grace_s)
     return _template(
         spec,
         group.node,
         container,
-        _volumes(spec, group.node),
+        _volumes(spec, group.node, disk),
         spot=group.spot,
         evictable=evictable,
         grace_s=group.grace_s,
     )
 
 
-def submitter_template(spec: ClusterSpec) -> KubeManifest:
-    """The pod that submits the job to the head and prints its log. Like the head, it is never evicted."""
+def submitter_template(spec: ClusterSpec, entrypoint: str) -> KubeManifest:
+    """The pod that submits the job to the head and prints its log. Like the head, it is never evicted.
+
+    KubeRay 1.7 keeps a command that is set here. `pipelines/jobs/submitter.py` says why its own is not used.
+    """
     container = {
         "name": "ray-job-submitter",
         "image": spec.image,
+        "workingDir": spec.pods.project,
+        "command": ["python", "-m", "pipelines.jobs.submitter", entrypoint],
         "env": [{"name": "HOME", "value": HOME}],
         "resources": {"requests": dict(SUBMITTER_SIZE), "limits": dict(SUBMITTER_SIZE)},
         "securityContext": _container_security(),
@@ -73,7 +91,10 @@ def autoscaler_options() -> KubeManifest:
         "resources": {"requests": dict(AUTOSCALER_SIZE), "limits": dict(AUTOSCALER_SIZE)},
         "securityContext": _container_security(),
         "env": [{"name": "HOME", "value": HOME}],
-        "volumeMounts": _writable_mounts(),
+        "volumeMounts": [
+            *_writable_mounts(),
+            {"name": _API_ACCESS, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True},
+        ],
     }
 
 
@@ -86,16 +107,20 @@ def _template(
     spot: bool,
     evictable: bool,
     grace_s: int | None = None,
-    api_token: bool = False,
 ) -> KubeManifest:
     metadata: KubeManifest = {"labels": spec.labels}
+    annotations = dict(spec.pods.annotations)
     if not evictable:
-        metadata["annotations"] = _no_eviction(spec)
+        annotations.update(_no_eviction(spec))
+    if annotations:
+        metadata["annotations"] = annotations
     pod: KubeManifest = {
         "serviceAccountName": spec.pods.service_account or spec.name,
-        "automountServiceAccountToken": api_token,
+        "automountServiceAccountToken": False,
         "restartPolicy": "Never",
     }
+    if spec.pods.scheduler:
+        pod["schedulerName"] = spec.pods.scheduler
     if grace_s is not None:
         pod["terminationGracePeriodSeconds"] = grace_s
     pod.update(_scheduling(spec, node, spot=spot))
@@ -108,21 +133,27 @@ def _template(
 
 
 def _ray_container(
-    spec: ClusterSpec, node: NodeSection, name: str, *, grace_s: int, ports: tuple[tuple[str, int], ...] = ()
+    spec: ClusterSpec, node: NodeSection, name: str, disk: str, *, grace_s: int, ports: tuple[tuple[str, int], ...] = ()
 ) -> KubeManifest:
     container: KubeManifest = {"name": name, "image": spec.image, "workingDir": spec.pods.project}
     if ports:
         container["ports"] = [{"name": port_name, "containerPort": number} for port_name, number in ports]
     container["env"] = _environment(spec, grace_s)
-    size = {"cpu": f"{node.cpus:g}", "memory": node.memory, "ephemeral-storage": node.scratch}
+    size = {"cpu": f"{node.cpus:g}", "memory": node.memory, "ephemeral-storage": disk}
     if node.gpus:
         size[GPU] = str(node.gpus)
+    size.update(node.resources)
     container["resources"] = {"requests": size, "limits": dict(size)}
     container["securityContext"] = _container_security()
     mounts = _writable_mounts()
     mounts.append({"name": "shared-mem", "mountPath": "/dev/shm"})
     if spec.storage.claim:
         mounts.append({"name": "storage", "mountPath": spec.storage.mount})
+    for index, volume in enumerate(spec.pods.volumes):
+        mount: KubeManifest = {"name": f"volume-{index}", "mountPath": volume.mount}
+        if volume.read_only:
+            mount["readOnly"] = True
+        mounts.append(mount)
     container["volumeMounts"] = mounts
     return container
 
@@ -135,6 +166,8 @@ def _environment(spec: ClusterSpec, grace_s: int) -> list[KubeManifest]:
         **RAY_VARIABLES,
         **spec.pods.env,
     }
+    if spec.pods.model_cache:
+        variables["HF_HUB_CACHE"] = spec.pods.model_cache
     environment: list[KubeManifest] = [{"name": name, "value": value} for name, value in variables.items()]
     for secret in spec.pods.secrets:
         reference = {"name": secret.secret, "key": secret.key}
@@ -142,14 +175,20 @@ def _environment(spec: ClusterSpec, grace_s: int) -> list[KubeManifest]:
     return environment
 
 
-def _volumes(spec: ClusterSpec, node: NodeSection) -> list[KubeManifest]:
+def _volumes(spec: ClusterSpec, node: NodeSection, disk: str) -> list[KubeManifest]:
     volumes: list[KubeManifest] = [
-        {"name": "tmp", "emptyDir": {"sizeLimit": node.scratch}},  # Ray's session folder, and objects that it spills
-        {"name": "scratch", "emptyDir": {"sizeLimit": node.scratch}},
+        # Ray's session folder, objects that it spills, models from URLs, and checkpoints.
+        {"name": "tmp", "emptyDir": {"sizeLimit": disk}},
+        {"name": "scratch", "emptyDir": {"sizeLimit": disk}},
         {"name": "shared-mem", "emptyDir": {"medium": "Memory", "sizeLimit": node.shm}},
     ]
     if spec.storage.claim:
         volumes.append({"name": "storage", "persistentVolumeClaim": {"claimName": spec.storage.claim}})
+    for index, volume in enumerate(spec.pods.volumes):
+        claim: KubeManifest = {"claimName": volume.claim}
+        if volume.read_only:
+            claim["readOnly"] = True
+        volumes.append({"name": f"volume-{index}", "persistentVolumeClaim": claim})
     return volumes
 
 
@@ -164,6 +203,8 @@ def _scheduling(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> KubeMani
         selector[INSTANCE_TYPE_LABEL] = node.instance_type
     selector.update(node.node_selector)
     tolerations: list[KubeManifest] = [toleration.model_dump(exclude_none=True) for toleration in node.tolerations]
+    for key in _LOST_NODE_TAINTS:
+        tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_NODE_S})
     if node.gpus:
         tolerations.append({"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
     if spot and spec.platform == "gke":
@@ -177,8 +218,7 @@ def _scheduling(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> KubeMani
         fields["nodeSelector"] = selector
     if spec.platform == "gke" and not spot:
         fields["affinity"] = _not_on_gke_spot()
-    if tolerations:
-        fields["tolerations"] = tolerations
+    fields["tolerations"] = tolerations
     return fields
 
 

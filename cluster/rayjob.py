@@ -5,6 +5,7 @@ new job finds the finished stages and stored samples.
 """
 
 import contextlib
+import copy
 import hashlib
 import json
 import subprocess
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pos2distill.errors import ExitCode, UserError
+from pos2distill.placement import JOB_DEADLINE_VARIABLE, NOT_RETRIED
 
 from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
 from .names import GROUP_LABEL
@@ -25,6 +27,7 @@ POLL_S = 5.0
 OUTAGE_S = 300.0  # following stops with an error if the cluster does not answer for this time
 _LOG_END_S = 15.0  # how long the last lines of a log may take after the job has ended
 _MESSAGE_LENGTH = 300
+_WAIT = ("--wait=true", "--timeout=180s")  # a finalizer that nobody removes would block a deletion for ever
 _DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the applied spec of the job
 
 # Values of jobDeploymentStatus, KubeRay 1.7.0:
@@ -58,11 +61,9 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
             status_text = _deployment_status(job)
             print(f"{spec.name} has ended ({status_text}); submitting it again to resume from its storage", flush=True)
             # Waits for the end of the deletion; otherwise `apply` could still find the old object.
-            kubectl("delete", "rayjob", spec.name, "--namespace", spec.namespace, "--wait=true")
-        # The manifests belong to the caller, so the annotation goes into copies.
-        metadata = {**ray_job["metadata"], "annotations": {_DIGEST_ANNOTATION: digest}}
-        annotated = [*manifests[:-1], {**ray_job, "metadata": metadata}]
-        print(kubectl("apply", "--filename", "-", text=to_yaml(annotated)), end="", flush=True)
+            kubectl("delete", "rayjob", spec.name, "--namespace", spec.namespace, *_WAIT)
+        applied = [*manifests[:-1], _submitted(spec, ray_job, digest)]
+        print(kubectl("apply", "--filename", "-", text=to_yaml(applied)), end="", flush=True)
     try:
         return _follow(spec)
     except KeyboardInterrupt:
@@ -72,6 +73,18 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
             flush=True,
         )
         return ExitCode.INTERRUPTED
+
+
+def _submitted(spec: ClusterSpec, ray_job: KubeManifest, digest: str) -> KubeManifest:
+    """A copy of the job that is applied now: with its digest, and the time at which all its attempts end.
+
+    KubeRay's own deadline begins anew with every attempt.
+    """
+    submitted = copy.deepcopy(ray_job)  # the manifest belongs to the caller
+    submitted["metadata"].setdefault("annotations", {})[_DIGEST_ANNOTATION] = digest
+    (container,) = submitted["spec"]["submitterPodTemplate"]["spec"]["containers"]
+    container["env"].append({"name": JOB_DEADLINE_VARIABLE, "value": str(int(time.time()) + spec.job.deadline_s)})
+    return submitted
 
 
 def _check_same_command(spec: ClusterSpec, job: dict[str, Any], ray_job: KubeManifest) -> None:
@@ -148,7 +161,7 @@ def delete(spec: ClusterSpec) -> ExitCode:
     objects = [f"rayjob/{spec.name}"]
     for manifest in render(spec):
         objects.append(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}")
-    output = kubectl("delete", *objects, "--namespace", spec.namespace, "--ignore-not-found")
+    output = kubectl("delete", *objects, "--namespace", spec.namespace, "--ignore-not-found", *_WAIT)
     print(output or f"{spec.name}: not found\n", end="")
     return ExitCode.SUCCESS
 
@@ -239,6 +252,9 @@ def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
     """Print how a job has ended."""
     job_status = job["status"]
     if job_status.get("jobStatus") == "STOPPED":
+        if _is_user_error(spec):
+            print(f"{spec.name} has ended with a user error, which is the last line of its log")
+            return ExitCode.USER_ERROR
         print(f"{spec.name} was stopped; run the same command to resume from its storage")
         return ExitCode.STOPPED
     if _deployment_status(job) == "Complete" and job_status.get("jobStatus") == "SUCCEEDED":
@@ -249,6 +265,15 @@ def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
     causes = [str(job_status[field]) for field in ("reason", "message") if job_status.get(field)]
     print(f"{spec.name} failed: {_one_line(': '.join(causes))}")
     return ExitCode.FAILED
+
+
+def _is_user_error(spec: ClusterSpec) -> bool:
+    """Whether a job stopped itself, so that it is not tried again."""
+    try:
+        tail = kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace, "--tail=20")
+    except UserError:
+        return False  # the pod is gone
+    return NOT_RETRIED in tail
 
 
 def _deployment_status(job: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Render a `ClusterSpec` as Kubernetes objects, as plain dicts. Pure: reads no files, no cluster and no clock.
+"""Render a `ClusterSpec` as Kubernetes objects, as plain dicts. Reads no cluster and no clock.
 
 With a recipe, a RayJob creates its cluster and deletes it afterwards (for production). Without one, a RayCluster runs
 until it is deleted (for trying things out). docs/cluster.md describes every object and the reasons for it.
@@ -9,16 +9,20 @@ from typing import Any
 
 import yaml
 
+from pos2distill.config.load import load_recipe
 from pos2distill.placement import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
-from .entrypoint import make_entrypoint
-from .names import GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL
+from .entrypoint import make_entrypoint, overridden_storage
+from .names import ELASTIC_ANNOTATION, GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL
+from .nodes import NodeSection, quantity_bytes
 from .pods import autoscaler_options, group_template, head_template, submitter_template
-from .spec import ClusterSpec, EgressRule, NodeSection, quantity_bytes
+from .sections import EgressRule
+from .sizing import Disks, check_gpu_memory, disk_of, node_disks
+from .spec import ClusterSpec
 from .types import KubeManifest
 
-# Retries of the submitter's pod, which take about ten minutes. A retry never submits the job a second time. After the
-# last one, KubeRay marks the job as failed even if it still runs.
+# Retries of the submitter's pod when it is lost, which take about ten minutes. A retry never submits the job a second
+# time. After the last one, KubeRay marks the job as failed even if it still runs.
 SUBMITTER_RETRIES = 6
 OBJECT_STORE_FRACTION = 0.9  # of /dev/shm; the remainder is for NCCL
 
@@ -39,10 +43,16 @@ def render(spec: ClusterSpec, recipe: str | None = None, overrides: Sequence[str
         manifests.append(service_account(spec))
     manifests += network_policies(spec)
     manifests += disruption_budgets(spec)
+    if spec.network.pod_monitor is not None:
+        manifests.append(pod_monitor(spec))
     if recipe is None:
-        manifests.append(ray_cluster(spec))
+        manifests.append(ray_cluster(spec, node_disks(spec)))
     else:
-        manifests.append(ray_job(spec, make_entrypoint(spec, recipe, overrides)))
+        entrypoint = make_entrypoint(spec, recipe, overrides)
+        loaded = load_recipe(recipe, overrides)
+        check_gpu_memory(spec, loaded)
+        disks = node_disks(spec, loaded, overridden_storage(overrides))
+        manifests.append(ray_job(spec, entrypoint, disks))
     return manifests
 
 
@@ -55,7 +65,7 @@ def to_yaml(manifests: Sequence[KubeManifest]) -> str:
     return "---\n".join(documents)
 
 
-def ray_job(spec: ClusterSpec, entrypoint: str) -> KubeManifest:
+def ray_job(spec: ClusterSpec, entrypoint: str, disks: Disks) -> KubeManifest:
     """The job and its cluster.
 
     KubeRay's fault tolerance of the head is not used, because it does not survive a retry of the job. A retry starts a
@@ -74,24 +84,28 @@ def ray_job(spec: ClusterSpec, entrypoint: str) -> KubeManifest:
             "preRunningDeadlineSeconds": spec.job.start_deadline_s,
             "backoffLimit": spec.job.backoff_limit,
             "submitterConfig": {"backoffLimit": SUBMITTER_RETRIES},
-            "submitterPodTemplate": submitter_template(spec),
-            "rayClusterSpec": cluster_spec(spec),
+            "submitterPodTemplate": submitter_template(spec, entrypoint),
+            "rayClusterSpec": cluster_spec(spec, disks),
         },
     }
 
 
-def ray_cluster(spec: ClusterSpec) -> KubeManifest:
+def ray_cluster(spec: ClusterSpec, disks: Disks) -> KubeManifest:
     """A cluster without a job. It runs until it is deleted."""
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
         "metadata": _queued_metadata(spec),
-        "spec": cluster_spec(spec),
+        "spec": cluster_spec(spec, disks),
     }
 
 
-def cluster_spec(spec: ClusterSpec) -> KubeManifest:
-    """The head and the node groups."""
+def cluster_spec(spec: ClusterSpec, disks: Disks) -> KubeManifest:
+    """The head and the node groups.
+
+    Args:
+        disks: what `node_disks` returns.
+    """
     fields: KubeManifest = {
         "rayVersion": spec.ray_version,
         "authOptions": {"mode": "token"},
@@ -105,11 +119,11 @@ def cluster_spec(spec: ClusterSpec) -> KubeManifest:
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store(spec.head)},
         "template": head_template(spec),
     }
-    fields["workerGroupSpecs"] = [_worker_group(spec, name) for name in spec.groups]
+    fields["workerGroupSpecs"] = [_worker_group(spec, name, disks[name]) for name in spec.groups]
     return fields
 
 
-def _worker_group(spec: ClusterSpec, name: str) -> KubeManifest:
+def _worker_group(spec: ClusterSpec, name: str, disk_parts: dict[str, float]) -> KubeManifest:
     group = spec.groups[name]
     # Nodes for data tasks carry the label of sampling, because the label selector of Ray Data applies to all its tasks.
     pool: Pool = TRAINING if name == "training" else SAMPLING
@@ -121,11 +135,16 @@ def _worker_group(spec: ClusterSpec, name: str) -> KubeManifest:
     }
     if spec.scales:
         fields["idleTimeoutSeconds"] = group.idle_timeout_s
+    preference = list(spec.sampling_groups)
+    if name in preference and spec.sampling_fallbacks and spec.scales:
+        # Of the groups on which an actor fits, Ray's autoscaler takes the one with the greatest priority.
+        fields["priority"] = len(preference) - preference.index(name)
     fields["labels"] = {**pool.labels, MARKET_LABEL: "spot" if group.spot else "on-demand"}
     if name != "data":  # without the custom resource, no sampler is placed on the nodes for data tasks
         fields["resources"] = {pool.resource: str(pool.units(group.node.gpus))}
     fields["rayStartParams"] = _object_store(group.node)
-    fields["template"] = group_template(spec, group, evictable=name != "training")
+    disk = disk_of(group.node.scratch, disk_parts)
+    fields["template"] = group_template(spec, group, disk, evictable=name != "training")
     return fields
 
 
@@ -138,7 +157,7 @@ def _object_store(node: NodeSection) -> dict[str, str]:
 
 
 def service_account(spec: ClusterSpec) -> KubeManifest:
-    """The identity of all pods, with access to the storage. Only the head mounts a token of the Kubernetes API."""
+    """The identity of all pods, with access to the storage. Only the autoscaler mounts its token."""
     metadata = _metadata(spec, spec.name)
     if spec.pods.service_account_annotations:
         metadata["annotations"] = dict(spec.pods.service_account_annotations)
@@ -180,6 +199,21 @@ def disruption_budgets(spec: ClusterSpec) -> list[KubeManifest]:
     # All nodes of training, because the loss of one stops all workers.
     training = _disruption_budget(spec, "training", {GROUP_LABEL: "training"}, min_available=spec.training.max)
     return [head, training]
+
+
+def pod_monitor(spec: ClusterSpec) -> KubeManifest:
+    """Tells a Prometheus operator to scrape the Ray metrics of all pods of the cluster."""
+    metadata = _metadata(spec, spec.name)
+    metadata["labels"] = {**spec.labels, **(spec.network.pod_monitor or {})}
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": metadata,
+        "spec": {
+            "selector": {"matchLabels": spec.labels},
+            "podMetricsEndpoints": [{"port": "metrics"}],  # KubeRay 1.7 gives every Ray container this port, 8080
+        },
+    }
 
 
 def _disruption_budget(spec: ClusterSpec, name: str, labels: dict[str, str], *, min_available: int) -> KubeManifest:
@@ -233,10 +267,13 @@ def _metadata(spec: ClusterSpec, name: str) -> KubeManifest:
 
 
 def _queued_metadata(spec: ClusterSpec) -> KubeManifest:
-    """The metadata of the object that Kueue admits, if a queue is set."""
+    """The metadata of the object that Kueue or a gang scheduler admits."""
     metadata = _metadata(spec, spec.name)
+    metadata["labels"] = {**spec.labels, **spec.job.labels}
     if spec.job.queue:
         metadata["labels"][QUEUE_LABEL] = spec.job.queue
+    if spec.job.elastic:
+        metadata["annotations"] = {ELASTIC_ANNOTATION: "true"}
     return metadata
 
 

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
+from pos2distill.config.yaml_reader import read_documents
 from pos2distill.errors import UserError, did_you_mean
 
+from .rules.fields import RAY_API
 from .types import KubeManifest, Violation
 
 KINDS = ("RayJob", "RayCluster")
@@ -23,8 +24,8 @@ _TYPE_NAMES = {
 }
 
 
-def load_schemas(path: str) -> dict[str, Draft202012Validator]:
-    """Validators by kind.
+def load_schemas(path: str) -> dict[tuple[str, str], Draft202012Validator]:
+    """Validators by API version and kind.
 
     Args:
         path: a file, or a folder of files. A file is a CRD (from `kubectl get crd rayjobs.ray.io -o json`, or the YAML
@@ -38,10 +39,10 @@ def load_schemas(path: str) -> dict[str, Draft202012Validator]:
     files = [root]
     if root.is_dir():
         files = sorted(file for file in root.iterdir() if file.suffix in (".json", ".yaml"))
-    validators: dict[str, Draft202012Validator] = {}
+    validators: dict[tuple[str, str], Draft202012Validator] = {}
     for file in files:
         for kind, schema in _read_schemas(file):
-            validators[kind] = Draft202012Validator(_strict(schema))
+            validators[RAY_API, kind] = Draft202012Validator(_strict(schema))
     if not validators:
         raise UserError(f"{path}: no schema of {' or '.join(KINDS)}; set --crds to the CRDs of KubeRay")
     return validators
@@ -58,22 +59,33 @@ def check_schema(manifest: KubeManifest, validator: Draft202012Validator) -> Ite
 def _read_schemas(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Kind and OpenAPI schema of every CRD in a file."""
     try:
-        text = file.read_text()
-        documents = [json.loads(text)] if file.suffix == ".json" else list(yaml.safe_load_all(text))
-    except (yaml.YAMLError, ValueError) as error:
+        documents = [json.loads(file.read_text())] if file.suffix == ".json" else read_documents(file)
+    except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read as a CRD: {' '.join(str(error).split())}") from None
     for document in documents:
-        if not isinstance(document, dict):
-            continue
-        if document.get("kind") == "CustomResourceDefinition":
+        # `kubectl get crd A B -o json` prints a list.
+        items = document.get("items") if isinstance(document, dict) else None
+        for item in items if isinstance(items, list) else [document]:
+            yield from _schemas_in(item, file)
+
+
+def _schemas_in(document: Any, file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not isinstance(document, dict):
+        return
+    if document.get("kind") == "CustomResourceDefinition":
+        try:
             kind = document["spec"]["names"]["kind"]
-            for version in document["spec"]["versions"]:
-                if kind in KINDS and version["name"] == "v1":
-                    yield kind, version["schema"]["openAPIV3Schema"]
-        elif "properties" in document:  # a plain schema
-            for kind in KINDS:
-                if file.name.lower().startswith(kind.lower()):
-                    yield kind, document
+            versions = [version for version in document["spec"]["versions"] if version["name"] == "v1"]
+            schemas = [version["schema"]["openAPIV3Schema"] for version in versions]
+        except (KeyError, TypeError):
+            raise UserError(f"{file}: cannot be read as a CRD: its kind or schema is missing") from None
+        for schema in schemas:
+            if kind in KINDS:
+                yield kind, schema
+    elif "properties" in document:  # a plain schema
+        for kind in KINDS:
+            if file.name.lower().startswith(kind.lower()):
+                yield kind, document
 
 
 def _strict(schema: Any) -> Any:

@@ -1,49 +1,104 @@
 """Check manifests before they are applied: against the schema of their kind, and against rules beyond the schema."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import yaml
+from pos2distill.config.yaml_reader import read_documents
+from pos2distill.errors import UserError, one_line
+from pos2distill.secrets import mask_secrets
 
-from pos2distill.errors import UserError
-
-from .rules.manifest import check_manifest
+from .rules.manifest import check_rules
+from .rules.shapes import IDENTITY, SHAPES
 from .schema import check_schema, load_schemas
-from .types import KubeManifest, Violation
+from .types import KubeManifest, Level, Violation
+
+CHECKED_KINDS = tuple(kind for _, kind in SHAPES)
+# Characters of a report's line. Names in a file can be of any length.
+_TITLE_LENGTH = 100
+_PATH_LENGTH = 250
+_MESSAGE_LENGTH = 500
 
 
-def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[str]:
-    """One line for each violation: manifest, path, what is wrong and how to fix it. Empty if all manifests are valid.
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a report. document: 1 for the first one of the file. title: kind and name of the manifest."""
+
+    level: Level
+    document: int
+    title: str
+    path: str
+    message: str
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the manifest must not be applied."""
+        return self.level is not Level.WARNING
+
+    def line(self, source: str) -> str:
+        """The finding in a file, or in what a spec was rendered to."""
+        line = f"{self.level}: {source}: document {self.document}, {self.title}: {self.path}: {self.message}"
+        return one_line(mask_secrets(line))
+
+
+def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[Finding]:
+    """What is wrong with manifests and how to fix it, in their order.
 
     Args:
-        crds: file or folder with KubeRay's CRDs (see `load_schemas`); None: only the rules are checked.
+        manifests: mappings with string keys only, as `load_manifests` and `render` return them.
+        crds: file or folder with KubeRay's CRDs (see `load_schemas`); None: the types of few fields are checked.
     Raises:
         UserError: if that path contains no CRDs.
     """
-    schemas = load_schemas(crds) if crds else {}
-    lines: list[str] = []
-    titles: set[str] = set()
-    for manifest in manifests:
+    schemas = {**SHAPES, **(load_schemas(crds) if crds else {})}
+    findings: list[Finding] = []
+    identities = set()
+    for number, manifest in enumerate(manifests, 1):
         title = _title(manifest)
-        violations: list[Violation] = []
-        if title in titles:
-            violations.append(Violation("metadata.name", "is used twice; rename one of the manifests"))
-        titles.add(title)
-        schema = schemas.get(str(manifest.get("kind")))
-        if schema:
-            violations.extend(check_schema(manifest, schema))
-        # A rule may repeat what the schema already reports about a field; one line per field is enough.
-        reported = {violation.path for violation in violations}
-        violations.extend(violation for violation in check_manifest(manifest) if violation.path not in reported)
-        for violation in violations:
-            lines.append(f"{title}: {violation.path}: {' '.join(violation.message.split())}")
-    return lines
+        identity = _identity(manifest, number)
+        if identity in identities:
+            message = "is used twice, so that only the last of the manifests stays; rename one"
+            findings.append(Finding(Level.WARNING, number, title, "metadata.name", message))
+        identities.add(identity)
+        for level, violation in _check_one(manifest, schemas):
+            path, message = violation.path[:_PATH_LENGTH], violation.message[:_MESSAGE_LENGTH]
+            findings.append(Finding(level, number, title, path, message))
+    return findings
+
+
+def _check_one(manifest: KubeManifest, schemas: dict[tuple[str, str], Any]) -> Iterator[tuple[Level, Violation]]:
+    reported = set()
+    schema = schemas.get((str(manifest.get("apiVersion")), str(manifest.get("kind"))))
+    for validator in (IDENTITY, schema):
+        if validator is None:
+            continue
+        for violation in check_schema(manifest, validator):
+            if violation.path not in reported:
+                yield Level.ERROR, violation
+            reported.add(violation.path)
+    for level, violation in check_rules(manifest):
+        # A rule may repeat what the schema or a rule before it reports about a field; one line per field is enough.
+        if violation.path not in reported:
+            yield level, violation
+        reported.add(violation.path)
 
 
 def _title(manifest: KubeManifest) -> str:
     metadata = manifest.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    return f"{manifest.get('kind', 'manifest')}/{name or '(no name)'}"
+    name = None
+    if isinstance(metadata, dict):
+        name = metadata.get("name") or metadata.get("generateName")
+    return f"{manifest.get('kind') or 'manifest'}/{name or '(no name)'}"[:_TITLE_LENGTH]
+
+
+def _identity(manifest: KubeManifest, number: int) -> tuple[str, ...]:
+    """What distinguishes an object from others. A generated name is never the same."""
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        return (str(number),)
+    group = str(manifest.get("apiVersion")).rpartition("/")[0]
+    return group, str(manifest.get("kind")), str(metadata.get("namespace")), str(metadata["name"])
 
 
 def load_manifests(path: Path) -> list[KubeManifest] | None:
@@ -52,11 +107,12 @@ def load_manifests(path: Path) -> list[KubeManifest] | None:
     Raises:
         UserError: if the file is not valid YAML, or only some of its documents are manifests.
     """
-    try:
-        # A trailing `---` leaves an empty document.
-        documents = [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    documents = []
+    for document in read_documents(path):
+        if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
+            documents += document["items"]  # as `kubectl get -o yaml` prints several objects
+        elif document is not None:  # a trailing `---` leaves an empty document
+            documents.append(document)
     if not any(isinstance(document, dict) and "kind" in document for document in documents):
         return None
     for number, document in enumerate(documents, 1):

@@ -1,34 +1,58 @@
 """The commands: lists of stages, of which those that are not finished run in order."""
 
-import functools
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
-from pos2distill.config import ModelSection, Recipe, Study
-from pos2distill.config.load import sweep_cells
-from pos2distill.errors import GateError, UserError
-from pos2distill.evaluation.scores import Curve, to_curve, to_grid, truncation_warning
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from pos2distill.config import AnalysisSection, Recipe, Study
+from pos2distill.config.fields import replace_section
+from pos2distill.config.load import sweep_cells, to_user_error
+from pos2distill.errors import UserError
+from pos2distill.evaluation.gate import Gate, check_gate
+from pos2distill.evaluation.result import Evaluation
+from pos2distill.evaluation.scores import Curve, Grid, shortage_warning, to_curve, to_grid, truncation_warning
 from pos2distill.store.artifacts import (
     check_storage,
     claim_storage,
     other_fingerprints,
     release_storage,
+    remove_if_empty,
 )
 from pos2distill.store.lease import hold_lease
-from pos2distill.training.job import MODEL_FOLDER
-from pos2distill.training.trackers import check_trackers
+from pos2distill.training.job import MODEL_FOLDER, STEPS_FOLDER
+from pos2distill.urls import open_url, storage_errors
 
+from .data_checks import check_prompts
+from .evaluations import write_evaluations
 from .executors import build_executor
 from .plan import Plan, make_plan, make_plans
-from .report import Cell, make_report, make_sweep_report, reported_fingerprint
+from .preflight import preflight
+from .provenance import Provenance, record_provenance
+from .report import (
+    Cell,
+    compare_models,
+    make_report,
+    make_sweep_report,
+    read_analyses,
+    read_report,
+    reported_fingerprint,
+    write_analysis,
+)
 from .stages.evaluate import PREDICTIONS
 from .stages.stage import RunContext, Stage
 from .terminal import (
     format_settings,
+    print_analysis,
     print_comparison,
-    print_curve,
+    print_evaluation,
     print_paths,
     summarise_manifest,
 )
@@ -40,44 +64,81 @@ def run_study(recipe: Recipe) -> None:
         _run_sweep(recipe)
         return
     plan = make_plan(recipe)
+    preflight(recipe, plan, plan.stages)
     with _driver_lease(recipe):
         _run_stages(recipe, plan, plan.stages)
     # All studies in a storage write the same report folder, so its summary says which study it shows.
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
-        print_comparison(_curve(plan.study, plan.evaluate_base), _curve(plan.study, plan.evaluate_distilled))
+        print_comparison(compare_models(plan))
         print_paths(_model_url(plan), recipe.storage)
     else:
         _report(recipe, plan)
 
 
-def run_evaluate(recipe: Recipe, fail_if_gap_above: float | None = None) -> None:
-    """The base model's curve and, once there is a checkpoint, the distilled one's.
+def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None = None) -> list[Evaluation]:
+    """The base model's curve and, once there is a checkpoint, the distilled one's; written to `evaluation/` too.
 
     Args:
-        fail_if_gap_above: in percentage points.
+        gate: limits for the last of these curves. baseline: URL of the predictions that it compares with.
+    Returns: the evaluations of these models, in this order.
     Raises:
-        GateError: if the last of these curves has a larger GAP than that, or no right answer at all.
+        GateError: if the data show that a limit is exceeded, or no answer is right.
     """
     _require_one_study(recipe)
     plan = make_plan(recipe)
+    # Before anything runs.
+    compared = _read_baseline(baseline, plan.study) if baseline else None
+    preflight(recipe, plan, plan.evaluation_stages)
     with _driver_lease(recipe):
         stages = plan.evaluation_stages
         _run_stages(recipe, plan, stages)
-    for stage in stages:
-        if stage not in (plan.evaluate_base, plan.evaluate_distilled):
-            continue
-        curve = _curve(plan.study, stage)
-        print_curve(stage.artifact.name, curve)
-    # `curve` is that of the last stage: the checkpoint's, or the base model's while there is no checkpoint.
-    if fail_if_gap_above is not None:
-        _check_gap(curve, fail_if_gap_above)
+        with storage_errors(recipe.storage, "runtime.storage"):
+            evaluations = write_evaluations(recipe, plan)
+    for name, evaluation in evaluations.items():
+        print_evaluation(name, evaluation)
+    print(f"results     {recipe.storage}/evaluation/summary.json")
+    if gate is not None:
+        # The last stage is that of the checkpoint, or of the base model while there is no checkpoint.
+        _check_gate(gate, plan.study, stages[-1], compared)
+    return list(evaluations.values())
+
+
+def run_analyse(recipe: Recipe) -> None:
+    """Why answers differ by position: of the base model and, once there is a checkpoint, of the distilled one."""
+    _require_one_study(recipe)
+    recipe = with_analysis(recipe)
+    plan = make_plan(recipe)
+    preflight(recipe, plan, plan.analysis_stages)
+    with _driver_lease(recipe):
+        _run_stages(recipe, plan, plan.analysis_stages)
+        analyses = read_analyses(plan)
+        write_analysis(recipe, analyses)
+    for model, analysis in analyses.items():
+        print_analysis(model, analysis)
+    print(f"analysis    {recipe.storage}/analysis/index.html")
+
+
+def with_analysis(recipe: Recipe) -> Recipe:
+    """The recipe with the section `analysis`; with its defaults if it has none.
+
+    Raises:
+        UserError: if the rest of the study contradicts it.
+    """
+    if recipe.study.analysis is not None:
+        return recipe
+    try:
+        study = replace_section(recipe.study, analysis=AnalysisSection())
+    except ValidationError as error:
+        raise to_user_error(error, Study, recipe.name, []) from None
+    return recipe.model_copy(update={"study": study})
 
 
 def run_sample(recipe: Recipe) -> None:
     """Samples, with what the teacher stores beside them."""
     _require_one_study(recipe)
     plan = make_plan(recipe)
+    preflight(recipe, plan, plan.sampling_stages)
     with _driver_lease(recipe):
         _run_stages(recipe, plan, plan.sampling_stages)
 
@@ -86,6 +147,7 @@ def run_distill(recipe: Recipe) -> None:
     """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
     _require_one_study(recipe)
     plan = make_plan(recipe)
+    preflight(recipe, plan, plan.training_stages)
     with _driver_lease(recipe):
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
         if recipe.runtime.mode == "staged":
@@ -101,66 +163,47 @@ def run_report(recipe: Recipe) -> None:
         UserError: with the stage, or the studies of the sweep, that are not finished.
     """
     if recipe.sweep:
-        _report_sweep(recipe, _make_cells(recipe))
+        _report_sweep(recipe, make_cells(recipe))
         return
     plan = make_plan(recipe)
     check_storage(recipe.storage, recipe.name)
     _report(recipe, plan)
 
 
-def describe(recipe: Recipe, command: str = "study") -> str:
-    """What `--dry-run` shows below the settings: fingerprints, and which stages the command would run."""
-    lines = []
-    # `report` runs no stage, so it cannot make an unfinished result.
-    unfinished = "missing" if command == "report" else "to run"
-    for cell in _make_cells(recipe):
-        check_against_model(cell.recipe.study)
-        plan = cell.plan
-        lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
-        for stage in _stages_of_command(command, plan):
-            state = "cached" if stage.artifact.manifest() is not None else unfinished
-            lines.append(f"#   {stage.name:<18}  {stage.fingerprint}  {state}")
-    return "\n".join(lines)
+def results(recipe: Recipe, command: str) -> dict[str, Any]:
+    """What `--json` prints: of every study of the recipe the artifacts that the command makes, and the report."""
+    studies = []
+    for cell in make_cells(recipe):
+        stages = {}
+        for stage in stages_of_command(command, cell.plan):
+            manifest = stage.artifact.manifest()
+            if manifest is not None:
+                found = {"artifact": stage.artifact.url, "counts": manifest.counts, "seconds": manifest.seconds}
+                stages[stage.name] = found
+        studies.append({"settings": cell.settings, "fingerprint": cell.plan.fingerprint, "stages": stages})
+    result: dict[str, Any] = {"command": command, "storage": recipe.storage, "studies": studies}
+    if command in ("study", "report"):
+        result["report"] = read_report(recipe.storage)
+    if command == "evaluate":
+        result["curves"] = _curves(make_cells(recipe)[0].plan)
+    return result
 
 
-def check_against_model(study: Study) -> None:
-    """Refuse a model with incomplete weights, and settings that its config contradicts, before a stage starts."""
-    if study.method.teacher == "topk":
-        # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
-        from pos2distill.models.load import load_config
-
-        vocabulary = load_config(study.model).get_text_config().vocab_size
-        if study.method.teacher_topk > vocabulary:
-            raise UserError(
-                f"method.teacher_topk: {study.method.teacher_topk}, but {study.model.path} has {vocabulary} tokens"
-            )
-    if study.training.lora:
-        from pos2distill.models.lora import check_targets
-
-        check_targets(study.model, study.training.lora)
-    if study.method.view != "none":
-        from pos2distill.models.load import require_position_room
-        from pos2distill.training.views import POSITIONS
-
-        require_position_room(study.model, POSITIONS[study.method.view])
-    if study.inference.method != "none":
-        from pos2distill.models.rope import check_inference
-
-        check_inference(study.model, study.inference)
-    _check_weights(study.model)
+def _curves(plan: Plan) -> dict[str, Any]:
+    """The curves of the models that are evaluated."""
+    curves = {}
+    for name, stage in (("base", plan.evaluate_base), ("distilled", plan.evaluate_distilled)):
+        if stage.artifact.manifest() is not None:
+            curves[name] = asdict(_curve(plan.study, stage))
+    return curves
 
 
-@functools.cache
-def _check_weights(model: ModelSection) -> None:
-    """Once for each model: the studies of a sweep share it."""
-    from pos2distill.models.check import check_weights
-
-    check_weights(model)
-
-
-def _stages_of_command(command: str, plan: Plan) -> list[Stage]:
+def stages_of_command(command: str, plan: Plan) -> list[Stage]:
+    """The stages that a command runs, as far as they are not finished."""
     if command == "evaluate":
         return plan.evaluation_stages
+    if command == "analyse":
+        return plan.analysis_stages
     if command == "sample":
         return plan.sampling_stages
     if command == "distill":
@@ -169,38 +212,48 @@ def _stages_of_command(command: str, plan: Plan) -> list[Stage]:
 
 
 def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
-    # Not if all is cached: to import transformers takes longer than to show the results.
-    if any(stage.artifact.manifest() is None for stage in stages):
-        check_against_model(plan.study)
-    trains = plan.distill in stages
-    # Checked before the first stage: a missing package should not be reported only after sampling.
-    if trains and plan.distill.artifact.manifest() is None:
-        check_trackers(recipe.runtime.trackers)
-    streams = trains and recipe.runtime.mode == "streamed"
+    streams = plan.distill in stages and recipe.runtime.mode == "streamed"
     # Built only when a stage must run, so that a finished study imports no Ray.
-    context = None
+    context = provenance = None
+    checked = False
     for stage in stages:
         manifest = stage.artifact.manifest()
         duration = "cached"
         if manifest is None:
-            if stage is plan.sample and streams:
-                continue  # the stage `distill` trains on the samples while they are made, and publishes them
-            if context is None:
+            if stage in plan.sampling and streams:
+                continue  # the round's stage `distill` trains on the samples while they are made, and publishes them
+            if context is None or provenance is None:
+                provenance = Provenance.now(recipe)
                 logged_settings = plan.study.model_dump(mode="json")
                 executor = build_executor(recipe.runtime)
                 context = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, executor)
+            # Once the data of all tasks is prepared, and before anything expensive starts.
+            if not checked and stage.artifact.name != plan.prepare.artifact.name:
+                checked = True
+                check_prompts(plan, stages)
             start = time.monotonic()
-            manifest = stage.run(stage, context)
+            try:
+                manifest = stage.run(stage, context)
+            except BaseException:
+                # Of what a stopped stage has finished, too: later it is found finished, and nothing records it.
+                with contextlib.suppress(Exception):
+                    _record_provenance(stage, provenance)
+                raise
+            _record_provenance(stage, provenance)
             duration = f"{time.monotonic() - start:9.1f} s"
+        elif stage is plan.distill:
+            stage.artifact.require(MODEL_FOLDER, STEPS_FOLDER)
         print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
-        warning = truncation_warning(manifest.counts)
-        if warning:
+        for warning in filter(None, (truncation_warning(manifest.counts), shortage_warning(manifest.counts))):
             print(f"warning: {stage.name}: {warning}", file=sys.stderr, flush=True)
 
 
 def _run_sweep(recipe: Recipe) -> None:
     """Every study in the same storage, where studies share the artifacts that their settings do not change."""
-    cells = _make_cells(recipe)
+    cells = make_cells(recipe)
+    # All of them first: the last study should not be refused hours after the first one has started.
+    for cell in cells:
+        preflight(cell.recipe, cell.plan, cell.plan.stages)
     for number, cell in enumerate(cells, start=1):
         print(f"--- study {number} of {len(cells)}{format_settings(cell.settings)}", flush=True)
         with _driver_lease(recipe):
@@ -208,7 +261,7 @@ def _run_sweep(recipe: Recipe) -> None:
     _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
 
 
-def _make_cells(recipe: Recipe) -> list[Cell]:
+def make_cells(recipe: Recipe) -> list[Cell]:
     """The studies of a sweep; of another recipe the only one."""
     pairs = sweep_cells(recipe)
     plans = make_plans([cell for _, cell in pairs])
@@ -217,8 +270,9 @@ def _make_cells(recipe: Recipe) -> list[Cell]:
 
 def _report(recipe: Recipe, plan: Plan) -> None:
     _require_finished(recipe, plan.reported_stages)
-    comparison = make_report(recipe, plan)
-    print_comparison(comparison.before, comparison.after)
+    with storage_errors(recipe.storage, "runtime.storage"):
+        comparison = make_report(recipe, plan)
+    print_comparison(comparison)
     print_paths(_model_url(plan), recipe.storage)
 
 
@@ -233,8 +287,15 @@ def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
             f"{recipe.storage}: {len(unfinished)} of {len(cells)} studies are not finished: {'; '.join(unfinished)}; "
             f"run `study` again"
         )
-    make_sweep_report(recipe, cells)
+    with storage_errors(recipe.storage, "runtime.storage"):
+        make_sweep_report(recipe, cells)
     print(f"report      {recipe.storage}/report/index.html")
+
+
+def _record_provenance(stage: Stage, provenance: Provenance) -> None:
+    for made in (stage, *stage.streams.values()):
+        inputs = {name: each.artifact for name, each in made.inputs.items()}
+        record_provenance(made.artifact, provenance, made.name, inputs)
 
 
 def _require_one_study(recipe: Recipe) -> None:
@@ -263,22 +324,55 @@ def _require_finished(recipe: Recipe, stages: Sequence[Stage]) -> None:
 def _driver_lease(recipe: Recipe) -> Iterator[None]:
     """The right to make artifacts in the storage, which one driver at a time has."""
     # Another recipe's storage is refused now, not after waiting for its driver to end.
-    claim_storage(recipe.storage, recipe.name)
-    with hold_lease(recipe.storage):
-        claim_storage(recipe.storage, recipe.name)  # again: the previous driver may have released it
-        try:
-            yield
-        finally:
-            release_storage(recipe.storage)
+    is_new = claim_storage(recipe.storage, recipe.name)
+    try:
+        with hold_lease(recipe.storage):
+            claim_storage(recipe.storage, recipe.name)  # again: the previous driver may have released it
+            try:
+                yield
+            finally:
+                release_storage(recipe.storage)
+    finally:
+        if is_new:
+            remove_if_empty(recipe.storage)
 
 
-def _check_gap(curve: Curve, highest_gap: float) -> None:
-    if not curve.mean:
-        raise GateError("no answer is right (mean 0.0), so a GAP of 0 means nothing")
-    # Rounded, since 0.2 - 0.15 is more than 0.05 in floating point.
-    gap = round(100 * curve.gap, 6)
-    if gap > highest_gap:
-        raise GateError(f"GAP {gap:g} is above {highest_gap:g} (mean {100 * curve.mean:.1f})")
+def _check_gate(gate: Gate, study: Study, stage: Stage, baseline: Grid | None) -> None:
+    evaluation = study.evaluation
+    grid = to_grid(stage.artifact.read_table(PREDICTIONS), study.data.documents)
+    try:
+        lines = check_gate(
+            gate,
+            _curve(study, stage),
+            grid,
+            baseline,
+            resamples=evaluation.bootstrap_samples,
+            seed=evaluation.seed,
+        )
+    except ValueError:
+        raise UserError(
+            "--baseline: other questions, slots or prompt lengths than this evaluation; both need the same data, "
+            "data.eval_examples, evaluation.slots and evaluation.seed"
+        ) from None
+    for line in lines:
+        print(f"gate: {line}")
+
+
+def _read_baseline(url: str, study: Study) -> Grid:
+    """The predictions of another run: a file, or the folder of an evaluation's artifact that holds it."""
+    path = url if url.endswith(".parquet") else f"{url.rstrip('/')}/{PREDICTIONS}"
+    fs, file = open_url(path, "--baseline")
+    try:
+        with fs.open(file) as source:
+            return to_grid(pq.read_table(source), study.data.documents)
+    except FileNotFoundError:
+        raise UserError(
+            f"--baseline: {path}: no such file; expected the folder of an evaluation in a storage"
+        ) from None
+    except (pa.ArrowException, KeyError):
+        raise UserError(f"--baseline: {path}: no table of predictions") from None
+    except ValueError as error:
+        raise UserError(f"--baseline: {path}: {error}") from None
 
 
 def _curve(study: Study, stage: Stage) -> Curve:

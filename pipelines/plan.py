@@ -3,6 +3,7 @@
 A changed setting changes the fingerprints of the stages that declare it, and of the stages that read their results.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from pos2distill.models.files import model_digest
 from pos2distill.tasks.readers import file_digest
 from pos2distill.urls import storage_errors
 
-from .stages import choose_slot, distill, evaluate, prepare, sample, search_scales
+from .stages import analyse, choose_slot, distill, evaluate, prepare, sample, search_scales
 from .stages.stage import Digests, Input, Stage
 
 
@@ -29,11 +30,19 @@ class TaskPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """Sampling, and training on the samples. Each round but the first begins with the checkpoint of the one before."""
+
+    sample: Stage
+    distill: Stage
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The stages of one study.
 
     study: the whole. search_scales, choose_slot: where settings ask for them. measured: what sampling and training take
-    from these two. other_tasks: by name.
+    from these two. rounds: one, but for on-policy methods (`method.rounds`). other_tasks: by name.
     fingerprint: of the report, which shows the results of all stages.
     """
 
@@ -43,11 +52,27 @@ class Plan:
     choose_slot: Stage | None
     measured: Mapping[str, Input]
     evaluate_base: Stage
-    sample: Stage
-    distill: Stage
+    rounds: Sequence[Round]
     evaluate_distilled: Stage
+    analyse_base: Stage | None
+    analyse_distilled: Stage | None
     other_tasks: Mapping[str, TaskPlan]
     fingerprint: str
+
+    @property
+    def sample(self) -> Stage:
+        """The sampling of the first round, which needs no training."""
+        return self.rounds[0].sample
+
+    @property
+    def distill(self) -> Stage:
+        """The training of the last round, which makes the checkpoint."""
+        return self.rounds[-1].distill
+
+    @property
+    def sampling(self) -> list[Stage]:
+        """The sampling of every round."""
+        return [each.sample for each in self.rounds]
 
     @property
     def stages(self) -> list[Stage]:
@@ -59,8 +84,10 @@ class Plan:
         others = list(self.other_tasks.values())
         stages = [self.prepare, *(task.prepare for task in others), *self.measurements]
         stages += [self.evaluate_base, *(task.evaluate_base for task in others)]
-        stages += [self.sample, self.distill]
+        stages += self._rounds
         stages += [self.evaluate_distilled, *(task.evaluate_distilled for task in others)]
+        # Last, so that no other result waits for them.
+        stages += [stage for stage in (self.analyse_base, self.analyse_distilled) if stage is not None]
         return stages
 
     @property
@@ -77,6 +104,18 @@ class Plan:
         return stages
 
     @property
+    def analysis_stages(self) -> list[Stage]:
+        """The stages of the command `analyse`; none without the section. Of the distilled model, if there is one."""
+        if self.analyse_base is None or self.analyse_distilled is None:
+            return []
+        used = (*self._measured_for(self.evaluate_base), *self._measured_for(self.analyse_base))
+        measured = [stage for stage in self.measurements if stage in used]
+        stages = [self.prepare, *measured, self.evaluate_base, self.analyse_base]
+        if self.distill.artifact.manifest() is not None:
+            stages += [self.evaluate_distilled, self.analyse_distilled]
+        return stages
+
+    @property
     def sampling_stages(self) -> list[Stage]:
         """The stages of the command `sample`."""
         return [self.prepare, *self._measured_for(self.sample), self.sample]
@@ -89,7 +128,11 @@ class Plan:
     @property
     def training_stages(self) -> list[Stage]:
         """The stages of the command `distill`."""
-        return [*self.sampling_stages, self.distill]
+        return [self.prepare, *self._measured_for(self.sample), *self._rounds]
+
+    @property
+    def _rounds(self) -> list[Stage]:
+        return [stage for each in self.rounds for stage in (each.sample, each.distill)]
 
     @property
     def reported_stages(self) -> list[Stage]:
@@ -98,7 +141,8 @@ class Plan:
         Once a checkpoint is finished, the report does not need its samples: another study of a sweep, whose samples
         have the same responses, may have made it.
         """
-        return [stage for stage in self.stages if stage is not self.sample or stage.artifact.manifest() is not None]
+        sampling = self.sampling
+        return [stage for stage in self.stages if stage not in sampling or stage.artifact.manifest() is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,23 +215,33 @@ def make_plans(recipes: Sequence[Recipe]) -> list[Plan]:
 
 def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, Stage]) -> Plan:
     study, storage, digests, measured = sampling.study, recipe.storage, sampling.digests, sampling.measured
-    sample_stage = sampling.sample
-    if not study.method.needs_teacher:
-        responses = sample.responses(sample_stage, digests)
-        sample_stage = with_teacher.get(responses.fingerprint, sample_stage)
-    distill_stage = distill.plan(study, storage, digests, measured.prepare, measured.for_training, sample_stage)
+    rounds = _plan_rounds(storage, sampling, with_teacher)
+    distill_stage = rounds[-1].distill
     evaluate_base = evaluate.plan(study, storage, digests, measured.prepare, measured.for_evaluation)
     evaluate_distilled = evaluate.plan(
         study, storage, digests, measured.prepare, measured.for_evaluation, distill=distill_stage
     )
+    analyse_base = analyse_distilled = None
+    if study.analysis is not None:
+        plan_analysis = functools.partial(
+            analyse.plan, study, storage, digests, measured.prepare, measured.for_training
+        )
+        analyse_base = plan_analysis(evaluate_base)
+        analyse_distilled = plan_analysis(evaluate_distilled, distill=distill_stage, initial=analyse_base)
     other_tasks = {}
     for name, other in recipe.other_tasks.items():
         with prepare.naming_task(name):
             other_tasks[name] = _plan_task(recipe, name, other, digests, measured, distill_stage)
     # The fingerprint of a distilled evaluation covers the checkpoint, and with it the stages before.
     shown: list[Any] = [evaluate_base.fingerprint, evaluate_distilled.fingerprint]
+    if analyse_distilled is not None:
+        shown.append(analyse_distilled.fingerprint)
     for task in other_tasks.values():
         shown += [task.evaluate_distilled.fingerprint, task.study.evaluation.bootstrap_samples]
+    # Only where they are used; otherwise they would change fingerprints without changing a report.
+    for each in (study, *(task.study for task in other_tasks.values())):
+        if each.evaluation.retriever_ranks:
+            shown.append(list(each.evaluation.retriever_ranks))
     return Plan(
         study=study,
         prepare=measured.prepare,
@@ -195,12 +249,31 @@ def _make_plan(recipe: Recipe, sampling: _Sampling, with_teacher: Mapping[str, S
         choose_slot=measured.choose_slot,
         measured=measured.for_training,
         evaluate_base=evaluate_base,
-        sample=sample_stage,
-        distill=distill_stage,
+        rounds=rounds,
         evaluate_distilled=evaluate_distilled,
+        analyse_base=analyse_base,
+        analyse_distilled=analyse_distilled,
         other_tasks=other_tasks,
         fingerprint=fingerprint(shown, study.evaluation.bootstrap_samples),
     )
+
+
+def _plan_rounds(storage: str, sampling: _Sampling, with_teacher: Mapping[str, Stage]) -> list[Round]:
+    study, digests, prepare_stage = sampling.study, sampling.digests, sampling.measured.prepare
+    measured = sampling.measured.for_training
+    sample_stage = sampling.sample
+    if not study.method.needs_teacher:
+        responses = sample.responses(sample_stage, digests)
+        sample_stage = with_teacher.get(responses.fingerprint, sample_stage)
+    rounds = [Round(sample_stage, distill.plan(study, storage, digests, prepare_stage, measured, sample_stage))]
+    for number in range(2, study.method.rounds + 1):
+        name, student = f" {number}", rounds[-1].distill
+        sample_stage = sample.plan(study, storage, digests, prepare_stage, measured, round_name=name, student=student)
+        distill_stage = distill.plan(
+            study, storage, digests, prepare_stage, measured, sample_stage, round_name=name, student=student
+        )
+        rounds.append(Round(sample_stage, distill_stage))
+    return rounds
 
 
 def _plan_sampling(recipe: Recipe) -> _Sampling:

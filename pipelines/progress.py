@@ -1,5 +1,6 @@
 """The progress of a stage that samples or trains: counted by a tracker, shown on the terminal."""
 
+import os
 import sys
 import threading
 import time
@@ -8,24 +9,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 from tqdm import tqdm
 
 from pos2distill.sampling.failure_guard import FailureGuard
+from pos2distill.store.selection import Selection
 
 REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.
 LINE_SECONDS = 10.0
 # Actors report only when they begin a batch, so this must be longer than a batch usually takes.
 _ACTIVE_SECONDS = 180.0
+# Without an answer for so long, a batch begins that may not be needed: what it waits for may be queued behind it, as
+# the batch of a sampler that died is.
+_PATIENCE_SECONDS = 120.0
 _STARTING = "starting processes and loading models"
+_QUIET = "POS2DISTILL_QUIET"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressSpec:
     """What is tracked.
 
-    run: name of the run. label: `sample` counts stored samples, `distill` examples trained on.
+    run: name of the run. label: `sample` counts kept samples, `distill` examples trained on.
     total: examples to count to. stored: samples of an earlier run, by outcome. guard: is given every stored sample.
+    ids: of all examples that may be sampled. selection: what an earlier run knows of them. trained: examples that an
+    earlier run processed, up to its last checkpoint.
     """
 
     run: str
@@ -33,6 +42,9 @@ class ProgressSpec:
     total: int
     stored: Mapping[str, int]
     guard: FailureGuard
+    ids: pa.Array
+    selection: Selection
+    trained: int = 0
 
 
 @dataclass
@@ -53,8 +65,8 @@ class RunProgress:
     actors: dict[str, int] = field(default_factory=dict)
 
     def count(self, label: str) -> int:
-        """The examples that a stage has processed."""
-        return self.trained if label == "distill" else self.stored.total()
+        """The examples that a stage counts."""
+        return self.trained if label == "distill" else self.stored["kept"]
 
     def __str__(self) -> str:
         parts = [f"sampled {self.stored.total()}, kept {self.stored['kept']}"]
@@ -72,11 +84,14 @@ class ProgressTracker:
 
     def __init__(self, spec: ProgressSpec) -> None:
         self.spec = spec
-        self.progress = RunProgress(stored=Counter(spec.stored))
+        self.progress = RunProgress(stored=Counter(spec.stored), trained=spec.trained)
         self.stop = False
         self.fatal: str | None = None
         self.last_seen: dict[str, dict[str, float]] = {}
+        self.selection = spec.selection.copy()
+        self.index_of = {example_id: index for index, example_id in enumerate(spec.ids.to_pylist())}
         self.start = time.monotonic()
+        self.last_news = self.start
 
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
         """Count the samples of one part of the store.
@@ -85,9 +100,26 @@ class ProgressTracker:
             UserError: once too many samples have failed.
         """
         self.progress.stored.update(outcomes)
+        indices = [self.index_of[example_id] for example_id in example_ids]
+        self.selection.add(indices, [outcome == "kept" for outcome in outcomes])
+        self.last_news = time.monotonic()
         # Set with every part, so that training after the last sample does not count as sampling.
-        self.progress.sampling_seconds = time.monotonic() - self.start
+        self.progress.sampling_seconds = self.last_news - self.start
         self.spec.guard.add(outcomes, errors, example_ids)
+
+    def needed(self, example_ids: Sequence[str]) -> list[bool] | None:
+        """Whether each of these examples is still needed; None while the answers under way are likely to be enough.
+
+        So little more is sampled than is needed, however many samplers there are and however long it takes until an
+        answer is stored. In a run's last batches some samplers wait for the others instead.
+        """
+        indices = [self.index_of[example_id] for example_id in example_ids]
+        end = self.selection.end
+        first = min(indices, default=0)
+        if self.selection.likely_end <= first < end and time.monotonic() - self.last_news < _PATIENCE_SECONDS:
+            return None
+        self.last_news = time.monotonic()
+        return [index < end for index in indices]
 
     def count_step(self, trained: int, steps: int, loss: float) -> None:
         """Count a training step."""
@@ -145,10 +177,85 @@ def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None]) ->
         thread.join()
 
 
+class StageProgress:
+    """How much of a stage is finished, for stages whose results come back to the driver."""
+
+    def __init__(self, label: str, total: int, done: int, unit: str) -> None:
+        self.label = label
+        self.total = total
+        self.done = self.count = done
+        self.unit = unit
+        self.note = ""
+
+    def update(self, count: int, note: str = "") -> None:
+        """Count what has been finished, and replace the note behind the figures."""
+        self.count += count
+        self.note = note
+
+    def line(self, seconds: float) -> str:
+        """The figures, `seconds` after the start. Rate and time left are those of this run alone."""
+        finished = self.count - self.done
+        figures = f"{self.label}: {self.count} of {self.total} {self.unit}s"
+        if not finished:
+            return f"{figures}; {_STARTING}, {seconds:.0f} s so far"
+        rate = finished / max(seconds, REFRESH_SECONDS)
+        note = f"; {self.note}" if self.note else ""
+        return f"{figures}, {rate:.2f} a second, {(self.total - self.count) / rate:.0f} s left{note}"
+
+
+@contextmanager
+def show_stage(label: str, total: int, *, done: int, unit: str) -> Iterator[StageProgress]:
+    """Show a progress bar, or lines where there is no terminal, while the body counts.
+
+    Args:
+        done: of an earlier run. unit: what is counted, in the singular.
+    """
+    stage = StageProgress(label, total, done, unit)
+    finished = threading.Event()
+    thread = threading.Thread(target=_show_stage, args=(stage, finished), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield stage
+    finally:
+        finished.set()
+        thread.join()
+
+
+def _show_stage(stage: StageProgress, finished: threading.Event) -> None:
+    is_terminal = _shows_bars()
+    start = last_line = time.monotonic()
+    is_last = False
+    with tqdm(desc=stage.label, total=stage.total, initial=stage.done, unit=stage.unit, disable=not is_terminal) as bar:
+        while not is_last:
+            # One refresh after the body has ended, so that the last figures are shown.
+            is_last = finished.wait(REFRESH_SECONDS)
+            now = time.monotonic()
+            if is_terminal:
+                bar.set_postfix_str(_STARTING if stage.count == stage.done else stage.note, refresh=False)
+                bar.update(stage.count - bar.n)
+            elif not is_quiet() and now - last_line > LINE_SECONDS:
+                last_line = now
+                print(stage.line(now - start), file=sys.stderr)
+
+
+def be_quiet() -> None:
+    """Show no progress from now on in this process (`--quiet`)."""
+    os.environ[_QUIET] = "1"
+
+
+def is_quiet() -> bool:
+    """Whether no progress is shown."""
+    return os.environ.get(_QUIET) == "1"
+
+
+def _shows_bars() -> bool:
+    return sys.stderr.isatty() and not is_quiet()
+
+
 def _show(spec: ProgressSpec, read: Callable[[], RunProgress | None], finished: threading.Event) -> None:
-    is_terminal = sys.stderr.isatty()
+    is_terminal = _shows_bars()
     # The rate counts only what this run did: samples of an earlier run, and steps before the last checkpoint, do not.
-    done = sum(spec.stored.values()) if spec.label == "sample" else 0
+    done = spec.stored.get("kept", 0) if spec.label == "sample" else 0
     knows_start = spec.label == "sample"
     start = last_line = time.monotonic()
     is_last = False
@@ -159,14 +266,15 @@ def _show(spec: ProgressSpec, read: Callable[[], RunProgress | None], finished: 
             progress = read()
             if progress is None:
                 continue
-            count = progress.count(spec.label)
+            # The last batches may keep more than are wanted.
+            count = min(progress.count(spec.label), spec.total)
             if count and not knows_start:
                 knows_start, done, start = True, count, time.monotonic()
             if is_terminal:
                 postfix = str(progress) if _has_begun(spec, progress) else _STARTING
                 bar.set_postfix_str(postfix, refresh=False)
                 bar.update(count - bar.n)
-            elif time.monotonic() - last_line > LINE_SECONDS:
+            elif not is_quiet() and time.monotonic() - last_line > LINE_SECONDS:
                 last_line = time.monotonic()
                 print(_line(spec, count, done, last_line - start, progress), file=sys.stderr)
 

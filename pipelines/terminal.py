@@ -1,15 +1,23 @@
 """What the commands print: curves, comparisons, stages and their counts."""
 
+import sys
+import textwrap
+from collections.abc import Mapping
 from typing import Any
 
+from pos2distill.evaluation.chains import STEPS
+from pos2distill.evaluation.report import Comparison, verdict
+from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Curve, format_slots
+from pos2distill.evaluation.verdict import describe_curve
 from pos2distill.store.artifacts import Manifest
 
 _BAR_WIDTH = 18
 
 
-def print_comparison(before: Curve, after: Curve) -> None:
-    """Two curves of the same prompts, one line for each position."""
+def print_comparison(comparison: Comparison) -> None:
+    """Two curves of the same prompts, one line for each position, and what they say."""
+    before, after = comparison.before, comparison.after
     print(f"\naccuracy by position of the gold document among {before.documents}, {before.examples} examples each")
     print("position  before                   after")
     for slot, old, new in zip(before.slots, before.accuracy_by_slot, after.accuracy_by_slot, strict=True):
@@ -18,6 +26,7 @@ def print_comparison(before: Curve, after: Curve) -> None:
         print(f"{group:>12}  {old:.3f}                {after.by_group[group]:.3f}")
     print(f"    mean  {before.mean:.3f}                    {after.mean:.3f}")
     print(f"     GAP  {before.gap:.3f}                    {after.gap:.3f}\n")
+    print(f"{textwrap.fill(verdict(comparison), 100)}\n")
 
 
 def print_curve(label: str, curve: Curve) -> None:
@@ -29,6 +38,47 @@ def print_curve(label: str, curve: Curve) -> None:
         print(f"{group:>12}  {accuracy:.3f}")
     low, high = curve.ci95
     print(f"    mean  {curve.mean:.3f} [{low:.3f}, {high:.3f}], GAP {curve.gap:.3f}, F1 {curve.f1:.3f}")
+    low, high = curve.gap_ci95
+    print(f"     GAP  [{low:.3f}, {high:.3f}], corrected {curve.gap_corrected:.3f}")
+    if curve.broken_by_order:
+        print(f"  orders  of distractors break {max(curve.broken_by_order):.2f} of the questions at the worst position")
+    print(describe_curve(curve))
+
+
+def print_analysis(model: str, analysis: Mapping[str, Any]) -> None:
+    """The main figures of an analysis, one a line."""
+    print(f"\n{model}: at positions other than the advantageous one, 95 % intervals over questions")
+    shift = analysis["token_shift"]
+    if "nats_per_token" in shift:
+        print(f"  token shift          {_estimate(shift['nats_per_token'])} nats per token")
+        print(f"  tokens recovered     {_estimate(shift['recovery'])}")
+        top = shift["concentration"].get("top_10_percent")
+        if top:
+            print(f"  in 10 % of tokens    {_estimate(top)} of the shift (even: {top['even']:.2f})")
+    thoughts = analysis["thought_shift"]
+    for step, ratio in thoughts.get("overall", {}).items():
+        if step in STEPS:
+            print(f"  {f'failed step {step}':<19}  {_estimate(ratio)}")
+    wrong = analysis["wrong_answers"]
+    print(f"  wrong answers        {wrong['wrong']}, of which {wrong['one_document']} are in one other document")
+    for name in ("token_shift", "attention", "thought_shift"):
+        reason = analysis[name].get("skipped")
+        if reason:
+            print(f"  {name.replace('_', ' '):<19}  not available: {reason}")
+
+
+def _estimate(estimate: Mapping[str, Any]) -> str:
+    low, high = estimate["ci95"]
+    return f"{estimate['value']:.3g} [{low:.3g}, {high:.3g}]"
+
+
+def print_evaluation(name: str, evaluation: Evaluation) -> None:
+    """The curve of one model, and what its tokens cost."""
+    print_curve(name, evaluation.curve)
+    counts = evaluation.counts
+    if "prompt_tokens" in counts:
+        cost = "" if evaluation.cost is None else f", cost {evaluation.cost:.2f}"
+        print(f"tokens      {counts['prompt_tokens']} of prompts, {counts['answer_tokens']} of answers{cost}")
 
 
 def print_paths(checkpoint: str, storage: str) -> None:
@@ -60,4 +110,14 @@ def format_settings(settings: dict[str, Any]) -> str:
 
 def _bar(fraction: float) -> str:
     filled = round(fraction * _BAR_WIDTH)
-    return "█" * filled + "·" * (_BAR_WIDTH - filled)
+    full, empty = "█·" if _shows("█·") else "#."
+    return full * filled + empty * (_BAR_WIDTH - filled)
+
+
+def _shows(characters: str) -> bool:
+    """Whether the terminal's encoding has these characters."""
+    try:
+        characters.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -44,6 +44,11 @@ def use_ray_token() -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
+def sends_ray_token() -> bool:
+    """Whether Ray 2.60's clients send a token: that of the variables above, or of ~/.ray/auth_token."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+
+
 def ignore_ray_addresses() -> None:
     """Make Ray's job client use the address that it is given: Ray 2.60 prefers these variables."""
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):

@@ -13,11 +13,19 @@ class ExitCode(enum.IntEnum):
     USER_ERROR = 2
     STOPPED = 3  # the job was stopped or deleted
     INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT
+    OUTPUT_CLOSED = 141  # the reader of the output ended, as `head` does: 128 + SIGPIPE
     TERMINATED = 143  # 128 + SIGTERM
+
+
+MESSAGE_LENGTH = 1000
 
 
 class UserError(Exception):
     """Invalid input from the user. Its message is one line: where, what was expected, what was given."""
+
+
+class TransientError(UserError):
+    """A user error whose cause may pass by itself, such as a storage that does not answer."""
 
 
 class GateError(Exception):
@@ -40,6 +48,13 @@ class Terminated(KeyboardInterrupt):
 
 class CorruptPart(Exception):
     """A part of the sample store cannot be read and was quarantined: earlier indexes of the store are out of date."""
+
+
+def one_line(message: str) -> str:
+    """A message for a terminal. It may repeat what a user wrote, of any length and with any characters."""
+    lines = " ".join(message.splitlines())
+    printable = "".join(character if character.isprintable() else "?" for character in lines[: MESSAGE_LENGTH + 1])
+    return printable if len(printable) <= MESSAGE_LENGTH else f"{printable[:MESSAGE_LENGTH]}…"
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:

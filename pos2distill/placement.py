@@ -56,5 +56,12 @@ RAY_VARIABLES = {
 # the node's grace period, so `cluster/` sets it for each group.
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
+# Set on a head whose jobs are retried by others, to the address of its dashboard: a job that fails with a user error is
+# then stopped instead, so that it is not tried again. And the time (seconds since 1970) at which a job is stopped.
+JOB_DASHBOARD_VARIABLE = "POS2DISTILL_JOB_DASHBOARD"
+JOB_DEADLINE_VARIABLE = "POS2DISTILL_JOB_DEADLINE"
+# The last line in the log of such a job.
+NOT_RETRIED = "stopped, since another attempt would fail with the same error"
+
 SAMPLING = Pool(label=SUBCLUSTER_LABEL, value="sampling", resource="sampler")
 TRAINING = Pool(label="pool", value="trainer", resource="trainer")

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 Slots = tuple[int, ...]
 Tokens = npt.NDArray[np.int32]
@@ -89,6 +89,7 @@ _EXAMPLE = pa.struct(list(EXAMPLE_SCHEMA))
 
 # One prompt to generate from: an example with its gold documents at slots of `documents`.
 #   placement, group: which of the evaluated placements this is, and the group it belongs to ("" for none).
+#   message: the user's message in place of prompt_ids, for a server that makes a prompt of it; else null.
 #   example: the whole example for training; null for evaluation.
 #   error: why there is no prompt, else null.
 PROMPT_SCHEMA = pa.schema(
@@ -100,6 +101,7 @@ PROMPT_SCHEMA = pa.schema(
         ("group", pa.string()),
         ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
+        ("message", pa.string()),
         ("seed", pa.int64()),
         ("example", _EXAMPLE),
         ("error", pa.string()),
@@ -108,7 +110,11 @@ PROMPT_SCHEMA = pa.schema(
 )
 
 # A generated answer and its score.
+#   example_id: of a sample, one of `sample_ids`.
+#   prompt_ids: the prompt that was answered; of an on-policy sample the advantageous prompt of its example, which the
+#   teacher gets, while `slots` stay those that the student answered at.
 #   sampled_ids, text: as generated; response_ids, truncated_text: what of it is kept, closed by the end-of-turn token.
+#   prompt_tokens, answer_tokens: their numbers, of which a server may tell none (null).
 #   correct: by the data set's metric; f1: of the part of the text that the metric compares.
 #   outcome: "kept", or the reason why not ("wrong", "empty", "failed"). error: what failed, else null.
 #   top_ids, top_logprobs: `TopKLogprobs` row by row, at the first S positions of response_ids: those before which the
@@ -132,6 +138,8 @@ ANSWER_SCHEMA = pa.schema(
         ("f1", pa.float32()),
         ("outcome", pa.string()),
         ("finish_reason", pa.string()),
+        ("prompt_tokens", pa.int32()),
+        ("answer_tokens", pa.int32()),
         ("top_ids", _TOKENS),
         ("top_logprobs", pa.list_(pa.float32())),
     ],
@@ -165,10 +173,45 @@ PREDICTION_SCHEMA = pa.schema(
             "correct",
             "f1",
             "finish_reason",
+            "prompt_tokens",
+            "answer_tokens",
         )
     ],
     metadata=_METADATA,
 )
+
+# What an analysis computed of one example: a response that all models read, and passes over it at S placements.
+#   slots: the advantageous ones, where the initial model answered. hidden, hidden_dtype, tokens: that model's states
+#   there, as in `SAMPLE_SCHEMA`, and its most likely tokens.
+#   placement_slots: of each placement. kl: nats, and agrees: whether the most likely tokens are equal, at T tokens of
+#   each placement. layers, attention: of each placement (N layers, 2 queries, D + 3 parts), row-major; empty if none.
+PASSES_SCHEMA = pa.schema(
+    [
+        ("example_id", pa.string()),
+        ("example", _EXAMPLE),
+        ("slots", _SLOTS),
+        ("response_ids", _TOKENS),
+        ("hidden", pa.large_binary()),
+        ("hidden_dtype", pa.string()),
+        ("tokens", _TOKENS),
+        ("placement_slots", pa.list_(_SLOTS)),
+        ("kl", pa.list_(pa.list_(pa.float32()))),
+        ("agrees", pa.list_(pa.list_(pa.bool_()))),
+        ("layers", pa.int32()),
+        ("attention", pa.list_(pa.list_(pa.float32()))),
+    ],
+    metadata=_METADATA,
+)
+
+
+def sample_ids(example_ids: Sequence[str], per_example: int) -> list[str]:
+    """The ids that samples are stored under: those of the examples, or with several samples each `ID@0`, `ID@1`, …
+
+    Those of one example are neighbours. So sample i is number `i % per_example` of example `i // per_example`.
+    """
+    if per_example == 1:
+        return list(example_ids)
+    return [f"{example_id}@{number}" for example_id in example_ids for number in range(per_example)]
 
 
 def example_from_row(row: Mapping[str, Any]) -> Example:

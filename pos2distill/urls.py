@@ -1,15 +1,22 @@
 """Paths and URLs that a user gave, opened through fsspec or refused in one line."""
 
+import functools
+import logging
+import os
+import socket
+import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import fsspec
 
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
+from pos2distill.faults import fix, is_fault, reason, where
 
-# Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are no OSError:
-# s3fs 2026.9 passes on botocore's, gcsfs 2026.10 google.auth's, and both aiohttp's.
-_STORAGE_PACKAGES = ("botocore", "aiobotocore", "gcsfs", "google", "aiohttp")
+_CONNECT_SECONDS = 10.0
+
+# It logs the traceback of every failed request, which is raised as well.
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
 def open_url(url: str, setting: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -18,46 +25,84 @@ def open_url(url: str, setting: str) -> tuple[fsspec.AbstractFileSystem, str]:
     Args:
         setting: the setting that holds the URL, for the message.
     Raises:
-        UserError: for an unknown protocol, or one whose package is not installed.
+        UserError: for an unknown protocol, or one whose package is not installed; if the storage refuses to be opened.
     """
-    try:
-        # No cached listings: other processes write to the same folders.
-        fs, path = fsspec.url_to_fs(url, use_listings_cache=False)
-    except (ValueError, ImportError) as error:
-        raise UserError(f"{url}: cannot be opened ({error}) ({setting})") from None
+    with storage_errors(url, setting):
+        endpoint = _endpoint(url)
+        if endpoint is not None:
+            _connect(*endpoint)
+        try:
+            # No cached listings: other processes write to the same folders.
+            fs, path = fsspec.url_to_fs(url, use_listings_cache=False)
+        except (ValueError, ImportError, TypeError) as error:  # TypeError: options in a URL that its storage lacks
+            raise UserError(f"{url}: cannot be opened ({error}) ({setting})") from None
     return fs, path
 
 
 @contextmanager
 def storage_errors(url: str, setting: str) -> Iterator[None]:
-    """Turns what a storage raises into one line with the likely remedy. Other exceptions pass.
+    """Turns what a storage raises into one line with the likely fix (see `faults`). Other exceptions pass.
 
     Args:
         setting: as of `open_url`.
     Raises:
-        UserError: instead of the storage's own exception.
+        UserError: instead of the storage's own exception; TransientError unless rights or the file are missing.
     """
     try:
         yield
     except Exception as error:
-        package = type(error).__module__.partition(".")[0]
-        if package not in _STORAGE_PACKAGES and not isinstance(error, OSError):
+        cause = why_not_found(error) or error
+        if not is_fault(cause):
             raise
-        raise UserError(f"{url}: cannot be used ({_reason(error)}) ({setting}){_remedy(error)}") from None
+        kind = UserError if _will_not_pass(cause) else TransientError
+        raise kind(f"{url}: cannot be used ({reason(cause)}{where(cause, url)}) ({setting}){fix(cause)}") from None
 
 
-def _reason(error: Exception) -> str:
-    """The first line of the error's own text."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+def why_not_found(error: BaseException) -> BaseException | None:
+    """Why a file was not found, if it may well be there: fsspec's HTTP 2026.9 says so of any that it cannot fetch."""
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or cause is None or isinstance(cause, FileNotFoundError):
+        return None
+    return cause if is_fault(cause) else None
 
 
-def _remedy(error: Exception) -> str:
+def _will_not_pass(error: BaseException) -> bool:
+    """Whether another try would end in the same way: nothing is there, or the rights are missing."""
     name = type(error).__name__
-    if isinstance(error, PermissionError) or "Credential" in name or "Token" in name:
-        return "; check the credentials of the storage and their rights"
-    if "Connect" in name or "Endpoint" in name or "Timeout" in name:
-        return "; check the network and AWS_ENDPOINT_URL or the storage's other address settings"
-    return ""
+    if isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+        return True
+    refused = getattr(error, "code", None) in (401, 403, 404)  # gcsfs 2026.10
+    return refused or "Credential" in name or "Token" in name
+
+
+def _endpoint(url: str) -> tuple[str, int] | None:
+    """Host and port of a storage whose package would try for a minute or more to reach it; else None.
+
+    Raises:
+        UserError: if AWS_ENDPOINT_URL is no URL.
+    """
+    protocol = url.partition("://")[0]
+    # gcsfs 2026.10 retries for 50 s; botocore waits 60 s for a connection, several times.
+    if protocol in ("gs", "gcs"):
+        indirect = any(os.environ.get(name) for name in ("STORAGE_EMULATOR_HOST", "HTTPS_PROXY", "https_proxy"))
+        return None if indirect else ("storage.googleapis.com", 443)
+    own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if protocol in ("s3", "s3a") and own:
+        try:
+            address = urllib.parse.urlsplit(own)
+            port = address.port or (443 if address.scheme == "https" else 80)
+        except ValueError:
+            address, port = urllib.parse.urlsplit(""), 0
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise UserError(f"AWS_ENDPOINT_URL: expected http://HOST:PORT or https://HOST:PORT, got '{own}'")
+        return address.hostname, port
+    return None
+
+
+@functools.lru_cache(maxsize=64)  # of failures nothing is kept: they raise
+def _connect(host: str, port: int) -> None:
+    """
+    Raises:
+        OSError: if the host cannot be reached.
+    """
+    socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()

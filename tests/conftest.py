@@ -67,14 +67,24 @@ def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def make_recipe(tiny_model_path: str, tmp_path: Path) -> Callable[..., Recipe]:
-    """`make_recipe(training={"epochs": 1}, …)`: a recipe on the tiny model, in `tmp_path`, sections merged deeply.
-
-    The file it was read from stays at `tmp_path / "recipe.yaml"`.
-    """
+def make_recipe(make_shared_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
+    """`make_recipe(training={"epochs": 1}, …)`: `make_shared_recipe` in `tmp_path`."""
 
     def make(**overrides: Any) -> Recipe:
-        data = tmp_path / "data.jsonl"
+        return make_shared_recipe(tmp_path, **overrides)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_shared_recipe(tiny_model_path: str) -> Callable[..., Recipe]:
+    """`make_shared_recipe(folder, training={"epochs": 1}, …)`: a recipe on the tiny model, sections merged deeply.
+
+    The file it was read from stays at `folder / "recipe.yaml"`.
+    """
+
+    def make(folder: Path, **overrides: Any) -> Recipe:
+        data = folder / "data.jsonl"
         if not data.exists():
             write_examples(data, 40, 6)
         raw: dict[str, Any] = {
@@ -94,14 +104,16 @@ def make_recipe(tiny_model_path: str, tmp_path: Path) -> Callable[..., Recipe]:
             "training": {"learning_rate": 1e-3, "epochs": 1, "precision": "float32"},
             "evaluation": {"max_new_tokens": 8, "bootstrap_samples": 100},
             "runtime": {
-                "storage": str(tmp_path / "storage"),
+                "storage": str(folder / "storage"),
                 "samplers": {"batch_size": 8},
                 "teachers": {"batch_size": 8},
                 "trainers": {"strategy": "torch", "gradient_checkpointing": False},
             },
         }
         _merge(raw, overrides)
-        path = tmp_path / "recipe.yaml"
+        # Every example counts in most tests, kept or not; those on `data.train_candidates` set it.
+        raw["data"].setdefault("train_candidates", raw["data"]["train_examples"])
+        path = folder / "recipe.yaml"
         path.write_text(yaml.safe_dump(raw, sort_keys=False))
         return load_recipe(str(path))
 

@@ -37,7 +37,8 @@ from pos2distill.models.load import load_model
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.sampling.blocks import index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.operators import PromptSpec, generation_operators
+from pos2distill.sampling.operators import generation_operators
+from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.permutations import Placement
 from pos2distill.training.job import MODEL_FOLDER

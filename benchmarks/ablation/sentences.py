@@ -26,9 +26,9 @@ RECIPE = "benchmarks/ablation/one_hop.yaml"
 
 def training_ids(data: DataSection) -> Set[str]:
     """Ids of all records of the file that are on the training side of the split, used by the recipe or not."""
-    one = data.model_copy(update={"train_examples": 1, "eval_examples": 1})
+    one = data.model_copy(update={"train_examples": 1, "train_candidates": 1, "eval_examples": 1})
     count = load_split(one, documents=data.documents, seed=0).counts["train_unused"] + 1
-    every = one.model_copy(update={"train_examples": count})
+    every = one.model_copy(update={"train_examples": count, "train_candidates": count})
     return {example.example_id for example in load_split(every, documents=data.documents, seed=0).train}
 
 

@@ -2,8 +2,8 @@
 
 All variants are evaluated on the same questions at the same slots, in float32 with transformers, in one process. Where
 there is randomness (training, search), each seed is a run of its own, and intervals are Student's t over seeds; else
-they are the bootstrap over questions. Writes methods_toy.json and methods_toy.png to this folder. A run that was
-stopped continues.
+they are the bootstrap over questions. Writes methods_toy.json and methods_toy.png to this folder; with --only, the
+other rows of the report stay. A run that was stopped continues.
 
 Example (about an hour on two cores):
   python -m benchmarks.methods.methods runs/methods-toy
@@ -27,7 +27,8 @@ from pipelines.plan import make_plan
 from pipelines.stages.stage import Stage
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
-from pos2distill.evaluation.scores import Grid, corrected_gap, to_curve, to_grid
+from pos2distill.evaluation.scores import Grid, to_curve, to_grid
+from pos2distill.evaluation.statistics import corrected_gap
 from pos2distill.evaluation.sweep import Estimate, estimate
 
 SEEDS = (0, 1, 2)
@@ -78,7 +79,16 @@ VARIANTS = (
     Variant("attention_buckets", ("inference.method=attention_buckets",)),
     Variant("r1", ("method.name=r1",), trains=True, seeds=SEEDS),
     Variant("r1, random slot", ("method.name=r1", "method.advantageous_slot=random"), trains=True, seeds=SEEDS),
+    # Two rounds of one epoch: as many rows and steps as the two epochs of the others.
+    Variant("on-policy r1", ("method.name=r1-on-policy", "training.epochs=1"), trains=True, seeds=SEEDS),
     Variant("seqkd", ("method.name=seqkd",), trains=True, seeds=SEEDS),
+    # As its paper: no answers of the data set, and documents as they come.
+    Variant(
+        "sealong",
+        ("method.name=seqkd", "method.advantageous_slot=random", "sampling.candidates=8", "sampling.keep=all"),
+        trains=True,
+        seeds=SEEDS,
+    ),
     # Skips need twice the positions of a row, and the toy has 1,024.
     Variant("seqkd + rpsd skip", ("method.name=seqkd", "method.view=skip", *SHORT), trains=True, seeds=SEEDS),
     Variant("seqkd + rpsd cyclic", ("method.name=seqkd", "method.view=cyclic", *SHORT), trains=True, seeds=SEEDS),
@@ -116,14 +126,15 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
     curve = to_curve(grid, bootstrap_samples=2000, seed=0)
     paid: list[Stage] = [*plan.measurements]
     if trains:
-        paid += [plan.sample, plan.distill]
+        for each in plan.rounds:
+            paid += [each.sample, each.distill]
     return Run(
         accuracy=list(curve.accuracy_by_slot),
         mean=curve.mean,
         mean_ci95=curve.ci95,
         worst=min(curve.accuracy_by_slot),
         gap=curve.gap,
-        gap_corrected=corrected_gap(grid, splits=SPLITS, seed=0),
+        gap_corrected=corrected_gap(grid.correct_ES, splits=SPLITS, seed=0),
         seconds_per_answer=seconds(evaluated) / prompts(grid),
         cost=sum(seconds(stage) for stage in paid),
     )
@@ -194,7 +205,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FOLDER, help="where the report is written")
     arguments = parser.parse_args()
     started = time.monotonic()
+    report_path = arguments.output / "methods_toy.json"
     rows: dict[str, dict[str, Any]] = {}
+    if arguments.only and report_path.exists():
+        rows = json.loads(report_path.read_text())["variants"]
     for variant in VARIANTS:
         if arguments.only and variant.name not in arguments.only:
             continue
@@ -204,8 +218,9 @@ def main() -> None:
             settings = [*COMMON, f"seed={seed}", f"runtime.storage={arguments.storage}", *variant.settings]
             runs.append(run(load_recipe("quickstart", settings), trains=variant.trains))
         rows[variant.name] = summarise(runs)
+    rows = {variant.name: rows[variant.name] for variant in VARIANTS if variant.name in rows}
     report = circumstances("torch", "transformers") | {"common": COMMON, "variants": rows}
-    (arguments.output / "methods_toy.json").write_text(json.dumps(report, indent=1) + "\n")
+    report_path.write_text(json.dumps(report, indent=1) + "\n")
     draw(rows, arguments.output / "methods_toy.png")
     print_table(rows)
 

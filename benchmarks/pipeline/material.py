@@ -79,6 +79,7 @@ def load(material: Path, storage: str, examples: int) -> Recipe:
         f"data.path={material}/data.jsonl",
         f"data.documents={DOCUMENTS}",
         f"data.train_examples={examples}",
+        f"data.train_candidates={examples}",
         "data.eval_examples=2",
         "data.eval_fraction=0.01",
         "data.prompt=qa",

@@ -25,7 +25,8 @@ from pipelines.stages.prepare import TRAIN, training_ids
 from pipelines.stages.sample import missing_blocks, sampling_operators
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
-from pos2distill.sampling.operators import ActorOperator, PromptSpec, build_prompts, read_examples
+from pos2distill.sampling.operators import ActorOperator, read_examples
+from pos2distill.sampling.prompting import PromptSpec, build_prompts
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import evaluated_placements
 from pos2distill.training.rows import RowBuilder, kept_samples

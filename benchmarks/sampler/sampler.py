@@ -32,11 +32,8 @@ from pos2distill.models.load import load_tokenizer
 from pos2distill.records import examples_to_table
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.operators import (
-    PromptSpec,
-    build_prompts,
-    generation_operators,
-)
+from pos2distill.sampling.operators import generation_operators
+from pos2distill.sampling.prompting import PromptSpec, build_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import evaluated_placements
@@ -64,6 +61,7 @@ def load(settings: argparse.Namespace) -> Recipe:
         "model.engine=vllm",
         f"model.dtype={dtype}",
         f"data.train_examples={settings.examples}",
+        f"data.train_candidates={settings.examples}",
         f"runtime.samplers.gpus={int(cuda)}",
         f"runtime.samplers.batch_size={BATCH}",
         f"runtime.samplers.concurrent_batches={settings.batches}",

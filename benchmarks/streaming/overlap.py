@@ -41,6 +41,7 @@ def load(storage: str, mode: str, delay_s: float, examples: int) -> Recipe:
         "runtime.trainers.threads=1",
         "runtime.checkpoints.steps=5",
         f"data.train_examples={examples}",
+        f"data.train_candidates={examples}",
         "data.eval_examples=2",
         "model.engine=fake",
         "sampling.keep=all",

@@ -82,6 +82,7 @@ def load(storage: str, data: Path, model: Path, examples: int) -> Recipe:
         "model.engine=fake",
         f"data.path={data}",
         f"data.train_examples={examples}",
+        f"data.train_candidates={examples}",
         "data.documents=3",
         "data.eval_examples=2",
         "data.eval_fraction=0.001",

@@ -159,7 +159,7 @@ def make_rows(number: int, prompts: list[Tokens], completion: Completion, hidden
     assert completion.top is not None
     example = Example(str(number), "", (), ())
     ids_SK, logprobs_SK = completion.top.ids_SK, completion.top.logprobs_SK
-    sample = Sample(example, prompts[0], completion.token_ids, hidden, study.model.dtype, ids_SK, logprobs_SK)
+    sample = Sample(example, (0,), prompts[0], completion.token_ids, hidden, study.model.dtype, ids_SK, logprobs_SK)
     return [Row(sample, (slot,), slot, prompt, completion.token_ids) for slot, prompt in enumerate(prompts)]
 
 

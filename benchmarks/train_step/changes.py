@@ -58,14 +58,11 @@ def in_micro_batches(size: Size, folder: Path, device: torch.device) -> Step:
 
 
 def without_chunked_losses(size: Size, folder: Path, device: torch.device) -> Step:
-    """Stores the logits of all response tokens, and what a divergence computes from them, for the backward pass."""
+    """Computes the logits of all response tokens, and the divergences from them, at once."""
     step = with_everything(size, folder, device)
 
     def patched() -> float:
-        with (
-            patch("pos2distill.training.student._CHUNK_LOGITS", 2**40),
-            patch("pos2distill.training.student.checkpoint", lambda function, *arguments, **_: function(*arguments)),
-        ):
+        with patch("pos2distill.models.loss_head.CHUNK_LOGITS", 2**40):
             return step()
 
     return patched

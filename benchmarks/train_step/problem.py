@@ -18,8 +18,9 @@ from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.hidden_states import hidden_to_bytes
 from pos2distill.records import Example, Slots, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
+from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import Batch, TrainingProgress
+from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.rows import Row, RowKey, Sample
 from pos2distill.training.strategies import build_strategy
@@ -161,7 +162,7 @@ class Questions:
                 hidden = hidden_to_bytes(hidden_TH)
             example = Example(str(index), "", (), ())
             samples.append(
-                Sample(example, prompt, response, hidden, study.model.dtype, top_ids=None, top_logprobs=None)
+                Sample(example, (0,), prompt, response, hidden, study.model.dtype, top_ids=None, top_logprobs=None)
             )
         return tuple(samples)
 

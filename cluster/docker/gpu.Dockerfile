@@ -1,36 +1,51 @@
-# The project for NVIDIA GPUs: docker build --file cluster/docker/gpu.Dockerfile --tag NAME:0.1.0 .
-# This compiles flash-attn, which needs no GPU, but about an hour and 6 GB of memory for each of MAX_JOBS.
+# The project for NVIDIA GPUs on x86-64, driver 580 or newer:
+#   docker build --platform linux/amd64 --file cluster/docker/gpu.Dockerfile --tag NAME:0.1.0 .
+# This compiles flash-attn, which needs no GPU, but about an hour and 9 GB of memory for each of MAX_JOBS.
 ARG CUDA=13.0.1
-FROM nvidia/cuda:${CUDA}-devel-ubuntu22.04 AS cuda
+FROM --platform=linux/amd64 nvidia/cuda:${CUDA}-devel-ubuntu22.04 AS cuda
 
-FROM python:3.11-slim-bookworm AS base
-# g++: Triton and DeepSpeed compile kernels at run time. wget: KubeRay uses it for health checks.
+FROM --platform=linux/amd64 python:3.11-slim-bookworm AS base
+# g++: Triton and DeepSpeed compile kernels at run time.
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends bash g++ make wget \
+ && apt-get install --yes --no-install-recommends bash g++ make \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/pos2distill
 
+# The settings of uv, without which it would install packages that the lock leaves out. Only them, so that another
+# change of pyproject.toml does not build everything again.
+FROM base AS settings
+COPY pyproject.toml ./
+RUN sed -n '/^\[tool\.uv\]/,/^\[tool\.hatch/{/^\[tool\.hatch/!p}' pyproject.toml > uv_settings.toml
+
 FROM base AS build
 COPY --from=cuda /usr/local/cuda /usr/local/cuda
-ARG MAX_JOBS=4
-ENV CUDA_HOME=/usr/local/cuda UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 MAX_JOBS=${MAX_JOBS}
+ARG MAX_JOBS=2
+# 80: A100, L4 and others of compute capability 8; 90: H100, H200. For Blackwell, add 100 or 120.
+ARG FLASH_ATTN_CUDA_ARCHS=80;90
+ENV CUDA_HOME=/usr/local/cuda UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 MAX_JOBS=${MAX_JOBS} \
+    FLASH_ATTN_CUDA_ARCHS=${FLASH_ATTN_CUDA_ARCHS}
 COPY Makefile ./
+COPY --from=settings /opt/pos2distill/uv_settings.toml ./pyproject.toml
 COPY requirements ./requirements
 RUN make install-gpu
+# Into layers of their own, which are pulled at the same time and change less often than the other packages.
+RUN mkdir /layers && mv .venv/lib/python3.11/site-packages/nvidia .venv/lib/python3.11/site-packages/torch /layers/
 
 # Without the CUDA toolkit: the packages contain the CUDA libraries, and the machine provides the driver.
 FROM base
+# The PATH is also in the profile, because a login shell resets it.
 ENV PYTHONUNBUFFERED=1 NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     LD_LIBRARY_PATH=/usr/local/nvidia/lib64
-COPY --from=build /opt/pos2distill/.venv ./.venv
-COPY run.py pyproject.toml ./
-COPY pos2distill ./pos2distill
-COPY pipelines ./pipelines
-COPY cluster ./cluster
-COPY examples ./examples
-
-# Also in the profile, because a login shell resets PATH.
 ENV PATH=/opt/pos2distill/.venv/bin:$PATH
 RUN echo 'PATH=/opt/pos2distill/.venv/bin:$PATH' > /etc/profile.d/pos2distill.sh \
  && useradd --uid 1000 --create-home ray
+# In the order in which they change, the most stable first.
+COPY --from=build /layers/nvidia ./.venv/lib/python3.11/site-packages/nvidia
+COPY --from=build /layers/torch ./.venv/lib/python3.11/site-packages/torch
+COPY --from=build /opt/pos2distill/.venv ./.venv
+COPY examples ./examples
+COPY run.py pyproject.toml ./
+COPY cluster ./cluster
+COPY pipelines ./pipelines
+COPY pos2distill ./pos2distill
 USER 1000

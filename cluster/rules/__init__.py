@@ -1,9 +1,9 @@
-"""Rules for manifests beyond the schema of their kind.
+"""Rules for manifests. A rule is a function that receives a whole manifest and yields its violations.
 
-A rule is a function that receives a part of a manifest and yields its violations. A table at the end of each module
-lists the rules of one part. There are two kinds of rules:
+- `shapes`: the types of fields, as JSON schemas, for kinds whose CRD is not at hand.
+- `kubernetes`, `kuberay`: what the API server and KubeRay's operator refuse, which they report only after a manifest
+  has been applied, some of it only in the events of a pod. Only rules on fields that `cluster render` writes are here.
+- `pipeline`, `pods`, `rights`, `objects`: what a study needs, in manifests that carry the label of this project.
 
-- Rules of KubeRay's operator, which reports a violation only after a manifest has been applied. Their docstrings name
-  the function in `ray-operator/controllers/ray/utils/validation.go` of KubeRay 1.7 from which they are derived.
-- Rules of this project: where work is placed, which rights a pod has, and no secrets in clear text.
+`manifest` lists all rules with their levels.
 """

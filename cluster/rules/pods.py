@@ -1,12 +1,22 @@
-"""Rules for pod templates: rights, resources, images, volumes, and no secrets in clear text."""
+"""What a study needs of its pods: images, resources, volumes and variables."""
 
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import Any
 
-from pos2distill.secrets import holds_secret
-
-from ..names import GPU, GPU_COUNT_LABEL, INSTANCE_TYPE_LABEL
+from ..names import GPU, GPU_COUNT_LABEL, INSTANCE_TYPE_LABEL, SET_BY_KUBERAY
 from ..types import Violation
-from .fields import Fields, gpu_limit
+from .fields import (
+    Fields,
+    all_containers,
+    containers_of,
+    gpu_limit,
+    nodes_of,
+    pods_of,
+    quantity,
+    ray_container,
+    running_containers,
+)
 
 
 def _instance_gpus() -> dict[str, int]:
@@ -34,182 +44,154 @@ def _instance_gpus() -> dict[str, int]:
 
 
 INSTANCE_GPUS = _instance_gpus()
+_SHM = "/dev/shm"
 
 
-def check_pod(template: Fields) -> Iterator[Violation]:
-    """All violations of a pod template."""
-    pod = template.mapping("spec")
-    for pod_rule in POD_RULES:
-        yield from pod_rule(pod)
-    for container in pod.mappings("initContainers") + pod.mappings("containers"):
-        for container_rule in CONTAINER_RULES:
-            yield from container_rule(container)
-        yield from check_rights(container)
-        yield from mounted_volumes_exist(container, pod)
+def images_have_a_version(manifest: Fields) -> Iterator[Violation]:
+    """Pods of one cluster must run the same image."""
+    for pod in pods_of(manifest):
+        for container in containers_of(pod):
+            image = container.text("image")
+            name = image.rpartition("/")[2]  # a registry's port also follows a colon
+            if ":" not in name or name.endswith(":latest"):
+                yield container.violation("image", f"'{image[:200]}' may change between pods; name a version")
 
 
-def check_rights(container: Fields) -> Iterator[Violation]:
-    """Violations in the rights of one container. The autoscaler has options of this form, too."""
-    for rule in RIGHTS_RULES:
-        yield from rule(container)
+# --- Resources
 
 
-def pod_has_a_container(pod: Fields) -> Iterator[Violation]:
-    """Source: ValidateRayClusterSpec."""
-    if not pod.items_of("containers"):
-        yield pod.violation("containers", "missing; a pod requires the Ray container")
+def ray_containers_have_limits(manifest: Fields) -> Iterator[Violation]:
+    """KubeRay 1.7 passes the limits of the Ray container to `ray start`, and Ray places work by them."""
+    for node in nodes_of(manifest):
+        resources = ray_container(node).mapping("resources")
+        limits = resources.mapping("limits")
+        for name in ("cpu", "memory"):
+            if name not in limits:
+                yield limits.violation(name, "missing: Ray takes the size of its node from it; set it")
+        for name in limits.values:
+            limit, request = limits.get(name), resources.mapping("requests").get(name, limits.get(name))
+            if quantity(request) != quantity(limit):
+                message = f"{request} is not the limit, {limit}, which the machine may not have; make them equal"
+                yield resources.violation(f"requests.{name}", message)
 
 
-def pod_is_not_restarted(pod: Fields) -> Iterator[Violation]:
-    """Source: ValidateRayClusterSpec."""
-    # KubeRay accepts a missing policy.
-    policy = pod.get("restartPolicy")
-    if policy not in (None, "Never"):
-        yield pod.violation("restartPolicy", f"is {policy}, but autoscaler v2 replaces pods itself; set Never")
+def gpus_fit_the_machine(manifest: Fields) -> Iterator[Violation]:
+    """The machine that the node selector names must have the GPUs that the pod requests."""
+    for node in nodes_of(manifest):
+        selector = node.mapping("template", "spec", "nodeSelector")
+        count_label = selector.text(GPU_COUNT_LABEL)
+        instance_type = selector.text(INSTANCE_TYPE_LABEL)
+        if count_label.isdecimal() and len(count_label) < 4:
+            available, machine = int(count_label), "the selected machines have"
+        elif instance_type in INSTANCE_GPUS:
+            available, machine = INSTANCE_GPUS[instance_type], f"{instance_type} has"
+        else:
+            continue
+        container = ray_container(node)
+        requested = gpu_limit(container)
+        if requested > available:
+            message = f"{requested} GPUs, but {machine} {available}, so that the pod would wait forever; lower it"
+            yield container.violation(f"resources.limits.{GPU}", message)
 
 
-def host_namespaces_are_not_shared(pod: Fields) -> Iterator[Violation]:
-    """Source: Pod Security Standards of Kubernetes, level Baseline."""
-    for name in ("hostNetwork", "hostPID", "hostIPC"):
-        if pod.get(name):
-            yield pod.violation(name, "gives the pod access to the host; remove it")
+def gpu_pods_tolerate_gpu_machines(manifest: Fields) -> Iterator[Violation]:
+    """GKE and NVIDIA's operator taint machines with GPUs."""
+    for node in nodes_of(manifest):
+        tolerations = node.mapping("template", "spec").mappings("tolerations")
+        # A toleration without a key is one of every taint.
+        tolerates = any(toleration.get("key") in (None, GPU) for toleration in tolerations)
+        if gpu_limit(ray_container(node)) and not tolerates:
+            message = f"missing for {GPU}: machines with GPUs are tainted; add it with operator Exists"
+            yield node.violation("template.spec.tolerations", message)
 
 
-def pod_does_not_run_as_root(pod: Fields) -> Iterator[Violation]:
-    """Source: Pod Security Standards of Kubernetes, level Restricted."""
-    # A container's setting overrides that of the pod, so either may forbid root.
-    contexts = [container.mapping("securityContext") for container in pod.mappings("containers")]
-    every_container_is_set = bool(contexts) and all(context.get("runAsNonRoot") for context in contexts)
-    if not pod.mapping("securityContext").get("runAsNonRoot") and not every_container_is_set:
-        yield pod.violation("securityContext.runAsNonRoot", "missing: the pod may run as root; set true")
+# --- Volumes
 
 
-def user_is_not_root(pod: Fields) -> Iterator[Violation]:
-    """Source: Pod Security Standards of Kubernetes, level Restricted."""
-    for owner in [pod, *pod.mappings("containers")]:
-        if owner.mapping("securityContext").get("runAsUser") == 0:
-            yield owner.violation("securityContext.runAsUser", "0 is root; set for example 1000")
+def mounted_volumes_exist(manifest: Fields) -> Iterator[Violation]:
+    """The API server refuses the pod, unless KubeRay adds the volume."""
+    for pod in pods_of(manifest):
+        volumes = {volume.text("name") for volume in pod.mappings("volumes")}
+        for container in containers_of(pod):
+            for mount in container.mappings("volumeMounts"):
+                name = mount.text("name")
+                if name not in volumes:
+                    yield mount.violation("name", f"there is no volume '{name[:60]}'; add it to the pod's volumes")
 
 
-def system_calls_are_filtered(pod: Fields) -> Iterator[Violation]:
-    """Source: Pod Security Standards of Kubernetes, level Restricted."""
-    profile = pod.mapping("securityContext", "seccompProfile")
-    if profile.get("type") not in ("RuntimeDefault", "Localhost"):
-        message = "missing: every system call is allowed; set type: RuntimeDefault"
-        yield pod.violation("securityContext.seccompProfile", message)
+def written_folders_are_mounted(manifest: Fields) -> Iterator[Violation]:
+    """With a read-only root file system, Ray's folder and the home folder with its caches must be volumes."""
+    for container in running_containers(manifest):
+        if container.mapping("securityContext").get("readOnlyRootFilesystem") is not True:
+            continue
+        mounts = [mount.text("mountPath") for mount in container.mappings("volumeMounts")]
+        if "/tmp" not in mounts:
+            yield container.violation("volumeMounts", "Ray writes to /tmp, which is read-only; mount an emptyDir there")
+        homes = [item.text("value") for item in container.mappings("env") if item.get("name") == "HOME"]
+        home = PurePosixPath(homes[-1] if homes else "/root")
+        if not any(mount and home.is_relative_to(mount) for mount in mounts):
+            yield container.violation("env", "HOME is no mounted folder, so that caches cannot be written; set it")
 
 
-def gpus_fit_the_machine(pod: Fields) -> Iterator[Violation]:
-    """The machine that the node selector names must have the GPUs that the pod requests. Rule of this project."""
-    selector = pod.mapping("nodeSelector")
-    instance_type = str(selector.get(INSTANCE_TYPE_LABEL))
-    count_label = str(selector.get(GPU_COUNT_LABEL, ""))
-    available: int | None
-    if count_label.isdecimal():
-        available, machine = int(count_label), "the selected machines have"
-    else:
-        available, machine = INSTANCE_GPUS.get(instance_type), f"{instance_type} has"
-    # The Ray container is the first one, and the only one that may request GPUs.
-    containers = pod.mappings("containers")
-    requested = gpu_limit(containers[0]) if containers else 0
-    if available is not None and requested > available:
-        message = f"{requested} GPUs, but {machine} {available}, so that the pod would wait forever; lower it"
-        yield pod.violation(f"containers[0].resources.limits.{GPU}", message)
+def object_store_fits_shared_memory(manifest: Fields) -> Iterator[Violation]:
+    """Ray 2.60 stores objects on disk if /dev/shm is too small; /dev/shm counts towards the pod's memory."""
+    for node in nodes_of(manifest):
+        container = ray_container(node)
+        field = "rayStartParams.object-store-memory"
+        store = node.mapping("rayStartParams").text("object-store-memory")
+        if store and not store.isdecimal():
+            yield node.violation(field, "expected a number of bytes; set it without a unit")
+            continue
+        size = _shared_memory(node, container)
+        if size is None:
+            yield container.violation("volumeMounts", f"no volume in memory at {_SHM}; mount an emptyDir there")
+            continue
+        memory = quantity(container.mapping("resources", "limits").get("memory"))
+        if memory is not None and size >= memory:
+            yield container.violation("resources.limits.memory", f"must be more than the volume at {_SHM}; raise it")
+        if store and (quantity(store) or 0) > size:
+            yield node.violation(field, f"is more than the volume at {_SHM}; lower it")
 
 
-def limits_are_set(container: Fields) -> Iterator[Violation]:
-    """KubeRay 1.7 passes the limits of the Ray container to `ray start`."""
-    limits = container.mapping("resources", "limits")
-    for name in ("cpu", "memory"):
-        if name not in limits:
-            yield limits.violation(name, "missing: Ray takes the size of its node from it; set it")
-
-
-def requests_equal_limits(container: Fields) -> Iterator[Violation]:
-    """Otherwise Ray would place work for resources that the machine may not have. Rule of this project."""
-    resources = container.mapping("resources")
-    requests, limits = resources.mapping("requests"), resources.mapping("limits")
-    for name, limit in limits.values.items():
-        request = requests.get(name, limit)
-        if request != limit:
-            yield requests.violation(name, f"{request} is not the limit, {limit}; make them equal")
-
-
-def image_has_a_version(container: Fields) -> Iterator[Violation]:
-    """Pods of one cluster must run the same image. Rule of this project."""
-    image = str(container.get("image", ""))
-    name = image.rpartition("/")[2]  # a registry's port also follows a colon
-    if ":" not in name or name.endswith(":latest"):
-        yield container.violation("image", f"'{image}' may change between pods; name a version")
-
-
-def environment_holds_no_secret(container: Fields) -> Iterator[Violation]:
-    """Rule of this project."""
-    for variable in container.mappings("env"):
-        name, value = str(variable.get("name", "")), variable.get("value")
-        if isinstance(value, str) and holds_secret(name, value):
-            yield variable.violation("value", f"'{name}' looks like a secret in clear text; use valueFrom.secretKeyRef")
-
-
-def mounted_volumes_exist(container: Fields, pod: Fields) -> Iterator[Violation]:
-    """Source: validation of pods by the API server, which happens only when KubeRay creates the pod."""
-    volumes = {str(volume.get("name")) for volume in pod.mappings("volumes")}
+def _shared_memory(node: Fields, container: Fields) -> Any:
+    """Bytes of the volume at /dev/shm; None if there is none in memory."""
+    volumes = {volume.text("name"): volume for volume in node.mapping("template", "spec").mappings("volumes")}
     for mount in container.mappings("volumeMounts"):
-        name = str(mount.get("name"))
-        if name not in volumes:
-            yield mount.violation("name", f"there is no volume '{name}'; add it to the pod's volumes")
+        volume = volumes.get(mount.text("name"))
+        if mount.get("mountPath") == _SHM and volume and volume.mapping("emptyDir").get("medium") == "Memory":
+            # Without a limit, it may use all memory of the pod.
+            return quantity(volume.mapping("emptyDir").get("sizeLimit", 0))
+    return None
 
 
-def container_is_not_privileged(container: Fields) -> Iterator[Violation]:
-    """Source: Pod Security Standards of Kubernetes, level Baseline."""
-    if container.mapping("securityContext").get("privileged"):
-        yield container.violation("securityContext.privileged", "gives the container all rights on the host; remove it")
+# --- Variables
 
 
-def privileges_cannot_be_gained(container: Fields) -> Iterator[Violation]:
-    """Source: Pod Security Standards of Kubernetes, level Restricted."""
-    if container.mapping("securityContext").get("allowPrivilegeEscalation") is not False:
-        yield container.violation("securityContext.allowPrivilegeEscalation", "allowed by default; set false")
-
-
-def capabilities_are_dropped(container: Fields) -> Iterator[Violation]:
-    """Source: Pod Security Standards of Kubernetes, level Restricted."""
-    if "ALL" not in container.mapping("securityContext", "capabilities").items_of("drop"):
-        yield container.violation("securityContext.capabilities.drop", "capabilities are kept by default; set [ALL]")
-
-
-def root_file_system_is_read_only(container: Fields) -> Iterator[Violation]:
-    """The root file system must be read-only, and /tmp writable for Ray. Rule of this project."""
-    if container.mapping("securityContext").get("readOnlyRootFilesystem") is not True:
-        message = "writable by default; set true, and mount an emptyDir where the container must write"
-        yield container.violation("securityContext.readOnlyRootFilesystem", message)
-        return
-    # Only a read-only root file system needs a mount for /tmp.
-    mount_paths = [mount.get("mountPath") for mount in container.mappings("volumeMounts")]
-    if "/tmp" not in mount_paths:
-        yield container.violation("volumeMounts", "Ray writes to /tmp, which is read-only; mount an emptyDir there")
+def variables_are_set_once(manifest: Fields) -> Iterator[Violation]:
+    """Of two variables of one name, the last one counts."""
+    for container in all_containers(manifest):
+        names = set()
+        for variable in container.mappings("env"):
+            name = variable.text("name")
+            if name in names:
+                yield variable.violation("name", f"'{name[:60]}' is set twice; remove one")
+            if name in SET_BY_KUBERAY:
+                yield variable.violation("name", f"'{name[:60]}' is set by KubeRay; remove it")
+            names.add(name)
+            reference = variable.mapping("valueFrom", "secretKeyRef")
+            if "secretKeyRef" in variable.mapping("valueFrom") and not (reference.get("name") and reference.get("key")):
+                yield reference.violation("name", "name and key of the Secret are required; set both")
 
 
 Rule = Callable[[Fields], Iterator[Violation]]
 
-POD_RULES: tuple[Rule, ...] = (
-    pod_has_a_container,
-    pod_is_not_restarted,
-    host_namespaces_are_not_shared,
-    pod_does_not_run_as_root,
-    user_is_not_root,
-    system_calls_are_filtered,
+RISKS: tuple[Rule, ...] = (images_have_a_version,)
+POLICIES: tuple[Rule, ...] = (
+    ray_containers_have_limits,
     gpus_fit_the_machine,
-)
-CONTAINER_RULES: tuple[Rule, ...] = (
-    limits_are_set,
-    requests_equal_limits,
-    image_has_a_version,
-    environment_holds_no_secret,
-)
-RIGHTS_RULES: tuple[Rule, ...] = (
-    container_is_not_privileged,
-    privileges_cannot_be_gained,
-    capabilities_are_dropped,
-    root_file_system_is_read_only,
+    gpu_pods_tolerate_gpu_machines,
+    mounted_volumes_exist,
+    written_folders_are_mounted,
+    object_store_fits_shared_memory,
+    variables_are_set_once,
 )

@@ -8,9 +8,9 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ import pyarrow as pa
 from pos2distill.config import PoolSection, Runtime
 from pos2distill.errors import CorruptPart, UserError
 from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
 from pos2distill.store.artifacts import Artifact, write_json
 from pos2distill.training.job import STATE_FOLDER, TrainingJob
@@ -66,12 +67,11 @@ class LocalExecutor:
     ) -> Iterator[ActorCalls]:
         """See `Executor.actors`. One, whose results come in the order of the arguments."""
         function: Any = create()
-        # One event loop for all calls: asyncio's objects belong to the loop that first used them.
-        events = asyncio.new_event_loop()
+        events = _EventLoop()
 
         def call_all(arguments: Sequence[Any]) -> Iterator[tuple[int, Any]]:
             for index, argument in enumerate(arguments):
-                yield index, events.run_until_complete(function(argument))
+                yield index, events.run(function(argument))
 
         try:
             yield call_all
@@ -100,6 +100,31 @@ class LocalExecutor:
         raise AssertionError("the last restart returns or raises")
 
 
+class _EventLoop:
+    """One event loop for all calls: asyncio's objects belong to the loop that first used them.
+
+    In a notebook the calling thread runs a loop already, and a thread cannot run two, so ours has a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = None
+        with contextlib.suppress(RuntimeError):  # no loop is running
+            asyncio.get_running_loop()
+            self.thread = ThreadPoolExecutor(1, "events")
+
+    def run(self, awaitable: Awaitable[Any]) -> Any:
+        """The result, once it is there."""
+        if self.thread is None:
+            return self.loop.run_until_complete(awaitable)
+        return self.thread.submit(self.loop.run_until_complete, awaitable).result()
+
+    def close(self) -> None:
+        if self.thread is not None:
+            self.thread.shutdown()
+        self.loop.close()
+
+
 class _Chain:
     """Applies operators to one block after the other."""
 
@@ -107,8 +132,7 @@ class _Chain:
         self.operators = operators
         self.tracker = tracker
         self.functions: list[Callable[[pa.Table], Any]] = []
-        # One event loop for all calls: asyncio's objects belong to the loop that first used them.
-        self.events = asyncio.new_event_loop()
+        self.events = _EventLoop()
 
     def __enter__(self) -> "_Chain":
         return self
@@ -144,14 +168,22 @@ class _Chain:
         began = time.monotonic()
         if self.tracker is not None:
             self.tracker.heartbeat(operator.name, "local")
-        for start in range(0, len(block), operator.pool.batch_size):
-            part = function(block.slice(start, operator.pool.batch_size))
+        for batch in batches_of(block, operator.pool.batch_size):
+            part = function(self._needed(operator, batch))
             if operator.is_async:
-                part = self.events.run_until_complete(part)
+                part = self.events.run(part)
             parts.append(part)
         if self.tracker is not None:
             self.tracker.count_seconds(operator.name, time.monotonic() - began)
         return pa.concat_tables(parts)
+
+    def _needed(self, operator: ActorOperator, batch: pa.Table) -> pa.Table:
+        """The examples of a batch that are still needed."""
+        if not operator.only_needed or self.tracker is None:
+            return batch
+        needed = self.tracker.needed(batch["example_id"].to_pylist())
+        assert needed is not None, "each block is one batch, and stored before the next one"
+        return batch.filter(needed)
 
 
 class LocalSession:
@@ -163,6 +195,7 @@ class LocalSession:
         from pos2distill.training.distributed import DistContext
 
         self.dist = DistContext()
+        self.local_rank = 0
         self.device = torch.device("cuda" if job.runtime.trainers.gpus else "cpu")
         self.checkpoint = job.checkpoint
         self.keep = job.runtime.checkpoints.keep
@@ -189,15 +222,20 @@ class LocalSession:
             self.samples.close()
 
     @contextmanager
-    def last_checkpoint(self) -> Iterator[Path | None]:
+    def last_checkpoint(self, scratch: Path) -> Iterator[Path | None]:
         """See `WorkerSession.last_checkpoint`."""
         saved = _saved_folders(self.checkpoint)
         if not saved:
             yield None
             return
-        with TemporaryDirectory() as scratch:
-            self.checkpoint.fs.get(f"{self.checkpoint.path}/{_STATE}/{saved[-1]}/", f"{scratch}/", recursive=True)
-            yield Path(scratch)
+        path = f"{self.checkpoint.path}/{_STATE}/{saved[-1]}"
+        if self.checkpoint.is_local:
+            yield Path(path)
+            return
+        copy = scratch / "resume"
+        self.checkpoint.fs.get(f"{path}/", f"{copy}/", recursive=True)
+        yield copy
+        shutil.rmtree(copy)
 
     def save_checkpoint(self, step: int, folder: Path) -> None:
         """See `WorkerSession.save_checkpoint`. The list of saved folders is replaced only once this one is whole."""

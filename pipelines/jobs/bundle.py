@@ -1,16 +1,17 @@
 """What a job uploads to a cluster: this project and one recipe. Nothing else leaves the machine.
 
 Secrets, data sets, environments, results and git's own files stay here: only some folders are searched, only files of
-some kinds are taken, none whose name is that of a secret, and a file that holds a key is refused.
+some kinds are taken, none whose name is that of a secret, and a file that contains a secret is refused.
 """
 
 import fnmatch
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from pos2distill.errors import UserError
-from pos2distill.secrets import holds_key, looks_secret
+from pos2distill.secrets import file_holds_secret, looks_secret
 
 PROJECT = Path(__file__).parents[2]
 TAKEN = ("run.py", "pyproject.toml", "pos2distill", "pipelines", "examples")
@@ -55,7 +56,6 @@ _SECRET_NAMES = (
     "kaggle.*",
     "*netrc*",
 )
-_READ_BYTES = 2**20  # of each file are searched for a key; a longer file is data
 _EXCLUDED_FOLDERS = ("__pycache__", "runs", "wandb", "mlruns", "venv", "env", "node_modules")
 
 
@@ -78,15 +78,17 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
             f"store data and models where the cluster can read them, and set a URL"
         )
     for path in files:
-        # Compressed files and weights are not text, so a search for keys in them finds nothing reliable.
-        if path.suffix not in (".gz", ".safetensors") and holds_key(_read(project / path)):
+        try:
+            is_refused = file_holds_secret(project / path)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: cannot be read ({error}); repair or remove it, since this file is sent") from None
+        if is_refused:
             raise UserError(
                 f"{path}: contains what looks like a secret; remove it, since this file is sent with the job"
             )
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project / path, into / path)
     if recipe:
-        # Stricter than for the files: hexadecimal strings are usual in code and data, but not in a recipe.
         for number, line in enumerate(recipe.read_text().splitlines(), 1):
             if looks_secret(line):
                 raise UserError(
@@ -114,11 +116,6 @@ def _walk(path: Path) -> Iterator[Path]:
                 yield from _walk(inner)
     elif path.is_file() and path.suffix in _KINDS and not _is_secret(path):
         yield path
-
-
-def _read(path: Path) -> str:
-    with open(path, "rb") as file:
-        return file.read(_READ_BYTES).decode(errors="replace")
 
 
 def _is_secret(path: Path) -> bool:

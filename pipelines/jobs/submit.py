@@ -5,12 +5,14 @@ directory. Its results are in its storage, so submitting again resumes there.
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import secrets
 import shlex
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names
-from pos2distill.environment import ignore_ray_addresses
+from pos2distill.environment import ignore_ray_addresses, sends_ray_token
 from pos2distill.errors import ExitCode, UserError
 from pos2distill.placement import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
@@ -33,27 +35,39 @@ _OUTAGE_S = 120.0  # without an answer for this long, the cluster counts as unre
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str, flags: Sequence[str] = ()) -> int:
+def run_submit(
+    command: str,
+    recipe: str,
+    overrides: Sequence[str],
+    address: str,
+    flags: Sequence[str] = (),
+    *,
+    allow_plain_http: bool = False,
+) -> int:
     """Submit `run.py COMMAND RECIPE overrides flags` and show its log until it ends.
 
     A running job of the same storage is followed if it runs the same command; otherwise it is an error.
 
     Args:
         address: of the cluster's dashboard, for example http://127.0.0.1:8265.
+        allow_plain_http: whether a token may be sent to another machine without encryption.
     Returns: the exit code: the job's own, or ExitCode.STOPPED.
     Raises:
         UserError: for settings that cannot work on a cluster, or a cluster that cannot be reached.
     """
+    _check_address(address, allow_plain_http=allow_plain_http)
     if not (PROJECT / "run.py").is_file():
         raise UserError("submit: run it in a checkout of the project, whose files are sent with the job")
     files = packed_files()
+    if any(looks_secret(flag) for flag in flags):
+        raise UserError("command line: an option looks like a secret, which the job's page would show")
     storage = _check(recipe, overrides, files)
     own = find_yaml(recipe, RECIPES, "recipe")
     own_recipe = None if own.parent == RECIPES else own
     # `pack` copies the user's own recipe next to `run.py`, so the job finds it by its file name alone.
     name = own_recipe.name if own_recipe else recipe
     entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])
-    client = _connect(address)
+    client = connect(address)
     job = _running(client, storage, entrypoint)
     if job:
         print(f"{job} already runs this command; following it", flush=True)
@@ -70,7 +84,7 @@ def run_submit(command: str, recipe: str, overrides: Sequence[str], address: str
             )
         print(f"{job} submitted: {len(files)} files of the project, results to {storage}", flush=True)
     try:
-        return _report(_follow(client, job))
+        return _report(follow(client, job))
     except KeyboardInterrupt:
         print(
             f"\ndetached; {job} continues. Run the same command to follow it again; to stop it: "
@@ -117,9 +131,38 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
     return storage.rstrip("/")
 
 
-def _connect(address: str) -> JobSubmissionClient:
-    if not address.startswith(("http://", "https://")):
+def _check_address(address: str, *, allow_plain_http: bool) -> None:
+    if looks_secret(address):
+        raise UserError(f"--address: contains a credential; set {_TOKENS[0]} or {_TOKENS[1]} instead")
+    try:
+        parts = urllib.parse.urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # a port that is no number, or half an IPv6 address
+        host, port = None, None
+    if host is None or parts.scheme not in ("http", "https") or port == 0:
         raise UserError(f"--address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}")
+    if parts.scheme == "http" and sends_ray_token() and not (_is_this_machine(host) or allow_plain_http):
+        raise UserError(
+            f"--address: {address} would receive the token of the cluster without encryption; use https://, a tunnel "
+            f"(kubectl port-forward, ssh -L), or --allow-plain-http in a network that you trust"
+        )
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name, whatever it resolves to today
+
+
+def connect(address: str) -> JobSubmissionClient:
+    """A client of the cluster's job API.
+
+    Raises:
+        UserError: if no cluster answers, or it refuses the token.
+    """
     token = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
     if token.name and not os.environ.get("RAY_AUTH_TOKEN") and not token.is_file():
         raise UserError(f"{token}: no such file (RAY_AUTH_TOKEN_PATH)")
@@ -157,8 +200,12 @@ def _running(client: JobSubmissionClient, storage: str, entrypoint: str) -> str 
     return None
 
 
-def _follow(client: JobSubmissionClient, job: str) -> JobDetails:
-    """Print a job's log until the job ends, over any number of connections."""
+def follow(client: JobSubmissionClient, job: str) -> JobDetails:
+    """Print a job's log until the job ends, over any number of connections.
+
+    Raises:
+        UserError: if the cluster does not answer for a while.
+    """
     shown = 0
     silent: float | None = None  # since when there is no output and no answer
     while True:

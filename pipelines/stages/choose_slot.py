@@ -11,7 +11,7 @@ import numpy as np
 from pos2distill.config import Study
 from pos2distill.config.fields import restrict
 from pos2distill.evaluation.scores import to_curve, to_grid
-from pos2distill.sampling.operators import PromptSpec
+from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import candidate_placements
 

@@ -1,8 +1,11 @@
 """Stage `distill`: train the student on samples, from the store or while they are sampled."""
 
+import contextlib
 import json
+import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pos2distill.config import Study
@@ -12,10 +15,11 @@ from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.job import STATE_FOLDER, STEPS_FOLDER, TrainingJob
 
+from ..executors.protocol import Tracker
 from ..interrupt import interruptible
-from ..progress import RunProgress
+from ..progress import ProgressSpec, RunProgress, is_quiet
 from . import sample
-from .evaluate import PROMPT_FIELDS
+from .evaluate import PROMPT_FIELDS, model_url, with_model
 from .measured import with_measured
 from .prepare import TRAIN, training_examples
 from .stage import Digests, Input, RunContext, Stage
@@ -33,13 +37,27 @@ _METHOD = (
     "method.teacher",
     "method.teacher_topk",
 )
-_FIELDS = (*PROMPT_FIELDS, "seed", *_METHOD, "training")
+_FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", *_METHOD, "training")
 
 
 def plan(
-    study: Study, storage: str, digests: Digests, prepare: Stage, measured: Mapping[str, Input], samples: Stage
+    study: Study,
+    storage: str,
+    digests: Digests,
+    prepare: Stage,
+    measured: Mapping[str, Input],
+    samples: Stage,
+    *,
+    round_name: str = "",
+    student: Stage | None = None,
 ) -> Stage:
-    """The stage of a study. `measured`: what was measured of the model before."""
+    """The stage of a study.
+
+    Args:
+        measured: what was measured of the model before.
+        round_name: part of the stage's name. student: the earlier round that made the model which is trained further;
+            default: the study's model.
+    """
     fields = [*_FIELDS]
     # Only where it is used; otherwise it would change fingerprints without changing a result.
     if study.method.view in ("skip", "cyclic"):
@@ -48,8 +66,10 @@ def plan(
     # Of the samples the responses alone: how training uses a teacher is in this stage's own settings.
     responses = sample.responses(samples, digests)
     inputs = {"examples": training_examples(prepare, digests), "samples": responses, **measured}
+    if student is not None:
+        inputs["student"] = student.output()
     artifact = Artifact(storage, "checkpoint", digests.fingerprint(settings, inputs))
-    return Stage("distill", artifact, settings, run, inputs, streams={"samples": samples})
+    return Stage(f"distill{round_name}", artifact, settings, run, inputs, streams={"samples": samples})
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:
@@ -70,16 +90,18 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     if streamed:
         SampleStore(samples.artifact).open()
     job = _job(stage, context, samples)
-    spec = sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs)
+    spec = _resumed(sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs), stage.artifact)
     with context.executor.track(spec) as tracker:
         in_order = job.study.training.order == "fixed"
         stream = sample.sample_stream(samples, context.runtime, tracker, return_samples=True, preserve_order=in_order)
         try:
             outcome, signal = interruptible(lambda: context.executor.train(job, stream, tracker), tracker.request_stop)
         except UserError:
-            stage.artifact.add_seconds(_seconds(start))
+            # What ended the run is what the user must see, whatever happens to this record of its time.
+            with contextlib.suppress(Exception):
+                stage.artifact.add_seconds(_seconds(start))
             if streamed:
-                _keep_samples(samples, tracker.read())
+                _keep_samples(samples, _read(tracker))
             raise
         progress = tracker.read()
     if not outcome.finished:
@@ -99,6 +121,28 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     return manifest
 
 
+def _resumed(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
+    """The progress of a run that continues from a checkpoint; its steps are logged up to that."""
+    # A run that saves its first checkpoint writes the first steps.
+    if not checkpoint.fs.exists(f"{checkpoint.path}/{STEPS_FOLDER}"):
+        return spec
+    steps = read_steps(checkpoint)
+    if not steps:
+        return spec
+    last = steps[-1]
+    if not is_quiet():
+        print(f"distill: resuming after step {last['step'] + 1} ({100 * last['fraction']:.0f} % done)", file=sys.stderr)
+    return replace(spec, trained=round(last["fraction"] * spec.total))
+
+
+def _read(tracker: Tracker) -> RunProgress:
+    """The latest figures; zeros if the tracker is gone with its cluster."""
+    try:
+        return tracker.read()
+    except Exception:
+        return RunProgress()
+
+
 def _seconds(start: float) -> dict[str, float]:
     return {"distill": time.monotonic() - start}
 
@@ -109,18 +153,23 @@ def _keep_samples(samples: Stage, progress: RunProgress) -> None:
     Raises:
         UserError: if no sample was kept; this error says what became of all.
     """
-    if len(sample.missing_indices(samples)):
+    if len(sample.selection(samples).missing):
         samples.artifact.add_seconds(sample.seconds(progress))
     else:
         sample.publish(samples, progress)
 
 
 def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
+    study = with_measured(stage.study, stage.inputs)
+    initial = study.model
+    if "student" in stage.inputs:
+        initial = with_model(study, model_url(stage.inputs["student"])).model
     return TrainingJob(
         name=context.name,
         logged_settings=context.logged_settings,
-        study=with_measured(stage.study, stage.inputs),
+        study=study,
         runtime=context.runtime,
+        initial=initial,
         storage=context.storage,
         examples=stage.inputs["examples"].artifact,
         examples_file=TRAIN,
@@ -130,13 +179,19 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
 
 
 def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
-    """The step records of a checkpoint, in order."""
+    """The step records of a checkpoint, in order.
+
+    Raises:
+        UserError: if they are missing or corrupt.
+    """
     folder = f"{checkpoint.path}/{STEPS_FOLDER}"
     records = []
-    # File names are zero-padded step numbers, so their order is that of the steps.
-    for path in sorted(checkpoint.fs.glob(f"{folder}/*.jsonl")):
-        for line in checkpoint.fs.cat_file(path).splitlines():
-            records.append(json.loads(line))
+    with checkpoint.reading(STEPS_FOLDER):
+        # File names are zero-padded step numbers, so their order is that of the steps.
+        for path in sorted(checkpoint.fs.glob(f"{folder}/*.jsonl")):
+            for line in checkpoint.fs.cat_file(path).splitlines():
+                records.append(json.loads(line))
+    checkpoint.require(STEPS_FOLDER)
     return records
 
 
@@ -145,7 +200,8 @@ def count_rows(checkpoint: Artifact) -> dict[str, int]:
     steps = read_steps(checkpoint)
     first_epoch = [step for step in steps if step["epoch"] == 0]
     return {
-        "examples": sum(len(step["examples"]) for step in first_epoch),
+        # Each once, although on-policy methods have several samples of an example.
+        "examples": len({example for step in first_epoch for example in step["examples"]}),
         "rows": sum(step["rows"] for step in first_epoch),
         "epochs": steps[-1]["epoch"] + 1,
         "steps": len(steps),

@@ -10,23 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from tqdm import tqdm
 
 from pos2distill.config import Study
 from pos2distill.config.fields import replace_section, restrict
 from pos2distill.errors import UserError
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.operators import (
-    PromptSpec,
-    generation_operators,
-    to_predictions,
-)
+from pos2distill.sampling.operators import generation_operators, to_predictions
+from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.predictions import PartialPredictions, finished_examples
 from pos2distill.tasks.permutations import evaluated_placements, slot_of_rank
 from pos2distill.training.job import MODEL_FOLDER
 
+from ..progress import show_stage
 from .measured import with_measured
 from .prepare import EVALUATION, evaluation_examples
 from .stage import Digests, Input, RunContext, Stage
@@ -61,9 +58,11 @@ def plan(
     """
     fields = [*PROMPT_FIELDS, *_EVALUATION]
     fields += _INFERENCE.get(study.inference.method, ())
-    # Only where it is used; otherwise it would change fingerprints without changing a result.
+    # Only where they are used; otherwise they would change fingerprints without changing a result.
     if study.evaluation.other_documents:
         fields.append("evaluation.other_slots")
+    if study.evaluation.distractor_orders > 1:
+        fields.append("evaluation.distractor_orders")
     settings = restrict(study, fields)
     inputs = {"examples": evaluation_examples(prepare, digests), **measured}
     name, folder = "evaluate base", "base-scores"
@@ -83,12 +82,26 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     study = with_measured(stage.study, stage.inputs)
     if "checkpoint" in stage.inputs:
-        study = with_model(study, f"{stage.inputs['checkpoint'].artifact.url}/{MODEL_FOLDER}")
+        study = with_model(study, model_url(stage.inputs["checkpoint"]))
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
     with recorded_seconds(stage, "evaluate") as seconds:
         predictions = predict(stage, study, context, EVALUATION, count, eval_specs(study, stage.inputs.get("curve")))
-    return publish(stage, predictions, count, seconds)
+    return publish(stage, predictions, count, seconds, _prompt_lengths(study, predictions))
+
+
+def _prompt_lengths(study: Study, predictions: pa.Table) -> dict[str, Any]:
+    """The tokens of prompts, by number of documents, and of the model's context; null where a server tells neither."""
+    context = study.model.max_length
+    if not study.model.is_served_name:
+        from pos2distill.models.load import context_length
+
+        context = context_length(study.model)
+    by_documents = predictions.group_by("documents").aggregate([("prompt_tokens", "mean"), ("prompt_tokens", "max")])
+    lengths = {}
+    for row in by_documents.to_pylist():
+        lengths[str(row["documents"])] = {"mean": row["prompt_tokens_mean"], "max": row["prompt_tokens_max"]}
+    return {"prompt_tokens": lengths, "context_tokens": context}
 
 
 def eval_specs(study: Study, curve: Input | None = None) -> list[PromptSpec]:
@@ -101,7 +114,7 @@ def eval_specs(study: Study, curve: Input | None = None) -> list[PromptSpec]:
     specs = []
     for documents in (study.data.documents, *evaluation.other_documents):
         slots = evaluation.slots if documents == study.data.documents else evaluation.other_slots
-        spec = PromptSpec(documents, evaluated_placements(documents, hops, slots))
+        spec = PromptSpec(documents, evaluated_placements(documents, hops, slots), orders=evaluation.distractor_orders)
         if curve is not None:
             spec = replace(spec, slot_of_rank=_slot_of_rank(curve, documents))
         specs.append(spec)
@@ -154,10 +167,10 @@ def predict(
     answered = total - len(missing) * prompts_per_example
     # Before the bar: an executor connects at once, and a bar is shown only when there is something to show.
     results = context.executor.map(blocks, operators, label="evaluation") if blocks else ()
-    with tqdm(desc=stage.name, total=total, initial=answered, unit="prompt") as bar:
+    with show_stage(stage.name, total, done=answered, unit="prompt") as shown:
         for answers in results:
             parts.append(to_predictions(answers))
-            bar.update(len(answers))
+            shown.update(len(answers))
     predictions = parts.read()
     if len(predictions) != total:
         raise UserError(
@@ -188,15 +201,24 @@ def publish(
 
 
 def count_answers(examples: int, predictions: pa.Table) -> dict[str, int]:
-    """What became of every prompt."""
+    """What became of every prompt, and the tokens of prompts and answers unless a server did not count them."""
     right = pc.sum(predictions["correct"]).as_py()
-    return {
+    counts = {
         "examples": examples,
         "prompts": len(predictions),
         "right": right,
         "wrong": len(predictions) - right,
         "hit_max_tokens": pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py(),
     }
+    for name in ("prompt_tokens", "answer_tokens"):
+        if predictions[name].null_count == 0:
+            counts[name] = pc.sum(predictions[name]).as_py()
+    return counts
+
+
+def model_url(checkpoint: Input) -> str:
+    """The folder of the model that a checkpoint holds."""
+    return f"{checkpoint.artifact.url}/{MODEL_FOLDER}"
 
 
 def with_model(study: Study, path: str) -> Study:

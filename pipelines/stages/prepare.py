@@ -1,6 +1,7 @@
 """Stage `prepare`: read, check and split the data set, and write it as Parquet, before anything expensive starts."""
 
 import functools
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,18 +12,19 @@ from pos2distill.config import DataSection, Study
 from pos2distill.config.fields import restrict
 from pos2distill.errors import UserError
 from pos2distill.records import EXAMPLE_SCHEMA, example_tables
-from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.artifacts import Artifact, Manifest, write_json
 from pos2distill.tasks.datasets import load_split
 
 from .stage import Digests, Input, RunContext, Stage
 
 TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
+_LOCATIONS = "locations.json"
 
 # How questions are worded and scored does not matter here, and `longest_prompt` stands for the prompt lengths.
 _UNUSED = ("prompt", "metric", "documents")
 _FIELDS = (*(f"data.{name}" for name in DataSection.model_fields if name not in _UNUSED), "seed", "evaluation.seed")
 _NOT_FOR_TRAINING = ("data.eval_examples", "evaluation.seed")
-_NOT_FOR_EVALUATION = ("data.train_examples", "seed")
+_NOT_FOR_EVALUATION = ("data.train_examples", "data.train_candidates", "seed")
 
 
 def plan(study: Study, storage: str, digests: Digests, *, task: str | None = None) -> Stage:
@@ -55,8 +57,17 @@ def training_ids(examples: Artifact) -> pa.Array:
     return examples.read_table(TRAIN, ["example_id"])["example_id"].combine_chunks()
 
 
+def read_locations(examples: Artifact) -> dict[str, str]:
+    """Where the data set has each example, by its id; empty for artifacts of versions that did not record it."""
+    path = f"{examples.path}/{_LOCATIONS}"
+    if not examples.fs.exists(path):
+        return {}
+    locations: dict[str, str] = json.loads(examples.fs.cat_file(path))
+    return locations
+
+
 def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
-    """Write `train.parquet` and `evaluation.parquet`, each in an order that its seed draws.
+    """Write `train.parquet` and `evaluation.parquet`, each in an order that its seed draws, and `locations.json`.
 
     Counts: records = duplicate + one count for every reason to skip a record + train_unused + eval_unused + train +
     eval.
@@ -75,6 +86,7 @@ def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:
     with stage.artifact.writing():
         stage.artifact.write_tables(TRAIN, EXAMPLE_SCHEMA, example_tables(split.train))
         stage.artifact.write_tables(EVALUATION, EXAMPLE_SCHEMA, example_tables(split.evaluation))
+        write_json(stage.artifact.fs, f"{stage.artifact.path}/{_LOCATIONS}", split.locations)
         return stage.artifact.publish(counts=split.counts, seconds={"prepare": time.monotonic() - start})
 
 

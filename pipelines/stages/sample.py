@@ -1,19 +1,21 @@
-"""Stage `sample`: advantaged responses into the sample store, with what the teacher stores beside them.
+"""Stage `sample`: responses into the sample store, with what the teacher stores beside them.
 
 missing examples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
+
+The frozen model answers the advantageous prompts. In an on-policy method the student does, at the slots that it is
+trained at; then the teacher gets the advantageous prompt with the student's response.
 """
 
 import contextlib
 import functools
 from collections.abc import Mapping
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from pos2distill.config import Runtime, Study
 from pos2distill.config.fields import restrict
 from pos2distill.errors import CorruptPart, UserError
+from pos2distill.records import sample_ids
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.failure_guard import FailureGuard
@@ -21,18 +23,19 @@ from pos2distill.sampling.operators import (
     ActorOperator,
     EncodeTeacher,
     Operator,
-    PromptSpec,
     SampleCounter,
     TaskOperator,
     generation_operators,
     store_samples,
 )
+from pos2distill.sampling.prompting import PromptSpec, show_advantageous_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.store.samples import SampleStore, Tally
+from pos2distill.store.samples import SampleStore, Tally, read_kept
+from pos2distill.store.selection import Selection
 
 from ..executors.protocol import Stream, Tracker
 from ..progress import ProgressSpec, RunProgress
-from .evaluate import PROMPT_FIELDS
+from .evaluate import PROMPT_FIELDS, model_url, with_model
 from .measured import with_measured
 from .prepare import TRAIN, training_examples, training_ids
 from .stage import Digests, Input, RunContext, Stage
@@ -40,17 +43,38 @@ from .stage import Digests, Input, RunContext, Stage
 TEACHERS = "teachers"
 """The name of the pool of teachers."""
 
-_FIELDS = (*PROMPT_FIELDS, "seed", "method.advantageous_slot", "sampling")
+_FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", "method.advantageous_slot", "sampling")
 
 
-def plan(study: Study, storage: str, digests: Digests, prepare: Stage, measured: Mapping[str, Input]) -> Stage:
-    """The stage of a study. `measured`: what was measured of the model before."""
-    settings = restrict(study, _FIELDS)
+def plan(
+    study: Study,
+    storage: str,
+    digests: Digests,
+    prepare: Stage,
+    measured: Mapping[str, Input],
+    *,
+    round_name: str = "",
+    student: Stage | None = None,
+) -> Stage:
+    """The stage of a study.
+
+    Args:
+        measured: what was measured of the model before.
+        round_name: part of the stage's name. student: the earlier round that made the model which answers; default: the
+            study's model.
+    """
+    fields = [*_FIELDS]
+    # Only where they are used; otherwise they would change fingerprints without changing a result.
+    if study.method.spec.on_policy:
+        fields += ["method.name", "method.k"]
+    settings = restrict(study, fields)
     inputs = {"examples": training_examples(prepare, digests), **measured}
+    if student is not None:
+        inputs["student"] = student.output()
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
     artifact = Artifact(storage, "samples", digests.fingerprint(settings, inputs, derived))
-    return Stage("sample", artifact, settings, run, inputs, derived)
+    return Stage(f"sample{round_name}", artifact, settings, run, inputs, derived)
 
 
 def stores_teacher(stage: Stage) -> bool:
@@ -81,7 +105,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     progress = None
     SampleStore(stage.artifact).open()
-    if len(missing_indices(stage)):
+    if len(selection(stage).missing):
         spec = progress_spec(stage, context, "sample")
         with context.executor.track(spec) as tracker:
             stream = sample_stream(stage, context.runtime, tracker, return_samples=False)
@@ -104,11 +128,13 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
     Args:
         label: `sample` or `distill`. epochs: how often the examples are counted.
     """
-    ids = training_ids(stage.inputs["examples"].artifact)
+    ids = sample_ids_of(stage)
     stored = _tally(SampleStore(stage.artifact), ids).outcomes
+    known = selection(stage)
     # Only the samples to come: a retry is not stopped by failures that an earlier run recorded.
-    guard = FailureGuard(context.runtime.max_failed_fraction, len(ids) - stored.total())
-    return ProgressSpec(context.name, label, total=epochs * len(ids), stored=dict(stored), guard=guard)
+    guard = FailureGuard(context.runtime.max_failed_fraction, len(known.missing))
+    total = epochs * min(known.wanted, len(ids))
+    return ProgressSpec(context.name, label, total=total, stored=dict(stored), guard=guard, ids=ids, selection=known)
 
 
 def sample_stream(
@@ -130,6 +156,9 @@ def sampling_operators(
 ) -> list[Operator]:
     """The operators from blocks of missing examples to stored samples."""
     study = with_measured(stage.study, stage.inputs)
+    frozen = study.model
+    if "student" in stage.inputs:
+        study = with_model(study, model_url(stage.inputs["student"]))
     teacher = stage.derived["teacher"]
     specs = [PromptSpec(study.data.documents, placements=None)]
     sampling = study.sampling
@@ -142,23 +171,33 @@ def sampling_operators(
     )
     examples = stage.inputs["examples"].artifact
     operators = generation_operators(study, runtime, examples, TRAIN, specs, params, for_training=True)
+    if study.method.spec.on_policy:
+        show = functools.partial(show_advantageous_prompts, study=study)
+        operators.append(TaskOperator("advantageous prompts", show, runtime.samplers.max))
     if teacher.get("teacher") == "cached":
-        create = functools.partial(EncodeTeacher, study.model, teacher["alignment"], runtime.teachers)
+        create = functools.partial(EncodeTeacher, frozen, teacher["alignment"], runtime.teachers)
         operators.append(ActorOperator(TEACHERS, create, runtime.teachers))
     store = functools.partial(store_samples, artifact=stage.artifact, counter=counter, return_samples=return_samples)
     operators.append(TaskOperator("store samples", store))
     return operators
 
 
-def missing_indices(stage: Stage) -> npt.NDArray[np.int64]:
-    """Indices of the training examples that the store lacks."""
-    ids = training_ids(stage.inputs["examples"].artifact)
-    return SampleStore(stage.artifact).index(ids).missing
+def selection(stage: Stage) -> Selection:
+    """What the store knows of the samples, and so which are still to be made."""
+    index, kept_N = read_kept(SampleStore(stage.artifact), sample_ids_of(stage))
+    return Selection(index.stored, kept_N, stage.study.wanted_samples)
+
+
+def sample_ids_of(stage: Stage) -> pa.Array:
+    """The ids of all samples that may be made, in the order of the training examples."""
+    examples = training_ids(stage.inputs["examples"].artifact)
+    per_example = stage.study.method.responses_per_example
+    return examples if per_example == 1 else pa.array(sample_ids(examples.to_pylist(), per_example), pa.string())
 
 
 def missing_blocks(stage: Stage, size: int) -> list[pa.Table]:
-    """The missing examples in blocks, one for each part of the store."""
-    return sampling_blocks(missing_indices(stage), size)
+    """The samples that may still be needed in blocks, one for each part of the store."""
+    return sampling_blocks(selection(stage).missing, size)
 
 
 def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
@@ -167,27 +206,35 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
     Args:
         progress: of this run; None if it had nothing to sample.
 
-    Counts: sampled = kept + wrong + empty + failed; hit_max_tokens of them were cut off at the length limit.
+    Counts: sampled = kept + surplus + wrong + empty + failed; kept are trained on, at most as many as wanted, and
+    surplus is what was kept beyond; hit_max_tokens of all sampled were cut off at the length limit.
 
     Raises:
         UserError: if nothing was kept, or other nodes wrote where this one cannot read.
     """
     artifact = stage.artifact
-    ids = training_ids(stage.inputs["examples"].artifact)
+    ids = sample_ids_of(stage)
     tally = _tally(SampleStore(artifact), ids)
-    absent = len(ids) - tally.outcomes.total()
+    sampled = tally.outcomes.total()
+    known = selection(stage)
+    absent = len(known.missing)
     if absent:
         raise UserError(
-            f"{artifact.url}: {len(ids) - absent} of {len(ids)} samples are visible from here; run again if parts were "
+            f"{artifact.url}: {sampled} of {sampled + absent} samples are visible from here; run again if parts were "
             f"quarantined; else runtime.storage must be a folder or URL that all nodes share"
         )
-    counts = {"sampled": len(ids)}
-    for outcome in ("kept", "wrong", "empty", "failed"):
+    counts = {
+        "wanted": known.wanted,
+        "sampled": sampled,
+        "kept": known.kept,
+        "surplus": tally.outcomes["kept"] - known.kept,
+    }
+    for outcome in ("wrong", "empty", "failed"):
         counts[outcome] = tally.outcomes[outcome]
     counts["hit_max_tokens"] = tally.finish_reasons["length"]
     if not counts["kept"]:
         raise UserError(
-            f"{artifact.url}: none of {len(ids)} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
+            f"{artifact.url}: none of {sampled} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
             f"{counts['failed']} failed); try another method.advantageous_slot or model, or sampling.keep=all"
         )
     return artifact.publish(counts=counts, seconds=seconds(progress))

@@ -10,20 +10,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tqdm import tqdm
-
-from pos2distill.config import Study
+from pos2distill.config import ModelSection, Study
 from pos2distill.config.fields import replace_section, restrict
 from pos2distill.evaluation.report import render_scales_card
 from pos2distill.models.load import load_config
 from pos2distill.models.rope.curves import Genome, scales_of
 from pos2distill.models.rope.layer_scales import CONFIG_KEY
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
-from pos2distill.sampling.operators import PromptSpec
+from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.sampling.scale_search import ScaledAccuracy
 from pos2distill.store.artifacts import Artifact, Manifest, write_bytes, write_json
 from pos2distill.tasks.permutations import candidate_placements
 
+from ..progress import show_stage
 from .evaluate import PROMPT_FIELDS, recorded_seconds
 from .prepare import TRAIN, training_examples, training_ids
 from .stage import Digests, RunContext, Stage
@@ -86,7 +85,7 @@ def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
     create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN, _count(stage), spec)
     with (
         context.executor.actors(create, context.runtime.samplers, label="search") as measure,
-        tqdm(desc=stage.name, total=settings.rounds, initial=len(generations), unit="generation") as bar,
+        show_stage(stage.name, settings.rounds, done=len(generations), unit="generation") as shown,
     ):
         while len(generations) < settings.rounds:
             measured = [candidate for generation in generations for candidate in generation]
@@ -94,15 +93,14 @@ def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
             accuracies: dict[int, list[float]] = {}
             for index, accuracy in measure([_scales(study, genome) for genome in genomes]):
                 accuracies[index] = accuracy
-                bar.set_postfix_str(f"candidate {len(accuracies)} of {len(genomes)}")
+                shown.update(0, f"candidate {len(accuracies)} of {len(genomes)}")
             generation = []
             for index, genome in enumerate(genomes):
                 accuracy = tuple(accuracies[index])
                 generation.append(Candidate(genome, accuracy, fitness(accuracy, settings.gamma)))
             _write_generation(stage.artifact, len(generations), generation)
             generations.append(generation)
-            bar.update()
-            bar.set_postfix_str(f"best fitness {_best_so_far(generations)[-1]:.3f}")
+            shown.update(1, f"best fitness {_best_so_far(generations)[-1]:.3f}")
     return generations
 
 
@@ -123,9 +121,15 @@ def _count(stage: Stage) -> int:
     return min(stage.study.inference.search.examples, available)
 
 
+@functools.lru_cache(maxsize=1)
+def _layers(model: ModelSection) -> int:
+    """Of the model. Read once: every candidate needs it."""
+    layers: int = load_config(model).get_text_config().num_hidden_layers
+    return layers
+
+
 def _scales(study: Study, genome: Genome) -> tuple[float, ...]:
-    layers: int = load_config(study.model).get_text_config().num_hidden_layers
-    return scales_of(genome, layers, study.inference.search.curve)
+    return scales_of(genome, _layers(study.model), study.inference.search.curve)
 
 
 def _best_so_far(generations: Sequence[Sequence[Candidate]]) -> list[float]:

@@ -5,26 +5,32 @@ epoch's examples if `training.order` is `arrival`.
 Parsing imports no torch, ray or vllm.
 """
 
+from pos2distill.config.analysis import AnalysisSection
 from pos2distill.config.base import Section, fingerprint
 from pos2distill.config.data import DataSection
 from pos2distill.config.fields import restrict
+from pos2distill.config.method import MethodSection
 from pos2distill.config.methods import METHODS, Method
+from pos2distill.config.model import ModelSection
 from pos2distill.config.recipe import Recipe
 from pos2distill.config.runtime import (
     CheckpointsSection,
+    EndpointSection,
     FakeSection,
     PoolSection,
     Runtime,
     TrainersSection,
     VllmSection,
 )
-from pos2distill.config.study import EvaluationSection, MethodSection, ModelSection, Study
+from pos2distill.config.study import EvaluationSection, Study
 from pos2distill.config.training import LoraSection, SamplingSection, TrainingSection
 
 __all__ = [
     "METHODS",
+    "AnalysisSection",
     "CheckpointsSection",
     "DataSection",
+    "EndpointSection",
     "EvaluationSection",
     "FakeSection",
     "LoraSection",

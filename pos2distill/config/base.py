@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from pos2distill.hardware import cpu_multiplies_bfloat16
+from pos2distill.hardware import cpu_is_faster_in_bfloat16
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -14,7 +15,7 @@ Count = Annotated[int, Field(ge=1)]
 def _resolve_precision(name: str) -> str:
     """`auto` is resolved when a recipe is loaded, so that the fingerprint covers the precision that computed."""
     if name == "auto":
-        return "bfloat16" if cpu_multiplies_bfloat16() else "float32"
+        return "bfloat16" if cpu_is_faster_in_bfloat16() else "float32"
     return name
 
 
@@ -27,6 +28,23 @@ class Section(BaseModel):
     # Frozen, so that a section is hashable and cannot change after its fingerprint was computed. Infinity and NaN are
     # refused, because JSON cannot represent them.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, settings: Any) -> Any:
+        # pydantic takes true for 1 where a number is expected.
+        for name, value in settings.items() if isinstance(settings, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation in (int, float, int | None):
+                raise ValueError(f"{name}: input should be a number, got {str(value).lower()}")
+        return settings
+
+
+def without_null(settings: Any, names: Collection[str]) -> Any:
+    """The mapping without the named settings that are null: `weights: null` in YAML leaves the setting open."""
+    if not isinstance(settings, Mapping):
+        return settings
+    return {name: value for name, value in settings.items() if value is not None or name not in names}
 
 
 def fingerprint(*parts: Any) -> str:

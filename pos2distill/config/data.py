@@ -7,6 +7,11 @@ from pydantic import Field, model_validator
 from pos2distill.config.base import Section
 from pos2distill.config.formats import FORMATS, Format, FormatName
 
+Metric = Literal["sub_em", "substring", "em"]
+
+_METRICS: dict[str, Metric] = {"kv": "substring", "reasoning": "em", "coc": "em"}
+"""By prompt, where it is not sub_em."""
+
 
 class DataSection(Section):
     """The questions, and how prompts show them."""
@@ -18,9 +23,11 @@ class DataSection(Section):
         description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); reasoning: a chain of thought as in "
         "the paper's R2; coc: one with a source for every claim; plain: documents, then the question",
     )
-    metric: Literal["sub_em", "em"] = Field(
-        "sub_em",
-        description="sub_em: the first line contains an answer; em: the text after 'The answer is:' equals an answer",
+    metric: Metric = Field(
+        default_factory=lambda settings: _METRICS.get(settings.get("prompt", ""), "sub_em"),
+        description="sub_em: the first line contains an answer, after SQuAD's normalisation; substring: the whole text "
+        "contains an answer, in lower case, as the key-value benchmark judges; em: the text after 'The answer is:' "
+        "equals an answer. Default: substring for prompt kv, em for reasoning and coc, else sub_em",
     )
     hops: tuple[int, ...] = Field(
         (1,), description="gold documents of an example; of files that mix numbers of hops, those used"
@@ -31,10 +38,22 @@ class DataSection(Section):
         description="given: those of the record, and a record with too few is refused; random: the missing ones are "
         "drawn from other examples. Random distractors are easier than retrieved ones, so results are named after them",
     )
-    train_examples: int = Field(300, ge=1, description="examples to sample from and train on")
+    train_examples: int = Field(
+        300,
+        ge=0,
+        description="examples to train on: sampling continues until as many answers are kept (sampling.keep); 0: only "
+        "evaluate",
+    )
+    train_candidates: int = Field(
+        default_factory=lambda settings: 4 * settings.get("train_examples", 300),
+        description="the most examples to sample for them; all if the file has fewer. Default: four times as many",
+    )
     eval_examples: int = Field(500, ge=1, description="other examples, evaluated at every slot")
     eval_fraction: float = Field(
-        0.5, gt=0, lt=1, description="fraction of all questions that is for evaluation, by a hash of the question"
+        0.5,
+        gt=0,
+        le=1,
+        description="fraction of all questions that is for evaluation, by a hash of the question; 1: only evaluate",
     )
     answer_in_gold: bool = Field(
         True, description="refuse a record of one hop whose gold document contains none of the answers"
@@ -56,14 +75,19 @@ class DataSection(Section):
             raise ValueError(f"hops: records of format '{self.format}' have several gold documents; set [2]")
         # `plain` does not ask for a form of the answer: the model may have learned either.
         if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
-            asks = "asks" if self.metric == "sub_em" else "does not ask"
-            other = "em" if self.metric == "sub_em" else "sub_em"
+            asks = "does not ask" if self.metric == "em" else "asks"
+            other = "sub_em" if self.metric == "em" else "em"
             raise ValueError(
                 f"metric: '{self.metric}', but prompt '{self.prompt}' {asks} for 'The answer is:'; "
                 f"set data.metric={other} or another data.prompt"
             )
         if 1 in self.hops and len(self.hops) > 1:
             raise ValueError("hops: one hop and several cannot be mixed; they are scored and placed differently")
+        if self.train_candidates < self.train_examples:
+            raise ValueError(
+                f"train_candidates: {self.train_candidates} examples cannot give {self.train_examples} to train on "
+                f"(data.train_examples)"
+            )
         if max(self.hops) >= self.documents:
             raise ValueError(f"hops: {max(self.hops)} gold documents leave no distractor among {self.documents}")
         return self

@@ -6,27 +6,32 @@ Parsing imports no torch, ray or vllm.
 
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 import pos2distill
 from pos2distill.config import Recipe, Study
 from pos2distill.config.recipe import default_storage
 from pos2distill.config.validation import RECIPE_FIELDS, dotted_names, to_user_error
+from pos2distill.config.yaml_reader import parse_value, read_document
 from pos2distill.errors import UserError, did_you_mean
+from pos2distill.secrets import looks_secret, mask_secrets
 
 __all__ = [
     "RECIPES",
     "apply_override",
     "find_yaml",
     "load_recipe",
+    "make_recipe",
     "project_root",
     "read_sections",
     "recipe_names",
+    "refuse_secrets",
     "sweep_cells",
     "to_user_error",
 ]
@@ -42,6 +47,8 @@ def project_root(package: Path = Path(pos2distill.__file__).parent) -> Path:
 
 
 RECIPES = project_root() / "pipelines" / "recipes"
+
+_MAX_CELLS = 1000  # studies of a sweep
 
 # Sections and their fields that hold paths.
 _PATHS = (("model", "path"), ("data", "path"), ("runtime", "storage"))
@@ -64,29 +71,71 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     path = find_yaml(name_or_path, RECIPES, "recipe")
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"{path}: expected a recipe, a file named *.yaml; data goes to data.path")
-    raw = read_sections(path, "model, data, …")
+    return make_recipe(read_sections(path, "model, data, …"), overrides, source=path)
+
+
+def make_recipe(raw: dict[str, Any], overrides: Sequence[str] = (), *, source: Path | str = "recipe") -> Recipe:
+    """The recipe in a mapping of sections, as in a file.
+
+    Args:
+        raw: is changed. overrides: as of `load_recipe`.
+        source: of the mapping, for errors.
+    Raises:
+        UserError: naming the field and the nearest right name.
+    """
     overridden = [apply_override(raw, override) for override in overrides]
-    _refuse_filled_in(raw, path, overridden)
+    refuse_secrets(raw, source, overridden, "set it in the environment, or use the storage's own credentials")
+    _refuse_filled_in(raw, source, overridden)
     written_paths = _paths_in(raw)
     # Only built-in recipes name files of the project; a user's paths are relative to the working directory.
-    if path.resolve().parent == RECIPES.resolve():
+    if isinstance(source, Path) and source.resolve().parent == RECIPES.resolve():
         _resolve_project_paths(raw, overridden)
     # After the overrides, which may contain relative paths as well.
     _resolve_paths(raw)
-    recipe = _validate(raw, path, overridden, written_paths=written_paths)
+    recipe = _validate(raw, source, overridden, written_paths=written_paths)
     # In a second pass, because only a valid study says which other tasks it names.
     if recipe.study.evaluation.also_evaluate:
-        other_tasks = _load_other_tasks(recipe.study)
-        recipe = _validate(raw, path, overridden, other_tasks=other_tasks, written_paths=written_paths)
+        other_tasks = _load_other_tasks(recipe.study, source)
+        recipe = _validate(raw, source, overridden, other_tasks=other_tasks, written_paths=written_paths)
     return recipe
 
 
-def _refuse_filled_in(raw: Mapping[str, Any], path: Path, overridden: Sequence[str]) -> None:
+def _refuse_filled_in(raw: Mapping[str, Any], file: Path | str, overridden: Sequence[str]) -> None:
     """Refuse a setting that only `Study` fills in. Not in `Study` itself, which is validated with it again."""
     model = raw.get("model")
     if isinstance(model, Mapping) and model.get("rope_scales"):
-        source = "command line" if "model.rope_scales" in overridden else path
+        source = "command line" if "model.rope_scales" in overridden else file
         raise UserError(f"{source}: model.rope_scales: filled in from inference.scales; set those")
+
+
+def refuse_secrets(raw: Any, source: Path | str, overridden: Sequence[str], remedy: str) -> None:
+    """Refuse settings that contain a secret, such as a URL with a password, before any message repeats them.
+
+    Settings end in reports, model cards, trackers and manifests.
+
+    Args:
+        raw: sections as they were written. overridden: dotted names that the command line sets instead of `source`.
+        remedy: where secrets belong, for the message.
+    """
+    for dotted, text in _strings_in(raw, ""):
+        if looks_secret(text):
+            is_override = any(f"{dotted}.".startswith((f"{name}.", f"{name}[")) for name in overridden)
+            where = "command line" if is_override else source
+            raise UserError(f"{where}: {mask_secrets(dotted)}: contains what looks like a secret; {remedy}")
+
+
+def _strings_in(value: Any, dotted: str) -> Iterator[tuple[str, str]]:
+    """All strings in raw sections, with their dotted names. Keys are strings, too."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            name = f"{dotted}.{key}" if dotted else str(key)
+            yield name, str(key)
+            yield from _strings_in(inner, name)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _strings_in(inner, f"{dotted}[{index}]")
+    elif isinstance(value, str):
+        yield dotted, value
 
 
 def find_yaml(name_or_path: str, folder: Path, kind: str) -> Path:
@@ -98,16 +147,25 @@ def find_yaml(name_or_path: str, folder: Path, kind: str) -> Path:
         UserError: with the nearest name in the folder, or in that of the path.
     """
     path = folder / f"{name_or_path}.yaml"
-    if not path.exists():
-        path = Path(name_or_path)
-    if path.is_file():
+    # os.path, because Path raises an error for a name that is too long.
+    if not os.path.exists(path):
+        path = Path(os.path.expanduser(name_or_path))
+    if os.path.isfile(path):
         return path
+    if os.path.isdir(path):
+        raise UserError(f"{name_or_path}: is a folder, expected a {kind}, a file named *.yaml")
+    if os.path.islink(path):
+        raise UserError(f"{name_or_path}: is a broken symbolic link to {os.readlink(path)}")
+    if "=" in name_or_path:
+        raise UserError(f"{name_or_path}: expected a {kind} first, then settings")
     # Hidden files, such as those of editors, are not suggested.
-    files = [str(found) for found in path.parent.glob("[!.]*.yaml")]
+    files = []
+    if os.path.isdir(path.parent):
+        files = [str(found) for found in path.parent.glob("[!.]*.yaml")]
     if path.suffix == ".yaml":
-        raise UserError(f"{name_or_path}: no such file{did_you_mean(name_or_path, files)}")
+        raise UserError(f"{name_or_path:.300}: no such file{did_you_mean(name_or_path, files)}")
     names = [found.stem for found in folder.glob("[!.]*.yaml")]
-    raise UserError(f"{name_or_path}: no such {kind}{did_you_mean(name_or_path, [*names, *files])}")
+    raise UserError(f"{name_or_path:.300}: no such {kind}{did_you_mean(name_or_path, [*names, *files])}")
 
 
 def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
@@ -127,7 +185,11 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
             raise UserError(f"sweep: {dotted}: not a setting of a study{did_you_mean(dotted, possible)}")
         if not values:
             raise UserError(f"sweep: {dotted}: expected at least one value")
+    count = math.prod(len(values) for values in recipe.sweep.values())
+    if count > _MAX_CELLS:
+        raise UserError(f"sweep: {count} studies; at most {_MAX_CELLS} are possible")
     cells: list[tuple[dict[str, Any], Recipe]] = []
+    studies: set[str] = set()
     for values in itertools.product(*recipe.sweep.values()):
         settings = dict(zip(recipe.sweep, values, strict=True))
         # A recipe made in Python has no written form.
@@ -140,14 +202,16 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         _resolve_paths(raw)
         cell = _validate(raw, "sweep", [], other_tasks=recipe.other_tasks)
         # Equal studies have the same result, which would count several times in an interval over seeds.
-        if any(cell.study == other.study for _, other in cells):
+        study = cell.study.model_dump_json()
+        if study in studies:
             raise UserError(f"sweep: {settings} is the same study as an earlier one; list each value once")
+        studies.add(study)
         cells.append((settings, cell))
     return cells
 
 
-def _load_other_tasks(study: Study) -> dict[str, Study]:
-    """The other tasks that `evaluation.also_evaluate` names.
+def _load_other_tasks(study: Study, source: Path | str) -> dict[str, Study]:
+    """The other tasks that `evaluation.also_evaluate` names in the recipe from `source`.
 
     Raises:
         UserError: if one cannot be evaluated together with this study.
@@ -168,6 +232,8 @@ def _load_other_tasks(study: Study) -> dict[str, Study]:
         stem = Path(name).stem
         if stem in other_tasks:
             raise UserError(f"evaluation.also_evaluate: two recipes are called {stem}; results go by that name")
+        if isinstance(source, Path) and find_yaml(name, RECIPES, "recipe").resolve() == source.resolve():
+            raise UserError(f"evaluation.also_evaluate: {name}: is this recipe itself; leave it out")
         other_tasks[stem] = other
     return other_tasks
 
@@ -213,10 +279,7 @@ def read_sections(path: Path, sections: str) -> dict[str, Any]:
     Raises:
         UserError: naming the file.
     """
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date, or bytes that are not text
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    raw = read_document(path)
     if not isinstance(raw, dict):
         kinds = {type(None): "nothing", list: "a list"}
         raise UserError(f"{path}: expected sections ({sections}), got {kinds.get(type(raw), 'a single value')}")
@@ -260,12 +323,20 @@ def _resolve_paths(raw: dict[str, Any]) -> None:
     # The default is set before the loop below, so that it becomes absolute like the other paths.
     if isinstance(runtime, dict) and runtime.get("storage") is None:
         runtime["storage"] = default_storage(raw.get("name"))
-    for dotted, path in _paths_in(raw).items():
-        if "://" in path:
+    for dotted, written in _paths_in(raw).items():
+        if "://" in written:
             continue
-        if dotted == "model.path" and not Path(path).is_dir():
+        # A shell expands no `~` inside `data.path=~/x`.
+        path = os.path.expanduser(written)
+        is_folder = os.path.isdir(path) or path.startswith("/")
+        if dotted == "model.path" and (not is_folder or _is_served_name(raw["model"])):
             continue  # it may be a hub name
         _set(raw, dotted, str(Path(path).absolute()))
+
+
+def _is_served_name(model: Mapping[str, Any]) -> bool:
+    """Whether `model.path` is a name on a server, even if there is a folder of that name."""
+    return model.get("engine") == "openai" and model.get("api", "chat") == "chat"
 
 
 def apply_override(raw: dict[str, Any], override: str) -> str:
@@ -274,13 +345,17 @@ def apply_override(raw: dict[str, Any], override: str) -> str:
     if not separator or not dotted:
         raise UserError(f"{override}: expected section.field=value")
     try:
-        if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
-            raw.setdefault("sweep", {})[dotted.removeprefix("sweep.")] = yaml.safe_load(text)
-        else:
-            # The value is read as YAML, so that lists, null and quotes mean the same as in a file.
-            _set(raw, dotted, yaml.safe_load(text))
-    except (yaml.YAMLError, ValueError):
-        raise UserError(f"{dotted}: cannot read the value {text!r}") from None
+        # The value is read as YAML, so that lists, null and quotes mean the same as in a file.
+        value = parse_value(text)
+    except ValueError as error:
+        raise UserError(f"{dotted}: cannot read the value: {error}") from None
+    if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
+        sweep = raw.setdefault("sweep", {})
+        if not isinstance(sweep, dict):
+            raise UserError(f"{dotted}: 'sweep' is a single value and has no fields")
+        sweep[dotted.removeprefix("sweep.")] = value
+    else:
+        _set(raw, dotted, value)
     return dotted
 
 

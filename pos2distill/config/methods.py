@@ -19,6 +19,10 @@ class Method:
     weights: of trivial rows, if `method.weights` is left open. allowed_weights: all that this method can use.
     anchor_weight: lambda, if `method.anchor_weight` is left open.
     sum_over_k: whether the loss sums over the K trivial prompts of an example, as in the paper's R2, not averages.
+    reserves_anchor: whether a global batch has room for an anchor row of every example, also where none is computed.
+    on_policy: every row's response is the student's own answer to the row's prompt, not one answer to the advantageous
+        prompt for all rows of an example.
+    rounds: of sampling and training, if `method.rounds` is left open. Only on-policy methods have more than one.
     """
 
     name: str
@@ -29,6 +33,9 @@ class Method:
     allowed_weights: tuple[RowWeights, ...]
     anchor_weight: float = 0.0
     sum_over_k: bool = False
+    reserves_anchor: bool = True
+    on_policy: bool = False
+    rounds: int = 1
 
 
 # Position weights need the KL of each row, and adaptive weights a cross-entropy to compare with the frozen model's.
@@ -63,6 +70,17 @@ _ALL = (
         allowed_weights=_KL_WEIGHTS,
     ),
     Method(
+        name="r1-on-policy",
+        description="r1 on the student's own answers to its training prompts",
+        loss="kl",
+        target="sampled",
+        weights="paper",
+        allowed_weights=_KL_WEIGHTS,
+        anchor_weight=1.0,
+        on_policy=True,
+        rounds=2,
+    ),
+    Method(
         name="r2",
         description="cross-entropy on sampled chains of thought, summed over an example's trivial prompts",
         loss="ce",
@@ -70,6 +88,7 @@ _ALL = (
         weights="uniform",
         allowed_weights=_CE_WEIGHTS,
         sum_over_k=True,
+        reserves_anchor=False,
     ),
     Method(
         name="seqkd",

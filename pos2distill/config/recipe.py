@@ -57,6 +57,14 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _endpoint_has_an_address(self) -> "Recipe":
+        if self.study.model.engine == "openai" and self.runtime.endpoint.base_url is None:
+            raise ValueError(
+                "runtime.endpoint.base_url: missing; model.engine openai needs it, for example http://127.0.0.1:8000/v1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _zero3_rounds_no_model(self) -> "Recipe":
         """It computes with and exports weights of the training's precision; torch keeps those of the model."""
         study = self.study

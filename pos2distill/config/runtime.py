@@ -1,8 +1,10 @@
 """Where and how a study runs, which its fingerprint does not cover."""
 
+import re
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pos2distill.config.base import Section
 
@@ -65,7 +67,9 @@ class CheckpointsSection(Section):
 
     # A lost worker costs all workers the steps since the last checkpoint, so this limits the repeated work.
     minutes: float = Field(15.0, gt=0, description="maximum time between two")
-    steps: int | None = Field(None, ge=1, description="also after this many steps")
+    steps: int | None = Field(
+        None, ge=1, description="also after this many steps, but not before the last one is uploaded"
+    )
     keep: int = Field(2, ge=1, description="how many of the newest to keep")
 
 
@@ -78,6 +82,54 @@ class VllmSection(Section):
     enable_prefix_caching: bool = True
     max_num_seqs: int = Field(256, ge=1)
     cpu_kv_cache_gib: int = Field(1, ge=1, description="key-value cache of the CPU build")
+
+
+class EndpointSection(Section):
+    """The server of engine `openai`: its address, limits and prices."""
+
+    base_url: str | None = Field(None, description="required, for example http://127.0.0.1:8000/v1")
+    served_model: str | None = Field(None, description="name of the model there. Default: model.path")
+    api_key_env: str | None = Field(
+        None,
+        description="environment variable that holds the key, which is written nowhere. Default: OPENAI_API_KEY if it "
+        "is set, else no key",
+    )
+    concurrency: int = Field(16, ge=1, description="requests of one sampler at a time")
+    requests_per_minute: int | None = Field(None, ge=1, description="of one sampler, evenly spaced. Default: no limit")
+    timeout_s: float = Field(300.0, gt=0, description="of one attempt, after which the request is sent again")
+    max_retries: int = Field(
+        8,
+        ge=0,
+        description="of one request, after errors of connection, 408, 409, 429 and 5xx: after the time that the server "
+        "asks for (Retry-After, up to 2 minutes), else after 0.5 s, doubled up to 8 s, less a random quarter",
+    )
+    price_input: float | None = Field(None, ge=0, description="of a million tokens of prompts, in any currency")
+    price_output: float | None = Field(None, ge=0, description="of a million tokens of answers")
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, name: str | None) -> str | None:
+        if name is not None and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None:
+            raise ValueError("expected the name of an environment variable, not a key")
+        return name
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_a_url_without_password(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("expected a URL, for example http://127.0.0.1:8000/v1")
+        if parts.password or parts.query:
+            raise ValueError("expected a URL without a password or key; name the key's variable in api_key_env")
+        return url
+
+    @model_validator(mode="after")
+    def _prices_are_together(self) -> "EndpointSection":
+        if (self.price_input is None) != (self.price_output is None):
+            raise ValueError("price_input: needs price_output, and the reverse")
+        return self
 
 
 class FakeSection(Section):
@@ -108,6 +160,7 @@ class Runtime(Section):
     trainers: TrainersSection = TrainersSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     vllm: VllmSection = VllmSection()
+    endpoint: EndpointSection = EndpointSection()
     fake: FakeSection = FakeSection()
     max_failed_fraction: float = Field(
         0.05,

@@ -1,185 +1,18 @@
 """What defines a result: the part of a recipe that is fingerprinted."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from pos2distill.config.base import Count, Precision, Section
+from pos2distill.config.analysis import AnalysisSection
+from pos2distill.config.base import Count, Section, without_null
 from pos2distill.config.data import DataSection
 from pos2distill.config.inference import InferenceSection
-from pos2distill.config.methods import METHODS, Method, MethodName, RowWeights
+from pos2distill.config.method import DEFAULT_SLOTS, MethodSection
+from pos2distill.config.model import ModelSection
 from pos2distill.config.training import SamplingSection, TrainingSection
-
-_DEFAULT_SLOTS = 10  # to try for `auto`, and to evaluate at further prompt lengths
-_DEFAULT_TOPK = 64
-
-
-class ModelSection(Section):
-    """The model that is measured, sampled from and distilled."""
-
-    path: str = Field(description="folder or fsspec URL of a Hugging Face model, or its hub name")
-    revision: str | None = Field(None, description="hub revision, to fix the version of a model named by its hub name")
-    dtype: Precision = Field(
-        "bfloat16",
-        description="auto, for runs on CPUs: bfloat16 if the CPU of the machine that loads the recipe has instructions "
-        "for it (AVX512-BF16, AMX, Arm BF16), else float32, which is several times faster there",
-    )
-    engine: Literal["vllm", "hf", "fake"] = Field(
-        "vllm",
-        description="the generator. vllm; hf: transformers, slower but without start-up time; fake: for tests",
-    )
-    attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
-        "auto", description="auto: flash_attention_2 if it is available, else sdpa"
-    )
-    max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
-    rope_scales: tuple[float, ...] = Field((), description="filled in from inference.scales")
-    trust_remote_code: bool = False
-
-
-class MethodSection(Section):
-    """The distillation method (arXiv:2508.15709); docs/methods.md explains it."""
-
-    name: MethodName = Field(
-        "r1", description="; ".join(f"{method.name}: {method.description}" for method in METHODS.values())
-    )
-    advantageous_slot: Literal["first", "last", "auto", "random"] | int | tuple[int, ...] = Field(
-        "first",
-        description="where the model does best; of several hops, the first or last slots in hop order, or a list; "
-        "auto: measured on the training examples; random: drawn for each example, the control of all others",
-    )
-    auto_slots: Literal["all"] | Count = Field(
-        _DEFAULT_SLOTS,
-        description="auto: slots to try, spread evenly; of several hops the first slot, with the others next to it. "
-        "Default: 10, or all if there are fewer",
-    )
-    auto_examples: int = Field(100, ge=1, description="auto: training examples to measure on")
-    k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for each example")
-    distractor_order: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
-    # These defaults depend on the fields above, which pydantic passes to a default factory in the order of declaration.
-    weights: RowWeights = Field(
-        default_factory=lambda settings: _spec_of(settings).weights,
-        description="of trivial rows. paper: alpha; official: alpha as the authors' code scales it; uniform: equal; "
-        "adaptive (cross-entropies only): harder rows count more. Default: paper for r1 and kl+align, else uniform",
-    )
-    anchor_weight: float = Field(
-        default_factory=lambda settings: _spec_of(settings).anchor_weight,
-        ge=0,
-        description="lambda, the weight of the rows at the advantageous slot. Default: 1 for r1, else 0",
-    )
-    view: Literal["none", "skip", "cyclic", "pose"] = Field(
-        "none",
-        description="positions of training rows, for methods with a cross-entropy. skip, cyclic: RPSD, a second view "
-        "of every row whose positions are shifted; pose: a skip in the only view",
-    )
-    view_weight: float = Field(1.0, gt=0, description="weight of the second view's divergence; views skip and cyclic")
-    alignment: Literal["shifted", "official"] = Field(
-        "shifted",
-        description="shifted: logits that predict the response; official: one position later, as the authors' code",
-    )
-    teacher: Literal["cached", "resident", "topk", "none"] = Field(
-        "cached",
-        # The default is validated too, because `_no_teacher_unless_needed` replaces it for some methods.
-        validate_default=True,
-        description="cached: hidden states stored with the samples; resident: the frozen model next to the student; "
-        "topk: the sampler's most likely tokens, no teacher stage, approximate; none: of every method that needs "
-        "no teacher",
-    )
-    teacher_topk: int = Field(
-        default_factory=lambda settings: _DEFAULT_TOPK if settings.get("teacher") == "topk" else 0,
-        ge=0,
-        description="topk: tokens stored at each position, all others count as one. Default: 64; 0 for other teachers",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_leaves_open(cls, settings: Any) -> Any:
-        return _without_null(settings, ("auto_slots", "weights", "anchor_weight", "teacher", "teacher_topk"))
-
-    @field_validator("teacher", mode="after")
-    @classmethod
-    def _no_teacher_unless_needed(cls, teacher: str, info: ValidationInfo) -> str:
-        # A sweep over methods names one teacher for all of them, so a teacher that is not needed is no error.
-        known = "name" in info.data and "weights" in info.data
-        if known and not _needs_teacher(_spec_of(info.data), info.data["weights"]):
-            return "none"
-        return teacher
-
-    @field_validator("teacher_topk", mode="after")
-    @classmethod
-    def _no_tokens_without_teacher(cls, teacher_topk: int, info: ValidationInfo) -> int:
-        # A number of tokens that a sweep names for all methods is no error either.
-        return 0 if info.data.get("teacher") == "none" else teacher_topk
-
-    @property
-    def spec(self) -> Method:
-        """The method's entry in the table."""
-        return METHODS[self.name]
-
-    @property
-    def loss(self) -> Literal["kl", "ce"]:
-        """The loss of a row: KL to the frozen model, or cross-entropy on the response."""
-        return self.spec.loss
-
-    @property
-    def needs_teacher(self) -> bool:
-        """Whether training uses the frozen model's distribution."""
-        return _needs_teacher(self.spec, self.weights)
-
-    @model_validator(mode="after")
-    def _weights_fit_the_loss(self) -> "MethodSection":
-        if self.weights not in self.spec.allowed_weights:
-            raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'")
-        if self.alignment == "official" and self.loss == "ce":
-            raise ValueError(f"alignment: 'official' applies to KL losses only; method '{self.name}' has loss 'ce'")
-        if self.view != "none" and (self.loss == "kl" or self.weights != "uniform"):
-            raise ValueError(
-                f"view: '{self.view}' is for cross-entropies with uniform weights, not for method '{self.name}' with "
-                f"weights '{self.weights}'"
-            )
-        if not self.k and not self.anchor_weight:
-            raise ValueError("k: 0 trivial slots and no weight on the advantageous one leave nothing to train on")
-        return self
-
-    @model_validator(mode="after")
-    def _teacher_fits_the_method(self) -> "MethodSection":
-        if self.needs_teacher and self.teacher == "none":
-            raise ValueError(f"teacher: method '{self.name}' needs one; set cached, resident or topk")
-        if self.teacher != "topk":
-            if self.teacher_topk:
-                raise ValueError(f"teacher_topk: only teacher 'topk' keeps some tokens, not '{self.teacher}'")
-            return self
-        # 0 passes the field's own check, since it is the value of other teachers.
-        if not self.teacher_topk:
-            raise ValueError("teacher_topk: input should be greater than or equal to 1, got 0")
-        if self.alignment == "official":
-            raise ValueError(
-                "alignment: 'official' distils one position after the response's end, where the sampler knows no "
-                "probabilities; set teacher to cached or resident"
-            )
-        if self.weights == "adaptive":
-            raise ValueError(
-                "weights: 'adaptive' needs the frozen model's loss on the whole response, and the sampler knows no "
-                "probability of a closing token that it did not draw; set teacher to cached or resident"
-            )
-        return self
-
-
-def _spec_of(settings: Mapping[str, Any]) -> Method:
-    # Without a valid name the section is refused anyway, so any entry will do.
-    return METHODS[settings.get("name", "r1")]
-
-
-def _needs_teacher(spec: Method, weights: RowWeights) -> bool:
-    return spec.loss == "kl" or weights == "adaptive"
-
-
-def _without_null(settings: Any, names: Collection[str]) -> Any:
-    """The mapping without the named settings that are null: `weights: null` in YAML leaves the setting open."""
-    if not isinstance(settings, Mapping):
-        return settings
-    return {name: value for name, value in settings.items() if value is not None or name not in names}
 
 
 class EvaluationSection(Section):
@@ -192,11 +25,22 @@ class EvaluationSection(Section):
     )
     other_documents: tuple[int, ...] = Field((), description="further prompt lengths, in documents")
     other_slots: Literal["all", "pairs"] | Count = Field(
-        default_factory=lambda settings: min([_DEFAULT_SLOTS, *settings.get("other_documents", ())]),
+        default_factory=lambda settings: min([DEFAULT_SLOTS, *settings.get("other_documents", ())]),
         description="slots at each further length. Default: 10, or as many as the shortest of them has; of several "
         "hops pairs",
     )
     max_new_tokens: int = Field(100, ge=1, description="of an answer; 512 for data.prompt reasoning or coc")
+    distractor_orders: int = Field(
+        1,
+        ge=1,
+        description="orders of the distractors in which every question is asked at each slot: the data set's, then "
+        "random ones. With several, the report has the fraction of questions that an order breaks",
+    )
+    retriever_ranks: tuple[float, ...] = Field(
+        (),
+        description="how often your retriever ranks the gold document first, second, and so on; numbers in proportion. "
+        "The report then has the accuracy to expect from it",
+    )
     also_evaluate: tuple[str, ...] = Field(
         (), description="other recipes, by name or path, on whose data both models are evaluated too"
     )
@@ -204,6 +48,7 @@ class EvaluationSection(Section):
     seed: int = Field(
         0,
         ge=0,
+        lt=1 << 63,
         description="of the choice of the evaluation examples and of their distractors. Default: the study's seed; a "
         "number of its own evaluates all seeds of a sweep on the same questions, and the initial model once",
     )
@@ -211,22 +56,24 @@ class EvaluationSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _null_leaves_open(cls, settings: Any) -> Any:
-        return _without_null(settings, ("slots", "other_slots", "seed"))
+        return without_null(settings, ("slots", "other_slots", "seed"))
 
 
 class Study(Section):
     """All that defines a result: equal studies have equal fingerprints."""
 
     # First, because sections that are validated after it take their defaults from it.
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=1 << 63)
     inference: InferenceSection = InferenceSection()
     model: ModelSection
     data: DataSection
-    # Defaults are validated too: `_resolve_method` and `_resolve_evaluation` fill in what depends on the data.
+    # Defaults are validated too: the `_resolve_…` below fill in what depends on sections before.
     method: MethodSection = Field(MethodSection(), validate_default=True)
-    sampling: SamplingSection = SamplingSection()
+    sampling: SamplingSection = Field(SamplingSection(), validate_default=True)
     training: TrainingSection = TrainingSection()
     evaluation: EvaluationSection = Field(EvaluationSection(), validate_default=True)
+    # Left out of dumps, and so of fingerprints, where there is none.
+    analysis: AnalysisSection | None = Field(None, exclude_if=lambda section: section is None)
 
     @field_validator("model", mode="before")
     @classmethod
@@ -249,7 +96,19 @@ class Study(Section):
         resolved = dict(settings)
         if resolved.get("auto_slots") is None:
             # The number of tuples of adjacent slots: the gold documents of `auto` are next to each other.
-            resolved["auto_slots"] = min(_DEFAULT_SLOTS, data.documents - max(data.hops) + 1)
+            resolved["auto_slots"] = min(DEFAULT_SLOTS, data.documents - max(data.hops) + 1)
+        return resolved
+
+    @field_validator("sampling", mode="before")
+    @classmethod
+    def _resolve_sampling(cls, sampling: Any, info: ValidationInfo) -> Any:
+        """As `_resolve_method`."""
+        settings, method = _as_written(sampling), info.data.get("method")
+        if method is None or not isinstance(settings, Mapping):
+            return sampling
+        resolved = dict(settings)
+        if resolved.get("keep") is None:
+            resolved["keep"] = "all" if method.spec.on_policy else "correct"
         return resolved
 
     @field_validator("evaluation", mode="before")
@@ -286,9 +145,29 @@ class Study(Section):
         return (slot,) if isinstance(slot, int) else slot
 
     @property
-    def has_frozen_copy(self) -> bool:
-        """Whether a second model is held next to the student. With adapters the student contains the initial one."""
-        return self.method.teacher == "resident" and self.training.lora is None
+    def has_weights(self) -> bool:
+        """Whether the model's weights can be read, and so trained. A server only returns answers."""
+        return self.model.engine != "openai"
+
+    @model_validator(mode="after")
+    def _evaluation_fits(self) -> "Study":
+        evaluation, documents = self.evaluation, self.data.documents
+        if evaluation.distractor_orders > 1 and self.inference.method == "reorder":
+            raise ValueError(
+                f"evaluation.distractor_orders: {evaluation.distractor_orders}, but inference.method 'reorder' orders "
+                f"them; set 1"
+            )
+        ranks = evaluation.retriever_ranks
+        if not ranks:
+            return self
+        if len(ranks) > documents or min(ranks) < 0 or sum(ranks) <= 0:
+            raise ValueError(
+                f"evaluation.retriever_ranks: expected at most {documents} numbers (data.documents), none of them "
+                f"negative and not all 0, got {list(ranks)}"
+            )
+        if self.data.hops != (1,):
+            raise ValueError("evaluation.retriever_ranks: only for one gold document (data.hops)")
+        return self
 
     @model_validator(mode="after")
     def _advantageous_slot_exists(self) -> "Study":
@@ -321,9 +200,42 @@ class Study(Section):
                 f"inference.method: '{self.inference.method}' changes attention in a way that vLLM has no place for; "
                 f"set model.engine to hf"
             )
+        measured = self.inference.method == "reorder" or self.inference.searches_scales
+        if measured and not self.data.train_examples:
+            raise ValueError(
+                f"data.train_examples: 0, but inference.method '{self.inference.method}' measures on training examples"
+            )
+        if self.inference.method not in ("none", "reorder") and self.model.engine == "openai":
+            raise ValueError(
+                f"inference.method: '{self.inference.method}' changes the model, which a server keeps as it is; set "
+                f"model.engine to hf"
+            )
         if self.inference.method == "ms_poe" and self.model.attention == "flash_attention_2":
             raise ValueError(
                 "inference.method: 'ms_poe' cannot use flash_attention_2; set model.attention to auto, sdpa or eager"
+            )
+        return self
+
+    @property
+    def wanted_samples(self) -> int:
+        """Kept samples to train on: on-policy methods have several of each example."""
+        return self.data.train_examples * self.method.responses_per_example
+
+    @model_validator(mode="after")
+    def _on_policy_takes_every_answer(self) -> "Study":
+        if self.method.spec.on_policy and self.sampling.candidates > 1:
+            raise ValueError(
+                f"sampling.candidates: {self.sampling.candidates}, but method '{self.method.name}' learns from what "
+                f"the student answers, not from a choice of its answers; set 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _analysis_knows_the_method(self) -> "Study":
+        if self.analysis is not None and self.inference.method in ("reorder", "ms_poe", "attention_buckets"):
+            raise ValueError(
+                f"analysis: it runs the model as it is, without inference.method '{self.inference.method}'; "
+                f"leave one of them out"
             )
         return self
 

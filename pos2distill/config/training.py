@@ -1,10 +1,12 @@
 """How responses are sampled, and how the student is optimised."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from pos2distill.config.base import Precision, Section
+
+_Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class SamplingSection(Section):
@@ -13,7 +15,25 @@ class SamplingSection(Section):
     temperature: float = Field(0.0, ge=0, description="0: greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     max_new_tokens: int = Field(100, ge=1, description="of a response; 512 for data.prompt reasoning or coc")
-    keep: Literal["correct", "all"] = Field("correct", description="which responses are trained on")
+    keep: Literal["correct", "all"] = Field(
+        "correct",
+        description="which responses are trained on. Default: correct; all for r1-on-policy, which learns from its "
+        "mistakes too",
+    )
+    candidates: int = Field(
+        1,
+        ge=1,
+        description="responses that are sampled for a prompt; the one that agrees most with the others is taken "
+        "(SeaLong, docs/methods.md)",
+    )
+
+    @model_validator(mode="after")
+    def _candidates_differ(self) -> "SamplingSection":
+        if self.candidates > 1 and not self.temperature:
+            raise ValueError(
+                f"candidates: {self.candidates} greedy responses would all be the same; set sampling.temperature"
+            )
+        return self
 
 
 class LoraSection(Section):
@@ -41,7 +61,7 @@ class TrainingSection(Section):
     """The optimisation; the defaults are the paper's."""
 
     learning_rate: float = Field(3e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[_Beta, _Beta] = (0.9, 0.95)
     weight_decay: float = Field(0.01, ge=0)
     warmup_ratio: float = Field(0.05, ge=0, lt=1)
     min_lr_ratio: float = Field(0.1, ge=0, le=1, description="cosine decay ends at this fraction of learning_rate")
@@ -50,7 +70,8 @@ class TrainingSection(Section):
         32,
         ge=2,
         description="maximum rows of a global batch, over all ranks and micro-batches. It has as many examples as "
-        "fit with k + 1 rows each. With lambda 0 the row at the advantageous slot counts here but is not computed",
+        "fit with k + 1 rows each. With lambda 0 the row at the advantageous slot counts here but is not computed; r2 "
+        "has k rows of each",
     )
     epochs: int = Field(2, ge=1)
     order: Literal["arrival", "fixed"] = Field(

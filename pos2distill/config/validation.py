@@ -1,5 +1,6 @@
 """One plain line for a pydantic ValidationError: the field as the user writes it, what was expected, what was given."""
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,11 @@ from pos2distill.errors import UserError, did_you_mean
 # A recipe file has the sections of its `study` at the top level, next to the recipe's own fields.
 _FLATTENED = "study"
 RECIPE_FIELDS = ("name", "description", "runtime", "sweep")
+
+
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 2
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,9 @@ def _describe(error: ValidationError, root: type[Section]) -> str:
         return _describe_unknown(unknown[0]["loc"], root)
     first = problems[0]
     field = _find_field(first["loc"], root)
+    if first["type"] == "missing" and isinstance(first["loc"][-1], int):
+        # An item of a list of fixed length: the list is there, but too short.
+        return f"{field.dotted}: too few values, {_REPR.repr(first['input'])}"
     if first["type"] == "missing":
         return f"{field.dotted}: missing"
     if first["type"] == "value_error":
@@ -92,7 +101,8 @@ def _describe(error: ValidationError, root: type[Section]) -> str:
     # A mapping is a whole section, too long for one line.
     if isinstance(given, Mapping):
         return f"{field.dotted}: {' or '.join(expected)}"
-    shown = "nothing" if given is None else repr(given)
+    # `reprlib`: YAML's aliases can make a few lines a value with billions of parts.
+    shown = "nothing" if given is None else _REPR.repr(given)
     return f"{field.dotted}: {' or '.join(expected)}, got {shown}"
 
 

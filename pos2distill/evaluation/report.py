@@ -1,16 +1,42 @@
-"""The report: one self-contained HTML page, `summary.json`, the plots as PNG, and the checkpoint's model card."""
+"""The report: one self-contained HTML page, `summary.json`, `curves.csv`, pictures, and the checkpoint's model card."""
 
-import base64
+import csv
+import functools
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from pos2distill.config import Study
-from pos2distill.evaluation.plots import plot_curves, plot_loss, plot_weights
-from pos2distill.evaluation.scores import Curve, format_slots, paired_difference, to_curve, to_grid, truncation_warning
+from pos2distill.evaluation.analysis_charts import analysis_charts
+from pos2distill.evaluation.charts import (
+    AFTER,
+    BEFORE,
+    VEGA_LITE,
+    Spec,
+    curve_chart,
+    loss_chart,
+    theme,
+    to_png,
+    weights_chart,
+)
+from pos2distill.evaluation.questions import EvaluatedTask, encode_questions
+from pos2distill.evaluation.scores import (
+    Curve,
+    Grid,
+    expected_accuracy,
+    format_slots,
+    paired_difference,
+    shortage_warning,
+    to_curve,
+    to_grid,
+    truncation_warning,
+)
+from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
 
@@ -24,21 +50,27 @@ TEMPLATES = jinja2.Environment(
 )
 TEMPLATES.filters["format_slots"] = format_slots
 TEMPLATES.filters["truncation_warning"] = truncation_warning
+TEMPLATES.filters["shortage_warning"] = shortage_warning
 METRICS = {
     "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
+    "substring": "an answer in the whole text, lower case, greedy",
     "em": "EM of the text after 'The answer is:', SQuAD normalisation, greedy",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Scores of the base model and of the distilled one on the same prompts of one length."""
+    """Scores of the base model and of the distilled one on the same prompts of one length.
+
+    expected: of each model, the accuracy under `evaluation.retriever_ranks` and its interval; None without them.
+    """
 
     dataset: str
     metric: str
     before: Curve
     after: Curve
     paired: dict[str, Any]
+    expected: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +80,13 @@ class ReportInputs:
     main: at the prompt length of the training data; others: at further lengths; other_tasks: on other tasks, by name.
     advantageous: the slots; none if each example has its own. choice: their accuracy and interval if they were chosen
     by measurement.
-    steps: the training log. counts, seconds: by stage.
+    tasks: the questions and answers of the main task at all prompt lengths, then of the other tasks.
+    steps: the training log. counts, seconds: by stage. prompt_lengths: tokens of prompts by number of documents, and of
+    the model's context, as the stage `evaluate` records them.
+    analyses: content of analysis.json by model, `base` first; empty if the study has none.
+    settings: all; changed_settings: those that differ from their defaults, by dotted name.
+    artifacts: the folders of both models' answers, `base` and `distilled`.
+    command, made_with, versions: how, where and with which packages the checkpoint was made.
     """
 
     name: str
@@ -59,13 +97,20 @@ class ReportInputs:
     main: Comparison
     others: Sequence[Comparison]
     other_tasks: Mapping[str, Comparison]
+    tasks: Sequence[EvaluatedTask]
     steps: Sequence[Mapping[str, Any]]
     counts: Mapping[str, Mapping[str, int]]
     seconds: Mapping[str, float]
     settings: Mapping[str, Any]
+    changed_settings: Mapping[str, Any]
+    command: str
+    made_with: Mapping[str, str]
     versions: Mapping[str, str]
     checkpoint: str
+    artifacts: Mapping[str, str]
     fingerprint: str
+    prompt_lengths: Mapping[str, Any]
+    analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison:
@@ -88,7 +133,18 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
         before=to_curve(before_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         after=to_curve(after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         paired=paired_difference(before_grid, after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
+        expected=_expected(before_grid, after_grid, study.evaluation.retriever_ranks),
     )
+
+
+def _expected(before: Grid, after: Grid, ranks: Sequence[float]) -> dict[str, Any] | None:
+    if not ranks:
+        return None
+    values: dict[str, Any] = {}
+    for name, grid in (("base", before), ("distilled", after)):
+        accuracy, interval = expected_accuracy(grid, ranks)
+        values[name] = {"accuracy": accuracy, "ci95": interval}
+    return values
 
 
 def build_summary(inputs: ReportInputs) -> dict[str, Any]:
@@ -98,43 +154,125 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
         "method": inputs.method,
         "advantageous_slots": inputs.advantageous,
         "choice": inputs.choice,
+        "verdict": verdict(inputs.main),
         **summarise(inputs.main),
         "other_documents": {str(other.before.documents): summarise(other) for other in inputs.others},
         "other_tasks": {name: summarise(transfer) for name, transfer in inputs.other_tasks.items()},
+        **inputs.prompt_lengths,
         "counts": inputs.counts,
         "seconds": inputs.seconds,
+        "settings": inputs.settings,
+        "command": inputs.command,
+        "made_with": inputs.made_with,
+        "versions": inputs.versions,
         "checkpoint": inputs.checkpoint,
+        "artifacts": inputs.artifacts,
         "fingerprint": inputs.fingerprint,
     }
 
 
+def verdict(comparison: Comparison) -> str:
+    """What the comparison says, in words."""
+    return describe_change(comparison.before, comparison.after, comparison.paired)
+
+
 def render_report(inputs: ReportInputs) -> dict[str, bytes]:
-    """The report's files by name: `index.html`, which embeds the plots, and the plots."""
-    before, after = inputs.main.before, inputs.main.after
-    pictures = {"loss.png": plot_loss(inputs.steps)}
-    if isinstance(before.slots[0], int):
-        is_rank = inputs.settings["inference"]["method"] == "reorder"
-        marked = inputs.advantageous[0] if inputs.advantageous and not is_rank else None
-        pictures["accuracy.png"] = plot_curves(before, after, advantageous=marked)
-        pictures["weights.png"] = plot_weights(inputs.steps, before.documents)
-    else:
-        # A placement of several documents has no single position to mark, or to sum weights by.
-        pictures["accuracy.png"] = plot_curves(before, after)
-    for other in inputs.others:
-        pictures[f"accuracy-{other.before.documents}-documents.png"] = plot_curves(other.before, other.after, width=5)
-    embedded = {name: to_data_uri(png) for name, png in pictures.items()}
-    html = TEMPLATES.get_template("report.html.j2").render(report=inputs, pictures=embedded)
-    return {"index.html": html.encode(), **pictures}
+    """The report's files by name: `index.html`, `curves.csv`, and the charts as PNG."""
+    curves = _page_curves(inputs)
+    charts = {}
+    if inputs.steps:
+        charts["loss"] = loss_chart(inputs.steps)
+        # A placement of several documents has no single position to sum weights by.
+        if isinstance(inputs.main.before.slots[0], int):
+            charts["weights"] = weights_chart(inputs.steps, inputs.main.before.documents)
+    charts |= analysis_charts(inputs.analyses)
+    html = TEMPLATES.get_template("report.html.j2").render(
+        report=inputs,
+        analyses=inputs.analyses,
+        verdict=verdict(inputs.main),
+        curves=curves,
+        charts=charts,
+        themes=themes(),
+        questions=encode_questions(inputs.tasks),
+        chart_library=chart_library(),
+    )
+    pictures = {"accuracy.png": curves[0]["spec"]}
+    for curve, other in zip(curves[1:], inputs.others, strict=False):  # other tasks come after them
+        pictures[f"accuracy-{other.before.documents}-documents.png"] = curve["spec"]
+    pictures |= {f"{name}.png": spec for name, spec in charts.items()}
+    files = {name: to_png(spec) for name, spec in pictures.items()}
+    return {"index.html": html.encode(), "curves.csv": _curves_csv(inputs).encode(), **files}
 
 
-def to_data_uri(png: bytes) -> str:
-    """A PNG as the `src` of an `<img>`, so that the page needs no other file."""
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+def render_analysis(name: str, analyses: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
+    """The files of an analysis without a report: `index.html`, and the charts as PNG.
+
+    Args:
+        name: of the recipe. analyses: as of `ReportInputs`; not empty.
+    """
+    charts = analysis_charts(analyses)
+    html = TEMPLATES.get_template("analysis_page.html.j2").render(
+        name=name, analyses=analyses, charts=charts, themes=themes(), chart_library=chart_library()
+    )
+    return {"index.html": html.encode(), **{f"{chart}.png": to_png(spec) for chart, spec in charts.items()}}
+
+
+def themes() -> dict[str, Spec]:
+    """The configurations of charts, of which a page chooses by the reader's preference."""
+    return {"light": theme(), "dark": theme(dark=True)}
+
+
+@functools.cache
+def chart_library() -> Markup:
+    """The JavaScript of Vega-Embed, Vega-Lite and Vega (BSD-3-Clause), to be a part of a page."""
+    # Imported where used: it starts a JavaScript engine, which takes seconds.
+    import vl_convert
+
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
+    return Markup(bundle)  # vl-convert's own code, which contains no "</script"
+
+
+def _page_curves(inputs: ReportInputs) -> list[dict[str, Any]]:
+    """What the page can show, in the order of its selection: every prompt length of the main task, then other tasks.
+
+    task, view: the indices of its questions and answers in the data of `encode_questions`.
+    """
+    is_rank = inputs.settings["inference"]["method"] == "reorder"
+    marked = inputs.advantageous[0] if inputs.advantageous and not is_rank else None
+    shown = [(f"{inputs.main.before.documents} documents (as trained)", inputs.main, 0, 0)]
+    for view, other in enumerate(inputs.others, start=1):
+        shown.append((f"{other.before.documents} documents", other, 0, view))
+    for task, (name, other) in enumerate(inputs.other_tasks.items(), start=1):
+        shown.append((f"{name}, {other.before.documents} documents", other, task, 0))
+    curves = []
+    for label, comparison, task, view in shown:
+        slot = marked if comparison is inputs.main else None
+        spec = curve_chart({BEFORE: comparison.before, AFTER: comparison.after}, advantageous=slot)
+        # Only bars can be filtered by group.
+        groups = list(comparison.before.by_group) if "params" in spec else []
+        curves.append({"label": label, "spec": spec, "groups": groups, "task": task, "view": view})
+    return curves
+
+
+def _curves_csv(inputs: ReportInputs) -> str:
+    """Every point of every curve, one line for each."""
+    comparisons = [("", inputs.main), *(("", other) for other in inputs.others), *inputs.other_tasks.items()]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(["task", "documents", "model", "position", "group", "accuracy", "low", "high", "questions"])
+    for task, comparison in comparisons:
+        for model, curve in ((BEFORE, comparison.before), (AFTER, comparison.after)):
+            for slot, group, accuracy, interval in zip(
+                curve.slots, curve.groups, curve.accuracy_by_slot, curve.accuracy_ci95, strict=True
+            ):
+                place = [task, curve.documents, model, format_slots(slot), group]
+                writer.writerow([*place, accuracy, *interval, curve.examples])
+    return buffer.getvalue()
 
 
 def render_model_card(inputs: ReportInputs) -> str:
     """The checkpoint's README.md: its base model, its method and its measured curve."""
-    return TEMPLATES.get_template("model_card.md.j2").render(report=inputs)
+    return TEMPLATES.get_template("model_card.md.j2").render(report=inputs, verdict=verdict(inputs.main))
 
 
 def render_scales_card(model: str, scales: Sequence[float]) -> str:
@@ -150,4 +288,5 @@ def summarise(comparison: Comparison) -> dict[str, Any]:
         "base": asdict(comparison.before),
         "distilled": asdict(comparison.after),
         "paired": comparison.paired,
+        "expected": comparison.expected,
     }

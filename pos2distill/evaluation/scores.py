@@ -1,23 +1,32 @@
-"""Accuracy by slot, its mean and GAP with bootstrap intervals, and the paired difference of two models.
+"""Accuracy by slot, its mean and GAP with intervals, and the paired difference of two models.
 
 A slot here is a placement: for several hops, an ordered tuple of slots.
-Shapes: E examples, S slots, R bootstrap resamples.
+Shapes: E examples, S slots.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pos2distill.randomness import derive_generator
+from pos2distill.evaluation.statistics import (
+    Floats,
+    Interval,
+    accuracy_interval,
+    corrected_gap,
+    difference_interval,
+    gap_change,
+    gap_interval,
+    position_p_value,
+    questions_needed,
+)
 from pos2distill.records import Slots
 
-Floats = npt.NDArray[np.float64]
-Interval = tuple[float, float]
+_SHOWN_POINTS = (1, 2, 5, 10)
+_PERMUTATIONS = 1999  # of the test of position; the smallest p value is 1 / 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,8 @@ class Grid:
 
     slots: of each placement; where examples have different numbers of hops, the slots of an example with the fewest.
     groups: name of each placement's group; "" for none.
-    correct_ES: 1 where the answer is correct, else 0. f1_ES: token F1 of the answer.
+    correct_ES: 1 where the answer is correct, else 0; with several orders of the distractors, the fraction of orders.
+    f1_ES: token F1 of the answer; its mean over orders. orders: of the distractors.
     """
 
     documents: int
@@ -35,6 +45,7 @@ class Grid:
     example_ids: tuple[str, ...]
     correct_ES: Floats
     f1_ES: Floats
+    orders: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +53,11 @@ class Curve:
     """Accuracy by slot and its summary; fractions, not percent.
 
     slots: 0-based; an int for one gold document, a tuple in hop order for several.
-    gap: max - min of accuracy_by_slot. by_group: mean accuracy of each group of placements. f1: mean token F1.
-    Intervals (ci95, gap_ci95, accuracy_ci95): 95 %, percentile bootstrap over examples. The bootstrap of a maximum
-    minus a minimum is biased upwards, so gap_ci95 may be entirely above gap.
+    gap: max - min of accuracy_by_slot. gap_corrected: without its upward bias (see `corrected_gap`). position_p: the
+    probability of slots that differ as much if position had no effect. broken_by_order: by slot, the fraction of
+    questions that are right in one order of the distractors and wrong in another (PSR); empty for one order. by_group:
+    mean accuracy of each group of placements. f1: mean token F1.
+    accuracy_ci95, ci95 (of the mean), gap_ci95: 95 % intervals, see `statistics`.
     """
 
     documents: int
@@ -57,8 +70,11 @@ class Curve:
     ci95: Interval
     gap: float
     gap_ci95: Interval
+    gap_corrected: float
+    position_p: float
     f1: float
     by_group: dict[str, float]
+    broken_by_order: tuple[float, ...] = ()
 
 
 def format_slots(slots: int | Slots) -> str:
@@ -84,6 +100,17 @@ def truncation_warning(counts: Mapping[str, int]) -> str | None:
     return f"{truncated} of {answers} answers were cut at {section}.max_new_tokens; raise it if they are incomplete"
 
 
+def shortage_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if fewer samples were kept than are wanted, else None. Args: as `truncation_warning`."""
+    if counts.get("kept", 0) >= counts.get("wanted", 0):
+        return None
+    return (
+        f"{counts['kept']} of {counts['wanted']} examples (data.train_examples) were kept after all "
+        f"{counts['sampled']} that may be sampled; raise data.train_candidates, give more data, or try another slot or "
+        f"model"
+    )
+
+
 def to_grid(predictions: pa.Table, documents: int) -> Grid:
     """The predictions at one prompt length as a grid.
 
@@ -96,6 +123,7 @@ def to_grid(predictions: pa.Table, documents: int) -> Grid:
     selected = predictions.filter(pc.field("documents") == documents)
     # N predictions; row_N and column_N are their cells of the grid.
     example_ids_E, row_N = np.unique(selected["example_id"].to_numpy(zero_copy_only=False), return_inverse=True)
+    # Placements and, where there are several, orders of the distractors: the columns of one placement are neighbours.
     placements_S, column_N = np.unique(selected["placement"].to_numpy(), return_inverse=True)
     count_ES = np.zeros((len(example_ids_E), len(placements_S)), int)
     # `add.at` counts duplicates; `count_ES[row_N, column_N] += 1` would count them once.
@@ -117,23 +145,25 @@ def to_grid(predictions: pa.Table, documents: int) -> Grid:
         if placement not in slots or len(prediction["slots"]) < len(slots[placement]):
             slots[placement] = tuple(prediction["slots"])
             groups[placement] = prediction["group"]
+    names = [(slots[placement], groups[placement]) for placement in placements_S.tolist()]
+    distinct = list(dict.fromkeys(names))
+    orders = len(names) // len(distinct)
+    shape = (len(example_ids_E), len(distinct), orders)
     return Grid(
         documents=documents,
-        slots=tuple(slots[placement] for placement in placements_S.tolist()),
-        groups=tuple(groups[placement] for placement in placements_S.tolist()),
+        slots=tuple(placed for placed, _ in distinct),
+        groups=tuple(group for _, group in distinct),
         example_ids=tuple(example_ids_E.tolist()),
-        correct_ES=correct_ES,
-        f1_ES=f1_ES,
+        correct_ES=correct_ES.reshape(shape).mean(2),
+        f1_ES=f1_ES.reshape(shape).mean(2),
+        orders=orders,
     )
 
 
 def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
-    """Accuracy by slot with intervals.
-
-    The bootstrap resamples whole examples, because the answers to one example at different slots are not independent.
-    """
-    accuracy_S = grid.correct_ES.mean(0)
-    resampled_RS = _resample_means(grid.correct_ES, bootstrap_samples, seed)
+    """Accuracy by slot with intervals."""
+    correct_ES = grid.correct_ES
+    accuracy_S = correct_ES.mean(0)
     by_group: dict[str, float] = {}
     for name in grid.groups:
         if name and name not in by_group:
@@ -145,66 +175,76 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
         slots=tuple(slots[0] if len(slots) == 1 else slots for slots in grid.slots),
         groups=grid.groups,
         accuracy_by_slot=tuple(accuracy_S.tolist()),
-        accuracy_ci95=tuple(_interval(resampled_R) for resampled_R in resampled_RS.T),
+        accuracy_ci95=tuple(accuracy_interval(correct_E, answers=grid.orders) for correct_E in correct_ES.T),
         mean=float(accuracy_S.mean()),
-        ci95=_interval(resampled_RS.mean(1)),
+        ci95=accuracy_interval(correct_ES.mean(1), answers=correct_ES.shape[1] * grid.orders),
         gap=float(np.ptp(accuracy_S)),
-        gap_ci95=_interval(np.ptp(resampled_RS, axis=1)),
+        gap_ci95=gap_interval(correct_ES, resamples=bootstrap_samples, seed=seed),
+        gap_corrected=corrected_gap(correct_ES, seed=seed),
+        position_p=position_p_value(correct_ES, permutations=_PERMUTATIONS, seed=seed),
         f1=float(grid.f1_ES.mean()),
         by_group=by_group,
+        broken_by_order=_broken_by_order(grid),
     )
 
 
-def corrected_gap(grid: Grid, *, splits: int, seed: int) -> float:
-    """The GAP without the bias of choosing the best and the worst slot by the same answers that measure them.
+def expected_accuracy(grid: Grid, ranks: Sequence[float]) -> tuple[float, Interval]:
+    """The accuracy to expect if documents are shown in a retriever's order, and its 95 % interval.
 
-    The examples are divided into two halves at random; the best and the worst slot of one half are compared on the
-    other half, and the reverse. The mean over all splits is 0 in expectation for a model without any effect of
-    position, where max - min is above 0. Half of the examples choose less well than all of them, so where slots differ
-    by little, it is somewhat below the true GAP.
+        sum_r ranks_r * accuracy at slot r / sum_r ranks_r
+
+    Between measured slots, accuracy is interpolated; beyond the first and the last, it is theirs.
 
     Args:
-        splits: random divisions.
+        grid: of one gold document. ranks: how often the gold document has each rank, in proportion.
     """
-    generator = derive_generator(seed, "cross-fitted gap")
-    examples = len(grid.correct_ES)
-    differences = []
-    for _ in range(splits):
-        shuffled_ES = grid.correct_ES[generator.permutation(examples)]
-        halves = (shuffled_ES[: examples // 2], shuffled_ES[examples // 2 :])
-        for chooser_ES, judge_ES in (halves, halves[::-1]):
-            accuracy_S = chooser_ES.mean(0)
-            measured_S = judge_ES.mean(0)
-            differences.append(measured_S[accuracy_S.argmax()] - measured_S[accuracy_S.argmin()])
-    return float(np.mean(differences))
+    value_E = _expected_by_example(grid, ranks)
+    return float(value_E.mean()), accuracy_interval(value_E, answers=len(grid.slots) * grid.orders)
+
+
+def _expected_by_example(grid: Grid, ranks: Sequence[float]) -> Floats:
+    slot_S = np.array([slots[0] for slots in grid.slots])
+    in_order = np.argsort(slot_S)
+    weight_S = np.zeros(len(slot_S))
+    for rank, share in enumerate(ranks):
+        # The weight of each measured slot in the interpolated value at this rank.
+        for column in in_order:
+            alone_S = np.zeros(len(slot_S))
+            alone_S[column] = 1.0
+            weight_S[column] += share * np.interp(rank, slot_S[in_order], alone_S[in_order])
+    value_E: Floats = grid.correct_ES @ (weight_S / weight_S.sum())
+    return value_E
+
+
+def _broken_by_order(grid: Grid) -> tuple[float, ...]:
+    if grid.orders == 1:
+        return ()
+    depends_ES = (grid.correct_ES > 0) & (grid.correct_ES < 1)
+    return tuple(depends_ES.mean(0).tolist())
 
 
 def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed: int) -> dict[str, Any]:
-    """Mean of (after - before) over the same prompts, with its 95 % interval.
+    """Mean of (after - before) over the same prompts, and the change of the corrected GAP, with 95 % intervals.
 
     Raises:
         ValueError: if the two grids have different prompts.
     """
     if (before.documents, before.slots, before.example_ids) != (after.documents, after.slots, after.example_ids):
         raise ValueError("a paired comparison requires the same examples at the same slots")
-    # The mean over slots leaves one number for each example, the unit that the bootstrap resamples.
-    difference_E1 = (after.correct_ES - before.correct_ES).mean(1, keepdims=True)
-    resampled_R1 = _resample_means(difference_E1, bootstrap_samples, seed)
-    return {"mean_difference": float(difference_E1.mean()), "ci95": _interval(resampled_R1[:, 0])}
+    # The mean over slots leaves one number for each example, the unit that is resampled.
+    difference_E = (after.correct_ES - before.correct_ES).mean(1)
+    change, change_ci95 = gap_change(before.correct_ES, after.correct_ES, resamples=bootstrap_samples, seed=seed)
+    return {
+        "mean_difference": float(difference_E.mean()),
+        "ci95": difference_interval(difference_E),
+        "gap_change": change,
+        "gap_change_ci95": change_ci95,
+        "questions_to_see": _questions_to_see(difference_E),
+    }
 
 
-def _resample_means(value_ES: Floats, bootstrap_samples: int, seed: int) -> Floats:
-    """(R, S) means over bootstrap resamples of the examples."""
-    examples = len(value_ES)
-    # How often an example is in a resample is multinomial, so a resample's mean is a product with these counts.
-    # The generator depends on the seed alone, so models with the same examples are resampled in the same way.
-    generator = derive_generator(seed, "bootstrap")
-    count_RE = generator.multinomial(examples, np.full(examples, 1 / examples), bootstrap_samples)
-    means_RS: Floats = count_RE @ value_ES / examples
-    return means_RS
-
-
-def _interval(value_R: Floats) -> Interval:
-    """The 2.5 % and 97.5 % percentiles."""
-    low, high = np.percentile(value_R, [2.5, 97.5])
-    return float(low), float(high)
+def _questions_to_see(difference_E: Floats) -> dict[str, int]:
+    """By points of a true difference of the means: the questions with which it would be seen in 80 % of the cases."""
+    # As if at least one example differed, since without any the deviation is not known to be 0.
+    deviation = max(float(difference_E.std()), len(difference_E) ** -0.5)
+    return {str(points): questions_needed(points / 100, deviation) for points in _SHOWN_POINTS}

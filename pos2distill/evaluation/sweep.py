@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from pos2distill.evaluation.plots import plot_sweep
-from pos2distill.evaluation.report import TEMPLATES, Comparison, summarise, to_data_uri
-from pos2distill.evaluation.scores import Curve, Interval
+from pos2distill.evaluation.charts import sweep_chart, to_png
+from pos2distill.evaluation.report import TEMPLATES, Comparison, chart_library, summarise, themes
+from pos2distill.evaluation.scores import Curve
+from pos2distill.evaluation.statistics import Interval
 
 SEED = "seed"
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom. The last one is also used for more degrees of
@@ -95,16 +96,18 @@ def render_sweep(
     for row in rows:
         estimates = row.tasks[training_task]
         points.append((row.label, _to_points(estimates.before), _to_points(estimates.after)))
-    picture = plot_sweep(points)
+    chart = sweep_chart(points)
     html = TEMPLATES.get_template("sweep.html.j2").render(
         name=name,
         description=description,
         rows=rows,
         tasks={task: _describe_task(task, cells) for task in task_names},
         versions=versions,
-        picture=to_data_uri(picture),
+        chart=chart,
+        themes=themes(),
+        chart_library=chart_library(),
     )
-    return {"index.html": html.encode(), "sweep.png": picture}
+    return {"index.html": html.encode(), "sweep.png": to_png(chart)}
 
 
 def summarise_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
@@ -169,7 +172,7 @@ def _estimate_model(curves: Sequence[Curve]) -> ModelEstimates:
 
 
 def _to_points(model: ModelEstimates) -> dict[str, tuple[float, float, float]]:
-    """(value, low, high) of mean and GAP, as `plot_sweep` takes them."""
+    """(value, low, high) of mean and GAP, as `sweep_chart` takes them."""
     return {"mean": astuple(model.mean), "gap": astuple(model.gap)}
 
 

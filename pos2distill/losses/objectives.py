@@ -20,8 +20,9 @@ def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor,
         sft, seqkd:        L = mean_trivial CE + lambda * mean_anchor CE
         r2:                the same with K * mean_trivial: the paper's sum over the K prompts of an example
 
-    So c is the row's weight on a trivial row and lambda / (number of anchor rows) on an anchor row. The sum is linear
-    in the rows: ranks and micro-batches add up their parts.
+    So c is the row's weight on a trivial row and lambda / (number of anchor rows) on an anchor row; with `weights:
+    official` it is lambda, since the authors' code adds up the anchor rows of a batch. The sum is linear in the rows:
+    ranks and micro-batches add up their parts.
     Source: arXiv:2508.15709, "Training Objective".
 
     Args:
@@ -40,5 +41,6 @@ def row_coefficients(method: MethodSection, loss_N: Tensor, reference_N: Tensor,
         weight_M = position_weights(loss_M, slot_M, anchor=ANCHOR, variant=method.weights)
     scale = method.k if method.spec.sum_over_k else 1
     # clamp_min, since a batch without anchor rows would give 0 / 0.
-    coefficient_M = scale * weight_M + method.anchor_weight * anchor_M / anchor_M.sum().clamp_min(1)
+    anchors = 1 if method.weights == "official" else anchor_M.sum().clamp_min(1)
+    coefficient_M = scale * weight_M + method.anchor_weight * anchor_M / anchors
     return torch.zeros_like(loss_N).masked_scatter(real_N, coefficient_M)

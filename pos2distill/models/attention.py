@@ -32,7 +32,7 @@ def register_kernels() -> None:
     kernels = {"sdpa": packed_sdpa, "eager": packed_eager, "flash_attention_2": packed_varlen}
     for implementation, kernel in kernels.items():
         AttentionInterface.register(PACKED[implementation], kernel)
-        AttentionMaskInterface.register(PACKED[implementation], _window_as_mask)
+        AttentionMaskInterface.register(PACKED[implementation], window_as_mask)
 
 
 def packed_sdpa(
@@ -77,7 +77,7 @@ def packed_eager(
     """As `packed_sdpa`, by the model's own plain attention, which knows its soft caps and sinks."""
     packed_rows = _require_packed(packed_rows, module)
     return _attend_row_by_row(
-        _eager_kernel(module),
+        eager_kernel(module),
         module,
         query,
         key,
@@ -137,7 +137,7 @@ def packed_varlen(
         is_causal=True,
         dropout=dropout,
         softmax_scale=scaling,
-        sliding_window=sliding_window or _window_of(attention_mask),
+        sliding_window=sliding_window or window_of(attention_mask),
         softcap=softcap,
         attn_implementation="flash_attention_2",
         cu_seq_lens_q=query_starts,
@@ -148,7 +148,7 @@ def packed_varlen(
     return output[..., :value_size], None
 
 
-def _eager_kernel(module: torch.nn.Module) -> _Kernel:
+def eager_kernel(module: torch.nn.Module) -> _Kernel:
     """The plain attention of a model's family, which is `eager_attention_forward` of its modeling file.
 
     transformers 5.19 does not list it in `ALL_ATTENTION_FUNCTIONS`: each modeling file defines its own and passes it
@@ -176,7 +176,7 @@ def _attend_row_by_row(
     Args:
         causal_without_mask: whether the kernel is causal, and faster, where it gets no mask.
     """
-    window = _window_of(attention_mask)
+    window = window_of(attention_mask)
     queries = query.split(packed_rows.query_lengths, 2)
     keys = packed_rows.keys(key)
     values = packed_rows.keys(value)
@@ -205,7 +205,7 @@ def _require_packed(packed_rows: PackedRows | None, module: torch.nn.Module) -> 
     return packed_rows
 
 
-def _window_as_mask(*, local_size: int | None = None, **_: Any) -> Tensor | None:
+def window_as_mask(*, local_size: int | None = None, **_: Any) -> Tensor | None:
     """The "mask" that transformers hands to a layer: the size of its sliding window, None where it has none.
 
     Registered as the mask function of the packed kernels, so that no (S, S) mask is ever built. transformers 5.19
@@ -216,8 +216,8 @@ def _window_as_mask(*, local_size: int | None = None, **_: Any) -> Tensor | None
     return torch.full((1, 1, 1, 1), local_size)
 
 
-def _window_of(attention_mask: Tensor | None) -> int | None:
-    """The window that `_window_as_mask` encoded."""
+def window_of(attention_mask: Tensor | None) -> int | None:
+    """The window that `window_as_mask` encoded."""
     if attention_mask is None:
         return None
     return int(attention_mask)

@@ -13,6 +13,23 @@ _PROBE = "pos2distill-probe"
 """An assistant's message that no chat template contains."""
 
 
+def check_template(tokenizer: PreTrainedTokenizerBase, shown: str) -> None:
+    """Render a question and its answer with the chat template.
+
+    Raises:
+        UserError: if the template is not valid, or does not show what the messages say.
+    """
+    turns = [{"role": "user", "content": f"{_PROBE}-1"}, {"role": "assistant", "content": f"{_PROBE}-2"}]
+    try:
+        rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception as error:  # a template is a program of the model's authors, and can raise anything
+        reason = " ".join(str(error).split())
+        raise UserError(f"{shown}: its chat template cannot be used ({reason}); correct it or copy it again") from error
+    for message in (f"{_PROBE}-1", f"{_PROBE}-2"):
+        if message not in rendered:
+            raise UserError(f"{shown}: its chat template leaves out a message; correct it or copy it again")
+
+
 def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The token that closes an assistant's turn, which often is not `eos_token`.
 
@@ -40,9 +57,12 @@ def stop_token_ids(model: ModelSection, tokenizer: PreTrainedTokenizerBase) -> l
     """Every token that ends generation: end of turn, end of sequence, and those of generation_config.json."""
     # Some instruct models list several end tokens there, and only one of them is `eos_token`.
     stops = {end_of_turn_id(tokenizer), tokenizer.eos_token_id}
-    path = Path(local_folder(model)) / "generation_config.json"
+    path = Path(local_folder(model, weights=False)) / "generation_config.json"
     if path.exists():
-        listed = json.loads(path.read_text()).get("eos_token_id")
+        try:
+            listed = json.loads(path.read_text()).get("eos_token_id")
+        except (ValueError, AttributeError):
+            raise UserError(f"{path}: expected a JSON object; correct it or copy it again") from None
         if isinstance(listed, list):
             stops.update(listed)
         else:

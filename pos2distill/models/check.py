@@ -1,4 +1,4 @@
-"""Check a model's weights before a run starts: files, tensor names, shapes, types and values.
+"""Check a model before a run starts: its weights (files, names, shapes, types, values), and that it can be trained.
 
 transformers 5.19 initializes a missing tensor at random and only logs it, so an incomplete model would be measured
 as if it were whole.
@@ -23,8 +23,17 @@ from transformers.utils import logging as transformers_logging
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
+from pos2distill.models.attention import PACKED, register_kernels
 from pos2distill.models.files import is_hub_name
-from pos2distill.models.load import empty_model, load_config, torch_dtype
+from pos2distill.models.load import (
+    attention_errors,
+    context_length,
+    empty_model,
+    load_config,
+    resolve_attention,
+    torch_dtype,
+)
+from pos2distill.models.trainable import refuse_attention, refuse_unpackable, require_trainable_family
 from pos2distill.urls import open_url
 
 # Up to this many bytes all values are read, beyond it a sample of this size. A URL is read over a network: less of it.
@@ -98,6 +107,32 @@ def check_weights(model: ModelSection) -> None:
             _compare(tensors, model, folder)
     limit = MAX_VALUE_BYTES_OF_URL if "://" in model.path else MAX_VALUE_BYTES
     _check_values(fs, root, model.path, list(tensors.values()), limit)
+
+
+def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
+    """Check that a model can be trained, from its config: that `load_model` will load it with `packed=True`.
+
+    A hub name is not checked, as by `check_weights`.
+
+    Args:
+        on_gpu: whether it will be loaded on GPUs. Which attention these can compute is known there only.
+    Raises:
+        UserError: with the family, or the settings, that cannot be trained.
+    """
+    if is_hub_name(model.path):
+        return
+    fs, root = open_url(model.path, "model.path")
+    with _config_folder(fs, root, model) as folder:
+        require_trainable_family(load_config(model, folder=folder), model.path)
+        attention = resolve_attention(model.attention, torch_dtype(model.dtype), torch.device("cpu"))
+        if on_gpu or attention == "flash_attention_2":
+            lm = empty_model(model, folder=folder)
+        else:
+            register_kernels()
+            with attention_errors(model, attention):
+                lm = empty_model(model, folder=folder, attention=PACKED[attention])
+            refuse_attention(lm, attention, shown=model.path)
+        refuse_unpackable(lm, context=context_length(model, folder=folder), shown=model.path)
 
 
 def _weight_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:

@@ -3,35 +3,37 @@
 import hashlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from pos2distill.config import ModelSection
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
+from pos2distill.scratch import locked, user_folder
 from pos2distill.urls import open_url
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256
 # The files of a model folder other than its weights. `.py` matters with trust_remote_code only; hashing it is harmless.
 _MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
+_MISTRAL_COPY = "consolidated"  # Mistral's own copy of the same weights begins with this
 
 
-def local_folder(model: ModelSection) -> str:
+def local_folder(model: ModelSection, *, weights: bool = True) -> str:
     """The model's folder on this machine: the path itself, or a cached copy of an fsspec URL or hub snapshot.
 
+    Args:
+        weights: False if config and tokenizer suffice; then the weights are not downloaded.
     Raises:
         UserError: if there is no such folder, URL or hub model.
     """
     if "://" in model.path:
-        return str(_copy_of_url(model))
+        return str(_copy_of_url(model, weights=weights))
     if os.path.isdir(model.path):
         return model.path
     if not is_hub_name(model.path):
         raise UserError(f"{model.path}: no such model folder (model.path)")
-    # Only safetensors of the weights, since many repositories hold them a second time in other formats.
-    return _hub_snapshot(model, [f"*{ending}" for ending in (*_MODEL_FILES, ".safetensors")])
+    return _hub_snapshot(model, [f"*{ending}" for ending in _endings(weights=weights)])
 
 
 def model_digest(model: ModelSection) -> str:
@@ -39,15 +41,22 @@ def model_digest(model: ModelSection) -> str:
 
     Of a hub model: its name and the commit of its revision. Of a folder or URL: a hash of its files, where weights are
     sampled: their size and 256 samples of 64 KiB spread over each file, so that 16 GB do not take a minute. That
-    distinguishes any two trained models, but not two files that differ in a few bytes.
+    distinguishes any two trained models, but not two files that differ in a few bytes. Of a model that is known by its
+    name on a server only (`api: chat`): that name.
 
     Raises:
         UserError: if there is no such folder, URL or hub model.
     """
+    if model.is_served_name:
+        return f"served: {model.path}"
     if is_hub_name(model.path):
         return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"
     fs, root = open_url(model.path, "model.path")
     files = sorted(fs.find(root))
+    if fs.isfile(root):
+        raise UserError(f"{model.path}: is a file, expected a model folder (model.path)")
+    if not files and fs.exists(root):
+        raise UserError(f"{model.path}: is empty, expected a model folder (model.path)")
     if not files:
         raise UserError(f"{model.path}: no such model folder (model.path)")
     digest = hashlib.sha256()
@@ -69,22 +78,39 @@ def model_digest(model: ModelSection) -> str:
 
 def copy_generation_config(model: ModelSection, folder: Path) -> None:
     """Copy the initial model's generation_config.json unchanged: transformers 5.19 refuses to write some it reads."""
-    source = Path(local_folder(model)) / "generation_config.json"
+    source = Path(local_folder(model, weights=False)) / "generation_config.json"
     if source.exists():
         shutil.copyfile(source, folder / source.name)
 
 
-def _copy_of_url(model: ModelSection) -> Path:
-    """The local copy, named by its digest, so that a changed model is copied again."""
-    copy = Path(tempfile.gettempdir()) / "pos2distill-models" / model_digest(model)
-    if copy.exists():
-        return copy
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    fs, path = open_url(model.path, "model.path")
-    # Renamed only when complete, so that no other process loads half a copy.
-    with tempfile.TemporaryDirectory(dir=copy.parent) as partial:
-        fs.get(path.rstrip("/") + "/", f"{partial}/model/", recursive=True)
-        _rename_unless_exists(Path(partial) / "model", copy)
+def _endings(*, weights: bool) -> tuple[str, ...]:
+    """Of the files of a model that are used: many repositories hold the weights a second time in other formats."""
+    return (*_MODEL_FILES, ".safetensors") if weights else _MODEL_FILES
+
+
+def _copy_of_url(model: ModelSection, *, weights: bool) -> Path:
+    """The local copy, named by its digest, so that a changed model is copied again. One process of a machine copies."""
+    copies = user_folder("models")
+    digest = model_digest(model)
+    whole, without_weights = copies / digest, copies / f"{digest}-without-weights"
+    copy = whole if weights else without_weights
+    with locked(copies / f"{digest}.lock"):
+        if whole.exists():
+            return whole
+        if copy.exists():
+            return copy
+        # Renamed only when complete, so that a copy is never half a model. The lock shows that nobody writes to one
+        # that exists: its process died.
+        partial = copies / f"{digest}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        fs, root = open_url(model.path, "model.path")
+        for path in fs.find(root):
+            name = path[len(root) :].lstrip("/")
+            if name.endswith(_endings(weights=weights)) and not name.startswith(_MISTRAL_COPY):
+                (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                fs.get_file(path, str(partial / name))
+        partial.rename(copy)
     return copy
 
 
@@ -99,13 +125,13 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
             model.path,
             revision=model.revision,
             allow_patterns=patterns,
-            ignore_patterns=["consolidated*"],  # Mistral's own copy of the same weights
+            ignore_patterns=[f"{_MISTRAL_COPY}*"],
         )
     except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{model.path}: neither a folder nor a model that the hub provides (model.path): {reason}"
-        ) from None
+        # Without a connection, the hub's library reports that nothing is cached.
+        kind = TransientError if isinstance(error, LocalEntryNotFoundError) else UserError
+        raise kind(f"{model.path}: neither a folder nor a model that the hub provides (model.path): {reason}") from None
 
 
 def is_hub_name(path: str) -> bool:
@@ -113,12 +139,3 @@ def is_hub_name(path: str) -> bool:
     if os.path.isdir(path) or path.startswith((".", "/")) or "://" in path:
         return False
     return path.count("/") == 1
-
-
-def _rename_unless_exists(partial: Path, final: Path) -> None:
-    try:
-        partial.rename(final)
-    except OSError:
-        # Another process may have finished the same copy first; both hold the same files.
-        if not final.exists():
-            raise

@@ -4,21 +4,24 @@ Shapes: T tokens, H hidden size, V vocabulary.
 """
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.files import local_folder
 from pos2distill.models.load import load_config
+from pos2distill.models.loss_head import float32_product
 
-# In this order: where lm_head is tied to the embedding, a checkpoint holds only the embedding.
-_HEAD_NAMES = ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight")
+# The ends of tensor names, in this order: where the head is tied to the embedding, a checkpoint holds only the
+# embedding. `embed_out` and `embed_in` are GPT-NeoX's. Before them stands where the language model is in a larger one.
+_BIAS_NAMES = ("lm_head.bias", "embed_out.bias")
+_HEAD_NAMES = ("lm_head.weight", "embed_out.weight", "embed_tokens.weight", "wte.weight", "embed_in.weight")
 
 
 class LogitTransform:
@@ -76,39 +79,44 @@ class FrozenHead(nn.Module):
             UserError: if the checkpoint has neither.
         """
         folder = Path(local_folder(model))
-        weight_VH = _read_head(folder)
-        if weight_VH is None:
+        files = _tensor_files(folder)
+        name = _find(files, _HEAD_NAMES)
+        if name is None:
             raise UserError(f"{model.path}: its safetensors hold none of {', '.join(_HEAD_NAMES)}")
+        bias_V = None
         # Most architectures have no bias here.
-        bias_V = _read_tensor(folder, "lm_head.bias")
-        if bias_V is not None:
-            bias_V = bias_V.to(dtype)
-        return cls(weight_VH.to(dtype), bias_V, LogitTransform(load_config(model)))
+        bias_name = _find(files, _BIAS_NAMES)
+        if bias_name is not None:
+            bias_V = _read_tensor(folder / files[bias_name], bias_name).to(dtype)
+        weight_VH = _read_tensor(folder / files[name], name).to(dtype)
+        return cls(weight_VH, bias_V, LogitTransform(load_config(model)))
 
     @torch.no_grad()
     def forward(self, hidden_TH: Tensor) -> Tensor:
-        """Exact logits (T, V), float32, of stored hidden states."""
-        return self.transform(F.linear(hidden_TH.to(self.weight_VH), self.weight_VH, self.bias_V))
+        """Logits (T, V) of stored hidden states, in float32 also if states and weights are bfloat16."""
+        return self.transform(float32_product(hidden_TH.to(self.weight_VH), self.weight_VH, self.bias_V))
 
 
-def _read_head(folder: Path) -> Tensor | None:
-    for name in _HEAD_NAMES:
-        weight_VH = _read_tensor(folder, name)
-        if weight_VH is not None:
-            return weight_VH
+def _tensor_files(folder: Path) -> dict[str, str]:
+    """The file of each tensor of the checkpoint in `folder`, which consists of one file or of several."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        return files
+    with safe_open(folder / "model.safetensors", framework="pt") as tensors:
+        return dict.fromkeys(tensors.keys(), "model.safetensors")
+
+
+def _find(names: Iterable[str], ends: Sequence[str]) -> str | None:
+    """The first of the names that has the first of the ends which any of them has."""
+    for end in ends:
+        for name in names:
+            if f".{name}".endswith(f".{end}"):
+                return name
     return None
 
 
-def _read_tensor(folder: Path, name: str) -> Tensor | None:
-    """A tensor of the checkpoint in `folder`, of one file or of several; None if it has none of that name."""
-    file = "model.safetensors"
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        file = json.loads(index.read_text())["weight_map"].get(name, "")
-    if not file or not (folder / file).exists():
-        return None
-    with safe_open(folder / file, framework="pt") as tensors:
-        if name not in tensors.keys():  # noqa: SIM118 (safe_open is not a dict)
-            return None
+def _read_tensor(file: Path, name: str) -> Tensor:
+    with safe_open(file, framework="pt") as tensors:
         tensor: Tensor = tensors.get_tensor(name)
     return tensor

@@ -1,7 +1,8 @@
 """Load models and tokenizers in Hugging Face format, with an error that names what is missing or unsupported."""
 
 import importlib.util
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +20,32 @@ from transformers import (
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
+from pos2distill.faults import reason
 from pos2distill.models.attention import PACKED, register_kernels
 from pos2distill.models.files import local_folder
-from pos2distill.models.rope.layer_scales import resolve_scales, rope_settings, scale_layers
+from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
+from pos2distill.models.trainable import (
+    longest_with_fixed_rope,
+    refuse_attention,
+    refuse_unpackable,
+    require_trainable_family,
+)
 
 
 def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
     """The model's configuration.
 
     Args:
-        folder: a folder on this machine that holds config.json; default: the model's own, which is downloaded with its
-            weights if it is a URL or a hub name.
+        folder: a folder on this machine that holds config.json; default: the model's own, which is downloaded
+            without its weights if it is a URL or a hub name.
     Raises:
         UserError: if the folder holds no readable config.json.
     """
-    folder = folder or local_folder(model)
+    folder = folder or local_folder(model, weights=False)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        raise UserError(f"{model.path}: no usable config.json: {str(error).strip().splitlines()[0]}") from None
+    except Exception as error:  # the classes of transformers compute with what the file holds
+        raise UserError(f"{model.path}: no usable config.json: {reason(error)}") from error
 
 
 def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
@@ -46,10 +54,13 @@ def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:
     Raises:
         UserError: if the folder has no tokenizer, or its tokenizer no chat template.
     """
-    folder = local_folder(model)
+    folder = local_folder(model, weights=False)
     if not any((Path(folder) / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise UserError(f"{model.path}: holds no tokenizer (tokenizer.json, tokenizer.model or vocab.json)")
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
+    except Exception as error:  # tokenizers 0.23 raises plain `Exception` for a file that it cannot read
+        raise UserError(f"{model.path}: no usable tokenizer: {reason(error)}; copy its files again") from error
     if not tokenizer.chat_template:
         raise UserError(f"{model.path}: its tokenizer has no chat template; use the model's chat or instruct version")
     return tokenizer
@@ -83,9 +94,10 @@ def load_model(
     attention = resolve_attention(model.attention, computing or weights, torch.device(device))
     implementation = attention
     if packed:
+        require_trainable_family(load_config(model), model.path)
         register_kernels()
         implementation = PACKED[attention]
-    try:
+    with attention_errors(model, attention):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=weights,
@@ -93,15 +105,9 @@ def load_model(
             trust_remote_code=model.trust_remote_code,
             use_safetensors=True,
         )
-    except ValueError as error:
-        # transformers 5.19 has no exception class of its own for an implementation that a model does not support.
-        if "attention implementation" not in str(error):
-            raise
-        raise UserError(
-            f"{model.path}: its attention cannot be computed by {attention}; set model.attention to eager"
-        ) from None
     if packed:
-        _refuse_unpackable(model, loaded, attention)
+        refuse_unpackable(loaded, context=context_length(model), shown=model.path)
+        refuse_attention(loaded, attention, shown=model.path)
     scales = resolve_scales(model.rope_scales, loaded.config, model.path)
     if scales:
         scale_layers(loaded, scales, model.path)
@@ -111,69 +117,22 @@ def load_model(
     return lm
 
 
-def _refuse_unpackable(model: ModelSection, lm: Any, attention: str) -> None:
-    """
+@contextmanager
+def attention_errors(model: ModelSection, attention: str) -> Iterator[None]:
+    """Within this context a model is built with an implementation of attention.
+
     Raises:
-        UserError: if packed rows would give other results than the same rows one by one.
+        UserError: if the model does not support it.
     """
-    config = lm.config.get_text_config()
-    _refuse_unpackable_layers(model, lm, config)
-    if attention == "sdpa" and getattr(config, "attn_logit_softcapping", None):
-        raise UserError(
-            f"{model.path}: its attention scores are soft-capped, which torch's kernels do not support; "
-            f"set model.attention to flash_attention_2 or eager"
-        )
-    if attention == "flash_attention_2":
-        _refuse_without_flash_attention(model, lm, attention)
-    longest = _longest_with_fixed_rope(config)
-    if longest and context_length(model) > longest:
-        raise UserError(
-            f"{model.path}: beyond {longest} tokens its position encoding depends on the longest row of a batch; "
-            f"set model.max_length to {longest} or less"
-        )
-
-
-def _refuse_unpackable_layers(model: ModelSection, lm: Any, config: Any) -> None:
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    unsupported = sorted(layer_types - {"full_attention", "sliding_attention"})
-    if unsupported:
-        raise UserError(f"{model.path}: its layers of type '{unsupported[0]}' would mix packed rows")
-    # transformers 5.19 sets this where attention layers look up their kernel, as the packed kernels require.
-    if not lm._supports_attention_backend:
-        raise UserError(
-            f"{model.path}: {type(lm).__name__} does not use transformers' attention interface, "
-            f"so it cannot keep packed rows apart"
-        )
-    if lm._is_stateful:
-        raise UserError(f"{model.path}: its layers carry a state from token to token; only attention can be trained")
-    if getattr(config, "attention_chunk_size", None):
-        raise UserError(f"{model.path}: its attention is chunked by position, which packing rows would shift")
-
-
-def _refuse_without_flash_attention(model: ModelSection, lm: Any, attention: str) -> None:
-    # transformers 5.19 lists compatible versions only on models that flash-attn 2 computes wrongly.
-    compatible = getattr(lm, "_compatible_flash_implementations", None)
-    if compatible and "flash_attention_2" not in compatible:
-        raise UserError(
-            f"{model.path}: flash-attn 2 does not support all of its attention; set model.attention to eager"
-        )
     try:
-        lm._flash_attn_can_dispatch(2)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{model.path}: model.attention={attention}: {str(error).splitlines()[0]}") from None
-
-
-def _longest_with_fixed_rope(config: Any) -> int | None:
-    """Up to how many tokens RoPE's frequencies are constant; None if they always are.
-
-    `dynamic` and `longrope` choose the frequencies by the longest position of a forward pass, so that beyond this
-    length a row's result would depend on the other rows.
-    """
-    for each in rope_settings(config):
-        if each.get("rope_type") in ("dynamic", "longrope"):
-            length: int = each.get("original_max_position_embeddings") or config.max_position_embeddings
-            return length
-    return None
+        yield
+    except ValueError as error:
+        # transformers 5.19 has no exception class of its own for an implementation that a model does not support.
+        if "attention implementation" not in str(error):
+            raise
+        raise UserError(
+            f"{model.path}: its attention cannot be computed by {attention}; set model.attention to eager"
+        ) from None
 
 
 def non_persistent_buffers(model: ModelSection, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -188,17 +147,32 @@ def non_persistent_buffers(model: ModelSection, dtype: torch.dtype) -> dict[str,
     return {name: buffer for name, buffer in lm.named_buffers() if name not in saved}
 
 
-def empty_model(model: ModelSection, dtype: torch.dtype | None = None, *, folder: str | None = None) -> PreTrainedModel:
+def empty_model(
+    model: ModelSection,
+    dtype: torch.dtype | None = None,
+    *,
+    folder: str | None = None,
+    attention: str | None = None,
+) -> PreTrainedModel:
     """The model that the config describes, with its parameters on the meta device; only its buffers hold values.
 
     Args:
         folder: with the config; as of `load_config`.
+        attention: transformers' name of the implementation; default: its own choice.
     """
     config = load_config(model, folder=folder)
-    with init_empty_weights(include_buffers=False):
-        lm: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=model.trust_remote_code
-        )
+    try:
+        with init_empty_weights(include_buffers=False):
+            lm: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=attention, trust_remote_code=model.trust_remote_code
+            )
+    except Exception as error:  # transformers computes with the numbers and names of the config
+        if attention is not None and "attention implementation" in str(error):
+            raise  # the caller names the setting
+        raise UserError(
+            f"{model.path}: config.json describes no language model that can be built "
+            f"({type(error).__name__}: {reason(error)}); copy the model again"
+        ) from error
     return lm
 
 
@@ -224,7 +198,7 @@ def require_position_room(model: ModelSection, factor: float) -> None:
         UserError: with the context that leaves room.
     """
     config = load_config(model).get_text_config()
-    limits = (getattr(config, "max_position_embeddings", None), _longest_with_fixed_rope(config))
+    limits = (getattr(config, "max_position_embeddings", None), longest_with_fixed_rope(config))
     positions = min((limit for limit in limits if limit), default=None)
     context = context_length(model)
     if positions and factor * context > positions:
@@ -234,11 +208,15 @@ def require_position_room(model: ModelSection, factor: float) -> None:
         )
 
 
-def context_length(model: ModelSection) -> int:
-    """The largest number of tokens, prompt and response together, that the model accepts."""
+def context_length(model: ModelSection, *, folder: str | None = None) -> int:
+    """The largest number of tokens, prompt and response together, that the model accepts.
+
+    Args:
+        folder: with the config; as of `load_config`.
+    """
     if model.max_length:
         return model.max_length
-    config = load_config(model)
+    config = load_config(model, folder=folder)
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not length:
         raise UserError(f"{model.path}: its config has no max_position_embeddings; set model.max_length")

@@ -18,15 +18,15 @@ def index_blocks(index_N: npt.NDArray[np.integer[Any]], size: int) -> list[pa.Ta
 def sampling_blocks(missing_N: npt.NDArray[np.int64], size: int) -> list[pa.Table]:
     """Tables of the column `index` that cut the missing examples at multiples of `size`.
 
-    So a part of the store that is sampled again is the very same batch. A short last block joins the one before it:
-    Ray Data 2.60 would wait to fill it with rows of whatever block comes last.
+    So a part of the store that is sampled again is the very same batch.
     """
     cuts = np.flatnonzero(np.diff(missing_N // size)) + 1
-    blocks = np.split(missing_N, cuts)
-    if len(blocks) > 1 and len(blocks[-1]) < size:
-        last = blocks.pop()
-        blocks[-1] = np.concatenate([blocks[-1], last])
-    return [pa.table({"index": block}) for block in blocks if len(block)]
+    return [pa.table({"index": block}) for block in np.split(missing_N, cuts) if len(block)]
+
+
+def batches_of(block: pa.Table, size: int) -> list[pa.Table]:
+    """The rows of a block in batches. At least one, since an operator's result has its columns also without rows."""
+    return [block.slice(start, size) for start in range(0, max(len(block), 1), size)]
 
 
 def examples_per_block(examples: int, prompts_per_example: int, pool: PoolSection) -> int:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from pos2distill.config import Study
+from pos2distill.config.data import Metric
 from pos2distill.records import Tokens, TopKLogprobs
-from pos2distill.sampling.engines.protocol import Failure, GenerationResult
+from pos2distill.sampling.engines.protocol import Completion, Failure, GenerationResult, TextCompletion
 from pos2distill.tasks.metrics import first_line, score
 
 if TYPE_CHECKING:
@@ -19,13 +21,13 @@ class ProcessedResponse:
     """A response after truncation, scoring and filtering.
 
     text: as generated; truncated_text: the part that is scored.
-    response_ids: token ids of the truncated text and the end-of-turn token; the student is distilled on these.
+    response_ids: token ids of the truncated text and the end-of-turn token; the student is distilled on these. A text
+        that was cut at `max_new_tokens` has no end-of-turn token, so that no student learns to stop there.
     outcome: `kept`, or the reason why not: `wrong`, `empty` (no text), `failed` (no response).
     top: the most likely tokens at the first S positions of `response_ids`; None if the engine recorded none or the
         response is not kept. The engine's distribution at a position holds only if it generated the same tokens
         before it, so S is the length of the common prefix of generated and kept tokens, plus 1. S is shorter than
-        `response_ids` if generation reached `max_new_tokens` (no distribution at the end-of-turn token), or if a
-        truncated line was tokenized again.
+        `response_ids` if a truncated line was tokenized again.
     """
 
     text: str
@@ -37,11 +39,32 @@ class ProcessedResponse:
     top: TopKLogprobs | None = None
 
 
+_NO_TOKENS = np.empty(0, np.int32)
+_FAILED = ProcessedResponse("", "", _NO_TOKENS, False, 0.0, "failed")
+
+
+def process_text(result: GenerationResult, answers: Sequence[str], *, metric: Metric) -> ProcessedResponse:
+    """Truncate and score a server's answer as `ResponseProcessor` does. It has no token ids, so none are kept."""
+    if isinstance(result, Failure):
+        return _FAILED
+    assert isinstance(result, TextCompletion)
+    truncated_text = _truncate(metric, result.text)
+    correct, f1 = score(metric, truncated_text, answers)
+    return ProcessedResponse(
+        result.text, truncated_text, _NO_TOKENS, correct, f1, "kept" if truncated_text else "empty"
+    )
+
+
+def _truncate(metric: Metric, text: str) -> str:
+    """What the metric judges."""
+    return first_line(text) if metric == "sub_em" else text.strip()
+
+
 class ResponseProcessor:
     """Truncates, scores and filters generation results.
 
-    Retrieval (`sub_em`) keeps the first line only, which is what the benchmarks score; a chain of thought (`em`) is
-    kept whole.
+    Retrieval (`sub_em`) keeps the first line only, which is what the benchmarks score; what other metrics judge is kept
+    whole.
 
     Args:
         tokenizer: decodes token ids, and encodes a truncated line that ends inside a token.
@@ -55,7 +78,7 @@ class ResponseProcessor:
         self,
         tokenizer: "PreTrainedTokenizerBase",
         *,
-        metric: Literal["sub_em", "em"],
+        metric: Metric,
         end_of_turn: int,
         stop_ids: Sequence[int],
         keep: Literal["correct", "all"],
@@ -73,17 +96,20 @@ class ResponseProcessor:
             answers: accepted answers to the question.
         """
         if isinstance(result, Failure):
-            return ProcessedResponse("", "", np.empty(0, np.int32), False, 0.0, "failed")
+            return _FAILED
+        assert isinstance(result, Completion)
         ids = result.token_ids
         # The stop token is no text. Whichever of them it was, `end_of_turn` replaces it below.
         if len(ids) and int(ids[-1]) in self.stop_ids:
             ids = ids[:-1]
         text = self._decode(ids)
+        is_complete = result.finish_reason != "length"
+        truncated_text = _truncate(self.metric, text)
         if self.metric == "sub_em":
-            truncated_text = first_line(text)
             kept_ids = self._truncate_to_line(ids, text)
+            # A line is complete when the next one has begun.
+            is_complete = is_complete or kept_ids is not ids
         else:
-            truncated_text = text.strip()
             kept_ids = ids
         # After truncation, so that a correct answer on a later line does not count.
         correct, f1 = score(self.metric, truncated_text, answers)
@@ -92,27 +118,50 @@ class ResponseProcessor:
             outcome = "empty"
         elif not correct and self.keep == "correct":
             outcome = "wrong"
-        response_ids = np.append(kept_ids, self.end_of_turn).astype(np.int32)
+        closing = [self.end_of_turn] if is_complete else []
+        response_ids = np.append(kept_ids, closing).astype(np.int32)
         top = None
         if result.top is not None and outcome == "kept":
             top = result.top[: _known_positions(result.token_ids, response_ids)]
         return ProcessedResponse(text, truncated_text, response_ids, correct, f1, outcome, top)
 
     def _truncate_to_line(self, ids: Tokens, text: str) -> Tokens:
-        """The generated tokens of the first line. If a token crosses the line break, the line is tokenized again."""
-        line = text.split("\n", 1)[0]
-        if line == text:
+        """The generated tokens up to the end of the first line with text, and `ids` itself if that is all.
+
+        If a token crosses the line break, the line is tokenized again.
+        """
+        start = len(text) - len(text.lstrip())
+        end = text.find("\n", start)
+        if end < 0:
             return ids
         count = 0
         # Decoded from the beginning each time, since one character can consist of several tokens.
-        while "\n" not in self._decode(ids[: count + 1]):
+        while self._decode(ids[: count + 1]).find("\n", start) < 0:
             count += 1
+        line = text[:end]
         if self._decode(ids[:count]).strip() == line.strip():
             return ids[:count]
         return np.asarray(self.tokenizer(line, add_special_tokens=False)["input_ids"], np.int32)
 
     def _decode(self, ids: Tokens) -> str:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
+def response_processor(study: Study, tokenizer: "PreTrainedTokenizerBase") -> ResponseProcessor:
+    """The processor of a study's responses.
+
+    Args:
+        tokenizer: of the study's model.
+    """
+    from pos2distill.models.chat import end_of_turn_id, stop_token_ids
+
+    return ResponseProcessor(
+        tokenizer,
+        metric=study.data.metric,
+        end_of_turn=end_of_turn_id(tokenizer),
+        stop_ids=stop_token_ids(study.model, tokenizer),
+        keep=study.sampling.keep,
+    )
 
 
 def _known_positions(sampled_ids: Tokens, response_ids: Tokens) -> int:

@@ -7,7 +7,9 @@ import pyarrow as pa
 
 from pos2distill.config import Runtime, Study
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.operators import Generate, PromptSpec, build_prompts, read_examples
+from pos2distill.sampling.generate import Generate
+from pos2distill.sampling.operators import read_examples
+from pos2distill.sampling.prompting import PromptSpec, build_prompts
 from pos2distill.store.artifacts import Artifact
 
 

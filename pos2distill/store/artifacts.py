@@ -9,7 +9,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Artifact:
             if raw.pop("schema_version") != SCHEMA_VERSION:
                 raise UserError(f"{self.url}: written by another version of pos2distill; use another runtime.storage")
             return Manifest(**raw)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: corrupt manifest ({error}); delete {self.url} and run again") from None
 
     @contextmanager
@@ -143,8 +143,43 @@ class Artifact:
                 writer.write_table(table, row_group_size=_ROW_GROUP_SIZE)
 
     def read_table(self, name: str, columns: list[str] | None = None) -> pa.Table:
-        """Read one Parquet file of the artifact."""
-        return pq.read_table(f"{self.path}/{name}", filesystem=self.fs, columns=columns)
+        """Read one Parquet file of the artifact.
+
+        Raises:
+            UserError: as `reading`.
+        """
+        # Opened as a file: of a folder, pyarrow 23 would read the files that are in it.
+        with self.reading(name), self.fs.open(f"{self.path}/{name}") as file:
+            return pq.read_table(file, columns=columns)
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """While the body reads a file of a finished artifact, turns what it raises into one line.
+
+        Raises:
+            UserError: if the file is missing or corrupt, with how to make it again.
+        """
+        with storage_errors(self.url, "runtime.storage"):
+            try:
+                yield
+            except (FileNotFoundError, pa.ArrowException, ValueError, KeyError) as error:
+                missing = isinstance(error, FileNotFoundError)
+                raise UserError(f"{self.url}/{name}: {_again('missing' if missing else 'corrupt', self.url)}") from None
+            except OSError as error:
+                # Arrow 23 raises a plain OSError for damaged pages; those of storages have a number or another class.
+                if type(error) is not OSError or error.errno is not None:
+                    raise
+                raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}") from None
+
+    def require(self, *names: str) -> None:
+        """Refuse a finished artifact that lacks one of its files or folders.
+
+        Raises:
+            UserError: with how to make it again.
+        """
+        for name in names:
+            if not self.fs.exists(f"{self.path}/{name}"):
+                raise UserError(f"{self.url}/{name}: {_again('missing', self.url)}")
 
     def remove(self, name: str) -> None:
         """Remove a file or folder of the artifact, if it exists."""
@@ -154,6 +189,10 @@ class Artifact:
     def upload(self, folder: Path, name: str) -> None:
         """Copy a local folder into the artifact."""
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
+
+
+def _again(what: str, url: str) -> str:
+    return f"{what}; delete {url} and run again to make it again"
 
 
 def check_storage(storage: str, name: str) -> bool:
@@ -181,27 +220,28 @@ def _belongs_to(storage: str, name: str) -> bool:
                 f"{storage}: holds the run of recipe '{owner}', not '{name}'; choose another runtime.storage"
             )
         return True
-    if fs.exists(path) and (not fs.isdir(path) or _list_content(fs, path)):
+    if fs.exists(path) and not fs.isdir(path):
+        raise UserError(f"{storage}: is a file, expected a folder (runtime.storage)")
+    if fs.exists(path) and _list_content(fs, path):
         raise UserError(f"{storage}: is not empty and holds no run (no {RUN_FILE}); choose another runtime.storage")
     return False
 
 
-def claim_storage(storage: str, name: str) -> None:
+def claim_storage(storage: str, name: str) -> bool:
     """Create the folder if needed, and mark it as the storage of this recipe.
 
+    Returns: whether the folder was created.
     Raises:
         UserError: as `check_storage`, or if the folder cannot be created.
     """
     if check_storage(storage, name):
-        return
+        return False
     fs, path = open_url(storage, "runtime.storage")
-    try:
+    with storage_errors(storage, "runtime.storage"):
+        is_new = not fs.exists(path)
         fs.makedirs(path, exist_ok=True)
         write_json(fs, f"{path}/{RUN_FILE}", {"name": name})
-    except OSError as error:
-        raise UserError(
-            f"{storage}: cannot be created ({error.strerror or error}); choose another runtime.storage"
-        ) from None
+    return is_new
 
 
 def release_storage(storage: str) -> None:
@@ -209,6 +249,14 @@ def release_storage(storage: str) -> None:
     fs, path = open_url(storage, "runtime.storage")
     if not _list_content(fs, path):
         fs.rm_file(f"{path}/{RUN_FILE}")
+
+
+def remove_if_empty(storage: str) -> None:
+    """Remove the folder of a storage that holds nothing. Object stores have no folders."""
+    fs, path = open_url(storage, "runtime.storage")
+    if isinstance(fs, LocalFileSystem):
+        with suppress(OSError):
+            os.rmdir(path)
 
 
 def _list_content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:

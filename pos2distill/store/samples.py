@@ -144,6 +144,20 @@ class SampleStore:
         loaded = pa.concat_tables([schema.empty_table(), *tables])
         return loaded.take(np.argsort(by_part))
 
+    def kept(self, index: StoreIndex, ids: Sequence[str] | pa.Array) -> npt.NDArray[np.bool_]:
+        """(N,) bool: which examples have a stored answer that is kept. Reads one part at a time.
+
+        Raises:
+            CorruptPart: as `load`.
+        """
+        stored = np.flatnonzero(index.stored)
+        by_part = stored[np.argsort(index.part_of[stored], kind="stable")]
+        kept = np.zeros(len(ids), bool)
+        outcomes = list(self._map_parts(_kept_rows, index, ids, by_part, ["outcome"]))
+        if outcomes:
+            kept[by_part] = np.concatenate(outcomes)
+        return kept
+
     def tally(self, index: StoreIndex, ids: Sequence[str] | pa.Array) -> Tally:
         """Count outcomes and finish reasons of the stored examples, each example once. Reads one part at a time.
 
@@ -222,6 +236,16 @@ class SampleStore:
         return error
 
 
+def read_kept(store: SampleStore, ids: Sequence[str] | pa.Array) -> tuple[StoreIndex, npt.NDArray[np.bool_]]:
+    """Where every example is stored, and which stored answers are kept; without parts that turn out to be corrupt."""
+    while True:
+        index = store.index(ids)
+        try:
+            return index, store.kept(index, ids)
+        except CorruptPart:
+            continue  # it has been quarantined and reported, and no longer counts
+
+
 def _part_name(example_ids: pa.ChunkedArray) -> str:
     """A name that depends on the ids only, not on their order."""
     ids = "\n".join(sorted(example_ids.to_pylist()))
@@ -252,6 +276,11 @@ def _parse(source: Any, name: str, columns: list[str]) -> pa.Table:
 def _schema_version(schema: pa.Schema) -> str:
     metadata: dict[bytes, bytes] = schema.metadata or {}
     return metadata.get(b"schema_version", b"none").decode()
+
+
+def _kept_rows(samples: pa.Table) -> npt.NDArray[np.bool_]:
+    kept: npt.NDArray[np.bool_] = pc.equal(samples["outcome"], "kept").to_numpy()
+    return kept
 
 
 def _tally_table(samples: pa.Table) -> Tally:

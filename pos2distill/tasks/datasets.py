@@ -25,11 +25,13 @@ class Split:
 
     The examples are in a temporary file: memory holds those that are accessed.
     counts: records = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`.
+    locations: where the file has each example, by its id, such as `data.jsonl, line 3`.
     """
 
     train: Sequence[Example]
     evaluation: Sequence[Example]
     counts: dict[str, int]
+    locations: dict[str, str]
 
 
 def dataset_name(data: DataSection) -> str:
@@ -58,13 +60,13 @@ def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int |
     """
     seeds: dict[Side, int] = {"train": seed, "eval": seed if eval_seed is None else eval_seed}
     selection = _Selection(data, seeds)
-    for example in read_examples(data, documents):
-        selection.add(example)
+    for location, example in _located_examples(data, documents):
+        selection.add(example, location)
     selection.check_any_usable()
     sides = {side: selection.chosen(side) for side in _SIDES}
     if _draws_distractors(data):
         sides = {side: _fill_up(sides[side], selection.pools[side], data, documents, seeds[side]) for side in _SIDES}
-    return Split(sides["train"], sides["eval"], dict(selection.counts))
+    return Split(sides["train"], sides["eval"], dict(selection.counts), selection.locations())
 
 
 @dataclass(slots=True)
@@ -72,19 +74,20 @@ class _Selection:
     """The examples chosen so far, by side, and the counts of records.
 
     ranked: of each side, a heap with at most as many entries as examples are needed; each is (-rank, id, offset in the
-    file). The rank is a seeded hash, and the smallest ones are chosen. It is negated because heapq drops the smallest.
+    temporary file, location in the data set's). The rank is a seeded hash, and the smallest ones are chosen. It is
+    negated because heapq drops the smallest.
     """
 
     data: DataSection
     seeds: Mapping[Side, int]
     counts: Counter[str] = field(default_factory=lambda: Counter(records=0, duplicate=0))
     pools: dict[Side, list[Document]] = field(default_factory=lambda: {side: [] for side in _SIDES})
-    ranked: dict[Side, list[tuple[int, str, int]]] = field(default_factory=lambda: {side: [] for side in _SIDES})
+    ranked: dict[Side, list[tuple[int, str, int, str]]] = field(default_factory=lambda: {side: [] for side in _SIDES})
     question_of: dict[str, str] = field(default_factory=dict)
     questions: set[str] = field(default_factory=set)
     file: ExampleFile = field(default_factory=ExampleFile)
 
-    def add(self, example: Example | Reason) -> None:
+    def add(self, example: Example | Reason, location: str) -> None:
         self.counts["records"] += 1
         if isinstance(example, str):
             self.counts[example] += 1
@@ -96,7 +99,7 @@ class _Selection:
         if _draws_distractors(self.data):
             # One pool for each side, so that evaluation prompts draw no training example's gold document.
             self.pools[side] += example.golds
-        self._rank(side, example)
+        self._rank(side, example, location)
 
     def _is_duplicate(self, example: Example) -> bool:
         # A short hash and not the text, since the hashes of all questions of the file stay in memory.
@@ -109,20 +112,23 @@ class _Selection:
         self.questions.add(question)
         return duplicate
 
-    def _rank(self, side: Side, example: Example) -> None:
+    def _rank(self, side: Side, example: Example, location: str) -> None:
         heap = self.ranked[side]
         # From the id alone, so that the choice does not depend on the order of the file.
         rank = -derive_seed(self.seeds[side], "choose", example.example_id)
-        if len(heap) < self._needed(side):
-            heapq.heappush(heap, (rank, example.example_id, self.file.append(example)))
+        if len(heap) < self._limit(side):
+            heapq.heappush(heap, (rank, example.example_id, self.file.append(example), location))
             return
         self.counts[f"{side}_unused"] += 1
+        if not heap:  # no example of this side is needed
+            return
         # Only an example that is chosen goes to the file.
         if (rank, example.example_id) > heap[0][:2]:
-            heapq.heapreplace(heap, (rank, example.example_id, self.file.append(example)))
+            heapq.heapreplace(heap, (rank, example.example_id, self.file.append(example), location))
 
-    def _needed(self, side: Side) -> int:
-        return self.data.train_examples if side == "train" else self.data.eval_examples
+    def _limit(self, side: Side) -> int:
+        """The most examples of a side that are chosen."""
+        return self.data.train_candidates if side == "train" else self.data.eval_examples
 
     def check_any_usable(self) -> None:
         if self.questions:
@@ -135,27 +141,44 @@ class _Selection:
 
     def chosen(self, side: Side) -> StoredExamples:
         """The examples of a side in the order of their ranks."""
-        heap, needed = self.ranked[side], self._needed(side)
+        heap = self.ranked[side]
+        needed = self.data.train_examples if side == "train" else self.data.eval_examples
         if len(heap) < needed:
-            skipped = ", ".join(f"{self.counts[reason]} {reason}" for reason in REASONS if self.counts[reason])
+            # Duplicates too: a file that repeats its questions has fewer examples than records.
+            reasons = [reason for reason in ("duplicate", *REASONS) if self.counts[reason]]
+            skipped = ", ".join(f"{self.counts[reason]} {reason}" for reason in reasons)
             raise UserError(
                 f"{self.data.path}: {len(heap)} {side} examples, but data.{side}_examples asks for {needed}; "
                 f"lower it or change data.eval_fraction ({self.data.eval_fraction})"
                 + (f"; records skipped: {skipped}" if skipped else "")
             )
-        self.counts[side] = needed
+        self.counts[side] = len(heap)
         # Ranks are negated, so the reverse order begins with the smallest hash.
-        return StoredExamples(self.file, [offset for _, _, offset in sorted(heap, reverse=True)])
+        return StoredExamples(self.file, [offset for _, _, offset, _ in sorted(heap, reverse=True)])
+
+    def locations(self) -> dict[str, str]:
+        """Where the chosen examples of both sides are, by id."""
+        file = self.data.path.rsplit("/", 1)[-1]
+        return {
+            example_id: f"{file}, {location}" for side in _SIDES for _, example_id, _, location in self.ranked[side]
+        }
 
 
 def read_examples(data: DataSection, documents: int) -> Iterator[Example | Reason]:
     """Yield every record of the file in its order: a valid example, or why the record is skipped."""
+    for _, example in _located_examples(data, documents):
+        yield example
+
+
+def _located_examples(data: DataSection, documents: int) -> Iterator[tuple[str, Example | Reason]]:
+    """`read_examples` with each record's location in the file."""
     empty = True
     for record_location, record in read_records(data.path):
         location = f"{data.path}, {record_location}"
         empty = False
         parsed = parse_record(data.format, record, location)
-        yield _fit(parsed, data, documents, location) if isinstance(parsed, Example) else parsed
+        fitted = _fit(parsed, data, documents, location) if isinstance(parsed, Example) else parsed
+        yield record_location, fitted
     if empty:
         raise UserError(f"{data.path}: holds no examples")
 

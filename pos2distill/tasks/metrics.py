@@ -1,14 +1,16 @@
 """The metrics of the benchmarks.
 
 `sub_em` (retrieval): an answer is contained in the first line. `em` (reasoning): the text after "The answer is:" equals
-an answer. Both compare texts after SQuAD's normalisation. F1 is reported as well.
+an answer. Both compare texts after SQuAD's normalisation. `substring` (key-value retrieval): the whole text contains an
+answer, both in lower case. F1 is reported as well.
 """
 
 import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+
+from pos2distill.config.data import Metric
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -22,8 +24,11 @@ def normalize(text: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """The text before its first line break, without white space around it (Lost in the Middle)."""
-    return text.split("\n", 1)[0].strip()
+    """The first line with text, without white space around it.
+
+    Lost in the Middle's script takes the first line even if it is empty, as where a model begins with a line break.
+    """
+    return text.strip().split("\n", 1)[0].strip()
 
 
 def parse_answer(text: str) -> str | None:
@@ -35,15 +40,19 @@ def parse_answer(text: str) -> str | None:
     return found[1].strip() if found else None
 
 
-def score(metric: Literal["sub_em", "em"], text: str, answers: Sequence[str]) -> tuple[bool, float]:
-    """Whether the text is right by `metric`, and F1 of the compared part: the first line, or the parsed answer."""
+def score(metric: Metric, text: str, answers: Sequence[str]) -> tuple[bool, float]:
+    """Whether the text is right by `metric`, and F1 of the compared part: the first line, all, or the parsed answer."""
+    part = compared_text(metric, text)
+    return _MATCHES[metric](part, answers), f1(part, answers)
+
+
+def compared_text(metric: Metric, text: str) -> str:
+    """The part of an answer that the metric compares: the first line, all, or what follows "The answer is" (or "")."""
     if metric == "sub_em":
-        line = first_line(text)
-        return sub_exact_match(line, answers), f1(line, answers)
-    answer = parse_answer(text)
-    if answer is None:
-        return False, 0.0
-    return exact_match(answer, answers), f1(answer, answers)
+        return first_line(text)
+    if metric == "substring":
+        return text
+    return parse_answer(text) or ""
 
 
 def sub_exact_match(text: str, answers: Sequence[str]) -> bool:
@@ -57,6 +66,15 @@ def sub_exact_match(text: str, answers: Sequence[str]) -> bool:
         if expected and expected in normal:
             return True
     return False
+
+
+def contains(text: str, answers: Sequence[str]) -> bool:
+    """Whether any answer is a sub-string of the text, both in lower case (Lost in the Middle's key-value retrieval).
+
+    An empty answer matches nothing, not everything.
+    """
+    lower = text.lower()
+    return any(answer and answer.lower() in lower for answer in answers)
 
 
 def exact_match(text: str, answers: Sequence[str]) -> bool:
@@ -73,9 +91,13 @@ def f1(text: str, answers: Sequence[str]) -> float:
     shared: normalised words that are in both, each as often as it is in both.
     """
     words = normalize(text).split()
-    return max((_word_f1(words, normalize(answer).split()) for answer in answers), default=0.0)
+    return max((word_f1(words, normalize(answer).split()) for answer in answers), default=0.0)
 
 
-def _word_f1(words: list[str], expected: list[str]) -> float:
+def word_f1(words: list[str], expected: list[str]) -> float:
+    """F1 of two lists of normalised words; 0 if they share none."""
     shared = (Counter(words) & Counter(expected)).total()
     return 2 * shared / (len(words) + len(expected)) if shared else 0.0
+
+
+_MATCHES = {"sub_em": sub_exact_match, "substring": contains, "em": exact_match}

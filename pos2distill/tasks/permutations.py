@@ -85,13 +85,35 @@ def slot_of_rank(slots: Sequence[int], accuracy: Sequence[float], measured: int,
 
 
 def advantageous_slots(study: Study, example: Example) -> Slots:
-    """The advantageous slots of an example; if they are `random`, one of the candidates of `auto`, drawn by its id."""
+    """The advantageous slots of an example; if they are `random`, one of all placements, drawn by its id."""
     hops = len(example.golds)
     if study.method.advantageous_slot != "random":
         return study.advantageous(hops)
     candidates = candidate_placements(study.data.documents, hops, "all")
     generator = derive_generator(study.seed, "advantageous slot", example.example_id)
     return candidates[generator.integers(len(candidates))].slots
+
+
+def trivial_slots(study: Study, example: Example) -> tuple[Slots, ...]:
+    """The K trivial slot tuples that an example is trained at."""
+    return draw_trivial_slots(
+        example.example_id,
+        documents=study.data.documents,
+        advantageous=advantageous_slots(study, example),
+        k=study.method.k,
+        seed=study.seed,
+    )
+
+
+def sampled_slots(study: Study, example: Example) -> tuple[Slots, ...]:
+    """Where the gold documents are in the prompts that responses are sampled for: one prompt for each response.
+
+    The advantageous slots; on-policy also each of the K trivial tuples.
+    """
+    advantageous = advantageous_slots(study, example)
+    if study.method.spec.on_policy:
+        return (advantageous, *trivial_slots(study, example))
+    return (advantageous,)
 
 
 def draw_trivial_slots(example_id: str, *, documents: int, advantageous: Slots, k: int, seed: int) -> tuple[Slots, ...]:

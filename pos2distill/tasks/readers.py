@@ -1,13 +1,16 @@
-"""JSON records from any fsspec URL, gzip or plain, with the record at fault in every message.
+"""Records from any fsspec URL: JSON, gzip or plain, and Parquet, with the record at fault in every message.
 
-A file is JSON Lines, or one JSON array (its first byte is `[`). Both are streamed: memory holds one record.
+A JSON file is JSON Lines, or one JSON array (its first byte is `[`); a Parquet file begins with `PAR1`. All are
+streamed: memory holds one record, or a batch of rows.
 """
 
 import functools
 import gzip
 import hashlib
 import json
+import lzma
 import re
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +18,13 @@ from typing import Any, BinaryIO
 
 import fsspec
 import ijson
+import pyarrow.parquet as pq
 
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.urls import storage_errors
+from pos2distill.urls import open_url, storage_errors, why_not_found
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
+_BLANKS = _BYTE_ORDER_MARK + b" \t\r\n"
 
 # JSON can escape an unpaired surrogate (\ud83d alone), which is not a character and cannot be encoded as UTF-8 later.
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -31,11 +36,32 @@ _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<unpaired>u[dD][89a-fA-F])|.)",
     re.DOTALL,
 )
+_PARQUET_MAGIC = b"PAR1"
+_PARQUET_ROWS = 256  # in a batch
 _CHUNK_BYTES = 64 << 10  # of an array, read at a time
+_MAX_NESTED = 5_000  # brackets that a chunk opens and does not close; ijson's time is quadratic in the depth
+
+# What files of other kinds begin with, and what to do about it.
+_OTHER_KINDS = {
+    b"\x1f\x8b": "is gzip data, but its name does not end in .gz; rename it",
+    b"BZh": "is bzip2 data, but its name does not end in .bz2; rename it",
+    b"\xfd7zXZ\x00": "is xz data, but its name does not end in .xz; rename it",
+    b"\x28\xb5\x2f\xfd": "is Zstandard data; decompress it (`zstd -d`)",
+    b"PK\x03\x04": "is a zip archive; extract the file with the records",
+    b"ARROW1": "is an Arrow file; write its records as JSON Lines or Parquet",
+    b"\xff\xfe": "is UTF-16; save it as UTF-8",
+    b"\xfe\xff": "is UTF-16; save it as UTF-8",
+    b"version https://git-lfs": "is a git-lfs pointer, not the data; run `git lfs pull` in its folder",
+    b"<!DOCTYPE": "is a web page; download the file itself",
+    b"<!doctype": "is a web page; download the file itself",
+    b"<html": "is a web page; download the file itself",
+    b"%PDF": "is a PDF file; expected JSON Lines",
+}
 
 
 def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (location, object) for each record: `line 3` of JSON Lines, blank lines counted, `record 3` of an array.
+    """Yield (location, object) for each record: `line 3` of JSON Lines, blank lines counted, `record 3` of an array,
+    `row 3` of Parquet, where a null field is as one that is missing.
 
     Raises:
         UserError: a missing file, broken compression, bytes that are not UTF-8, a record that is not one JSON object.
@@ -44,22 +70,40 @@ def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     with _one_line_errors(url):
         try:
             with fsspec.open(url, "rb", compression="infer") as file:
-                is_array = _first_byte(file) == b"["
+                start = file.read(64)
+                _check_kind(start, url)
+                # Not by going back to the start, which streams over HTTP cannot.
+                first = start.lstrip(_BLANKS)[:1] or _first_byte(file)
+                is_array = first == b"["
+            if start.startswith(_PARQUET_MAGIC):
+                yield from _parquet_records(url)
+                return
             with fsspec.open(url, "rb", compression="infer") as file:
                 records = _array_records(file, url) if is_array else _line_records(file, url)
                 for location, record in records:
                     yield location, record
-        except gzip.BadGzipFile as error:
-            raise UserError(f"{url}: is not a gzip file despite its name ({error}); rename or fetch it again") from None
+        except (gzip.BadGzipFile, zipfile.BadZipFile) as error:
+            kind = "gzip" if isinstance(error, gzip.BadGzipFile) else "zip"
+            raise UserError(
+                f"{url}: is not a {kind} file despite its name ({error}); rename or fetch it again"
+            ) from None
+        except lzma.LZMAError as error:
+            raise UserError(f"{url}: is no whole xz file ({error}); rename or fetch it again") from None
         except (EOFError, zlib.error) as error:
             where = f"after {location}" if location else "before its first record"
-            raise UserError(f"{url}: broken gzip {where} ({error}); fetch the file again") from None
+            ending = url.rpartition(".")[2]
+            kind = "gzip" if ending == "gz" else ending
+            raise UserError(f"{url}: broken {kind} {where} ({error}); fetch the file again") from None
+        except OSError as error:
+            if "Invalid data stream" not in str(error):  # the words of bz2, which has no exception of its own
+                raise
+            raise UserError(f"{url}: is no whole bz2 file ({error}); rename or fetch it again") from None
 
 
 def file_digest(url: str) -> str:
     """SHA-256 of the file's bytes as stored (compressed, if it is). A process reads an unchanged file once."""
     with _one_line_errors(url):
-        fs, path = fsspec.url_to_fs(url)
+        fs, path = open_url(url, "data.path")
         return _digest(url, fs.ukey(path))
 
 
@@ -76,7 +120,9 @@ def _one_line_errors(url: str) -> Iterator[None]:
     with storage_errors(url, "data.path"):
         try:
             yield
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if why_not_found(error):
+                raise
             raise UserError(f"{url}: no such file (data.path){_nearest_file(url)}") from None
         except (ValueError, ImportError) as error:  # fsspec: an unknown protocol, or one whose package is not installed
             raise UserError(f"{url}: cannot be opened ({error})") from None
@@ -87,17 +133,22 @@ def _nearest_file(url: str) -> str:
     try:
         fs, path = fsspec.url_to_fs(url)
         names = [str(entry).rsplit("/", 1)[-1] for entry in fs.ls(fs._parent(path), detail=False)]
-    except OSError:
+    except (OSError, ValueError):  # ValueError: of a URL that is none
         return ""
     hint = did_you_mean(path.rsplit("/", 1)[-1], names)
     return hint if "did you mean" in hint else ""
 
 
+def _check_kind(start: bytes, url: str) -> None:
+    for magic, meaning in _OTHER_KINDS.items():
+        if start.startswith(magic):
+            raise UserError(f"{url}: {meaning} (data.path)")
+
+
 def _first_byte(file: BinaryIO) -> bytes:
     """The first byte that is not blank, or nothing."""
-    blanks = _BYTE_ORDER_MARK + b" \t\r\n"
     byte = file.read(1)
-    while byte and byte in blanks:
+    while byte and byte in _BLANKS:
         byte = file.read(1)
     return byte
 
@@ -113,18 +164,31 @@ def _line_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any
 def _parse_line(line: bytes, location: str) -> dict[str, Any]:
     try:
         # Decoded here, since json.loads would accept raw surrogates in bytes, and other encodings (Python 3.11).
-        value = json.loads(line.decode())
+        value = json.loads(line.decode(), object_pairs_hook=functools.partial(_object_of_pairs, location))
     except UnicodeDecodeError as error:
         raise UserError(f"{location}: not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise UserError(
-            f"{location}: not valid JSON ({error.msg} at column {error.colno}); is the line cut off?"
-        ) from None
+        hint = "is the line cut off?" if line.lstrip().startswith(b"{") else "expected one JSON object in each line"
+        raise UserError(f"{location}: not valid JSON ({error.msg} at column {error.colno}); {hint}") from None
+    except RecursionError:
+        raise UserError(f"{location}: nested too deeply") from None
+    except ValueError:  # Python reads no number of more than 4,300 digits
+        raise UserError(f"{location}: holds a number with too many digits") from None
     record = _object(value, location)
     # The second search, in the parsed text, takes long, so it follows only if the line escapes a surrogate at all.
     if _SURROGATE_ESCAPE.search(line) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise UserError(f"{location}: {_UNPAIRED_MESSAGE}")
     return record
+
+
+def _object_of_pairs(location: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of a name that occurs twice, `json` would silently keep the last value."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{location}, {twice}: given twice")
+    return value
 
 
 def _array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -136,6 +200,8 @@ def _array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, An
             yield f"record {number}", _object(value, f"{url}, record {number}")
     except _UnpairedSurrogateError:
         raise UserError(f"{url}, record {number + 1}: {_UNPAIRED_MESSAGE}") from None
+    except _NestedTooDeeplyError:
+        raise UserError(f"{url}, record {number + 1}: nested too deeply") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{url}, record {number + 1}: not UTF-8 ({error.reason})") from None
     except ijson.JSONError as error:
@@ -143,6 +209,25 @@ def _array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, An
         if "UTF8" in reason:
             raise UserError(f"{url}, record {number + 1}: not UTF-8 ({reason})") from None
         raise UserError(f"{url}, record {number + 1}: not valid JSON ({reason}); is the file cut off?") from None
+
+
+def _parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    number = 0
+    # Not decompressed: Parquet compresses its own pages, and is read in any order.
+    with fsspec.open(url, "rb") as file:
+        for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"row {number}", _without_null(row)
+
+
+def _without_null(value: Any) -> Any:
+    """A value without null fields, at any depth: Parquet has every field in every row."""
+    if isinstance(value, dict):
+        return {name: _without_null(field) for name, field in value.items() if field is not None}
+    if isinstance(value, list):
+        return [_without_null(element) for element in value]
+    return value
 
 
 def _ijson_reason(error: ijson.JSONError) -> str:
@@ -164,17 +249,24 @@ class _UnpairedSurrogateError(Exception):
     """The next bytes of the file are an escaped unpaired surrogate."""
 
 
+class _NestedTooDeeplyError(Exception):
+    """The next bytes of the file open more brackets than any record has."""
+
+
 def _checked_chunks(file: BinaryIO) -> Iterator[bytes]:
     """The file in chunks. ijson 3.6 reads an unpaired surrogate as a question mark, so the text is searched before.
 
     Raises:
         _UnpairedSurrogateError: after all bytes before the surrogate, so that ijson has parsed the records before it.
+        _NestedTooDeeplyError: for a chunk that opens thousands of brackets.
     """
     unread = file.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK)
     at_end = False
     while not at_end:
         chunk = file.read(_CHUNK_BYTES)
         at_end = not chunk
+        if chunk.count(b"[") - chunk.count(b"]") > _MAX_NESTED or chunk.count(b"{") - chunk.count(b"}") > _MAX_NESTED:
+            raise _NestedTooDeeplyError
         unread += chunk
         # No escape contains a blank or a comma, so a cut behind one divides no escape.
         end = len(unread) if at_end else max(unread.rfind(b" "), unread.rfind(b",")) + 1

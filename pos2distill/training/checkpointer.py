@@ -1,18 +1,17 @@
 """When a checkpoint is due, and how it is written."""
 
-import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
 
-from pos2distill.config import fingerprint
 from pos2distill.training.job import TrainingJob
 from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import Action
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_log import StepLog
 from pos2distill.training.strategies.protocol import Strategy
+
+_UPLOAD_POLL_S = 0.2
 
 
 class Checkpointer:
@@ -21,19 +20,23 @@ class Checkpointer:
     Args:
         log: on rank 0; it is written before each checkpoint, so that both name the same steps.
         step: at which training starts.
+        scratch: folder of the run on this node.
     """
 
     def __init__(
-        self, job: TrainingJob, session: WorkerSession, strategy: Strategy, log: StepLog | None, step: int
+        self,
+        job: TrainingJob,
+        session: WorkerSession,
+        strategy: Strategy,
+        log: StepLog | None,
+        step: int,
+        scratch: Path,
     ) -> None:
         self.settings = job.runtime.checkpoints
         self.session = session
         self.strategy = strategy
         self.log = log
-        # A folder of this run, user and rank alone. What a worker that died here could not upload is removed first.
-        run = fingerprint(job.checkpoint.url)
-        self.scratch = Path(tempfile.gettempdir()) / f"pos2distill-{run}-{os.getuid()}-{session.dist.rank}"
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch = scratch / f"rank-{session.dist.rank}"
         self.scratch.mkdir(parents=True)
         self.last_step, self.last_time = step, time.monotonic()
         # By this process: the step, the epoch and how many of its examples were done.
@@ -64,7 +67,10 @@ class Checkpointer:
         if progressed == self.saved:
             return
         self.saved = progressed
-        # A folder of its own: an earlier one of the same step may still be uploading, if no step was made since.
+        # A checkpoint takes 12 bytes per parameter of disk, so that there is room for one. Ray Train uploads one after
+        # the other, so that a second one would not be in the storage earlier.
+        while self._is_uploading():
+            time.sleep(_UPLOAD_POLL_S)
         folder = Path(tempfile.mkdtemp(prefix=f"{progress.step}-", dir=self.scratch))
         self.strategy.save_state(folder)
         # The progress is the same on all ranks, so one copy suffices. Only rank 0 has a log.
@@ -75,13 +81,18 @@ class Checkpointer:
 
     def close(self) -> None:
         """Remove the scratch folder, unless uploads still read from it."""
-        if not any(self.scratch.iterdir()):
+        if not self._is_uploading():
             self.scratch.rmdir()
+
+    def _is_uploading(self) -> bool:
+        """Whether the last checkpoint is still on this machine; its folder is removed once it is uploaded."""
+        return any(self.scratch.iterdir())
 
     def _is_due(self, step: int) -> bool:
         steps = step - self.last_step
         # Without a step since the last checkpoint, the weights are unchanged.
-        if steps == 0:
+        # While the last one is uploaded, training continues instead of waiting for it.
+        if steps == 0 or self._is_uploading():
             return False
         minutes = (time.monotonic() - self.last_time) / 60
         if self.settings.steps is not None and steps >= self.settings.steps:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pos2distill.config import Runtime, Study
+from pos2distill.config import ModelSection, Runtime, Study
 from pos2distill.store.artifacts import Artifact
 
 # In a checkpoint: the model in Hugging Face format, what each step did, and the training state while training runs.
@@ -15,7 +15,8 @@ class TrainingJob:
     """One training run. Can be pickled to its workers.
 
     name: of the run, for trackers. logged_settings: all settings of the study, for trackers.
-    study: what defines the result. runtime: where and how it runs.
+    study: what defines the result; its model is the frozen one. runtime: where and how it runs.
+    initial: what the student is at the beginning: the study's model, or the checkpoint of an earlier round.
     storage: of the run, for trackers. examples, examples_file: the training examples, whose order numbers them.
     samples: the sample store. checkpoint: the artifact that is written.
     """
@@ -24,6 +25,7 @@ class TrainingJob:
     logged_settings: dict[str, Any]
     study: Study
     runtime: Runtime
+    initial: ModelSection
     storage: str
     examples: Artifact
     examples_file: str

@@ -3,6 +3,9 @@
 All ranks see the same batches; `rows_of_rank` divides each between them. So everything that a batch depends on (what
 the store holds, what the stream has brought) is gathered from all ranks before it is used.
 
+Trained on are the first examples until enough samples are kept (`Selection`). Where they are still being sampled, one
+that arrives waits until it is certain that it is among them.
+
 An epoch takes its samples from one of four sources:
 
     store complete                       from the store, in the epoch's order
@@ -25,9 +28,11 @@ import pyarrow as pa
 from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.randomness import derive_generator
-from pos2distill.store.samples import SampleStore, StoreIndex
+from pos2distill.store.samples import SampleStore, StoreIndex, read_kept
+from pos2distill.store.selection import Selection
+from pos2distill.training.batches import Batch, BatchCollector, IndexedSample
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.rows import Sample, examples_per_batch, kept_samples
+from pos2distill.training.rows import Sample, kept_samples
 
 WINDOW = 256
 """Examples that are read, and shuffled, together. An epoch's order does not depend on how the store is cut."""
@@ -35,14 +40,6 @@ WINDOW = 256
 _PROGRESS_FILE = "progress.json"
 
 Indices = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedSample:
-    """An example's index among the training examples, and its sample; None if it was not kept."""
-
-    index: int
-    sample: Sample | None
 
 
 Arrival = list[IndexedSample]
@@ -97,23 +94,6 @@ class TrainingProgress:
             self.step += 1
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A global batch. An empty one says that no sample came in a while: time to handle requests.
-
-    Attributes:
-        epoch: from 0.
-        indices: of the examples that it processes.
-        samples: of those examples that were kept; possibly none.
-        fraction: of the whole run that is completed after this batch, in (0, 1].
-    """
-
-    epoch: int
-    indices: Indices
-    samples: tuple[Sample, ...]
-    fraction: float
-
-
 class BatchLoader:
     """Cuts the samples of all epochs into global batches.
 
@@ -121,7 +101,8 @@ class BatchLoader:
 
     Args:
         study: seed, method and batch size.
-        ids: the ids of all training examples, in their order; an example's index is its position here.
+        ids: of all samples that may be trained on (`sample_ids`), in their order; an index is an index into it. Here
+            "example" means a sample: on-policy methods have several of each example.
         store: where samples are. The stream's samples are stored before they arrive here.
         open_stream: opens this rank's part of the samples that the store lacks; called at most once an epoch, and only
             if the store lacks any.
@@ -142,7 +123,7 @@ class BatchLoader:
         self.open_stream = open_stream
         self.dist = dist
         self._index_of = {example_id: index for index, example_id in enumerate(ids.to_pylist())}
-        self._store_index = self._read_store_index()
+        self._read_store()
 
     def batches(self, progress: TrainingProgress) -> Iterator[Batch]:
         """The batches from `progress` to the end.
@@ -165,7 +146,7 @@ class BatchLoader:
 
     def _batches_of_epoch(self, epoch: int, done: npt.NDArray[np.bool_]) -> Iterator[Batch]:
         """Collect arriving samples until they fill a batch; the last batch takes what is left."""
-        collected = _Collector(epoch, self.study, done)
+        collected = BatchCollector(epoch, self.study, done, self._selection)
         for arrival in self._arrivals(epoch, done):
             # Passed on, since a request to stop must not wait until sampling has filled a batch.
             if not arrival:
@@ -182,55 +163,76 @@ class BatchLoader:
 
     def _arrivals(self, epoch: int, done: npt.NDArray[np.bool_]) -> Iterator[Arrival]:
         """Each example that is not done, exactly once, from the source that the module's table names."""
-        # The order is that of all examples, so that a resumed epoch continues where it stopped.
-        order = epoch_order(len(self.ids), self.study.seed, epoch)
-        remaining = order[~done[order]]
-        if len(self._store_index.missing) == 0:
-            return self._from_store(remaining)
+        if len(self._selection.missing) == 0:
+            return self._from_store(self._remaining(epoch, done))
         # Opened before anything is read, so that sampling runs while stored samples are trained on.
         stream = _GatheredStream(self.open_stream(), self.dist)
         if epoch > 0:
-            return self._from_store_after(stream, remaining)
+            return self._from_store_after(stream, epoch, done)
         if self.study.training.order == "fixed":
-            return self._in_fixed_order(stream, remaining)
-        return self._in_order_of_arrival(stream, remaining)
+            return self._in_fixed_order(stream, done)
+        return self._in_order_of_arrival(stream, done)
+
+    def _remaining(self, epoch: int, done: npt.NDArray[np.bool_]) -> Indices:
+        """What an epoch has left, in its order, once all examples that are trained on are known."""
+        # The order is that of all of them, so that a resumed epoch continues where it stopped.
+        order = epoch_order(self._selection.end, self.study.seed, epoch)
+        return order[~done[order]]
 
     def _from_store(self, indices: Indices) -> Iterator[Arrival]:
         # One window at a time, so that memory does not hold a whole epoch of samples.
         for start in range(0, len(indices), WINDOW):
             yield self._load(indices[start : start + WINDOW])
 
-    def _from_store_after(self, stream: "_GatheredStream", remaining: Indices) -> Iterator[Arrival]:
+    def _from_store_after(
+        self, stream: "_GatheredStream", epoch: int, done: npt.NDArray[np.bool_]
+    ) -> Iterator[Arrival]:
         """A later epoch that lacks samples: a part of the store was corrupt, and the stream brings them again."""
         yield from self._wait_for_end(stream)
-        yield from self._from_store(remaining)
+        yield from self._from_store(self._remaining(epoch, done))
 
-    def _in_order_of_arrival(self, stream: "_GatheredStream", remaining: Indices) -> Iterator[Arrival]:
+    def _in_order_of_arrival(self, stream: "_GatheredStream", done: npt.NDArray[np.bool_]) -> Iterator[Arrival]:
         """What the store holds at the beginning, then the stream, then what the stream left out."""
-        stored = remaining[self._store_index.stored[remaining]]
-        pending = np.zeros(len(self.ids), bool)
-        pending[remaining] = True
-        pending[stored] = False
-        yield from self._from_store(stored)
+        pending = ~done
+        # Samples of which it is not certain yet that they are trained on. Those of the store are read when it is.
+        waiting: dict[int, Sample | None] = {}
+        yield from self._from_store(self._now_certain(self._store_index.stored & pending, pending))
         for table in stream:
             if len(table) == 0:
                 yield []
-            for indexed in self._indexed(table):
+            for indexed in self._resolved(table):
                 # The stream may bring an example twice, or one that the store already had.
                 if pending[indexed.index]:
-                    pending[indexed.index] = False
-                    yield [indexed]
+                    waiting[indexed.index] = indexed.sample
+            stored = self._store_index.stored.copy()
+            stored[list(waiting)] = False
+            yield from self._from_store(self._now_certain(stored & pending, pending))
+            end = self._selection.certain_end
+            for index in [index for index in waiting if index < end]:
+                pending[index] = False
+                yield [IndexedSample(index, waiting.pop(index))]
         self._check_store_is_complete()
         # Ray Data's streaming_split(equal=True) drops rows at its end (Ray 2.60); the store holds those, too.
-        yield from self._from_store(remaining[pending[remaining]])
+        yield from self._from_store(np.flatnonzero(pending[: self._selection.end]))
 
-    def _in_fixed_order(self, stream: "_GatheredStream", remaining: Indices) -> Iterator[Arrival]:
+    def _now_certain(self, candidates: npt.NDArray[np.bool_], pending: npt.NDArray[np.bool_]) -> Indices:
+        """Indices of the candidates that are certainly trained on. They are no longer pending."""
+        indices = np.flatnonzero(candidates[: self._selection.certain_end])
+        pending[indices] = False
+        return indices
+
+    def _in_fixed_order(self, stream: "_GatheredStream", done: npt.NDArray[np.bool_]) -> Iterator[Arrival]:
         """The epoch's order, in whichever order samples arrive."""
         is_stored = self._store_index.stored
-        stored = self._one_by_one(self._from_store(remaining[is_stored[remaining]]))
+        stored = self._one_by_one(self._from_store(np.flatnonzero(is_stored & ~done)))
         # Samples that arrived before their turn.
         early: dict[int, Sample | None] = {}
-        for position, index in enumerate(remaining.tolist()):
+        for index in range(len(self.ids)):
+            if done[index]:
+                continue
+            # All before it are known, so it is certain whether this one is trained on.
+            if index >= self._selection.end:
+                break
             if is_stored[index]:
                 yield [next(stored)]
                 continue
@@ -239,11 +241,12 @@ class BatchLoader:
                 if table is None:
                     # The stream has ended without this example. The store now holds all that are left.
                     self._check_store_is_complete()
-                    yield from self._from_store(remaining[position:])
+                    remaining = np.arange(index, self._selection.end)
+                    yield from self._from_store(remaining[~done[remaining]])
                     return
                 if len(table) == 0:
                     yield []
-                for indexed in self._indexed(table):
+                for indexed in self._resolved(table):
                     early[indexed.index] = indexed.sample
             yield [IndexedSample(index, early.pop(index))]
         # Later epochs read from the store, so the stream must have stored everything, and the index is read again.
@@ -266,9 +269,12 @@ class BatchLoader:
         samples = kept_samples(self.store.load(self._store_index, self.ids, indices))
         return list(map(IndexedSample, indices.tolist(), samples))
 
-    def _indexed(self, table: pa.Table) -> Arrival:
+    def _resolved(self, table: pa.Table) -> Arrival:
+        """The samples of a table, which are known from here on."""
         indices = [self._index_of[example_id] for example_id in table["example_id"].to_pylist()]
-        return list(map(IndexedSample, indices, kept_samples(table)))
+        samples = kept_samples(table)
+        self._selection.add(indices, [sample is not None for sample in samples])
+        return list(map(IndexedSample, indices, samples))
 
     def _check_store_is_complete(self) -> None:
         """Read the store's index again, after the stream's end.
@@ -276,60 +282,19 @@ class BatchLoader:
         Raises:
             RuntimeError: if an example is in neither; the sampler promises one sample, if only a failed one, of each.
         """
-        self._store_index = self._read_store_index()
-        absent = len(self._store_index.missing)
+        self._read_store()
+        absent = len(self._selection.missing)
         if absent:
             raise RuntimeError(f"{absent} examples are neither in the store nor did the stream bring them")
 
-    def _read_store_index(self) -> StoreIndex:
+    def _read_store(self) -> None:
         """What the store holds, as rank 0 sees it; others could see parts that are newer."""
         own = None
         if self.dist.rank == 0:
-            own = self.store.index(self.ids)
-        index: StoreIndex = self.dist.all_gather_object(own)[0]
-        return index
-
-
-class _Collector:
-    """Collects an epoch's samples until they fill a global batch.
-
-    Args:
-        done: (N,) bool, the examples that were processed before.
-    """
-
-    def __init__(self, epoch: int, study: Study, done: npt.NDArray[np.bool_]) -> None:
-        self.epoch = epoch
-        self.epochs = study.training.epochs
-        self.size = examples_per_batch(study)
-        self.examples = len(done)
-        self.processed = int(done.sum())  # before the batch that is being collected
-        self.indices: list[int] = []
-        self.samples: list[Sample] = []
-
-    @property
-    def is_full(self) -> bool:
-        # Kept samples only, so that a full batch has the same number of rows however many examples were not kept.
-        return len(self.samples) == self.size
-
-    def add(self, indexed: IndexedSample) -> None:
-        self.indices.append(indexed.index)
-        if indexed.sample is not None:
-            self.samples.append(indexed.sample)
-
-    def batch(self) -> Batch:
-        """The batch of what was collected; the next one starts empty."""
-        self.processed += len(self.indices)
-        indices = np.asarray(self.indices, np.int64)
-        batch = Batch(self.epoch, indices, tuple(self.samples), self._fraction())
-        self.indices, self.samples = [], []
-        return batch
-
-    def empty_batch(self) -> Batch:
-        """A batch of nothing. What was collected stays for the next one, or is read again after a stop."""
-        return Batch(self.epoch, np.empty(0, np.int64), (), self._fraction())
-
-    def _fraction(self) -> float:
-        return (self.epoch + self.processed / self.examples) / self.epochs
+            own = read_kept(self.store, self.ids)
+        index, kept_N = self.dist.all_gather_object(own)[0]
+        self._store_index: StoreIndex = index
+        self._selection = Selection(index.stored, kept_N, self.study.wanted_samples)
 
 
 class _GatheredStream:

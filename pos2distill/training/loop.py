@@ -17,8 +17,9 @@ from pos2distill.config import Study, TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.losses.kl import mean_by_row
 from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
+from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import Batch, BatchLoader, TrainingProgress
+from pos2distill.training.loader import BatchLoader, TrainingProgress
 from pos2distill.training.micro_batches import BatchPreparer, MicroBatch, PreparedBatch
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.schedule import learning_rate
@@ -263,10 +264,10 @@ class Trainer:
             return torch.zeros(len(micro.slot_B))
         view = micro.teacher
         assert isinstance(view, HiddenStatesView)  # the settings allow no other with adaptive weights
-        targets = micro.batch.target_T.split(_CHUNK_TOKENS)
         losses = []
-        for chunk, target_T in zip(view.split(_CHUNK_TOKENS), targets, strict=True):
-            losses.append(chunk.cross_entropy(target_T).cpu())
+        for start in range(0, len(micro.batch.target_T), _CHUNK_TOKENS):
+            chunk = slice(start, start + _CHUNK_TOKENS)
+            losses.append(view[chunk].cross_entropy(micro.batch.target_T[chunk]).cpu())
         return mean_by_row(torch.cat(losses), micro.batch.row_T, len(micro.slot_B))
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from pos2distill.config import Study
 from pos2distill.losses.objectives import FILLER
 from pos2distill.models.packing import ResponseBatch, collate
+from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import Batch
 from pos2distill.training.rows import Row, RowBuilder, RowKey, count_parts, rows_of_rank, split_rows
 from pos2distill.training.teachers import TeacherView
 from pos2distill.training.views import view_of
@@ -143,7 +143,7 @@ class BatchesAhead:
 
 
 def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
-    """Pack rows. Rows of one sample are neighbours, and the prefix that their prompts have in common is shared."""
+    """Pack rows. Neighbouring rows of one example share the prefix that their prompts have in common."""
     # A cross-entropy is always that of the response's own tokens; `official` is a variant of the KL only.
     alignment: Literal["shifted", "official"] = "shifted"
     if study.method.loss == "kl":
@@ -152,8 +152,7 @@ def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
         [row.prompt_ids for row in rows],
         [row.response_ids for row in rows],
         alignment=alignment,
-        # The object's identity identifies a sample here: its rows all refer to the same object.
-        group_ids=[id(row.sample) for row in rows],
+        group_ids=[row.sample.example.example_id for row in rows],
     )
     if study.method.view == "none":
         return batch

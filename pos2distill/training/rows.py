@@ -14,16 +14,17 @@ from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.chat import end_of_turn_id
 from pos2distill.records import Example, Floats, Slots, Tokens, example_from_row
-from pos2distill.tasks.permutations import advantageous_slots, draw_trivial_slots, slots_to_index
+from pos2distill.tasks.permutations import advantageous_slots, slots_to_index, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An example and its kept answer.
+    """An example and a kept answer to one of its prompts.
 
     Attributes:
-        prompt_ids: the advantageous prompt, which was answered.
+        slots: of the gold documents in the prompt that was answered: the advantageous ones, but for on-policy methods.
+        prompt_ids: the advantageous prompt.
         response_ids: the answer.
         hidden: the frozen model's hidden states at the response, as `hidden_to_bytes` encodes them.
         hidden_dtype: of `hidden`.
@@ -32,6 +33,7 @@ class Sample:
     """
 
     example: Example
+    slots: Slots
     prompt_ids: Tokens
     response_ids: Tokens
     hidden: bytes | None
@@ -83,18 +85,15 @@ class RowBuilder:
         self.study = study
 
     def keys(self, sample: Sample) -> list[RowKey]:
-        """The anchor row, if the method has one, then K trivial rows, drawn from the seed and the example's id."""
-        advantageous = advantageous_slots(self.study, sample.example)
-        trivial = draw_trivial_slots(
-            sample.example.example_id,
-            documents=self.study.data.documents,
-            advantageous=advantageous,
-            k=self.study.method.k,
-            seed=self.study.seed,
-        )
-        keys = [(sample, slots) for slots in trivial]
+        """The anchor row, if the method has one, then K trivial rows, drawn from the seed and the example's id.
+
+        On-policy, a row of each of these prompts has a sample of its own.
+        """
+        if self.study.method.spec.on_policy:
+            return [(sample, sample.slots)]
+        keys = [(sample, slots) for slots in trivial_slots(self.study, sample.example)]
         if self.study.method.anchor_weight:
-            keys.insert(0, (sample, advantageous))
+            keys.insert(0, (sample, advantageous_slots(self.study, sample.example)))
         return keys
 
     def row(self, key: RowKey) -> Row:
@@ -129,7 +128,7 @@ class RowBuilder:
         """The data set's answer in the form in which the model answers."""
         answer = example.answers[0]
         # Under exact match the model is prompted for a chain of thought that ends in this sentence.
-        if self.study.data.metric != "sub_em":
+        if self.study.data.metric == "em":
             answer = f"The answer is: {answer}"
         # Without special tokens, since the prompt already opens the assistant's turn.
         ids = self.build_prompt.tokenizer(answer, add_special_tokens=False)["input_ids"]
@@ -143,7 +142,10 @@ class RowBuilder:
 
 def kept_samples(table: pa.Table) -> list[Sample | None]:
     """Decode a table of `SAMPLE_SCHEMA`; None for records that were not kept."""
-    names = ("outcome", "example", "prompt_ids", "response_ids", "hidden", "hidden_dtype", "top_ids", "top_logprobs")
+    names = (
+        *("outcome", "example", "slots", "prompt_ids", "response_ids"),
+        *("hidden", "hidden_dtype", "top_ids", "top_logprobs"),
+    )
     samples: list[Sample | None] = []
     # Not `to_pylist`, which would make a Python object of every token id.
     for scalars in zip(*(table[name] for name in names), strict=True):
@@ -154,6 +156,7 @@ def kept_samples(table: pa.Table) -> list[Sample | None]:
         samples.append(
             Sample(
                 example=example_from_row(record["example"].as_py()),
+                slots=tuple(record["slots"].as_py()),
                 prompt_ids=_values(record["prompt_ids"]),
                 response_ids=_values(record["response_ids"]),
                 hidden=record["hidden"].as_py(),
@@ -165,13 +168,15 @@ def kept_samples(table: pa.Table) -> list[Sample | None]:
     return samples
 
 
-def examples_per_batch(study: Study) -> int:
-    """Examples of a global batch: as many as fit with K + 1 rows each.
+def samples_per_batch(study: Study) -> int:
+    """Samples of a global batch: of as many examples as fit.
 
-    The same for every method: without an anchor row, an example has only K rows, and the batch is smaller. So all
-    methods make equally many steps.
+    With K + 1 rows each, also for the baselines of R1 that have no anchor row, so that they make as many steps. R2 has
+    K, since a batch of the paper is full without anchors.
     """
-    return study.training.global_batch_rows // (study.method.k + 1)
+    method = study.method
+    has_anchor_place = method.spec.reserves_anchor or method.anchor_weight > 0
+    return study.training.global_batch_rows // (method.k + has_anchor_place) * method.responses_per_example
 
 
 def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowKey, bool]]:

@@ -15,12 +15,18 @@ class WorkerSession(Protocol):
 
     dist: DistContext
     device: torch.device
+    local_rank: int  # among the workers of this node
 
     def open_stream(self) -> StreamReader:
         """This worker's part of the samples that the store lacks. Called at most once, unless parts are corrupt."""
 
-    def last_checkpoint(self) -> AbstractContextManager[Path | None]:
-        """A folder with the last saved training state; None at the start of a run."""
+    def last_checkpoint(self, scratch: Path) -> AbstractContextManager[Path | None]:
+        """A folder with the last saved training state; None at the start of a run. A collective of all workers.
+
+        Args:
+            scratch: in which a copy is made if the storage is remote: one copy for all workers of a node, which is
+                removed at the end of the context.
+        """
 
     def save_checkpoint(self, step: int, folder: Path) -> None:
         """Keep a folder of training state, and remove it here. Called on every rank; may return before the upload."""

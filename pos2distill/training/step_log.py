@@ -16,7 +16,7 @@ class StepLog:
     Args:
         step: at which training starts; records of later steps, made after the checkpoint, are removed, since those
             steps are made again.
-        examples: number of training examples.
+        examples: to train on, as far as they are kept.
     """
 
     def __init__(self, job: TrainingJob, session: WorkerSession, step: int, examples: int) -> None:

@@ -14,20 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from pos2distill.config import Study, TrainersSection
+from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.losses.kl import mean_by_row, reverse_kl
 from pos2distill.models.head import LogitTransform
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import torch_dtype
+from pos2distill.models.loss_head import LossHead, computing_dtype
 from pos2distill.models.packing import PositionView, ResponseBatch
 from pos2distill.randomness import derive_seed
 from pos2distill.training.teachers import TeacherView
-
-_CHUNK_LOGITS = 2**22
-"""Logits whose loss is computed at once: 16 MiB in float32. A divergence and its gradient need several times that."""
 
 
 class Student(nn.Module):
@@ -39,6 +36,7 @@ class Student(nn.Module):
         self.loss = study.method.loss
         self.view_weight = study.method.view_weight
         self.transform = LogitTransform(lm.config)
+        self.head = LossHead(lm.get_output_embeddings())
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None, *, initial: bool = False) -> Tensor:
         """Each row's loss in nats, mean over its response tokens: KL(teacher || student), or the cross-entropy.
@@ -46,8 +44,8 @@ class Student(nn.Module):
         With a second view of the rows (RPSD, arXiv:2604.14339), plus `method.view_weight` times the mean over the
         tokens from the shift on of KL(student under the view || student under the plain positions, without gradient).
 
-        Logits exist at response positions only: lm_head's product is (T, V), never (S, V). The float32 values derived
-        from it are computed for a chunk of tokens at a time, and again in the backward pass instead of being stored.
+        Logits exist at response positions only, in float32 also if the model is bfloat16, and for a chunk of tokens
+        at a time (`LossHead`).
 
         Args:
             batch: prompts and responses.
@@ -57,46 +55,40 @@ class Student(nn.Module):
         """
         if initial:
             return self._initial_states(batch)
-        # The module and not its weight, because ZeRO-3 gathers the weight when the module is called.
-        lm_head: Any = self.lm.get_output_embeddings()
-        product_TV = lm_head(response_hidden_states(self.lm, batch))
-        target: TeacherView | Tensor = batch.target_T
+        hidden_TH = response_hidden_states(self.lm, batch)
         if self.loss == "kl":
             assert teacher is not None
-            target = teacher
-        chunk = max(1, _CHUNK_LOGITS // product_TV.shape[1])
-        losses = []
-        for chunk_product, chunk_target in zip(product_TV.split(chunk), target.split(chunk), strict=True):
-            losses.append(checkpoint(self._token_losses, chunk_product, chunk_target, use_reentrant=False))
-        loss_B = mean_by_row(torch.cat(losses), batch.row_T, batch.rows)
+            teacher_view = teacher
+
+            def token_losses(product_tV: Tensor, chunk: slice) -> Tensor:
+                return teacher_view[chunk].kl(self.transform(product_tV))
+        else:
+
+            def token_losses(product_tV: Tensor, chunk: slice) -> Tensor:
+                return cross_entropy(self.transform(product_tV), batch.target_T[chunk], reduction="none")
+
+        loss_B = mean_by_row(self.head(hidden_TH, token_losses=token_losses), batch.row_T, batch.rows)
         if batch.view is not None:
-            loss_B = loss_B + self.view_weight * self._view_divergence(batch, batch.view, product_TV.detach())
+            loss_B = loss_B + self.view_weight * self._view_divergence(batch, batch.view, hidden_TH.detach())
         return loss_B
 
-    def _view_divergence(self, batch: ResponseBatch, view: PositionView, plain_TV: Tensor) -> Tensor:
+    def _view_divergence(self, batch: ResponseBatch, view: PositionView, plain_TH: Tensor) -> Tensor:
         """KL(view || plain) of each row, (B,), mean over the tokens that count; 0 where none does."""
-        lm_head: Any = self.lm.get_output_embeddings()
-        states_TH = response_hidden_states(self.lm, replace(batch, position_S=view.position_S))
-        view_TV = lm_head(states_TH)
-        chunk = max(1, _CHUNK_LOGITS // view_TV.shape[1])
-        divergences = []
-        for chunk_view, chunk_plain in zip(view_TV.split(chunk), plain_TV.split(chunk), strict=True):
-            divergences.append(checkpoint(self._token_divergence, chunk_view, chunk_plain, use_reentrant=False))
+        view_TH = response_hidden_states(self.lm, replace(batch, position_S=view.position_S))
+
+        # Here, since the backward pass runs outside of autocast.
+        plain_TH = plain_TH.to(computing_dtype(plain_TH))
+
+        def token_losses(product_tV: Tensor, chunk: slice) -> Tensor:
+            plain_tV = self.head.product(plain_TH[chunk])
+            return reverse_kl(self.transform(product_tV), self.transform(plain_tV))
+
         counts_T = view.counts_T.float()
-        total_B = mean_by_row(torch.cat(divergences) * counts_T, batch.row_T, batch.rows)
+        divergence_T = self.head(view_TH, token_losses=token_losses)
+        total_B = mean_by_row(divergence_T * counts_T, batch.row_T, batch.rows)
         # Both means are over all tokens of a row, so their quotient is the mean over those that count.
         fraction_B = mean_by_row(counts_T, batch.row_T, batch.rows)
         return total_B / fraction_B.clamp_min(torch.finfo(fraction_B.dtype).tiny)
-
-    def _token_divergence(self, view_TV: Tensor, plain_TV: Tensor) -> Tensor:
-        return reverse_kl(self.transform(view_TV), self.transform(plain_TV))
-
-    def _token_losses(self, product_TV: Tensor, target: TeacherView | Tensor) -> Tensor:
-        """The losses (T,) of a chunk of tokens, float32: KL to a teacher's view, or cross-entropy on token ids."""
-        student_TV = self.transform(product_TV)
-        if isinstance(target, Tensor):
-            return cross_entropy(student_TV, target, reduction="none")
-        return target.kl(student_TV)
 
     @torch.no_grad()
     def _initial_states(self, batch: ResponseBatch) -> Tensor:
@@ -105,6 +97,12 @@ class Student(nn.Module):
 
         with adapters_off(self.lm):
             return response_hidden_states(self.lm, batch)
+
+
+def needs_frozen_copy(study: Study, initial: ModelSection) -> bool:
+    """Whether the frozen model is held next to the student. With adapters a student that begins as it contains it."""
+    contains_it = study.training.lora is not None and initial == study.model
+    return study.method.teacher == "resident" and not contains_it
 
 
 def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSection) -> None:
@@ -118,11 +116,23 @@ def prepare_for_training(lm: PreTrainedModel, study: Study, trainers: TrainersSe
         from pos2distill.models.lora import add_adapters
 
         add_adapters(lm, study.training.lora, seed=derive_seed(study.seed, "adapters"))
+    else:
+        _freeze_other_modalities(lm)
     # transformers 5.19 uses gradient checkpointing in training mode only (`GradientCheckpointingLayer`).
     lm.train()
     _turn_dropout_off(lm)
     if trainers.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def _freeze_other_modalities(lm: PreTrainedModel) -> None:
+    """Freeze what no token passes through, such as the encoder of images: ZeRO-3 would decay its weights."""
+    parts: tuple[Any, ...] = (lm.get_decoder(), lm.get_output_embeddings())  # type: ignore[no-untyped-call]
+    trained: set[int] = set()
+    for part in parts:
+        trained |= {id(parameter) for parameter in part.parameters()}
+    for parameter in lm.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
 
 
 def _turn_dropout_off(lm: PreTrainedModel) -> None:

@@ -1,7 +1,7 @@
 """The frozen model during training: what is known of it at the rows' response positions, and the KL to it.
 
-    cached     hidden states that sampling stored, with the initial lm_head: exact
-    resident   hidden states of a frozen model in memory, with the initial lm_head: exact
+    cached     hidden states that sampling stored, with the initial lm_head: the whole distribution
+    resident   hidden states of a frozen model in memory, with the initial lm_head: the same
     topk       log-probabilities of the K most likely tokens that sampling stored: a lower bound of the KL
 
 Shapes: T response positions of all rows of a micro-batch, concatenated; H hidden size; V vocabulary; K tokens of it.
@@ -32,8 +32,8 @@ class TeacherView(Protocol):
     def to(self, device: torch.device) -> "TeacherView":
         """The same view on a device."""
 
-    def split(self, size: int) -> Sequence["TeacherView"]:
-        """Consecutive views at `size` positions each."""
+    def __getitem__(self, chunk: slice) -> "TeacherView":
+        """The view at some of the positions."""
 
     def kl(self, student_TV: Tensor) -> Tensor:
         """KL(teacher || student) at each position, (T,) float32, nats. Gradients flow to the student's logits."""
@@ -45,7 +45,7 @@ TeacherSource = Callable[[Sequence[Row]], TeacherView]
 
 @dataclass(frozen=True, slots=True)
 class HiddenStatesView:
-    """The states that enter lm_head, and the initial lm_head: the exact distribution."""
+    """The states that enter lm_head, and the initial lm_head: the distribution over the whole vocabulary."""
 
     hidden_TH: Tensor
     head: FrozenHead
@@ -53,8 +53,8 @@ class HiddenStatesView:
     def to(self, device: torch.device) -> "HiddenStatesView":
         return replace(self, hidden_TH=self.hidden_TH.to(device))
 
-    def split(self, size: int) -> list["HiddenStatesView"]:
-        return [replace(self, hidden_TH=part_TH) for part_TH in self.hidden_TH.split(size)]
+    def __getitem__(self, chunk: slice) -> "HiddenStatesView":
+        return replace(self, hidden_TH=self.hidden_TH[chunk])
 
     def kl(self, student_TV: Tensor) -> Tensor:
         # The teacher's logits are computed here, for the caller's chunk of tokens, so (T, V) of them never exists.
@@ -76,9 +76,8 @@ class TopKView:
     def to(self, device: torch.device) -> "TopKView":
         return TopKView(self.ids_TK.to(device), self.logprobs_TK.to(device))
 
-    def split(self, size: int) -> list["TopKView"]:
-        parts = zip(self.ids_TK.split(size), self.logprobs_TK.split(size), strict=True)
-        return [TopKView(ids_TK, logprobs_TK) for ids_TK, logprobs_TK in parts]
+    def __getitem__(self, chunk: slice) -> "TopKView":
+        return TopKView(self.ids_TK[chunk], self.logprobs_TK[chunk])
 
     def kl(self, student_TV: Tensor) -> Tensor:
         return topk_kl(self.ids_TK, self.logprobs_TK, student_TV)
@@ -100,7 +99,7 @@ class CachedTeacher:
 
 
 class ResidentTeacher:
-    """The frozen model's hidden states, computed once for each example among the rows.
+    """The frozen model's hidden states, computed once for each response among the rows.
 
     Args:
         head: the initial lm_head.
@@ -120,14 +119,15 @@ class ResidentTeacher:
         self.alignment = alignment
 
     def __call__(self, rows: Sequence[Row]) -> HiddenStatesView:
-        # Rows of an example differ in the student's prompt only; the teacher's prompt and the response are equal.
-        row_of_example = {row.sample.example.example_id: row for row in rows}
-        prompts = [row.sample.prompt_ids for row in row_of_example.values()]
-        responses = [row.response_ids for row in row_of_example.values()]
+        # Rows of an example differ in the student's prompt; on-policy, also in their responses. The teacher's prompt is
+        # the same.
+        row_of = {_response_key(row): row for row in rows}
+        prompts = [row.sample.prompt_ids for row in row_of.values()]
+        responses = [row.response_ids for row in row_of.values()]
         hidden_TH = self.frozen(collate(prompts, responses, alignment=self.alignment))
         states = hidden_TH.split([len(response) for response in responses])
-        states_of_example = dict(zip(row_of_example, states, strict=True))
-        by_row = [states_of_example[row.sample.example.example_id] for row in rows]
+        states_of = dict(zip(row_of, states, strict=True))
+        by_row = [states_of[_response_key(row)] for row in rows]
         return HiddenStatesView(torch.cat(by_row), self.head)
 
 
@@ -166,6 +166,11 @@ def build_teacher(
     if method.teacher == "resident":
         return ResidentTeacher(head, frozen, alignment=method.alignment)
     return CachedTeacher(head)
+
+
+def _response_key(row: Row) -> tuple[str, bytes]:
+    """Identifies a response to an example."""
+    return row.sample.example.example_id, row.response_ids.tobytes()
 
 
 def _stored_states(row: Row) -> Tensor:

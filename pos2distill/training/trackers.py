@@ -21,7 +21,7 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         # Looked up and not imported: only the worker of rank 0 logs.
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"runtime.trackers: {name} is not installed; pip install 'pos2distill[trackers]'")
+            raise UserError(f"runtime.trackers: {name} is not installed; pip install {name}")
 
 
 def open_trackers(names: Sequence[str], *, run: str, folder: str, settings: dict[str, Any]) -> list["Tracker"]:

@@ -1,13 +1,17 @@
 """What runs on each training worker: load, resume, train, save the model."""
 
 import shutil
-import tempfile
 from pathlib import Path
 
-from pos2distill.config import Study
+import pyarrow as pa
+
+from pos2distill.config import Study, fingerprint
 from pos2distill.errors import UserError
+from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
 from pos2distill.models.load import context_length, load_tokenizer
+from pos2distill.records import sample_ids
+from pos2distill.scratch import user_folder
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.checkpointer import Checkpointer
@@ -30,21 +34,29 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
         UserError: if training cannot continue.
     """
     study, trainers = job.study, job.runtime.trainers
-    strategy = build_strategy(study, trainers, session.device)
+    scratch = _empty_scratch(job, session)
+    strategy = build_strategy(study, trainers, session.device, job.initial)
     teacher = build_teacher(study, strategy.frozen_states, session.device)
-    ids = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].combine_chunks()
-    progress = _resume(job, session, strategy, len(ids))
+    examples = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].to_pylist()
+    ids = pa.array(sample_ids(examples, study.method.responses_per_example), pa.string())
+    progress = _resume(job, session, strategy, len(ids), scratch)
     log = None
     if session.dist.rank == 0:
-        log = StepLog(job, session, progress.step, len(ids))
-    checkpointer = Checkpointer(job, session, strategy, log, progress.step)
+        log = StepLog(job, session, progress.step, min(len(ids), study.wanted_samples))
+    checkpointer = Checkpointer(job, session, strategy, log, progress.step, scratch)
     loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist)
     build_row = RowBuilder(make_prompt_builder(study), study)
     trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
     listeners = [log] if log is not None else []
-    finished = trainer.train(loader, progress, listeners, checkpointer.requested_action, checkpointer.save)
-    if finished:
-        _save_model(job, strategy, write=session.dist.rank == 0)
+    try:
+        finished = trainer.train(loader, progress, listeners, checkpointer.requested_action, checkpointer.save)
+        if finished:
+            _save_model(job, strategy, scratch, write=session.dist.rank == 0)
+    except Exception as error:
+        # Otherwise states that wait for their upload would keep the disk full.
+        if disk_is_full(error):
+            shutil.rmtree(scratch, ignore_errors=True)
+        raise
     if log is not None:
         log.close()
     checkpointer.close()
@@ -59,8 +71,22 @@ def make_prompt_builder(study: Study) -> PromptBuilder:
     )
 
 
-def _resume(job: TrainingJob, session: WorkerSession, strategy: Strategy, examples: int) -> TrainingProgress:
-    with session.last_checkpoint() as folder:
+def _empty_scratch(job: TrainingJob, session: WorkerSession) -> Path:
+    """The folder of this run on this node, without what workers that died here left in it.
+
+    A training state has 12 bytes per parameter, so that two of them may not fit on the disk. To be called before the
+    first collective: until it, no worker of this node writes to the folder.
+    """
+    name = f"training-{fingerprint(job.checkpoint.url)}"
+    if session.local_rank == 0:
+        shutil.rmtree(user_folder(name), ignore_errors=True)
+    return user_folder(name)
+
+
+def _resume(
+    job: TrainingJob, session: WorkerSession, strategy: Strategy, examples: int, scratch: Path
+) -> TrainingProgress:
+    with session.last_checkpoint(scratch) as folder:
         if folder is None:
             return TrainingProgress.at_start(examples)
         try:
@@ -71,19 +97,19 @@ def _resume(job: TrainingJob, session: WorkerSession, strategy: Strategy, exampl
             raise UserError(f"{error}; {remedy}") from None
 
 
-def _save_model(job: TrainingJob, strategy: Strategy, *, write: bool) -> None:
+def _save_model(job: TrainingJob, strategy: Strategy, scratch: Path, *, write: bool) -> None:
     """Save weights and tokenizer. Every rank takes part, one writes."""
     artifact = job.checkpoint
-    with tempfile.TemporaryDirectory() as scratch:
-        # A local artifact gets the model directly, without a second copy of many gigabytes.
-        parent = artifact.path if artifact.is_local else scratch
-        folder = Path(parent) / MODEL_FOLDER
-        if write:
-            shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
-        # On every rank: under ZeRO-3, gathering the weights is a collective.
-        strategy.save(folder)
-        if write:
-            load_tokenizer(job.study.model).save_pretrained(folder)
-            copy_generation_config(job.study.model, folder)
-            if not artifact.is_local:
-                artifact.upload(folder, MODEL_FOLDER)
+    # A local artifact gets the model directly, without a second copy of many gigabytes.
+    parent = Path(artifact.path) if artifact.is_local else scratch
+    folder = parent / MODEL_FOLDER
+    if write:
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
+    # On every rank: under ZeRO-3, gathering the weights is a collective.
+    strategy.save(folder)
+    if write:
+        load_tokenizer(job.study.model).save_pretrained(folder)
+        copy_generation_config(job.study.model, folder)
+        if not artifact.is_local:
+            artifact.upload(folder, MODEL_FOLDER)
+            shutil.rmtree(folder)

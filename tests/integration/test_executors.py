@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.commands import run_study
+from pipelines.commands import run_distill, run_study
 from pos2distill.config import Recipe
+from tests.support.results import counts_of, read_steps
+from tests.support.tiny import write_examples
 
 
 def results(storage: Path) -> dict[str, bytes]:
@@ -14,7 +16,11 @@ def results(storage: Path) -> dict[str, bytes]:
     files = {}
     for path in sorted(storage.rglob("*")):
         name = str(path.relative_to(storage))
-        if path.is_file() and path.name not in ("manifest.json", "run.json") and not name.startswith("report/"):
+        if (
+            path.is_file()
+            and path.name not in ("manifest.json", "run.json", "provenance.json")
+            and not name.startswith("report/")
+        ):
             files[name] = path.read_bytes()
     return files
 
@@ -26,3 +32,40 @@ def test_executors_give_equal_bytes(finished: Recipe, small_toy: Callable[..., R
     kinds = {name.partition("/")[0].rpartition("-")[0] for name in expected}
     assert {"examples", "base-scores", "samples", "checkpoint", "distilled-scores"} <= kinds
     assert results(tmp_path) == expected
+
+
+@pytest.mark.xdist_group("compute")
+@pytest.mark.parametrize("order", ["arrival", pytest.param("fixed", marks=pytest.mark.slow)])
+def test_executors_train_on_the_same_kept_examples(
+    local_ray: None, make_recipe: Callable[..., Recipe], tmp_path: Path, order: str
+) -> None:
+    """12 are wanted of at most 60, and half of the answers fail: about 24 are sampled, 8 too many at most."""
+    write_examples(tmp_path / "data.jsonl", 150, 6)
+    trained = {}
+    for executor in ("local", "ray"):
+        recipe = make_recipe(
+            model={"engine": "fake"},
+            data={"train_examples": 12, "train_candidates": 60, "eval_examples": 2},
+            method={"k": 1},
+            training={"global_batch_rows": 8, "epochs": 2, "order": order},
+            runtime={
+                "executor": executor,
+                "storage": str(tmp_path / executor),
+                "fake": {"fail_every": 2},
+                "max_failed_fraction": 1.0,
+                "samplers": {"batch_size": 4, "concurrent_batches": 1},
+                "teachers": {"batch_size": 4, "concurrent_batches": 1},
+            },
+        )
+        run_distill(recipe)
+        counts = counts_of(recipe, "sample")
+        assert (counts["wanted"], counts["kept"]) == (12, 12)
+        assert counts["sampled"] == 12 + counts["surplus"] + counts["failed"] <= 32
+        steps = read_steps(recipe)
+        trained[executor] = [
+            {example for step in steps if step["epoch"] == epoch for example in step["examples"]} for epoch in (0, 1)
+        ]
+        assert [len(examples) for examples in trained[executor]] == [12, 12]
+        assert steps[-1]["fraction"] == 1.0
+    assert trained["local"] == trained["ray"]
+    assert trained["ray"][0] == trained["ray"][1]

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from pipelines.commands import run_evaluate, run_study
+from pipelines.commands import run_distill, run_evaluate, run_study
 from pipelines.executors import build_executor
 from pipelines.plan import Plan, make_plan
 from pipelines.stages import search_scales
@@ -19,7 +20,7 @@ from pos2distill.config.inference import InferenceSection
 from pos2distill.config.load import load_recipe
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.chat import stop_token_ids
-from pos2distill.models.load import load_tokenizer
+from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.models.rope.layer_scales import CONFIG_KEY
 from pos2distill.records import example_from_row
 from pos2distill.sampling.engines.hf import HfEngine
@@ -134,6 +135,27 @@ def test_search_on_ray_gives_the_same_scales(local_ray: None, small_toy: Make, t
     assert searched(make_plan(on_ray)) == searched(make_plan(local))
 
 
+@pytest.mark.slow
+def test_search_on_ray_survives_engines_that_die(local_ray: None, make_recipe: Make, tmp_path: Path) -> None:
+    """Every actor dies at its third call with its process; a new one measures the candidate that was lost."""
+    dying = {"fake": {"die_at_call": 3}, "samplers": {"min": 2, "max": 2, "batch_size": 64}}
+    runtimes: dict[str, dict[str, Any]] = {"whole": {"executor": "local"}, "dying": {"executor": "ray", **dying}}
+    found = []
+    for name, runtime in runtimes.items():
+        recipe = make_recipe(
+            model={"engine": "fake"},
+            inference={"method": "lpes", "search": {**SEARCH, "generations": 2}},
+            runtime={**runtime, "storage": str(tmp_path / name)},
+        )
+        stage = make_plan(recipe).search_scales
+        assert stage is not None
+        make_plan(recipe).prepare.run(make_plan(recipe).prepare, context_of(recipe))
+        manifest = stage.run(stage, context_of(recipe))
+        found.append((manifest.counts, manifest.details))
+    assert found[0] == found[1]
+    assert found[0][0]["candidates"] > 6  # more calls than the two actors answer before they die
+
+
 def test_search_asks_training_questions_alone(small_toy: Make, tmp_path: Path) -> None:
     plan = make_plan(lpes(small_toy, tmp_path))
     other = make_plan(lpes(small_toy, tmp_path, "data.eval_examples=5", "evaluation.seed=5"))
@@ -161,6 +183,45 @@ def test_study_with_scales_exports_a_model_that_has_them(make_recipe: Make, tmp_
     run_evaluate(exported)
     distilled = plan.evaluate_distilled.artifact.read_table("predictions.parquet").to_pylist()
     assert answers(exported) == distilled
+    # A model that is distilled from it has the scales too, and its card says so.
+    again = make_recipe(model={"path": folder}, runtime={"executor": "local", "storage": str(tmp_path / "again")})
+    run_study(again)
+    model = Path(make_plan(again).distill.artifact.path) / "model"
+    assert json.loads((model / "config.json").read_text())[CONFIG_KEY] == [1.5, 1.5]
+    assert "vllm serve FOLDER" in (model / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        pytest.param("torch", {"lora": {"rank": 4}}, id="lora"),
+        pytest.param("zero3", {}, id="zero3", marks=pytest.mark.slow),
+    ],
+)
+def test_checkpoints_keep_the_scales_of_the_model(
+    make_recipe: Make, request: pytest.FixtureRequest, strategy: str, settings: dict[str, Any]
+) -> None:
+    """With adapters and ZeRO-3, a checkpoint is not simply what was loaded."""
+    runtime: dict[str, Any] = {"executor": "local"}
+    if strategy == "zero3":
+        request.getfixturevalue("local_ray")
+        trainers = {"strategy": "zero3", "workers": 2, "threads": 1, "gradient_checkpointing": False}
+        runtime = {"executor": "ray", "trainers": trainers}
+    inference = {"method": "lpes", "scales": [1.5, 1.2]}
+    recipe = make_recipe(inference=inference, training={"epochs": 1, **settings}, runtime=runtime)
+    run_distill(recipe)
+    folder = f"{make_plan(recipe).distill.artifact.path}/model"
+    assert json.loads((Path(folder) / "config.json").read_text())[CONFIG_KEY] == [1.5, 1.2]
+    # Loaded without a setting, it computes with them.
+    ids = torch.arange(5, 60)[None]
+    section = recipe.study.model.model_copy(update={"path": folder, "rope_scales": ()})
+    with torch.no_grad():
+        own, named, plain = (
+            load_model(section.model_copy(update={"rope_scales": scales}))(ids).logits
+            for scales in ((), (1.5, 1.2), (1.0,))
+        )
+    assert torch.equal(own, named)
+    assert not torch.allclose(own, plain, atol=1e-3)
 
 
 def test_random_advantageous_slots_are_those_of_the_samples_and_of_no_trivial_row(

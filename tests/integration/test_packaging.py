@@ -100,3 +100,20 @@ def test_wheel_holds_what_runs_and_nothing_else(tmp_path: Path) -> None:
     assert toys == {"base", "two_hop_base", "data.jsonl.gz", "two_hop.jsonl.gz"}
     assert not [name for name in names if "__pycache__" in name]
     assert wheel.stat().st_size < 10 * 2**20
+
+
+def test_installed_package_evaluates_in_a_script(installed: Path, tmp_path: Path) -> None:
+    """The functions for scripts and notebooks, in a folder that holds nothing else."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import pos2distill\n"
+        "settings = {'runtime.executor': 'local', 'data.eval_examples': 8, 'evaluation.slots': 3,\n"
+        "            'evaluation.other_documents': [], 'runtime.trainers.strategy': 'torch'}\n"
+        "evaluation = pos2distill.evaluate('quickstart', settings=settings)\n"
+        "evaluation.plot().save('curve.png')\n"
+        "print(len(evaluation.to_pandas()), evaluation.curve.slots)\n"
+    )
+    done = run(installed / "python", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "24 (0, 14, 29)"
+    assert (tmp_path / "curve.png").stat().st_size > 1000

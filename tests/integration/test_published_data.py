@@ -21,7 +21,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_tokenizer
 from pos2distill.sampling.engines.hf import HfEngine
-from pos2distill.sampling.engines.protocol import Engine, Failure, SamplingParams
+from pos2distill.sampling.engines.protocol import Completion, Engine, Failure, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
@@ -108,7 +108,8 @@ def test_run_study_on_published_formats(
         "description": "A random model on published text.",
         "model": {"path": reader(is_published), "engine": engine, "dtype": "float32"},
         "data": data_set.data
-        | {"path": str(data_set.path), "train_examples": train_examples, "eval_examples": EVALUATION},
+        | {"path": str(data_set.path), "train_examples": train_examples, "train_candidates": train_examples}
+        | {"eval_examples": EVALUATION},
         "method": method,
         "sampling": {"keep": "all", "max_new_tokens": 12},
         "training": {"epochs": 1, "global_batch_rows": 8, "precision": "float32"},
@@ -166,7 +167,7 @@ def test_vllm_answers_published_prompts_as_the_reference(vllm: VllmEngine, reade
     async def answer(engine: Engine) -> list[list[int]]:
         answers = await engine.generate(prompts, params, [0] * len(prompts))
         assert not any(isinstance(each, Failure) for each in answers)
-        return [each.token_ids.tolist() for each in answers if not isinstance(each, Failure)]
+        return [each.token_ids.tolist() for each in answers if isinstance(each, Completion)]
 
     answers = asyncio.run(answer(vllm))
     assert len(prompts) == 2 * EVALUATION * len(PUBLISHED)

@@ -17,8 +17,9 @@ from pos2distill.models.load import load_tokenizer, non_persistent_buffers
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import Batch, BatchLoader, TrainingProgress
+from pos2distill.training.loader import BatchLoader, TrainingProgress
 from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.strategies import build_strategy

@@ -12,10 +12,14 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipelines import command_line
-from pipelines.commands import describe, run_study
+from pipelines.commands import run_study
+from pipelines.dry_run import describe
 from pipelines.plan import make_plan
+from pipelines.provenance import read_provenance
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.evaluation.questions import decode_questions
+from pos2distill.evaluation.report import chart_library
 from tests.support.results import artifact_of
 from tests.support.tiny import write_examples
 from tests.support.toy import LOCAL, SMALL
@@ -60,10 +64,30 @@ def test_run_study_counts_add_up_from_the_file_to_the_last_answer(finished: Reci
 
 def test_run_study_report_is_one_page_with_everything_inside(finished: Recipe) -> None:
     report = Path(finished.storage) / "report"
-    html = (report / "index.html").read_text()
+    html = (report / "index.html").read_text().replace(str(chart_library()), "")
+    # Without the library of the charts, which names addresses that the page never asks for (test_report_page.py).
     assert "http://" not in html
     assert "https://" not in html
-    assert html.count("data:image/png;base64,") == len(list(report.glob("*.png"))) == 4
+    assert summary_of(finished)["verdict"] in html
+    assert {path.name for path in report.iterdir()} == {
+        *("index.html", "summary.json", "curves.csv", "accuracy.png", "accuracy-16-documents.png"),
+        *("loss.png", "weights.png"),
+    }
+    (encoded,) = re.findall(r'id="questions-data">([^<]+)<', html)
+    (task,) = decode_questions(encoded)["tasks"]
+    assert [len(view["positions"]) for view in task["views"]] == [4, 2]
+    assert len(task["questions"]) == 8
+    assert all(question["location"].startswith("data.jsonl.gz, line ") for question in task["questions"])
+
+
+def test_run_study_records_how_every_artifact_was_made(finished: Recipe) -> None:
+    for stage in make_plan(finished).stages:
+        provenance = read_provenance(stage.artifact)
+        assert provenance is not None, stage.name
+        assert provenance.settings["data"]["documents"] == 12
+        assert provenance.settings["runtime"]["storage"] == finished.storage
+        assert provenance.versions["torch"]
+        assert provenance.hardware
 
 
 def test_study_run_again_only_reports_cached_stages(finished: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +116,8 @@ def test_describe_with_a_changed_data_file_runs_everything(finished: Recipe, tmp
     data = tmp_path / "data.jsonl.gz"
     data.write_bytes(Path(finished.study.data.path).read_bytes())
     overrides = [*SMALL, f"runtime.storage={finished.storage}", f"data.path={data}"]
-    assert describe(load_recipe("quickstart", overrides)).count("cached") == 5  # another path, the same bytes
+    # Another path, the same bytes: five stages and the report.
+    assert describe(load_recipe("quickstart", overrides)).count("cached") == 6
     lines = gzip.decompress(data.read_bytes()).splitlines(keepends=True)
     data.write_bytes(gzip.compress(b"".join(lines[1:])))
     assert describe(load_recipe("quickstart", overrides)).count("to run") == 5
@@ -142,8 +167,14 @@ def test_study_without_kept_samples_prints_one_line_and_writes_no_checkpoint(
     *_, last = refused(
         "study",
         *(LOCAL, f"model.path={tiny_model_path}", f"data.path={data}", f"runtime.storage={storage}"),
-        *("data.documents=2", "data.train_examples=4", "data.eval_examples=2", "data.eval_fraction=0.5"),
-        *("method.k=1", "evaluation.slots=all", "evaluation.other_documents=[]", "runtime.max_failed_fraction=1"),
+        *("data.documents=2", "data.train_examples=4", "data.train_candidates=4", "data.eval_examples=2"),
+        *(
+            "data.eval_fraction=0.5",
+            "method.k=1",
+            "evaluation.slots=all",
+            "evaluation.other_documents=[]",
+            "runtime.max_failed_fraction=1",
+        ),
         capsys=capsys,
     )
     assert last.startswith("error: ")

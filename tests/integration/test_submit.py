@@ -12,6 +12,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED
 from tests.support.heads import Head, clean_environment, ray_head
 from tests.support.paths import PROJECT
 
@@ -124,7 +125,7 @@ def test_submit_again_after_a_killed_driver_resumes(submit: Submit, tmp_path: Pa
     code, again = end(submit(*settings, recipe=("sample", "quickstart")))
     assert code == 0, again
     assert [line.split("  ")[0] for line in again.splitlines() if "cached" in line] == ["prepare"]
-    assert "sampled 192, kept 192" in again
+    assert "sampled 192, kept 192, surplus 0" in again
     assert job_of(again) != job_of(said)
     # What was stored is there still, and was not sampled again.
     parts = list(tmp_path.rglob("parts/part-*.parquet"))
@@ -195,3 +196,26 @@ def kill_driver(storage: str) -> None:
         words = process.info["cmdline"] or []
         if words[1:3] == ["run.py", "sample"] and any(storage in word for word in words):
             process.kill()
+
+
+def test_submitter_ends_with_a_job_that_stops_itself_after_a_user_error(head: Head) -> None:
+    entrypoint = f"env --chdir={PROJECT} {JOB_DASHBOARD_VARIABLE}={head.dashboard} python run.py study quickstrat"
+    environment = clean_environment(
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN_PATH=head.environment["RAY_AUTH_TOKEN_PATH"],
+        RAY_DASHBOARD_ADDRESS=head.dashboard.removeprefix("http://"),
+        RAY_JOB_SUBMISSION_ID="rayjob-x7k2p",
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pipelines.jobs.submitter", entrypoint],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "error: quickstrat: no such recipe; did you mean 'quickstart'?" in done.stdout
+    assert NOT_RETRIED in done.stdout
+    assert done.stdout.splitlines()[-1] == "rayjob-x7k2p: STOPPED"

@@ -139,7 +139,12 @@ def saved(small_toy: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFac
         for name in TIERS[tier]:
             precision, lora = CASES[name]
             folder = tmp_path_factory.mktemp(name)
-            settings = ("method.name=seqkd", "data.train_examples=300", f"model.dtype={precision}")
+            settings = (
+                "method.name=seqkd",
+                "data.train_examples=300",
+                "data.train_candidates=300",
+                f"model.dtype={precision}",
+            )
             jobs[name] = (
                 small_toy(folder, *settings, f"training.precision={precision}", f"training.lora={lora}"),
                 folder,

@@ -79,6 +79,15 @@ VOLUME = section(
     name=TEXT,
     emptyDir=section(medium=TEXT, sizeLimit=QUANTITY),
     persistentVolumeClaim=section(("claimName",), claimName=TEXT, readOnly=BOOLEAN),
+    projected=section(
+        sources=list_of(
+            section(
+                serviceAccountToken=section(("path",), path=TEXT, expirationSeconds=INTEGER),
+                configMap=section(name=TEXT, items=list_of(section(("key", "path"), key=TEXT, path=TEXT))),
+                downwardAPI=section(items=list_of(section(("path",), path=TEXT, fieldRef=section(fieldPath=TEXT)))),
+            )
+        )
+    ),
 )
 POD = section(
     ("containers",),
@@ -91,6 +100,7 @@ POD = section(
     nodeSelector=mapping_of(TEXT),
     priorityClassName=TEXT,
     restartPolicy=TEXT,
+    schedulerName=TEXT,
     securityContext=POD_SECURITY,
     serviceAccountName=TEXT,
     terminationGracePeriodSeconds=INTEGER,
@@ -111,6 +121,7 @@ WORKER_GROUP = section(
     maxReplicas=with_default(INTEGER, 2**31 - 1),
     minReplicas=with_default(INTEGER, 0),
     numOfHosts=with_default(INTEGER, 1),
+    priority=with_default(INTEGER, 0),
     replicas=with_default(INTEGER, 0),
     suspend=BOOLEAN,
     **GROUP_FIELDS,

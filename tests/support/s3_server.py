@@ -1,5 +1,6 @@
 """An S3-compatible store on loopback that fails at random: moto's server behind a middleware."""
 
+import io
 import random
 import threading
 from collections import Counter
@@ -35,19 +36,22 @@ class Faulty:
             if self.random.random() < self.fault_probability:
                 fault = self.random.choice(FAULTS)
             self.requests[fault] += 1
+        if fault == "answered":
+            return self.app(environ, start_response)
+        # Werkzeug 3.1 waits for a body that was not read, and the client for the connection to close: both for ever.
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        environ["wsgi.input"] = io.BytesIO(body)
         if fault == "refused":
             start_response("503 Service Unavailable", [("Content-Length", "0")])
             return []
-        if fault == "answered":
-            return self.app(environ, start_response)
         if fault == "answer lost":
             list(self.app(environ, lambda *arguments: None))
             start_response("500 Internal Server Error", [("Content-Length", "0")])
             return []
-        body = b""
+        answer = b""
         if fault == "answer cut":
-            body = b"".join(self.app(environ, start_response))
-        return self._drop(body[: len(body) // 2])
+            answer = b"".join(self.app(environ, start_response))
+        return self._drop(answer[: len(answer) // 2])
 
     def _drop(self, data: bytes) -> Iterator[bytes]:
         if data:

@@ -68,6 +68,8 @@ def answered_source(study: Study) -> Source:
     tokenizer = load_tokenizer(study.model)
     build = PromptBuilder(tokenizer, study.data.prompt, max_length=512, reserve=16)
     examples = list(load_split(study.data, documents=study.data.documents, seed=study.seed).train)
+    # As if all of them were kept, so no further ones were needed.
+    examples = examples[: study.data.train_examples]
     prompts = [build(example, study.data.documents, study.advantageous(len(example.golds))) for example in examples]
     # Responses of different lengths, so that a mean over tokens differs from a mean over rows.
     texts = [example.answers[0] + "!" * (index % 3) for index, example in enumerate(examples)]
@@ -79,6 +81,7 @@ def answered_source(study: Study) -> Source:
         | {
             "example_id": example.example_id,
             "example": asdict(example),
+            "slots": study.advantageous(len(example.golds)),
             "prompt_ids": prompt,
             "response_ids": response,
             "outcome": "kept",

@@ -7,6 +7,7 @@ LOCAL = "runtime.executor=local"
 SMALL = [
     "data.documents=12",
     "data.train_examples=40",
+    "data.train_candidates=40",
     "data.eval_examples=8",
     "evaluation.slots=4",
     "evaluation.other_documents=[16]",

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from pos2distill.config.load import load_recipe
-from pos2distill.hardware import cpu_multiplies_bfloat16
+from pos2distill.hardware import cpu_is_faster_in_bfloat16
 
 
 def make_cpu_info(folder: Path, line: str) -> Path:
@@ -15,30 +15,32 @@ def make_cpu_info(folder: Path, line: str) -> Path:
 @pytest.mark.parametrize(
     ("machine", "line", "expected"),
     [
-        ("x86_64", "flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_fp16", True),
+        ("x86_64", "flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_fp16", False),
+        ("x86_64", "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f avx512_bf16", True),
+        ("x86_64", "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 avx512f", False),
         ("x86_64", "flags\t\t: fpu avx2 amx_tile amx_bf16", True),
         ("x86_64", "flags\t\t: fpu avx2 avx512f", False),
         ("aarch64", "Features\t: fp asimd bf16 i8mm", True),
         ("aarch64", "Features\t: fp asimd", False),
-        ("x86_64", "bugs\t\t: avx512_bf16", False),
+        ("x86_64", "bugs\t\t: amx_bf16", False),
     ],
 )
-def test_cpu_multiplies_bfloat16_reads_the_flags(
+def test_cpu_is_faster_in_bfloat16_reads_the_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, line: str, expected: bool
 ) -> None:
     monkeypatch.setattr("pos2distill.hardware.platform.machine", lambda: machine)
-    assert cpu_multiplies_bfloat16(make_cpu_info(tmp_path, line)) is expected
+    assert cpu_is_faster_in_bfloat16(make_cpu_info(tmp_path, line)) is expected
 
 
-def test_cpu_multiplies_bfloat16_without_linux(tmp_path: Path) -> None:
-    assert not cpu_multiplies_bfloat16(tmp_path / "missing")
+def test_cpu_is_faster_in_bfloat16_without_linux(tmp_path: Path) -> None:
+    assert not cpu_is_faster_in_bfloat16(tmp_path / "missing")
 
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, "bfloat16"), (False, "float32")])
 def test_auto_precision_is_resolved_when_a_recipe_is_loaded(
     monkeypatch: pytest.MonkeyPatch, supported: bool, expected: str
 ) -> None:
-    monkeypatch.setattr("pos2distill.config.base.cpu_multiplies_bfloat16", lambda: supported)
+    monkeypatch.setattr("pos2distill.config.base.cpu_is_faster_in_bfloat16", lambda: supported)
     auto = load_recipe("quickstart", ["model.dtype=auto", "training.precision=auto"])
     explicit = load_recipe("quickstart", [f"model.dtype={expected}", f"training.precision={expected}"])
     assert (auto.study.model.dtype, auto.study.training.precision) == (expected, expected)

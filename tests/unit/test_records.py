@@ -9,6 +9,7 @@ from pos2distill.records import (
     Example,
     example_from_row,
     examples_to_table,
+    sample_ids,
 )
 
 EXAMPLE = Example(
@@ -40,3 +41,8 @@ def test_example_golds_and_distractors_partition_documents() -> None:
 def test_schemas_have_a_version() -> None:
     versions = {schema.metadata[b"schema_version"] for schema in (EXAMPLE_SCHEMA, SAMPLE_SCHEMA, PREDICTION_SCHEMA)}
     assert versions == {str(SCHEMA_VERSION).encode()}
+
+
+def test_sample_ids_name_several_samples_of_an_example() -> None:
+    assert sample_ids(["a", "b"], 1) == ["a", "b"]
+    assert sample_ids(["a", "b@1"], 2) == ["a@0", "a@1", "b@1@0", "b@1@1"]

@@ -3,18 +3,21 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError, ProfileNotFound
 from gcsfs.retry import HttpError
 from google.auth.exceptions import DefaultCredentialsError
 
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.store.artifacts import check_storage
 from pos2distill.tasks.readers import file_digest
 from pos2distill.urls import open_url, storage_errors
 
 CREDENTIALS = "; check the credentials of the storage and their rights"
+DISK = "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)"
+RIGHTS = "; check the permissions of the file and of its folder"
+PROFILE = "; set AWS_PROFILE to a profile of ~/.aws/config, or unset it"
 GCS_MESSAGE = "storage.objects.list access denied, 403"
 NETWORK = "; check the network and AWS_ENDPOINT_URL or the storage's other address settings"
 
@@ -35,7 +38,10 @@ def test_open_url_refuses_an_unknown_protocol() -> None:
             NETWORK,
         ),
         (PermissionError(13, "Permission denied"), "Permission denied", CREDENTIALS),
-        (OSError(28, "No space left on device"), "No space left on device", ""),
+        (OSError(28, "No space left on device"), "No space left on device", DISK),
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused", NETWORK),
+        (ProfileNotFound(profile="nope"), "The config profile (nope) could not be found", PROFILE),
+        (PermissionError(13, "Permission denied", "/x"), "Permission denied: /x", RIGHTS),
         (TimeoutError(), "TimeoutError", NETWORK),
         (aiohttp.ClientConnectionError("Connection closed"), "Connection closed", NETWORK),
         (HttpError({"code": 403, "message": "storage.objects.list access denied"}), GCS_MESSAGE, ""),
@@ -45,6 +51,24 @@ def test_storage_errors_become_one_line(error: Exception, reason: str, remedy: s
     with pytest.raises(UserError) as raised, storage_errors("s3://b", "data.path"):
         raise error
     assert str(raised.value) == f"s3://b: cannot be used ({reason}) (data.path){remedy}"
+
+
+@pytest.mark.parametrize(
+    ("error", "may_pass"),
+    [
+        (NoCredentialsError(), False),
+        (PermissionError(13, "Permission denied"), False),
+        (FileNotFoundError(2, "No such file or directory"), False),
+        (HttpError({"code": 403, "message": "denied"}), False),
+        (HttpError({"code": 503, "message": "try again"}), True),
+        (EndpointConnectionError(endpoint_url="http://127.0.0.1:9"), True),
+        (TimeoutError(), True),
+    ],
+)
+def test_storage_errors_tell_what_may_pass_from_what_does_not(error: Exception, may_pass: bool) -> None:
+    with pytest.raises(UserError) as raised, storage_errors("s3://b", "data.path"):
+        raise error
+    assert isinstance(raised.value, TransientError) is may_pass
 
 
 @pytest.mark.parametrize("error", [UserError("its own line"), ValueError("a fault of ours")])

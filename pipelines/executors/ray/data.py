@@ -1,5 +1,6 @@
 """Operators as a Ray Data pipeline."""
 
+import asyncio
 import os
 import sys
 import time
@@ -12,6 +13,7 @@ import ray.data
 from ray.data import Dataset, TaskPoolStrategy
 
 from pos2distill.records import SAMPLE_SCHEMA
+from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.engines.protocol import EngineDied
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 
@@ -21,6 +23,7 @@ from .session import pool_arguments, set_data_context
 
 TASK_CPUS = 0.5
 """CPUs of one task of a stateless operator."""
+_ASK_AGAIN_SECONDS = 0.5
 
 
 def build_dataset(
@@ -40,11 +43,13 @@ def build_dataset(
                 operator.function, batch_size=None, batch_format="pyarrow", compute=compute, num_cpus=TASK_CPUS
             )
         else:
-            dataset = dataset.map_batches(
-                _actor_class(operator),
-                fn_constructor_args=(operator, tracker),
-                **pool_arguments(operator.pool),
-            )
+            arguments = pool_arguments(operator.pool)
+            if operator.only_needed or not operator.is_async:
+                # A call takes a whole block. With a batch size, Ray Data 2.60 collects blocks until there are as many
+                # rows, and returns the batches of a task when all are done: a batch that waits for the answers of
+                # another one could then keep them from being stored.
+                arguments["batch_size"] = None
+            dataset = dataset.map_batches(_actor_class(operator), fn_constructor_args=(operator, tracker), **arguments)
     return dataset
 
 
@@ -72,12 +77,13 @@ class _Actor:
     def __init__(self, operator: ActorOperator, tracker: RayTracker | None) -> None:
         self.name = operator.name
         self.tracker = tracker
+        self.batch_size = operator.pool.batch_size
         self.function: Callable[[pa.Table], Any] = operator.create()
 
-    def __call__(self, batch: pa.Table) -> pa.Table:
+    def __call__(self, block: pa.Table) -> pa.Table:
         self.send_heartbeat()
         start = time.monotonic()
-        result: pa.Table = self.function(batch)
+        result = pa.concat_tables([self.function(batch) for batch in batches_of(block, self.batch_size)])
         if self.tracker is not None:
             self.tracker.count_seconds(self.name, time.monotonic() - start)
         return result
@@ -90,11 +96,28 @@ class _Actor:
 class _AsyncActor(_Actor):
     """The same for coroutine functions. Ray Data 2.60 overlaps the calls of an async `__call__`."""
 
+    def __init__(self, operator: ActorOperator, tracker: RayTracker | None) -> None:
+        super().__init__(operator, tracker)
+        self.only_needed = operator.only_needed
+
     async def __call__(self, batch: pa.Table) -> pa.Table:  # type: ignore[override]
         self.send_heartbeat()
+        needed = await self.needed(batch)
         with restart_if_engine_died():
-            coroutine: Awaitable[pa.Table] = self.function(batch)
+            coroutine: Awaitable[pa.Table] = self.function(needed)
             return await coroutine
+
+    async def needed(self, batch: pa.Table) -> pa.Table:
+        """The examples of a batch that are still needed, once that is known."""
+        if not self.only_needed or self.tracker is None:
+            return batch
+        ids = batch["example_id"].to_pylist()
+        while True:
+            # In a thread, since waiting for the tracker must not stop the calls that overlap.
+            needed = await asyncio.to_thread(self.tracker.needed, ids)
+            if needed is not None:
+                return batch.filter(needed)
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
 
 
 @contextmanager

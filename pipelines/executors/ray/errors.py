@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from pos2distill.errors import CorruptPart, UserError
+from pos2distill.faults import describe, disk_is_full
 
 # Ray Data 2.60 keeps nothing of an exception but the text of its traceback.
 _TRACEBACK_LINE = re.compile(r"^pos2distill\.errors\.UserError: (.+)$", re.MULTILINE)
@@ -21,6 +22,29 @@ def find_user_error(error: BaseException) -> UserError | None:
         if match:
             # The line is the whole message, since a UserError has one line.
             return UserError(match[1])
+    # A restart would fill the disk again.
+    if any(disk_is_full(cause) for cause in causes):
+        return UserError(
+            "a worker cannot write: No space left on device; free space in runtime.storage and for temporary files "
+            "(TMPDIR), then run the same command again"
+        )
+    return None
+
+
+def find_fault(error: BaseException) -> str | None:
+    """The line for an error that the machine, the network or a storage caused in another process, or None.
+
+    Unlike the others it follows only what Ray wrapped: an error that is raised while such an error is handled is a bug.
+    """
+    waiting = [error]
+    while waiting:
+        current = waiting.pop()
+        inner = [getattr(current, "cause", None), *(getattr(current, "worker_failures", None) or {}).values()]
+        wrapped = [each for each in inner if isinstance(each, BaseException) and each is not current]
+        waiting += wrapped
+        line = None if wrapped else describe(current)
+        if line is not None:
+            return line
     return None
 
 

@@ -12,6 +12,8 @@ from ray.util.metrics import Gauge
 from ...progress import LINE_SECONDS, ProgressSpec, ProgressTracker, RunProgress, show_progress
 from .session import driver_node
 
+_READ_SECONDS = 30.0
+
 _GAUGES = {
     "samples_stored": "samples in the store, by outcome",
     "examples_trained": "examples processed by training, over all epochs",
@@ -70,6 +72,11 @@ class RayTracker:
         """Count stored samples, and wait until they are counted: an error of the tracker ends the run."""
         ray.get(self.actor.count_stored.remote(outcomes, errors, example_ids))
 
+    def needed(self, example_ids: Sequence[str]) -> list[bool] | None:
+        """See `ProgressTracker.needed`."""
+        needed: list[bool] | None = ray.get(self.actor.needed.remote(example_ids))
+        return needed
+
     def count_step(self, trained: int, steps: int, loss: float) -> None:
         """Count a training step, without waiting."""
         self.actor.count_step.remote(trained, steps, loss)
@@ -84,7 +91,8 @@ class RayTracker:
 
     def read(self) -> RunProgress:
         """The latest figures."""
-        progress: RunProgress = ray.get(self.actor.read.remote())
+        # With a timeout, since an interrupted command reads once more, and its cluster may be gone.
+        progress: RunProgress = ray.get(self.actor.read.remote(), timeout=_READ_SECONDS)
         return progress
 
     def request_stop(self) -> None:

@@ -16,10 +16,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pos2distill.config import PoolSection, TrainersSection
 from pos2distill.environment import set_ray_variables
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.placement import POOLS_LABEL, SAMPLER_UNITS_PER_ACTOR, SAMPLING, TRAINING
 
-from .errors import find_corrupt_part, find_user_error
+from .errors import find_corrupt_part, find_fault, find_user_error
 
 # Several small processes that mostly wait share a laptop's cores; with fewer logical CPUs the pipeline starves.
 _MIN_LOCAL_CPUS = 6
@@ -42,7 +42,10 @@ def ray_session() -> Iterator[None]:
         corrupt_part = find_corrupt_part(error)
         if corrupt_part is not None:
             # There were more corrupt parts than `runtime.trainers.max_restarts` allows restarts.
-            raise UserError(f"{corrupt_part}; run the same command again to continue") from None
+            raise TransientError(f"{corrupt_part}; run the same command again to continue") from None
+        fault = find_fault(error)
+        if fault is not None:
+            raise UserError(fault) from error
         raise
 
 
@@ -138,7 +141,7 @@ def require_resources(label: str, *, cpus: float, gpus: float) -> None:
     Raises:
         UserError: with the resources that are required and those that exist.
     """
-    if os.environ.get("RAY_ADDRESS"):
+    if _names_cluster():
         return
     available = ray.cluster_resources()
     for resource, required in {"GPU": gpus, "CPU": cpus}.items():
@@ -148,6 +151,11 @@ def require_resources(label: str, *, cpus: float, gpus: float) -> None:
                 f"{available.get(resource, 0):g}; lower the actors, workers or {resource.lower()}s under runtime, or "
                 f"run on a cluster"
             )
+
+
+def _names_cluster() -> bool:
+    """Whether RAY_ADDRESS names a cluster. `local` asks for what happens without it: Ray on this machine."""
+    return os.environ.get("RAY_ADDRESS", "") not in ("", "local")
 
 
 def _has_pools() -> bool:
@@ -174,7 +182,7 @@ def connect() -> None:
         "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG")),
     }
     previous = signal.getsignal(signal.SIGTERM)  # `ray.init` replaces it by one that ends the process silently
-    if os.environ.get("RAY_ADDRESS"):
+    if _names_cluster():
         ray.init(**quiet)
     else:
         cpus = max(_MIN_LOCAL_CPUS, os.cpu_count() or 1)

@@ -3,6 +3,7 @@
 import functools
 import math
 import queue
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,16 +107,18 @@ class RaySession:
     """The surroundings of a Ray Train worker."""
 
     def __init__(self, job: TrainingJob, tracker: RayTracker) -> None:
-        from pos2distill.training.rows import examples_per_batch
+        from pos2distill.training.rows import samples_per_batch
 
         context = ray.train.get_context()
         world = context.get_world_size()
         # Ray shows a worker without GPUs those of its machine, so the settings decide.
         self.device = ray.train.torch.get_device() if job.runtime.trainers.gpus else torch.device("cpu")
         self.dist = DistContext.create(context.get_world_rank(), world, str(self.device))
+        self.local_rank = context.get_local_rank()
+        self.node_rank = context.get_node_rank()
         self.tracker = tracker
         # Rounded up, so that one poll of all workers together can fill a global batch.
-        self.rows_per_poll = math.ceil(examples_per_batch(job.study) / world)
+        self.rows_per_poll = math.ceil(samples_per_batch(job.study) / world)
         self.stop_result: Any = None  # of a call that is under way
 
     def open_stream(self) -> "ShardReader":
@@ -123,14 +126,24 @@ class RaySession:
         return ShardReader(ray.train.get_dataset_shard(_STREAM), self.rows_per_poll)
 
     @contextmanager
-    def last_checkpoint(self) -> Iterator[Path | None]:
+    def last_checkpoint(self, scratch: Path) -> Iterator[Path | None]:
         """See `WorkerSession.last_checkpoint`."""
         checkpoint = ray.train.get_checkpoint()
         if checkpoint is None:
             yield None
             return
-        with checkpoint.as_directory() as folder:
-            yield Path(folder)
+        if isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
+            yield Path(checkpoint.path)
+            return
+        # `Checkpoint.as_directory` (Ray 2.60) leaves its copy on the disk for ever if a worker dies that reads it.
+        copy = scratch / f"resume-{self.node_rank}"  # several nodes may be on one machine
+        if self.local_rank == 0:
+            checkpoint.to_directory(copy)
+        self.dist.all_gather_object("copied")
+        yield copy
+        self.dist.all_gather_object("read")
+        if self.local_rank == 0:
+            shutil.rmtree(copy)
 
     def save_checkpoint(self, step: int, folder: Path) -> None:
         """See `WorkerSession.save_checkpoint`. Ray Train uploads and removes the folder while training continues."""

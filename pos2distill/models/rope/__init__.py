@@ -34,6 +34,12 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
     if inference.method in ("uniform_scale", "lpes"):
         scales = resolve_scales(inference.scales or (1.0,), lm.config, model.path)
         scale_layers(lm, scales, model.path)
+        # SmolLM 3, for example, which vLLM 0.32 runs by transformers' code: its layers have no embedding of their own.
+        if model.engine == "vllm" and 0 in (getattr(lm.config.get_text_config(), "no_rope_layers", None) or ()):
+            raise UserError(
+                f"{model.path}: some of its layers have no RoPE (no_rope_layers), and the others cannot be scaled by "
+                f"layer in vLLM; set model.engine to hf"
+            )
         for rope_type in rope_types(lm.config):
             if model.engine == "vllm" and rope_type not in _VLLM_TYPES:
                 raise UserError(

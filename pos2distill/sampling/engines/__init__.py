@@ -1,4 +1,4 @@
-"""Engines that generate responses: vllm, hf (transformers) and fake (for tests), with one protocol."""
+"""Engines that generate responses: vllm, hf (transformers), openai and fake (for tests), with one protocol."""
 
 from typing import assert_never
 
@@ -24,6 +24,10 @@ def build_engine(
         from pos2distill.sampling.engines.hf import HfEngine
 
         return HfEngine(model, inference, threads=threads, device=device)
+    if model.engine == "openai":
+        from pos2distill.sampling.engines.openai import OpenAiEngine
+
+        return OpenAiEngine(model, runtime.endpoint)
     if model.engine == "fake":
         from pos2distill.sampling.engines.fake import FakeEngine
 

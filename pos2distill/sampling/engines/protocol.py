@@ -38,6 +38,19 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class TextCompletion:
+    """A response of a server, which returns text and no token ids.
+
+    prompt_tokens, answer_tokens: as the server counts them; None if it does not.
+    """
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int | None
+    answer_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """The engine failed on this prompt only and continues with others. error: the reason, in one line."""
 
@@ -54,7 +67,7 @@ class Failure:
         return cls(f"{type(cause).__name__}: {lines[0]}")
 
 
-GenerationResult = Completion | Failure
+GenerationResult = Completion | TextCompletion | Failure
 
 
 class EngineDied(Exception):

@@ -4,18 +4,25 @@ from typing import assert_never
 
 import torch
 
-from pos2distill.config import Study, TrainersSection
+from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.training.strategies.protocol import Strategy
 
 
-def build_strategy(study: Study, trainers: TrainersSection, device: torch.device) -> Strategy:
-    """The strategy that `runtime.trainers.strategy` names. DeepSpeed is imported only for `zero3`."""
+def build_strategy(
+    study: Study, trainers: TrainersSection, device: torch.device, initial: ModelSection | None = None
+) -> Strategy:
+    """The strategy that `runtime.trainers.strategy` names. DeepSpeed is imported only for `zero3`.
+
+    Args:
+        study: its model is the frozen one.
+        initial: what the student is at the beginning; default: the study's model.
+    """
     if trainers.strategy == "zero3":
         from pos2distill.training.strategies.zero3 import Zero3Strategy
 
-        return Zero3Strategy(study, trainers, device)
+        return Zero3Strategy(study, trainers, device, initial)
     if trainers.strategy == "torch":
         from pos2distill.training.strategies.torch import TorchStrategy
 
-        return TorchStrategy(study, trainers, device)
+        return TorchStrategy(study, trainers, device, initial)
     assert_never(trainers.strategy)

@@ -29,7 +29,7 @@ class Strategy(Protocol):
         """Clip the gradient, update the weights, clear the gradient. Returns its norm before clipping."""
 
     def frozen_states(self, batch: ResponseBatch) -> Tensor:
-        """The initial model's hidden states (T, H): of a frozen copy, or of the student without its adapters."""
+        """The frozen model's hidden states (T, H): of a copy, or of the student without its adapters."""
 
     def save(self, folder: Path) -> None:
         """Write the weights of a plain model in Hugging Face format. Called on every rank; rank 0 writes."""

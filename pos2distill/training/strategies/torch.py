@@ -6,19 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pos2distill.config import Study, TrainersSection
+from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, torch_dtype
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
-from pos2distill.training.student import Student, plain_weights, prepare_for_training, trainable
+from pos2distill.training.student import Student, needs_frozen_copy, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherView
 
 
 class TorchStrategy:
     """One process, plain torch: the reference for `zero3`, and the strategy for one GPU or a laptop."""
 
-    def __init__(self, study: Study, trainers: TrainersSection, device: torch.device) -> None:
+    def __init__(
+        self, study: Study, trainers: TrainersSection, device: torch.device, initial: ModelSection | None = None
+    ) -> None:
+        initial = initial or study.model
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device
@@ -30,7 +33,7 @@ class TorchStrategy:
             weights = torch_dtype(study.model.dtype)
         if study.training.lora:
             computing = weights
-        lm = load_model(study.model, dtype=weights, computing=computing, device=device, packed=True)
+        lm = load_model(initial, dtype=weights, computing=computing, device=device, packed=True)
         prepare_for_training(lm, study, trainers)
         # Trained weights are fp32, adapters too: in bfloat16, Adam's small updates would be rounded away.
         for parameter in trainable(lm).values():
@@ -49,7 +52,7 @@ class TorchStrategy:
             fused=True,
         )
         self.frozen = None
-        if study.has_frozen_copy:
+        if needs_frozen_copy(study, initial):
             self.frozen = load_model(study.model, device=device, packed=True)
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:

@@ -18,15 +18,18 @@ from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model, non_persistent_buffers, torch_dtype
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
-from pos2distill.training.student import Student, plain_weights, prepare_for_training, trainable
+from pos2distill.training.student import Student, needs_frozen_copy, plain_weights, prepare_for_training, trainable
 from pos2distill.training.teachers import TeacherView
 
 
 class Zero3Strategy:
     """Weights, gradients and optimizer state sharded over the ranks of the default process group."""
 
-    def __init__(self, study: Study, trainers: TrainersSection, device: torch.device) -> None:
+    def __init__(
+        self, study: Study, trainers: TrainersSection, device: torch.device, initial: ModelSection | None = None
+    ) -> None:
         deepspeed = _import_deepspeed(device)
+        initial = initial or study.model
         torch.set_num_threads(trainers.threads)
         self.study = study
         self.device = device
@@ -34,9 +37,9 @@ class Zero3Strategy:
         self.world = torch.distributed.get_world_size()
         config = _deepspeed_config(study, device)
         # Both loaders are made before HfDeepSpeedConfig: they compute buffers while DeepSpeed changes nothing yet.
-        load = _ShardedLoader(study.model, torch_dtype(study.training.precision))
+        load = _ShardedLoader(initial, torch_dtype(study.training.precision))
         load_frozen = None
-        if study.has_frozen_copy:
+        if needs_frozen_copy(study, initial):
             load_frozen = _ShardedLoader(study.model, torch_dtype(study.model.dtype))
         # While this object exists, transformers shards weights as it loads them (transformers 5.19).
         self._hf_config = HfDeepSpeedConfig(config)

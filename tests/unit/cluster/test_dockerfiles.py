@@ -1,11 +1,14 @@
 """The Dockerfiles, checked as text: without a container engine."""
 
 import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from cluster.spec import PodsSection
+from cluster.sections import PodsSection
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "cluster" / "docker").glob("*.Dockerfile"))
@@ -56,10 +59,10 @@ def test_dockerfile_has_the_folder_user_and_programs_of_the_pods(path: Path) -> 
     words = dict(instructions(path))
     assert words["WORKDIR"] == PODS.project
     assert stage[-1] == ("USER", str(PODS.user))
-    assert f"--uid {PODS.user} " in words["RUN"]
+    assert any(f"--uid {PODS.user} " in rest for word, rest in stage if word == "RUN")
     assert ("ENV", f"PATH={PODS.project}/.venv/bin:$PATH") in stage
     installed = next(rest for word, rest in instructions(path) if word == "RUN" and "apt-get install" in rest)
-    assert {"bash", "g++", "make", "wget"} <= set(installed.split())
+    assert {"bash", "g++", "make"} <= set(installed.split())
 
 
 def test_dockerfile_installs_the_locked_packages_by_a_makefile_target() -> None:
@@ -73,12 +76,40 @@ def test_dockerfile_versions_match_the_locks() -> None:
     python = re.search(r"^LOCK_OPTIONS := .*--python-version (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert python
     for path in FILES:
-        bases = [rest for word, rest in instructions(path) if word == "FROM" and rest.startswith("python:")]
+        bases = re.findall(r"^FROM .*python:(\S+)", path.read_text(), re.MULTILINE)
         assert bases
-        assert all(base.startswith(f"python:{python[1]}-") for base in bases)
+        assert all(base.startswith(f"{python[1]}-") for base in bases)
     (cuda,) = [rest for word, rest in instructions(FILES[1]) if rest.startswith("CUDA=")]
     # The compiler of flash-attn must match the CUDA version that torch was built with.
     assert cuda.removeprefix("CUDA=").split(".")[:2] == locked("nvidia-cuda-runtime").split(".")[:2]
+
+
+def test_gpu_dockerfile_installs_by_the_settings_of_uv(tmp_path: Path) -> None:
+    """Without them, uv installs packages that are in no lock: torchvision, torchaudio and torchcodec."""
+    command = next(rest for word, rest in instructions(FILES[1]) if word == "RUN" and rest.startswith("sed"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    settings = tomllib.loads((tmp_path / "uv_settings.toml").read_text())
+    assert settings == {"tool": {"uv": tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]}}
+    copied = FILES[1].read_text().index("COPY --from=settings /opt/pos2distill/uv_settings.toml ./pyproject.toml")
+    assert copied < FILES[1].read_text().index("RUN make install-gpu")
+
+
+def test_gpu_lock_has_a_hash_for_every_package_and_the_trackers() -> None:
+    lock = (ROOT / "requirements" / "gpu.txt").read_text()
+    packages = re.split(r"^(?=[a-z0-9])", lock, flags=re.MULTILINE)[1:]
+    assert len(packages) > 200
+    for package in packages:
+        assert "--hash=sha256:" in package, package.splitlines()[0]
+    for name in ("tensorboard", "wandb", "mlflow-skinny", "s3fs", "gcsfs", "flash-attn"):
+        assert locked(name)
+    assert not re.search(r"^(torchvision|torchaudio|torchcodec)==", lock, re.MULTILINE)
+
+
+def test_gpu_dockerfile_names_platform_and_architectures() -> None:
+    bases = [rest for word, rest in instructions(FILES[1]) if word == "FROM" and ":" in rest]
+    assert all(base.startswith("--platform=linux/amd64 ") for base in bases)
+    assert ("ARG", "FLASH_ATTN_CUDA_ARCHS=80;90") in instructions(FILES[1])
 
 
 def test_dockerignore_excludes_everything_by_default_and_secrets_always() -> None:

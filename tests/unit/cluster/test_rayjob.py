@@ -15,11 +15,13 @@ import yaml
 
 from cluster import rayjob
 from pipelines import command_line
+from pos2distill.placement import NOT_RETRIED
 from scripts.render_presets import PRESETS, RENDERED
 
 WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz"]
 ENTRYPOINT = (
-    "env --chdir=/opt/pos2distill python run.py study nq_mistral_7b data.path=gs://bucket/nq.jsonl.gz "
+    "env --chdir=/opt/pos2distill POS2DISTILL_JOB_DASHBOARD=http://127.0.0.1:8265 "
+    "python run.py study nq_mistral_7b data.path=gs://bucket/nq.jsonl.gz "
     "runtime.storage=gs://my-bucket/runs/nq_mistral_7b"
 )
 
@@ -140,6 +142,7 @@ def test_submit_replaces_a_job_that_has_ended(
     assert verbs(calls()) == ["delete", "apply"]
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     assert deleted[:3] == ["delete", "rayjob", "nq-mistral"]
+    assert deleted[-2:] == ["--wait=true", "--timeout=180s"]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +168,26 @@ def test_submit_exit_code_of_every_end(
     kubectl({"get rayjob": [NONE, RUNNING, end]})
     assert command_line.main(["cluster", "submit", *WORDS]) == code
     assert message in capfd.readouterr().out.splitlines()[-1]
+
+
+def test_submit_reports_a_job_that_stopped_itself_as_a_user_error(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    log = f"error: data.path: gs://bucket/nq.jsonl.gz: not found\n{NOT_RETRIED}\n"
+    kubectl({"get rayjob": [NONE, RUNNING, job("Complete", jobStatus="STOPPED")], "logs": [{"out": log}]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 2
+    assert capfd.readouterr().out.splitlines()[-1].startswith("nq-mistral has ended with a user error")
+
+
+def test_submit_sets_one_deadline_for_all_attempts(
+    kubectl: Callable[..., Callable[[], list[Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.rayjob.time.time", lambda: 1_000_000.0)
+    calls = kubectl({"get rayjob": [NONE, DONE]})
+    assert command_line.main(["cluster", "submit", *WORDS, "spec.job.deadline_s=5000"]) == 0
+    applied = list(yaml.safe_load_all(next(text for words, text in calls() if words[0] == "apply")))[-1]
+    (container,) = applied["spec"]["submitterPodTemplate"]["spec"]["containers"]
+    assert {"name": "POS2DISTILL_JOB_DEADLINE", "value": "1005000"} in container["env"]
 
 
 def test_submit_prints_the_logs_of_retries(
@@ -264,6 +287,11 @@ def test_submit_ends_at_once_if_the_cluster_refuses(
             "nq-mistral: KubeRay rejected it: name too long",
         ),
         ("status", {}, "nq-mistral: no RayJob or RayCluster of this name in namespace pos2distill"),
+        (
+            "delete",
+            {"delete": [{"rc": 1, "err": "error: timed out waiting for the condition on rayjobs/nq-mistral\n"}]},
+            "kubectl delete: timed out waiting for the condition on rayjobs/nq-mistral; something keeps the object",
+        ),
         ("logs", {}, "nq-mistral: no RayJob of this name in namespace pos2distill"),
         ("delete", {"delete": [{"rc": 1, "err": "\n"}]}, "kubectl delete: exit code 1"),
     ],

@@ -1,8 +1,11 @@
+import importlib.util
+
 import pytest
 import yaml
 
+from cluster.nodes import quantity_bytes
 from cluster.render import render, to_yaml
-from cluster.spec import load_cluster, quantity_bytes
+from cluster.spec import load_cluster
 from cluster.types import KubeManifest
 from cluster.validate import check
 from pos2distill.placement import RAY_VARIABLES, SAMPLING, TRAINING
@@ -157,8 +160,13 @@ def test_pod_templates_restrict_rights_and_mount_writable_folders(cluster: KubeM
     assert cluster["autoscalerOptions"]["securityContext"]["readOnlyRootFilesystem"] is True
 
 
-def test_head_template_alone_mounts_the_api_token(cluster: KubeManifest) -> None:
-    assert [pod["spec"]["automountServiceAccountToken"] for pod in pods(cluster)] == [True, False, False, False]
+def test_autoscaler_alone_mounts_the_api_token(cluster: KubeManifest) -> None:
+    assert not any(pod["spec"]["automountServiceAccountToken"] for pod in pods(cluster))
+    holders = [pod for pod in pods(cluster) if "serviceAccountToken" in str(pod["spec"]["volumes"])]
+    assert holders == [cluster["headGroupSpec"]["template"]]
+    assert "api-access" not in str(holders[0]["spec"]["containers"])
+    mounts = {each["name"]: each["mountPath"] for each in cluster["autoscalerOptions"]["volumeMounts"]}
+    assert mounts["api-access"] == "/var/run/secrets/kubernetes.io/serviceaccount"
     assert cluster["authOptions"] == {"mode": "token"}
 
 
@@ -183,6 +191,9 @@ def test_submitter_template_is_not_evicted() -> None:
     job = render(load_cluster("gke", ["pods.priority_class=research"]), "nq_mistral_7b", [DATA])[-1]["spec"]
     pod = job["submitterPodTemplate"]
     assert job["submitterConfig"] == {"backoffLimit": 6}
+    (container,) = pod["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "pipelines.jobs.submitter", job["entrypoint"]]
+    assert importlib.util.find_spec("pipelines.jobs.submitter")
     assert pod["metadata"]["annotations"] == {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     assert "DoesNotExist" in str(pod["spec"]["affinity"])
     assert pod["spec"]["priorityClassName"] == "research"
@@ -202,14 +213,14 @@ def test_render_with_a_queue_labels_a_cluster_of_fixed_size() -> None:
 
 def test_cluster_spec_object_store_fits_into_shared_memory(cluster: KubeManifest) -> None:
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        volumes = {volume["name"]: volume["emptyDir"] for volume in group["template"]["spec"]["volumes"]}
+        volumes = {volume["name"]: volume.get("emptyDir") for volume in group["template"]["spec"]["volumes"]}
         shm = quantity_bytes(volumes["shared-mem"]["sizeLimit"])
         assert 0.85 * shm < int(group["rayStartParams"]["object-store-memory"]) < 0.95 * shm
 
 
 def test_pod_templates_request_disk(cluster: KubeManifest) -> None:
     sizes = [pod["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"] for pod in pods(cluster)]
-    assert sizes == ["50Gi", "100Gi", "200Gi", "20Gi"]
+    assert sizes == ["50Gi", "78Gi", "159Gi", "20Gi"]
 
 
 def test_render_without_a_recipe_gives_a_cluster() -> None:
@@ -247,7 +258,7 @@ def test_disruption_budgets_cover_the_head_and_training() -> None:
 
 
 def test_render_has_references_to_secrets_only() -> None:
-    text = to_yaml(render(load_cluster("eks"), "nq_llama3_8b", [DATA]))
+    text = to_yaml(render(load_cluster("eks"), "nq_llama3_8b", [DATA, "runtime.trainers.workers=8"]))
     variables = [
         variable
         for pod in pods(render(load_cluster("eks"))[-1]["spec"])
@@ -262,6 +273,13 @@ def test_render_has_references_to_secrets_only() -> None:
 def test_render_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secretsecretsecretsecret")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
-    text = to_yaml(render(load_cluster("eks"), "nq_llama3_8b", [DATA]))
+    text = to_yaml(render(load_cluster("eks"), "nq_llama3_8b", [DATA, "runtime.trainers.workers=8"]))
     assert "secretsecret" not in text
     assert "0123456789abcdef" not in text
+
+
+def test_pod_templates_leave_a_lost_node_before_kuberay_gives_the_job_up() -> None:
+    job = render(load_cluster("gke"), "nq_mistral_7b", [DATA])[-1]["spec"]
+    for template in [*pods(job["rayClusterSpec"]), job["submitterPodTemplate"]]:
+        seconds = {each["key"]: each.get("tolerationSeconds") for each in template["spec"]["tolerations"]}
+        assert seconds["node.kubernetes.io/not-ready"] == seconds["node.kubernetes.io/unreachable"] == 60

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from cluster.entrypoint import make_entrypoint
-from cluster.spec import READABLE, ClusterSpec, load_cluster
+from cluster.sections import READABLE
+from cluster.spec import ClusterSpec, load_cluster
 from pipelines import command_line
 from pos2distill.errors import UserError
-from pos2distill.secrets import holds_secret, looks_secret
 
 CHECKOUT = Path(command_line.__file__).parents[1]
 MINIMAL: dict[str, Any] = {
@@ -54,6 +54,8 @@ def test_load_cluster_finds_presets_by_name(name: str) -> None:
 
 # --- one error each, reported with its field and a remedy
 
+WORD = "hunter2"  # in the position of a password
+
 WRONG = [
     ("smapling.max=2", "smapling: unknown field; did you mean 'sampling'?"),
     ("sampling.node.gpu=1", "sampling.node.gpu: unknown field; did you mean 'gpus'?"),
@@ -71,7 +73,45 @@ WRONG = [
         "image=reg:5000/p:latest",
         "image: 'reg:5000/p:latest' may change between pods; name a version, for example reg:5000/p:0.1.0",
     ),
-    ("ray_version=2.51.0", "ray_version: the project requires Ray 2.60 or newer, got 2.51.0"),
+    ("ray_version=2.51.0", "ray_version: the image has Ray 2.60, as requirements/gpu.txt, got 2.51.0"),
+    ("ray_version=2.61.0", "ray_version: the image has Ray 2.60, as requirements/gpu.txt, got 2.61.0"),
+    ("storage={url: /mnt/storage/../../tmp/x, claim: c}", "storage.url: /mnt/storage/../../tmp/x: expected a path wi"),
+    ("storage.url=gs://bucket/../x", "storage.url: gs://bucket/../x: expected a path without '..'"),
+    ("storage={url: /etc/x, claim: c, mount: /etc}", "storage.mount: /etc is reserved; choose another folder, for"),
+    ("storage={url: /usr/x, claim: c, mount: /usr/lib}", "storage.mount: /usr/lib is reserved; choose another folder"),
+    ("storage={url: /x, claim: c, mount: /mnt/../etc}", "storage.mount: string should match pattern"),
+    ("storage={url: /opt/x, claim: c, mount: /opt}", "pods.project: the volume at /opt hides /opt/pos2distill; mount"),
+    (
+        "storage={url: /opt/pos2distill/runs, claim: c, mount: /opt/pos2distill/runs}",
+        "pods.project: the volume at /opt/pos2distill/runs hides /opt/pos2distill; mount it elsewhere",
+    ),
+    ("sampling.grace_s=3600", "sampling.grace_s: 3600, but a spot machine ends 30 s after its notice; lower it"),
+    ("pods.env={PATH: /bin}", "pods.env: PATH of the image must stay as it is; remove it"),
+    ("pods.env={NVIDIA_VISIBLE_DEVICES: none}", "pods.env: NVIDIA_VISIBLE_DEVICES of the image must stay as it is"),
+    ("pods.env={HF_HOME: /opt/hf}", "pods.env: HF_HOME: set pods.model_cache to a folder of one of pods.volumes"),
+    ("pods.project=/opt/$(id)", "pods.project: string should match pattern"),
+    ("pods.project=/opt/../x", "pods.project: string should match pattern"),
+    ("pods.model_cache=/models", "pods.model_cache: /models is not below the mount of a writable volume"),
+    (
+        "pods={volumes: [{claim: m, mount: /models, read_only: true}], model_cache: /models}",
+        "pods.model_cache: /models is not below the mount of a writable volume",
+    ),
+    (
+        "pods.volumes=[{claim: a, mount: /m}, {claim: b, mount: /m/}]",
+        "pods.volumes: two are mounted at /m; choose another folder for one of them",
+    ),
+    ("pods.volumes=[{claim: a, mount: /usr}]", "pods.volumes[0].mount: /usr is reserved; choose another folder"),
+    (
+        "sampling_fallbacks={data: {max: 1, node: {cpus: 8, memory: 32Gi, gpus: 1}}}",
+        "sampling_fallbacks: 'data' is no name for a group; choose another DNS label",
+    ),
+    (
+        "sampling_fallbacks={od: {max: 1, node: {cpus: 8, memory: 32Gi}}}",
+        "od.node.gpus: expected 1 or more, since training has GPUs; or set 0 for both",
+    ),
+    ("job.elastic=true", "job.elastic: applies to jobs in a Kueue queue; set queue too, or remove it"),
+    ("network.dns=[kube-dns]", "network.dns: expected a network, for example 10.0.0.0/16, got kube-dns"),
+    ("network.pod_monitor={release: p}", "network.pod_monitor: set metrics_namespace too, from which Prometheus may"),
     ("ray_version=newest", "ray_version: expected a full version, for example 2.60.0, got newest"),
     ("sampling.min=3", "sampling.min: 3 is more than max, 2"),
     ("training.max=0", "training.max: input should be greater than or equal to 1, got 0"),
@@ -89,12 +129,19 @@ WRONG = [
     ("storage.url=abfs://c@me/runs", "storage.url: the image cannot write to abfs://; expected one of: gs, s3"),
     ("storage={url: /other, claim: c}", "storage.url: /other is not below mount, /mnt/storage"),
     ("storage={url: s3://b, claim: c, mount: /tmp/x}", "storage.mount: /tmp/x is reserved; choose another folder"),
-    ("storage.url=s3://me:hunter2hunter2@bucket", "storage.url: contains what looks like a secret; use the service"),
-    ("pods.env={HF_TOKEN: hunter2}", "pods.env: 'HF_TOKEN' looks like a secret in clear text; put it into a Kuber"),
-    ("pods.env={NOTE: hf_abcdefghijklmnopqrst}", "pods.env: 'NOTE' looks like a secret in clear text"),
+    (f"storage.url=s3://me:{WORD}@bucket", "storage.url: contains what looks like a secret; set the names"),
+    (f"pods.env={{HF_TOKEN: {WORD}}}", "pods.env: 'HF_TOKEN' looks like a secret in clear text; put it into a Kuber"),
+    (
+        f"pods.env={{NOTE: https://me:{WORD}@host}}",
+        "pods.env.NOTE: contains what looks like a secret; set the",
+    ),
+    (f"pods.user=https://me:{WORD}@host", "pods.user: contains what looks like a secret; set the names of"),
     ("pods.env={2X: a}", "pods.env: '2X' is not a valid name of an environment variable"),
     ("pods.secrets=[{env: HF-TOKEN, secret: a, key: b}]", "pods.secrets[0].env: expected the name of an environment"),
-    ("pods.secrets=[{env: T, secret: a, key: hf_abcdefghijklmnopqrst}]", "pods.secrets[0].key: looks like the secret"),
+    (
+        f"pods.secrets=[{{env: T, secret: a, key: 's3://me:{WORD}@b'}}]",
+        "pods.secrets[0].key: contains what looks like a secret; set the names of a Kubernetes Secret and its key",
+    ),
     ("pods={env: {A: b}, secrets: [{env: A, secret: b, key: c}]}", "pods.secrets: the environment variable A is set"),
     ("pods.env={HOME: /root}", "pods.env: HOME is set automatically; remove it"),
     ("pods.secrets=[{env: RAY_ADDRESS, secret: a, key: b}]", "pods.env: RAY_ADDRESS is set automatically; remove it"),
@@ -131,8 +178,7 @@ def test_load_cluster_refuses_a_wrong_spec_in_one_line(
     assert message in error
     assert error.startswith(("command line: ", "/"))
     assert "\n" not in error
-    assert "hunter2" not in error
-    assert "hf_abc" not in error
+    assert WORD not in error
 
 
 def test_load_cluster_suggests_the_nearest_name() -> None:
@@ -153,7 +199,8 @@ def test_load_cluster_names_a_missing_section(tmp_path: Path) -> None:
 def test_make_entrypoint_quotes_for_a_shell(load: Callable[..., ClusterSpec]) -> None:
     made = make_entrypoint(load(), "quickstart", ["evaluation.slots=[0, 9]", "runtime.trainers.workers=1"])
     assert made == (
-        "env --chdir=/opt/pos2distill python run.py study quickstart 'evaluation.slots=[0, 9]' "
+        "env --chdir=/opt/pos2distill POS2DISTILL_JOB_DASHBOARD=http://127.0.0.1:8265 "
+        "python run.py study quickstart 'evaluation.slots=[0, 9]' "
         "runtime.trainers.workers=1 runtime.storage=gs://bucket/runs/quickstart"
     )
 
@@ -178,7 +225,8 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         ("quickstart", ["model.path=/models/x"], "model.path: /models/x does not exist in the pods; set a URL"),
         ("quickstart", ["model.path=./mymodel"], "model.path: ./mymodel does not exist in the pods; set a URL"),
         ("quickstart", ["model.path=../x"], "model.path: ../x does not exist in the pods; set a URL"),
-        ("quickstart", ["model.path=~/m"], "model.path: ~/m does not exist in the pods; set a URL"),
+        ("quickstart", ["runtime.storage=s3://b/../x"], "runtime.storage: s3://b/../x: expected a path without '..'"),
+        ("quickstart", ["model.path=~/m"], f"model.path: {Path.home()}/m does not exist in the pods; set a URL"),
         ("quickstart", ["model.path=gcs://b/m"], "model.path: the image cannot open gcs://; did you mean 'gs'?"),
         ("quickstart", ["data.path=htps://h/x"], "data.path: the image cannot open htps://; did you mean 'https'?"),
         (
@@ -227,7 +275,7 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         ),
         (
             "quickstart",
-            ["data.path=s3://k:hunter2hunter2@b/x"],
+            [f"data.path=s3://k:{WORD}@b/x"],
             "an override contains what looks like a secret; use pods.secrets",
         ),
     ],
@@ -243,64 +291,4 @@ def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
         make_entrypoint(load(*of_spec), str(mine) if recipe == "RECIPE" else recipe, overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert "hunter2" not in str(caught.value)
-
-
-# --- secrets
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "secret"),
-    [
-        ("HF_TOKEN", "anything", True),
-        ("AWS_SECRET_ACCESS_KEY", "x", True),
-        ("DB_PASSWORD", "x", True),
-        ("WANDB_API_KEY", "x", True),
-        ("NOTE", "0123456789abcdef0123456789abcdef01234567", True),
-        ("NOTE", "AKIAABCDEFGHIJKLMNOP", True),
-        ("REDIS", "redis://user:word@host:6379", True),
-        ("PEM", "-----BEGIN RSA PRIVATE KEY-----", True),
-        ("TOKENIZERS_PARALLELISM", "false", False),
-        ("GOOGLE_APPLICATION_CREDENTIALS", "/var/run/key.json", False),
-        ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token", False),
-        ("HF_TOKEN", "", False),
-        ("ENDPOINT", "http://minio:9000", False),
-        ("ROLE", "arn:aws:iam::123456789012:role/pos2distill", False),
-    ],
-)
-def test_holds_secret_by_name_or_form(name: str, value: str, secret: bool) -> None:
-    assert holds_secret(name, value) is secret
-
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"registry.example.org/pos2distill@sha256:{'0123456789abcdef' * 4}",
-        f"registry.example.org:5000/pos2distill:{COMMIT}",
-        f"model.revision={COMMIT}",
-        f"python run.py study nq model.revision={COMMIT} data.path=s3://b/x",
-        f"  revision: {COMMIT} # of the hub",
-        f"/mnt/models--org--m/snapshots/{COMMIT}/config.json",
-    ],
-)
-def test_looks_secret_accepts_digests_and_commits(text: str) -> None:
-    assert not looks_secret(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"key={COMMIT}",
-        f"model.revision=main {COMMIT}",
-        "https://me.blob.core.windows.net/c/x.jsonl?sv=2024-11-04&sig=aBcD1234%2BxYz%3D",
-        "https://b.s3.amazonaws.com/x?X-Amz-Expires=60&X-Amz-Signature=abcdef0123",
-        "https://storage.googleapis.com/b/x?X-Goog-Signature=abcdef0123",
-        "DefaultEndpointsProtocol=https;AccountName=me;AccountKey=aBcD1234aBcD1234==",
-        '{"type": "service_account", "private_key": "x"}',
-    ],
-)
-def test_looks_secret_finds_keys_and_signatures(text: str) -> None:
-    assert looks_secret(text)
+    assert WORD not in str(caught.value)

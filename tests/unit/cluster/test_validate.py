@@ -1,5 +1,5 @@
-import copy
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from pipelines import command_line
 from pos2distill.errors import UserError
 from scripts.render_presets import PRESETS, RENDERED
 from tests.support.crds import write_crds
+from tests.support.manifests import changed
 from tests.support.paths import PUBLISHED_CRDS
 
 CHECKOUT = Path(command_line.__file__).parents[1]
@@ -43,23 +44,9 @@ def crds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def job() -> KubeManifest:
-    return render(load_cluster("eks"), "nq_llama3_8b", ["data.path=s3://bucket/nq.jsonl.gz"])[-1]
-
-
-def changed(manifest: KubeManifest, path: str, value: Any) -> KubeManifest:
-    """A copy with one value set, or removed where the value is `...`."""
-    manifest = copy.deepcopy(manifest)
-    parts = [part for part in path.replace("[", "|[").replace(".", "|").replace("~", ".").split("|") if part]
-    inner: Any = manifest
-    for part in parts[:-1]:
-        inner = inner[int(part[1:-1])] if part.startswith("[") else inner.setdefault(part, {})
-    last = parts[-1]
-    key: Any = int(last[1:-1]) if last.startswith("[") else last
-    if value is ...:
-        del inner[key]
-    else:
-        inner[key] = value
-    return manifest
+    return render(
+        load_cluster("eks"), "nq_llama3_8b", ["data.path=s3://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]
+    )[-1]
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -74,198 +61,6 @@ def test_check_with_crds_accepts_every_preset(name: str, crds: str) -> None:
     manifests = load_manifests(RENDERED / f"{name}.yaml")
     assert manifests
     assert check(manifests, crds) == []
-
-
-# --- the rules, one violation each. In a path, ~ is a dot inside a name.
-
-RULES: list[tuple[str, Any, str]] = [
-    ("kind", "RayJbo", "kind: 'RayJbo' is not supported; did you mean 'RayJob'?"),
-    ("kind", "RayCronJob", "kind: RayCronJob requires a feature gate that is off by default; use a RayJob"),
-    ("apiVersion", "ray.io/v1alpha1", "apiVersion: is 'ray.io/v1alpha1', but RayJob is served as ray.io/v1; set that"),
-    ("metadata.name", "a" * 48, "metadata.name: has 48 characters; shorten it to 47"),
-    ("metadata.name", "9lives", "metadata.name: '9lives' is not a valid DNS label; use a to z"),
-    ("metadata.labels.team", "a b", "metadata.labels.team: 'a b' is not a valid label; use at most"),
-    ("spec.entrypoint", ..., "spec.entrypoint: missing; set the command"),
-    ("spec.shutdownAfterJobFinishes", False, "spec.ttlSecondsAfterFinished: requires shutdownAfterJobFinishes: true"),
-    (
-        "metadata.labels.kueue~x-k8s~io/queue-name",
-        "research",
-        "queue-name: Kueue rejects clusters that autoscale; remove",
-    ),
-    ("spec.ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished: is -1; set it to 0 or more"),
-    ("spec.backoffLimit", -1, "spec.backoffLimit: is -1; set it to 0 or more"),
-    ("spec.activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds: is 0; set it to 1 or more"),
-    ("spec.activeDeadlineSeconds", ..., "spec.activeDeadlineSeconds: missing: a job that hangs would keep its GPUs"),
-    ("spec.submissionMode", "K8JobMode", "spec.submissionMode: 'K8JobMode' is unknown; did you mean 'K8sJobMode'?"),
-    ("spec.submissionMode", "InteractiveMode", "spec.backoffLimit: is not supported in InteractiveMode; set 0"),
-    ("spec.submissionMode", "SidecarMode", "spec.submitterPodTemplate: is not supported in SidecarMode; remove it"),
-    ("spec.clusterSelector", {"ray.io/cluster": "x"}, "spec.backoffLimit: a retry creates a new cluster, but cluster"),
-    ("spec.rayClusterSpec", ..., "spec.rayClusterSpec: missing; describe the job's cluster"),
-    (
-        "spec.deletionStrategy",
-        {"deletionRules": [{"policy": "DeleteCluster"}]},
-        "spec.deletionStrategy.deletionRules: are not supported with shutdownAfterJobFinishes; remove one",
-    ),
-    (
-        "spec.deletionStrategy",
-        {"deletionRules": [{"policy": "DeleteWorkers"}]},
-        "deletionRules[0].policy: DeleteWorkers is not supported with autoscaling; use DeleteCluster",
-    ),
-    ("spec.managedBy", "me", "spec.managedBy: expected ray.io/kuberay-operator or kueue.x-k8s.io/multikueue"),
-    ("spec.runtimeEnvYAML", "a: [", "spec.runtimeEnvYAML: is not valid YAML; fix it"),
-    (f"{CLUSTER}.rayVersion", ..., "rayVersion: missing: authOptions requires it; set the version in the image"),
-    (f"{CLUSTER}.rayVersion", "2.51.0", "rayVersion: authOptions requires Ray 2.52 or newer, got 2.51.0; use a newer"),
-    (f"{CLUSTER}.rayVersion", "new", "rayVersion: 'new' is not a valid version; expected for example 2.60.0"),
-    (f"{CLUSTER}.authOptions", ..., "authOptions.mode: anyone who can reach the head may run code on it; set token"),
-    (
-        f"{CLUSTER}.authOptions.enableK8sTokenAuth",
-        True,
-        "enableK8sTokenAuth: is not supported for the cluster of a job",
-    ),
-    (f"{CLUSTER}.networkPolicy", {}, "networkPolicy: requires a feature gate that is off by default"),
-    (f"{CLUSTER}.tlsOptions", {}, "tlsOptions: requires a feature gate that is off by default"),
-    (f"{CLUSTER}.upgradeStrategy", {}, "upgradeStrategy: is not supported for the cluster of a job; remove it"),
-    (f"{CLUSTER}.gcsFaultToleranceOptions", {"redisAddress": "r"}, "does not survive a retry of the job; remove it"),
-    (f"{CLUSTER}.enableInTreeAutoscaling", False, "enableInTreeAutoscaling: is off, so that 'sampling' never grows"),
-    (f"{CLUSTER}.autoscalerOptions.version", "v1", "idleTimeoutSeconds: requires autoscaler v2; set"),
-    (
-        f"{HEAD}.{RAY}.env",
-        [{"name": "RAY_enable_autoscaler_v2", "value": "1"}],
-        "RAY_enable_autoscaler_v2 repeats autoscalerOptions.version; remove the variable",
-    ),
-    (
-        f"{HEAD}.{POD}.restartPolicy",
-        "Always",
-        "restartPolicy: is Always, but autoscaler v2 replaces pods itself; set Never",
-    ),
-    (f"{HEAD}.rayStartParams.num-cpus", "4", 'rayStartParams.num-cpus: the head must not run work; set "0"'),
-    (f"{HEAD}.rayStartParams.num-cpus", ..., 'rayStartParams.num-cpus: the head must not run work; set "0"'),
-    (f"{HEAD}.{RAY}.resources.limits.nvidia~com/gpu", "1", "the head runs no work and needs no GPU; remove it"),
-    (f"{HEAD}.labels", {"pool": "trainer"}, "headGroupSpec.labels: the head must not be in a pool; remove pool"),
-    (f"{HEAD}.labels", ..., "headGroupSpec.labels.routing: missing: work would be placed on nodes of any pool; set"),
-    (f"{SAMPLING}.minReplicas", 99, "minReplicas: 99 is more than maxReplicas, 16; lower it"),
-    (f"{SAMPLING}.replicas", 99, "replicas: 99 is not between minReplicas and maxReplicas; set 0"),
-    (f"{SAMPLING}.numOfHosts", 2, "numOfHosts: is 2, but a replica must be one node; set 1"),
-    (f"{SAMPLING}.groupName", "training", "groupName: 'training' is used twice; rename one"),
-    (f"{SAMPLING}.suspend", True, "suspend: is not supported with autoscaling; set maxReplicas: 0 instead"),
-    (
-        f"{SAMPLING}.rayStartParams.labels",
-        "a=b",
-        "rayStartParams.labels: KubeRay does not support labels here; move them",
-    ),
-    (f"{SAMPLING}.rayStartParams.num-gpus", "1", "rayStartParams.num-gpus: is not supported together with"),
-    (f"{SAMPLING}.resources.sampler", 1, "resources.sampler: is not a string; put it in quotes"),
-    (f"{SAMPLING}.labels.ray-subcluster", ..., "labels: no work is placed on this group; set ray-subcluster: sampling"),
-    (f"{SAMPLING}.labels.ray-subcluster", "smapling", "ray-subcluster: 'smapling' is not a pool; set sampling"),
-    (f"{SAMPLING}.resources", ..., "resources.sampler: missing on nodes for sampling; set one for each GPU"),
-    (f"{SAMPLING}.resources.trainer", "1", "provides both sampling and training; make two groups of it"),
-    (f"{TRAINING}.labels.ray-subcluster", "sampling", "ray-subcluster: with this label, training never gets its nodes"),
-    (f"{TRAINING}.labels.pool", ..., "labels.pool: missing on nodes for training; set trainer"),
-    (f"{TRAINING}.resources", ..., "resources.trainer: missing on nodes for training; set one for each"),
-    (f"{TRAINING}.labels.ray~io/market-type", "spot", "training must not use spot machines, since the loss of one"),
-    (f"{TRAINING}.{RAY}.resources.limits.nvidia~com/gpu", ..., "missing: training needs GPUs; set the number of a pod"),
-    (
-        f"{SAMPLING}.{POD}.nodeSelector",
-        {"nvidia.com/gpu.count": "0"},
-        "1 GPUs, but the selected machines have 0, so that the pod would wait forever; lower it",
-    ),
-    (
-        f"{TRAINING}.{POD}.nodeSelector.node~kubernetes~io/instance-type",
-        "g6.12xlarge",
-        "8 GPUs, but g6.12xlarge has 4, so that the pod would wait forever",
-    ),
-    (f"{SAMPLING}.{RAY}.resources.requests.cpu", "1", "requests.cpu: 1 is not the limit, 14; make them equal"),
-    (f"{SAMPLING}.{RAY}.resources.limits.memory", ..., "limits.memory: missing: Ray takes the size of its node from"),
-    (f"{SAMPLING}.{RAY}.image", "repo/p:latest", "image: 'repo/p:latest' may change between pods; name a version"),
-    (f"{SAMPLING}.{RAY}.env[0]", {"name": "HF_TOKEN", "value": "hunter2"}, "'HF_TOKEN' looks like a secret in clear"),
-    (f"{SAMPLING}.{RAY}.args", ["--key=hf_abcdefghijklmnopqrst"], "args[0]: contains what looks like a secret; use"),
-    (f"{SAMPLING}.{RAY}.volumeMounts[0].name", "tpm", "volumeMounts[0].name: there is no volume 'tpm'; add it"),
-    (f"{SAMPLING}.{RAY}.volumeMounts", [], "volumeMounts: Ray writes to /tmp, which is read-only; mount an emptyDir"),
-    (
-        f"{SAMPLING}.{RAY}.securityContext.readOnlyRootFilesystem",
-        ...,
-        "readOnlyRootFilesystem: writable by default; set",
-    ),
-    (f"{SAMPLING}.{RAY}.securityContext.allowPrivilegeEscalation", ..., "allowPrivilegeEscalation: allowed by default"),
-    (f"{SAMPLING}.{RAY}.securityContext.capabilities", ..., "capabilities.drop: capabilities are kept by default; set"),
-    (f"{SAMPLING}.{RAY}.securityContext.privileged", True, "privileged: gives the container all rights on the host"),
-    (f"{SAMPLING}.{POD}.securityContext.runAsNonRoot", ..., "runAsNonRoot: missing: the pod may run as root; set true"),
-    (f"{SAMPLING}.{POD}.securityContext.runAsUser", 0, "securityContext.runAsUser: 0 is root; set for example 1000"),
-    (f"{SAMPLING}.{POD}.securityContext.seccompProfile", ..., "seccompProfile: missing: every system call is allowed"),
-    (f"{SAMPLING}.{POD}.initContainers", [{"name": "a", "image": "b"}], "initContainers[0].image: 'b' may change"),
-    (f"{CLUSTER}.autoscalerOptions.securityContext", ..., "autoscalerOptions.securityContext.readOnlyRootFilesystem"),
-    (
-        f"{TRAINING}.{POD}.terminationGracePeriodSeconds",
-        500,
-        "must be a number below terminationGracePeriodSeconds, 500",
-    ),
-    (f"{TRAINING}.{RAY}.env", [], "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S is missing: work stops after 30 s; set"),
-    (f"{SAMPLING}.{POD}.hostNetwork", True, "hostNetwork: gives the pod access to the host; remove it"),
-    (f"{SAMPLING}.{POD}.containers", [], "containers: missing; a pod requires the Ray container"),
-]
-
-
-@pytest.mark.parametrize(("path", "value", "message"), RULES)
-def test_check_reports_a_broken_rule(job: KubeManifest, path: str, value: Any, message: str) -> None:
-    lines = check([changed(job, path, value)])
-    assert any(message in line for line in lines), lines
-    for line in lines:
-        assert "\n" not in line
-        assert line.count(": ") >= 2  # manifest, path, message
-        assert "hunter2" not in line
-        assert "hf_abc" not in line
-
-
-def test_check_requires_a_queued_job_to_release_its_quota(job: KubeManifest) -> None:
-    queued = changed(job, "metadata.labels.kueue~x-k8s~io/queue-name", "research")
-    lines = check([changed(queued, "spec.shutdownAfterJobFinishes", False)])
-    assert any("shutdownAfterJobFinishes: a job in a Kueue queue must release" in line for line in lines)
-
-
-def test_check_accepts_an_elastic_job_that_autoscales(job: KubeManifest) -> None:
-    queued = changed(job, "metadata.labels.kueue~x-k8s~io/queue-name", "research")
-    assert check([changed(queued, "metadata.annotations", {"kueue.x-k8s.io/elastic-job": "true"})]) == []
-
-
-def test_check_requires_a_suspended_job_to_shut_down(job: KubeManifest) -> None:
-    suspended = changed(changed(job, "spec.suspend", True), "spec.shutdownAfterJobFinishes", False)
-    assert any(
-        "spec.suspend: requires that the cluster is deleted after the job" in line for line in check([suspended])
-    )
-
-
-def test_check_priority_requires_a_new_ray(job: KubeManifest) -> None:
-    assert check([changed(job, f"{SAMPLING}.priority", 5)]) == []
-    old = changed(changed(job, f"{SAMPLING}.priority", 5), f"{CLUSTER}.rayVersion", "2.55.0")
-    assert any("priority: requires rayVersion 2.56 or newer" in line for line in check([old]))
-
-
-def test_check_accepts_redis_for_a_cluster_without_a_job() -> None:
-    cluster = render(load_cluster("onprem"))[-1]
-    assert check([changed(cluster, "spec.gcsFaultToleranceOptions", {"redisAddress": "redis:6379"})]) == []
-    twice = changed(cluster, "spec.headGroupSpec.template.spec.containers[0].env", [{"name": "RAY_REDIS_ADDRESS"}])
-    twice = changed(twice, "spec.gcsFaultToleranceOptions", {"redisAddress": "redis:6379"})
-    assert any("env: RAY_REDIS_ADDRESS repeats gcsFaultTolerance" in line for line in check([twice]))
-    rocks = changed(cluster, "spec.gcsFaultToleranceOptions", {"backend": "rocksdb"})
-    assert any("rocksdb requires a feature gate that is off by default; use redis" in line for line in check([rocks]))
-
-
-def test_check_reports_a_repeated_name(job: KubeManifest) -> None:
-    assert any("metadata.name: is used twice; rename one of the manifests" in line for line in check([job, job]))
-
-
-def test_check_handles_values_of_the_wrong_type(job: KubeManifest) -> None:
-    for path, value, message in (
-        ("kind", ["RayJob"], "kind: '['RayJob']' is not supported"),
-        ("metadata.labels", {1: "a"}, "metadata.labels.1: is not a string; put it in quotes"),
-        (f"{SAMPLING}.{POD}.volumes[0].name", [], "there is no volume 'tmp'; add it to the pod's volumes"),
-    ):
-        assert any(message in line for line in check([changed(job, path, value)]))
-    groups: dict[str, Any] = {"workerGroupSpecs": [None, 1, {}]}
-    specs: tuple[Any, ...] = (None, [], "x", {"rayClusterSpec": []}, {"rayClusterSpec": groups})
-    for spec in specs:
-        manifest = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "a"}, "spec": spec}
-        assert check([manifest])
 
 
 # --- the schema
@@ -291,7 +86,7 @@ def test_check_handles_values_of_the_wrong_type(job: KubeManifest) -> None:
     ],
 )
 def test_check_schema_reports_a_violation(job: KubeManifest, crds: str, path: str, value: Any, message: str) -> None:
-    lines = check([changed(job, path, value)], crds)
+    lines = [finding.line("job.yaml") for finding in check([changed(job, path, value)], crds)]
     assert any(message in line for line in lines), lines
 
 
@@ -321,9 +116,9 @@ def crd(tmp_path: Path) -> Callable[..., Path]:
 def test_load_schemas_reads_crds_of_kubectl_and_of_the_chart(
     crd: Callable[..., Path], job: KubeManifest, name: str
 ) -> None:
-    lines = check([job], str(crd(name)))
-    assert any("RayJob/nq-llama3: spec.entrypoint: unknown field" in line for line in lines)
-    assert set(load_schemas(str(crd(name)))) == {"RayJob"}
+    lines = [finding.line("job.yaml") for finding in check([job], str(crd(name)))]
+    assert "error: job.yaml: document 1, RayJob/nq-llama3: spec.entrypoint: unknown field" in "\n".join(lines)
+    assert set(load_schemas(str(crd(name)))) == {("ray.io/v1", "RayJob")}
 
 
 @pytest.mark.parametrize(
@@ -375,7 +170,7 @@ def test_run_cluster_validate_reports_every_violation(
     assert command_line.main(["cluster", "validate", str(path)]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
-    assert all(line.startswith("error: RayJob/nq-llama3: spec.") for line in errors)
+    assert all(line.startswith(f"error: {path}: document 1, RayJob/nq-llama3: spec.") for line in errors)
 
 
 def test_run_cluster_validate_reports_what_it_checked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -422,3 +217,150 @@ def test_run_cluster_imports_no_heavy_packages() -> None:
         [sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- the server
+
+WORKERS = "runtime.trainers.workers=8"
+WORD = "hunter2"  # in the position of a password
+
+REFUSALS = f"""\
+Warning: resource rayjobs/nq-llama3 is missing the annotation
+Error from server (BadRequest): error when creating "STDIN": RayJob in version "v1" cannot be handled as a RayJob
+Error from server (Forbidden): admission webhook denied https://me:{WORD}@host
+"""
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], Path]:
+    """`kubectl(errors, exit_code)` puts a kubectl on the PATH that prints them; returns the file with its arguments."""
+
+    def script(errors: str, exit_code: int) -> Path:
+        (tmp_path / "errors").write_text(errors)
+        (tmp_path / "kubectl").write_text(
+            f'#!/bin/sh\necho "$@" > {tmp_path}/arguments\ncat > {tmp_path}/applied\n'
+            f"cat {tmp_path}/errors >&2\nexit {exit_code}\n"
+        )
+        (tmp_path / "kubectl").chmod(0o755)
+        return tmp_path / "arguments"
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return script
+
+
+def test_run_cluster_validate_asks_the_server(
+    kubectl: Callable[[str, int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = kubectl("", 0)
+    assert command_line.main(["cluster", "validate", "kind", "quickstart", "--server"]) == 0
+    assert capsys.readouterr().out == (
+        "6 manifests are valid (rules only; to check the schema too, set --crds, and the server accepts them)\n"
+    )
+    assert "--dry-run=server --validate=strict" in arguments.read_text()
+    assert len(list(yaml.safe_load_all((arguments.parent / "applied").read_text()))) == 6
+
+
+def test_run_cluster_validate_reports_what_the_server_refuses(
+    kubectl: Callable[[str, int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kubectl(REFUSALS, 1)
+    assert command_line.main(["cluster", "validate", "kind", "quickstart", "--server"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        'error: kind: Error from server (BadRequest): error when creating "STDIN": RayJob in version "v1" cannot be '
+        "handled as a RayJob",
+        "error: kind: Error from server (Forbidden): admission webhook denied https://me:***@host",
+    ]
+    kubectl("", 3)
+    assert command_line.main(["cluster", "validate", "kind", "quickstart", "--server"]) == 2
+    assert capsys.readouterr().err == "error: kind: kubectl apply: exit code 3\n"
+
+
+@pytest.mark.parametrize(
+    ("errors", "message"),
+    [
+        (
+            "Get localhost:8080: connection refused",
+            "kubectl: no cluster is configured; choose one with `kubectl config use-context NAME`, or set KUBECONFIG",
+        ),
+        (
+            "Unable to connect to the server: dial tcp 10.0.0.5:443: i/o timeout",
+            "kubectl apply: Unable to connect to the server: dial tcp 10.0.0.5:443: i/o timeout",
+        ),
+        (
+            "error: error validating data: failed to download openapi: the server has asked for credentials",
+            "kubectl apply: error validating data: failed to download openapi: the server has asked for credentials",
+        ),
+    ],
+)
+def test_run_cluster_validate_needs_a_server_that_answers(
+    kubectl: Callable[[str, int], Path], capsys: pytest.CaptureFixture[str], errors: str, message: str
+) -> None:
+    kubectl(errors, 1)
+    assert command_line.main(["cluster", "validate", "kind", "quickstart", "--server"]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("spec.pods.env={RAY_REDIS_ADDRESS: 'r:6379'}", "RAY_REDIS_ADDRESS requires gcsFaultToleranceOptions; remove"),
+        ("spec.pods.env={REDIS_USERNAME: me}", "REDIS_USERNAME is not supported here; use gcsFaultToleranceOptions"),
+        (
+            "spec.head.node_selector={pool: a b}",
+            "nodeSelector.pool: 'a b' is not a valid label; use at most 63",
+        ),
+        (
+            "spec.training.node.gpus=16",
+            "16 GPUs, but a2-highgpu-8g has 8, so that the pod would wait forever; lower it",
+        ),
+        ("spec.job.queue=Research", "job.queue: "),
+    ],
+)
+def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
+    override: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", "render", "gke", override]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
+    assert all(line.startswith(("error: ", "policy: gke: document ")) for line in printed.err.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("apiVersion: v1\nkind: A\non: 1\n", "line 3: the key 'on' is not a string; put it in quotes"),
+        ("kind: A\nkind: B\n", "line 2: the key 'kind' appears twice; remove one"),
+        ("kind: A\n---\n[]\n", "document 2 is not a manifest; expected apiVersion, kind, metadata and spec"),
+        (
+            "kind: List\nitems: [{kind: A}, 5]\n",
+            "document 2 is not a manifest; expected apiVersion, kind, metadata",
+        ),
+        ("kind: [\n", "not valid YAML: line 2: did not find expected node content"),
+    ],
+)
+def test_run_cluster_validate_refuses_a_file_that_it_cannot_read(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    assert command_line.main(["cluster", "validate", str(path)]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {path}: {message}")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "document", [{"kind": "CustomResourceDefinition"}, {"kind": "CustomResourceDefinition", "spec": {"names": []}}]
+)
+def test_load_schemas_refuses_a_broken_crd(document: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "crds.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(UserError, match=r"crds.yaml: cannot be read as a CRD: its kind or schema is missing"):
+        load_schemas(str(path))
+
+
+def test_load_schemas_reads_a_list_of_crds(crd: Callable[..., Path], job: KubeManifest, tmp_path: Path) -> None:
+    path = tmp_path / "all.json"
+    path.write_text(json.dumps({"kind": "List", "items": [json.loads(crd().read_text())]}))
+    assert set(load_schemas(str(path))) == {("ray.io/v1", "RayJob")}

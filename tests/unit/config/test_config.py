@@ -67,6 +67,29 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
 
 
 @pytest.mark.parametrize(
+    ("prompt", "metric"),
+    [("qa", "sub_em"), ("plain", "sub_em"), ("kv", "substring"), ("coc", "em"), ("reasoning", "em")],
+)
+def test_metric_is_the_prompts_own(load: Callable[..., Recipe], prompt: str, metric: str) -> None:
+    assert load(f"data.prompt={prompt}").study.data.metric == metric
+
+
+def test_retriever_ranks_are_those_of_one_document(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"retriever_ranks: only for one gold document"):
+        load("data.hops=[2]", "data.format=musique", "evaluation.retriever_ranks=[1]")
+
+
+def test_reordered_documents_have_one_order(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"distractor_orders: 2, but inference.method 'reorder' orders them; set 1"):
+        load("inference.method=reorder", "evaluation.distractor_orders=2")
+
+
+def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"data.metric: 'sub_em', but prompt 'coc' asks for 'The answer is:'; set data"):
+        load("data.prompt=coc", "data.metric=sub_em")
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("training.learning_rte=1", "training.learning_rte: unknown field; did you mean 'learning_rate'?"),
@@ -76,7 +99,7 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
         ("runtime.trainers.worker=2", "runtime.trainers.worker: unknown field; did you mean 'workers'?"),
         (
             "sampling.zzz=1",
-            "sampling.zzz: unknown field; expected one of: keep, max_new_tokens, temperature, top_p",
+            "sampling.zzz: unknown field; expected one of: candidates, keep, max_new_tokens, temperature, top_p",
         ),
         ("learning_rate=1", "learning_rate: unknown field; did you mean 'training.learning_rate'?"),
         ("training.betas=1", "training.betas: input should be a list, for example [0, 9], got 1"),
@@ -102,8 +125,24 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
         ("method.teacher_topk=8", "method.teacher_topk: only teacher 'topk' keeps some tokens, not 'cached'"),
         ("method={teacher: topk, teacher_topk: 0}", "method.teacher_topk: input should be greater than or equal to 1"),
         ("method.teacher=none", "method.teacher: method 'r1' needs one; set cached, resident or topk"),
-        ("method.name=r3", "method.name: input should be 'r1', 'kl+align', 'kl', 'r2', 'seqkd' or 'sft', got 'r3'"),
-        ("method.name=[r1]", "method.name: input should be 'r1', 'kl+align', 'kl', 'r2', 'seqkd' or 'sft', got"),
+        (
+            "method.name=r3",
+            "method.name: input should be 'r1', 'kl+align', 'kl', 'r1-on-policy', 'r2', 'seqkd' or 'sft', got 'r3'",
+        ),
+        (
+            "method.name=[r1]",
+            "method.name: input should be 'r1', 'kl+align', 'kl', 'r1-on-policy', 'r2', 'seqkd' or 'sft', got",
+        ),
+        ("method.rounds=2", "method.rounds: 2, but method 'r1' samples once, from the initial model"),
+        (
+            "method={name: r1-on-policy, teacher: topk}",
+            "method.teacher: 'topk' stores what the sampler knows, which for method 'r1-on-policy' is the student",
+        ),
+        (
+            "method={name: r1-on-policy, distractor_order: reshuffled}",
+            "method.distractor_order: 'reshuffled' would train on other prompts than those that the student",
+        ),
+        ("sampling.candidates=4", "sampling.candidates: 4 greedy responses would all be the same; set sampling.temp"),
         (
             "method={teacher: topk, alignment: official}",
             "method.alignment: 'official' distils one position after the response's end, where the sampler knows no",
@@ -185,14 +224,19 @@ def test_study_advantageous_last_depends_on_documents(load: Callable[..., Recipe
             "data.metric=em",
             "data.metric: 'em', but prompt 'qa' does not ask for 'The answer is:'; set data.metric=sub_em or another",
         ),
-        (
-            "data.prompt=coc",
-            "data.metric: 'sub_em', but prompt 'coc' asks for 'The answer is:'; set data.metric=em or another data.",
-        ),
         ("evaluation.slots=pairs", "evaluation.slots: 'pairs' are for several hops (data.hops)"),
         ("evaluation.slots=[0, 20]", "evaluation.slots: 20 is not one of the slots 0 to 19"),
         ("evaluation.slots=[0, 0]", "evaluation.slots: expected at least one slot, each of them once"),
         ("evaluation.slots=[]", "evaluation.slots: expected at least one slot, each of them once"),
+        (
+            "data.train_candidates=3",
+            "data.train_candidates: 3 examples cannot give 300 to train on (data.train_examples)",
+        ),
+        (
+            "evaluation.retriever_ranks=[1, -1]",
+            "evaluation.retriever_ranks: expected at most 20 numbers (data.documents), none of them negative and not",
+        ),
+        ("evaluation.retriever_ranks=[0, 0]", "evaluation.retriever_ranks: expected at most 20 numbers"),
         ("evaluation.other_documents=[30, 1]", "evaluation.other_documents: 1 leaves no distractor (data.hops) or"),
         (
             "evaluation.other_documents=[20]",
@@ -247,7 +291,7 @@ def test_load_recipe_names_a_missing_section(tmp_path: Path, section: str, messa
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"model: [1, 2", "not valid YAML: while parsing"),
+        (b"model: [1, 2", "not valid YAML: line 2: did not find expected"),
         (b"- model\n- data\n", "expected sections .*, got a list"),
         (b"", "expected sections .*, got nothing"),
         (b"name: \xff\xfe", "not valid YAML"),
@@ -318,8 +362,8 @@ def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> N
         ("training.epochs", "training.epochs: expected section.field=value"),
         ("=3", "=3: expected section.field=value"),
         ("name.first=x", "name.first: 'name' is a single value and has no fields"),
-        ("seed=[1", "seed: cannot read the value '[1'"),
-        ("seed=2024-13-45", "seed: cannot read the value '2024-13-45'"),
+        ("seed=[1", "seed: cannot read the value: not valid YAML: line 2: did not find expected ',' or ']'"),
+        ("seed=2024-13-45", "seed: cannot read the value: not valid YAML: a value cannot be converted (ValueError)"),
     ],
 )
 def test_load_recipe_reports_a_bad_override(load: Callable[..., Recipe], override: str, message: str) -> None:
@@ -478,6 +522,7 @@ def test_study_ms_poe_cannot_use_flash_attention(load: Callable[..., Recipe]) ->
         ("r1", "kl", "paper", 1.0, True),
         ("kl+align", "kl", "paper", 0.0, True),
         ("kl", "kl", "uniform", 0.0, True),
+        ("r1-on-policy", "kl", "paper", 1.0, True),
         ("r2", "ce", "uniform", 0.0, False),
         ("seqkd", "ce", "uniform", 0.0, False),
         ("sft", "ce", "uniform", 0.0, False),
@@ -516,6 +561,26 @@ def test_method_section_null_leaves_a_setting_open() -> None:
     null = {"weights": None, "anchor_weight": None, "teacher": None, "teacher_topk": None, "auto_slots": None}
     assert MethodSection.model_validate(null) == MethodSection()
     assert EvaluationSection.model_validate({"slots": None, "other_slots": None, "seed": None}) == EvaluationSection()
+
+
+def test_method_section_rounds_are_those_of_its_name() -> None:
+    assert (MethodSection().rounds, MethodSection(name="r1-on-policy").rounds) == (1, 2)
+    assert MethodSection(name="r1-on-policy", rounds=1).rounds == 1
+    assert MethodSection(k=3).responses_per_example == 1
+    assert MethodSection(name="r1-on-policy", k=3).responses_per_example == 4
+
+
+def test_study_keeps_wrong_answers_of_on_policy_methods(load: Callable[..., Recipe]) -> None:
+    assert load("method.name=r1").study.sampling.keep == load("sampling.keep=null").study.sampling.keep == "correct"
+    assert load("method.name=r1-on-policy").study.sampling.keep == "all"
+    assert load("method.name=r1-on-policy", "sampling.keep=correct").study.sampling.keep == "correct"
+    cells = sweep_cells(load("sweep.method.name=[r1, r1-on-policy]"))
+    assert [cell.study.sampling.keep for _, cell in cells] == ["correct", "all"]
+
+
+def test_study_refuses_a_choice_of_on_policy_answers(load: Callable[..., Recipe]) -> None:
+    with pytest.raises(UserError, match=r"sampling.candidates: 4, but method 'r1-on-policy' learns from what the stud"):
+        load("method.name=r1-on-policy", "sampling={candidates: 4, temperature: 1}")
 
 
 def test_methods_table_has_every_name_once() -> None:

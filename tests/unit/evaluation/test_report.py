@@ -1,95 +1,37 @@
-import itertools
+import csv
 import json
 import re
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 import yaml
 
-from pos2distill.config import DataSection, EvaluationSection, ModelSection, Study
+from pos2distill.evaluation.questions import decode_questions
 from pos2distill.evaluation.report import (
     Comparison,
     ReportInputs,
     build_summary,
+    chart_library,
     compare,
     render_model_card,
     render_report,
+    verdict,
 )
+from tests.support.predictions import predictions
+from tests.support.reports import STUDY, analyses, report_inputs
 
-STUDY = Study(
-    model=ModelSection(path="m"),
-    data=DataSection(format="jsonl", path="d"),
-    evaluation=EvaluationSection(bootstrap_samples=100),
-)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def predictions(documents: int, correct_ES: list[list[int]]) -> pa.Table:
-    rows = [
-        {
-            "example_id": f"e{example}",
-            "documents": documents,
-            "placement": slot,
-            "group": "",
-            "slots": [slot],
-            "correct": bool(right),
-            "f1": float(right),
-        }
-        for example, row in enumerate(correct_ES)
-        for slot, right in enumerate(row)
-    ]
-    return pa.Table.from_pylist(rows)
-
-
-def pair_predictions(correct: int) -> pa.Table:
-    """One example at every ordered pair of three slots."""
-    pairs = list(itertools.permutations((0, 1, 2), 2))
-    return pa.Table.from_pylist(
-        [
-            {
-                "example_id": "e0",
-                "documents": 3,
-                "placement": number,
-                "group": "",
-                "slots": pair,
-                "correct": number < correct,
-                "f1": 0.0,
-            }
-            for number, pair in enumerate(pairs)
-        ]
-    )
+@pytest.fixture(scope="module")
+def inputs() -> ReportInputs:
+    return report_inputs()
 
 
 @pytest.fixture(scope="module")
-def pairs() -> Comparison:
-    return compare(pair_predictions(3), pair_predictions(6), 3, STUDY)
-
-
-@pytest.fixture(scope="module")
-def inputs(pairs: Comparison) -> ReportInputs:
-    # Accuracies before: 1, 1/2, 0; after: 1, 1, 1/2.
-    before, after = [[1, 1, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 0]]
-    longer = [[1, 0], [1, 0]], [[1, 0], [0, 0]]
-    step = {"loss": 0.5, "loss_trivial": 0.4, "loss_anchor": None, "weight_by_slot": {"1": 0.6, "2": 0.4}}
-    return ReportInputs(
-        name="tiny",
-        description="A run <script>alert('x')</script> & more",
-        method="r1",
-        advantageous=(0,),
-        choice=None,
-        main=compare(predictions(3, before), predictions(3, after), 3, STUDY),
-        others=[compare(predictions(5, longer[0]), predictions(5, longer[1]), 5, STUDY)],
-        other_tasks={"chains": pairs},
-        steps=[{**step, "step": number} for number in range(3)],
-        counts={"examples": {"rows": 9, "train_unused": 2}},
-        seconds={"examples": 0.25},
-        settings={"model": {"path": "base/model", "rope_scales": []}, "inference": {"method": "none"}, "seed": 3},
-        versions={"torch": "2.13.0"},
-        checkpoint="storage/checkpoint-abcd/model",
-        fingerprint="0123456789abcdef",
-    )
+def pairs(inputs: ReportInputs) -> Comparison:
+    return inputs.other_tasks["chains"]
 
 
 @pytest.fixture(scope="module")
@@ -119,22 +61,101 @@ def test_build_summary_keys_and_values(inputs: ReportInputs) -> None:
     assert (summary["fingerprint"], summary["dataset"]) == ("0123456789abcdef", "jsonl")
 
 
+def test_build_summary_says_how_the_study_was_made(inputs: ReportInputs) -> None:
+    summary = build_summary(inputs)
+    assert summary["verdict"].startswith(
+        "Position 3 of 3 loses 100 points to position 1 (which may be chance: p = 0.69); "
+    )
+    assert summary["command"] == "python run.py study tiny 'name=<b>'"
+    assert summary["settings"]["seed"] == 3
+    assert (summary["made_with"], summary["versions"]) == ({"git revision": "abc1234"}, {"torch": "2.13.0"})
+
+
+def without_library(html: str) -> str:
+    """The page without the code of the charts' library, which names addresses and elements that it may be asked for."""
+    assert html.count(str(chart_library())) == 1
+    return html.replace(str(chart_library()), "")
+
+
 def test_render_report_page_needs_no_other_file(html: str) -> None:
-    sources = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]+)""", html)
-    assert len(sources) == 4
-    assert all(source.startswith("data:image/png;base64,iVBORw0KGgo") for source in sources)
-    assert not re.search(r"@import|url\(|<link|<iframe|<object", html)
+    page = without_library(html)
+    sources = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s>]+)""", page)
+    assert sources == ["curves.csv", "summary.json"]  # links to the files beside the page
+    assert re.findall(r"@import|url\(|<link|<iframe|<object|https?://|fetch\(", page) == []
 
 
 def test_render_report_escapes_text(html: str) -> None:
-    assert "<script>" not in html
-    assert "A run &lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; more" in html
+    page = without_library(html)
+    assert page.count("<script") == 4
+    assert "A run &lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt; &amp; more" in page
+    assert "name=&lt;b&gt;" in page
 
 
-def test_render_report_shows_the_numbers(html: str) -> None:
-    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+def test_chart_library_does_not_end_its_script_element() -> None:
+    assert "</script" not in chart_library()
+    assert "<!--" not in chart_library()
+
+
+def test_render_report_shows_the_numbers(html: str, inputs: ReportInputs) -> None:
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_library(html)))
     for part in ("0.500 → 0.833", "1.000 → 0.500", "+0.333", "train unused 2", "0.2 s", "torch 2.13.0", "Seed 3"):
         assert part in text
+    assert verdict(inputs.main) in text
+    assert "training.epochs 7" in text
+    assert "git revision abc1234" in text
+
+
+def test_render_report_page_holds_every_curve(html: str) -> None:
+    data = page_data(html)
+    assert [curve["label"] for curve in data["curves"]] == [
+        "3 documents (as trained)",
+        "5 documents",
+        "chains, 3 documents",
+    ]
+    assert [(curve["task"], curve["view"]) for curve in data["curves"]] == [(0, 0), (0, 1), (1, 0)]
+    assert data["charts"].keys() == {"loss", "weights"}
+    assert data["themes"].keys() == {"light", "dark"}
+
+
+def test_render_report_shows_analyses(inputs: ReportInputs) -> None:
+    files = render_report(replace(inputs, analyses=analyses()))
+    names = ["token-shift", "attention", "thought-shift", "wrong-answers"]
+    page = without_library(files["index.html"].decode())
+    assert re.findall(r'<div id="([a-z-]+)" class="chart">', page) == ["curve", *names, "loss", "weights"]
+    assert "<img" not in page
+    assert page_data(page)["charts"].keys() == {"loss", "weights", *names}
+    assert all(files[f"{name}.png"].startswith(PNG) for name in names)
+
+
+def test_render_report_page_holds_the_questions(html: str) -> None:
+    (encoded,) = re.findall(r'id="questions-data">([^<]+)<', html)
+    first, second = decode_questions(encoded)["tasks"]
+    assert [question["id"] for question in first["questions"]] == ["e0", "e1"]
+    assert first["questions"][0]["location"] == "d.jsonl, line 1"
+    assert [view["label"] for view in first["views"]] == ["3 documents", "5 documents"]
+    assert len(second["views"][0]["positions"]) == 6
+
+
+def page_data(html: str) -> dict[str, Any]:
+    (text,) = re.findall(r'<script type="application/json" id="page-data">(.+?)</script>', html)
+    return json.loads(text)
+
+
+def test_render_report_csv_has_every_point(files: dict[str, bytes]) -> None:
+    rows = list(csv.DictReader(files["curves.csv"].decode().splitlines()))
+    assert len(rows) == 2 * (3 + 2 + 6)
+    assert rows[1] == {
+        "task": "",
+        "documents": "3",
+        "model": "before",
+        "position": "2",
+        "group": "",
+        "accuracy": "0.5",
+        "low": rows[1]["low"],
+        "high": rows[1]["high"],
+        "questions": "2",
+    }
+    assert {row["position"] for row in rows if row["task"] == "chains"} == {"1>2", "1>3", "2>1", "2>3", "3>1", "3>2"}
 
 
 def test_render_report_warns_of_truncated_answers(inputs: ReportInputs, html: str) -> None:
@@ -149,12 +170,12 @@ def test_render_report_warns_of_truncated_answers(inputs: ReportInputs, html: st
 
 def test_render_report_plots_are_png(files: dict[str, bytes]) -> None:
     pictures = {"accuracy.png", "loss.png", "weights.png", "accuracy-5-documents.png"}
-    assert files.keys() == pictures | {"index.html"}
+    assert files.keys() == pictures | {"index.html", "curves.csv"}
     assert all(files[name].startswith(PNG) for name in pictures)
     assert len({files[name] for name in pictures}) == 4
 
 
-def test_plot_loss_of_zero_losses(inputs: ReportInputs) -> None:
+def test_render_report_of_zero_losses(inputs: ReportInputs) -> None:
     """A logarithmic axis cannot show a loss of 0."""
     step: dict[str, Any] = {"step": 0, "loss": 0.0, "loss_trivial": 0.0, "loss_anchor": None, "weight_by_slot": {}}
     assert render_report(replace(inputs, steps=[step]))["loss.png"].startswith(PNG)
@@ -174,13 +195,14 @@ def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
     assert "| GAP (max - min) | 1.000 | 0.500 |" in body
     assert "position 1 of 3" in body
     assert "0123456789abcdef" in body
+    assert f"**{verdict(inputs.main)}**" in body
 
 
 def test_render_report_of_two_hops_has_a_heat_map_and_no_weights(inputs: ReportInputs, pairs: Comparison) -> None:
     choice = {"slots": [1, 2], "accuracy": 0.75, "ci95": (0.7, 0.8)}
     two_hop = replace(inputs, main=pairs, others=[], advantageous=(1, 2), choice=choice, method="r2")
     files = render_report(two_hop)
-    assert files.keys() == {"index.html", "accuracy.png", "loss.png"}
+    assert files.keys() == {"index.html", "curves.csv", "accuracy.png", "loss.png"}
     html = re.sub(r"\s+", " ", files["index.html"].decode())
     assert "advantageous position 2&gt;3 (measured: 0.750 [0.700, 0.800] on training examples)" in html
     assert "at position 2>3 of 3" in render_model_card(two_hop)
@@ -190,5 +212,22 @@ def test_render_report_of_two_hops_has_a_heat_map_and_no_weights(inputs: ReportI
 
 def test_render_report_and_summary_include_other_tasks(inputs: ReportInputs, html: str) -> None:
     assert build_summary(inputs)["other_tasks"]["chains"]["paired"]["mean_difference"] == 0.5
-    assert re.search(r"<th>chains</th><td>0.500</td><td>1.000</td>", html)
+    assert re.search(r'<th scope="row">chains</th><td>0.500</td><td>1.000</td>', html)
     assert "chains: sub-EM of the first line, SQuAD normalisation, greedy, on jsonl." in html
+
+
+def test_report_says_how_long_prompts_are(html: str, inputs: ReportInputs) -> None:
+    assert "in prompts of 80 tokens (20 % of the model's context)" in html
+    assert build_summary(inputs)["context_tokens"] == 400
+
+
+def test_report_shows_what_a_retriever_and_orders_do(inputs: ReportInputs) -> None:
+    """Accuracies before: 1, 1/2, 0; after: 1, 1, 1/2."""
+    study = STUDY.model_copy(update={"evaluation": STUDY.evaluation.model_copy(update={"retriever_ranks": (1.0, 1.0)})})
+    main = compare(predictions(3, [[1, 1, 0], [1, 0, 0]]), predictions(3, [[1, 1, 1], [1, 1, 0]]), 3, study)
+    assert main.expected is not None
+    assert (main.expected["base"]["accuracy"], main.expected["distilled"]["accuracy"]) == (0.75, 1.0)
+    before, after = (replace(curve, broken_by_order=(0.5, 0.25, 0.0)) for curve in (main.before, main.after))
+    page = render_report(replace(inputs, main=replace(main, before=before, after=after)))["index.html"].decode()
+    assert "expect 0.750 [" in page
+    assert "breaks, by position: 0.50 0.25 0.00 before, 0.50 0.25 0.00 after" in page

@@ -7,9 +7,10 @@ import pytest
 
 from pos2distill.evaluation.scores import (
     Grid,
-    corrected_gap,
+    expected_accuracy,
     format_slots,
     paired_difference,
+    shortage_warning,
     to_curve,
     to_grid,
     truncation_warning,
@@ -64,51 +65,33 @@ def test_to_curve_by_hand() -> None:
     assert curve.accuracy_by_slot == (1.0, 0.0, 0.5)
     assert (curve.mean, curve.gap, curve.examples, curve.slots) == (0.5, 1.0, 2, (0, 2, 4))
     assert (curve.f1, curve.by_group) == (0.25, {})
-    assert curve.accuracy_ci95[:2] == ((1.0, 1.0), (0.0, 0.0))  # the same in every resample
-
-
-def test_to_curve_resamples_whole_examples() -> None:
-    """Where all slots of an example agree, resampling examples keeps GAP at 0; resampling cells would not."""
-    curve = to_curve(grid_of([[1, 1], [0, 0], [1, 1], [0, 0]]), bootstrap_samples=500, seed=0)
-    assert curve.gap_ci95 == (0.0, 0.0)
-    assert curve.ci95[0] < 0.5 < curve.ci95[1]
-
-
-def test_to_curve_interval_equals_the_binomial_one() -> None:
-    """400 examples, 30 % right: the standard error is sqrt(.3 * .7 / 400) = .0229."""
-    curve = to_curve(grid_of([[1.0]] * 120 + [[0.0]] * 280), bootstrap_samples=4000, seed=0)
-    assert curve.ci95 == pytest.approx((0.3 - 1.96 * 0.0229, 0.3 + 1.96 * 0.0229), abs=0.004)
-
-
-def test_to_curve_interval_covers_the_true_mean_in_95_percent() -> None:
-    random = np.random.default_rng(0)
-    ability = np.asarray([0.9, 0.5, 0.3, 0.6])
-    covered = 0
-    for seed in range(200):
-        curve = to_curve(grid_of((random.random((80, 4)) < ability).tolist()), bootstrap_samples=400, seed=seed)
-        covered += curve.ci95[0] <= ability.mean() <= curve.ci95[1]
-    # 190 expected; the standard deviation of a binomial of 200 at .95 is 3.1.
-    assert 178 <= covered <= 199
+    # Wilson's interval of 2 of 2, by hand: 1 / (1 + 1.96^2 / 2).
+    assert curve.accuracy_ci95[0] == pytest.approx((0.342, 1.0), abs=1e-3)
+    assert curve.accuracy_ci95[1] == pytest.approx((0.0, 0.658), abs=1e-3)
 
 
 def test_to_curve_intervals_depend_on_the_seed_only() -> None:
     grid = grid_of(np.random.default_rng(1).integers(0, 2, (30, 3)).tolist())
     first, again, other = (to_curve(grid, bootstrap_samples=200, seed=seed) for seed in (5, 5, 6))
     assert first == again
-    assert first.ci95 != other.ci95 or first.gap_ci95 != other.gap_ci95
+    assert first.gap_corrected != other.gap_corrected
 
 
 def test_paired_difference_by_hand() -> None:
     before, after = grid_of([[1, 0], [0, 0]]), grid_of([[1, 1], [1, 1]])
     paired = paired_difference(before, after, bootstrap_samples=1000, seed=0)
     assert paired["mean_difference"] == 0.75
-    # Examples gain 1/2 and 1, so a resample of the two has a mean of 1/2, 3/4 or 1.
-    assert paired["ci95"] == (0.5, 1.0)
+    assert paired["ci95"] == (-1.0, 1.0)  # two examples tell next to nothing
+    # The deviation of 1/2 and 1 is 1/4, but one of two examples could be 0.71 from the others.
+    assert paired["questions_to_see"] == {"1": 39245, "2": 9812, "5": 1570, "10": 393}
 
 
 def test_paired_difference_of_equal_models_is_zero() -> None:
     grid = grid_of([[1, 0], [0, 1], [1, 1]])
-    assert paired_difference(grid, grid, bootstrap_samples=100, seed=0) == {"mean_difference": 0.0, "ci95": (0.0, 0.0)}
+    paired = paired_difference(grid, grid, bootstrap_samples=100, seed=0)
+    assert (paired["mean_difference"], paired["gap_change"], paired["gap_change_ci95"]) == (0.0, 0.0, (0.0, 0.0))
+    # 0 of 3 examples changed, which leaves as much open as 0 of 3 right answers do.
+    assert paired["ci95"] == pytest.approx((-0.561, 0.561), abs=1e-3)
 
 
 def test_paired_difference_refuses_different_prompts() -> None:
@@ -174,31 +157,55 @@ def test_truncation_warning_above_a_tenth_of_the_answers(counts: dict[str, int],
         assert actual.startswith(warning)
 
 
-# --- the GAP without the bias of a maximum
+def test_shortage_warning_if_fewer_are_kept_than_wanted() -> None:
+    counts = {"wanted": 300, "sampled": 600, "kept": 207}
+    assert shortage_warning(counts) == (
+        "207 of 300 examples (data.train_examples) were kept after all 600 that may be sampled; raise "
+        "data.train_candidates, give more data, or try another slot or model"
+    )
+    assert shortage_warning(counts | {"kept": 300}) is None
+    assert shortage_warning({"prompts": 20}) is None
 
 
-def test_corrected_gap_of_a_flat_model_is_zero_where_the_gap_is_not() -> None:
-    """300 models that answer each question with probability 0.7 at every slot: 100 questions, 15 slots."""
-    generator = np.random.default_rng(0)
-    gaps, corrected = [], []
-    for seed in range(300):
-        grid = grid_of(generator.random((100, 15)) < 0.7)
-        gaps.append(to_curve(grid, bootstrap_samples=100, seed=0).gap)
-        corrected.append(corrected_gap(grid, splits=20, seed=seed))
-    assert np.mean(gaps) > 0.1
-    assert abs(np.mean(corrected)) < 3 * np.std(corrected) / np.sqrt(len(corrected))
+# --- orders of the distractors, and the ranks of a retriever
 
 
-def test_corrected_gap_finds_a_gap_that_is_there() -> None:
-    """One slot of five is 0.4 worse: the choice of the worst is never wrong, that of the best does not matter."""
-    generator = np.random.default_rng(1)
-    probability_S = np.array([0.8, 0.8, 0.4, 0.8, 0.8])
-    corrected = [
-        corrected_gap(grid_of(generator.random((200, 5)) < probability_S), splits=20, seed=0) for _ in range(100)
+def test_to_grid_averages_over_orders() -> None:
+    """Two slots in two orders each: columns 0 and 1 are the first slot's."""
+    rights = {"a": (1, 0, 1, 1), "b": (0, 0, 1, 0)}
+    rows = [
+        (example, 2 * slot + order, rights[example][2 * slot + order])
+        for example in rights
+        for slot in (0, 1)
+        for order in (0, 1)
     ]
-    assert np.mean(corrected) == pytest.approx(0.4, abs=0.01)
+    table = predictions(rows)
+    slots = pa.array([[row[1] // 2 * 4] for row in rows], pa.list_(pa.int32()))
+    grid = to_grid(table.set_column(table.column_names.index("slots"), "slots", slots), 5)
+    assert (grid.slots, grid.orders) == (((0,), (4,)), 2)
+    assert grid.correct_ES.tolist() == [[0.5, 1.0], [0.0, 0.5]]
+    curve = to_curve(grid, bootstrap_samples=100, seed=0)
+    # At the first slot `a` depends on the order, at the second `b`.
+    assert curve.broken_by_order == (0.5, 0.5)
+    assert curve.accuracy_by_slot == (0.25, 0.75)
 
 
-def test_corrected_gap_by_hand() -> None:
-    """Two slots, one always right and one never: 1 whatever the halves."""
-    assert corrected_gap(grid_of(np.tile([1, 0], (6, 1))), splits=3, seed=0) == 1.0
+def test_broken_by_order_needs_several_orders() -> None:
+    assert to_curve(to_grid(predictions(ROWS), 5), bootstrap_samples=100, seed=0).broken_by_order == ()
+
+
+def test_expected_accuracy_by_hand() -> None:
+    """Accuracies 1, .5, 0 at slots 0, 2, 4: .75 at rank 1 by interpolation."""
+    grid = to_grid(predictions([("a", 0, 1), ("a", 2, 0), ("a", 4, 0), ("b", 0, 1), ("b", 2, 1), ("b", 4, 0)]), 5)
+    assert expected_accuracy(grid, (1,))[0] == 1.0
+    assert expected_accuracy(grid, (0, 2))[0] == 0.75
+    assert expected_accuracy(grid, (1, 1, 0, 0, 2))[0] == pytest.approx((1 + 0.75 + 0 + 0) / 4)
+    accuracy, (low, high) = expected_accuracy(grid, (3, 2, 1, 1, 1))
+    assert low < accuracy < high
+
+
+def test_expected_accuracy_beyond_the_measured_slots_is_theirs() -> None:
+    """Slots 1 and 2 of five are measured."""
+    grid = to_grid(predictions([("a", 2, 0), ("a", 1, 1), ("b", 2, 0), ("b", 1, 1)]), 5)
+    assert expected_accuracy(grid, (1,))[0] == 1.0
+    assert expected_accuracy(grid, (0, 0, 0, 0, 1))[0] == 0.0

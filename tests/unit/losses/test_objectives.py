@@ -25,6 +25,11 @@ def test_row_coefficients_of_r1_by_hand() -> None:
     assert loss.item() == pytest.approx(expected, abs=1e-6)
 
 
+def test_row_coefficients_of_official_weights_add_up_the_anchors() -> None:
+    """As the authors' code: every anchor row has the weight lambda, not a share of it."""
+    assert coefficients(LOSS, SLOT, weights="official", anchor_weight=0.5).tolist()[3:] == [0.5, 0.5]
+
+
 def test_row_coefficients_of_ablations_leave_out_parts_of_r1() -> None:
     r1, align, kl = (coefficients(LOSS, SLOT, name=name) for name in ("r1", "kl+align", "kl"))
     assert align.tolist() == pytest.approx([*r1[:3].tolist(), 0, 0])

@@ -2,14 +2,19 @@ import json
 import tempfile
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.files import local_folder, model_digest
+from pos2distill.models.load import load_tokenizer
+from pos2distill.scratch import user_folder
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "no-such-model", "a/b/c"])
@@ -43,13 +48,60 @@ def test_local_folder_copies_a_url_once(remote: ModelSection, tiny_model_path: s
     assert names == sorted(file.name for file in Path(tiny_model_path).iterdir())
     assert all((folder / name).read_bytes() == Path(tiny_model_path, name).read_bytes() for name in names)
     assert local_folder(remote) == str(folder)
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no partial copy is left
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, f"{folder.name}.lock"}  # no partial copy
+
+
+def test_local_folder_copies_only_what_a_model_needs(remote: ModelSection, tiny_model_path: str) -> None:
+    for name in ("pytorch_model.bin", "consolidated.safetensors", "README.md", "original/consolidated.00.pth"):
+        with fsspec.open(f"{remote.path}/{name}", "wb") as target:
+            target.write(b"x")
+    copied = {file.name for file in Path(local_folder(remote)).iterdir()}
+    assert copied == {file.name for file in Path(tiny_model_path).iterdir()}
+
+
+def test_local_folder_without_weights_copies_none_unless_they_are_there(remote: ModelSection) -> None:
+    folder = Path(local_folder(remote, weights=False))
+    assert (folder / "config.json").exists()
+    assert (folder / "tokenizer.json").exists()
+    assert not list(folder.glob("*.safetensors"))
+    whole = local_folder(remote)
+    assert list(Path(whole).glob("*.safetensors"))
+    assert local_folder(remote, weights=False) == whole
+
+
+def test_local_folder_starts_again_after_a_process_that_died_while_it_copied(
+    remote: ModelSection, tmp_path: Path
+) -> None:
+    partial = user_folder("models") / f"{model_digest(remote)}.partial"
+    partial.mkdir()
+    (partial / "model-00001-of-00002.safetensors").write_bytes(b"of a dead process")
+    folder = Path(local_folder(remote))
+    assert not partial.exists()
+    assert not (folder / "model-00001-of-00002.safetensors").exists()
+
+
+def test_local_folder_copies_once_for_all_processes(
+    remote: ModelSection, tiny_model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight ranks of one node ask at the same time. flock excludes threads as it does processes."""
+    copied: list[str] = []
+    get_file = MemoryFileSystem.get_file
+
+    def count(fs: MemoryFileSystem, path: str, *arguments: str) -> None:
+        copied.append(path)
+        get_file(fs, path, *arguments)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", count)
+    with ThreadPoolExecutor(8) as ranks:
+        folders = list(ranks.map(lambda _: local_folder(remote), range(8)))
+    assert len(set(folders)) == 1
+    assert len(copied) == len(list(Path(tiny_model_path).iterdir()))
 
 
 def test_local_folder_names_an_empty_url(remote: ModelSection, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no such model folder \(model.path\)"):
         local_folder(remote.model_copy(update={"path": f"{remote.path}-gone"}))
-    assert not list(tmp_path.glob("pos2distill-models/*"))  # and no partial copy is left
+    assert not list(tmp_path.glob("pos2distill-*/models/*"))  # and no partial copy is left
 
 
 def test_local_folder_copies_a_url_again_if_the_model_changed(remote: ModelSection) -> None:
@@ -113,3 +165,26 @@ def test_model_digest_depends_on_every_byte_of_a_tokenizer(tmp_path: Path) -> No
     before = model_digest(ModelSection(path=str(tmp_path)))
     (tmp_path / "tokenizer.json").write_bytes(b"a" * (1 << 20) + b"b" + b"a" * ((2 << 20) - 1))
     assert model_digest(ModelSection(path=str(tmp_path))) != before
+
+
+def test_local_folder_copies_no_weights(remote: ModelSection, tiny_model_path: str) -> None:
+    folder = Path(local_folder(remote, weights=False))
+    names = sorted(file.name for file in folder.iterdir())
+    assert names == sorted(file.name for file in Path(tiny_model_path).iterdir() if file.suffix != ".safetensors")
+    # No partial copy is left, only the lock.
+    assert sorted(path.suffix for path in folder.parent.iterdir() if path != folder) == [".lock"]
+    assert load_tokenizer(remote).chat_template
+    assert not list(folder.parent.glob("*/*.safetensors"))
+
+
+def test_local_folder_asks_the_hub_for_no_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.update(options)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert local_folder(ModelSection(path="owner/name"), weights=False) == str(tmp_path)
+    assert "*.json" in asked["allow_patterns"]
+    assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])

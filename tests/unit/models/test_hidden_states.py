@@ -140,51 +140,11 @@ def test_response_hidden_states_and_gradients_do_not_change_with_shared_prefixes
     assert (found[True][1] - found[False][1]).norm() < 1e-5 * found[False][1].norm()
 
 
-WINDOW = {"sliding_window": 8}
-
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    **{family: {} for family in ("qwen2", "qwen3", "mistral", "gemma", "phi3", "granite", "olmo2", "smollm3", "gpt2")},
-    "cohere2": WINDOW,
-    "exaone4": WINDOW,
-    "gemma3_text": WINDOW,
-    "ministral": {"head_dim": 8},
-    "glm4": {"head_dim": 8},
-    "starcoder2": {},
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
-    "mixtral": {"num_local_experts": 4},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-}
-
-
 def save_tiny(family: str, folder: Path, **settings: Any) -> ModelSection:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **SMALL, **HEADS, pad_token_id=0, **settings)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return ModelSection(path=str(folder), dtype="float32", max_length=128)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_response_hidden_states_of_many_families_equal_those_of_single_rows(family: str, tmp_path: Path) -> None:
-    model = save_tiny(family, tmp_path, **FAMILIES[family])
-    prompts, responses = with_common_beginnings()
-    packed, plain = load_model(model, packed=True), load_model(model)
-    with torch.no_grad():
-        together = response_hidden_states(packed, collate(prompts, responses, group_ids=[0] * len(prompts)))
-        alone = [
-            plain.get_decoder()(torch.tensor([[*prompt, *response]])).last_hidden_state[0, len(prompt) - 1 : -1]
-            for prompt, response in zip(prompts, responses, strict=True)
-        ]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("family", "layer"), [("lfm2", "conv"), ("minimax", "linear_attention"), ("qwen3_next", "linear_attention")]
-)
-def test_load_model_refuses_layers_that_would_mix_packed_rows(family: str, layer: str, tmp_path: Path) -> None:
-    model = save_tiny(family, tmp_path, layer_types=[layer, "full_attention"])
-    with pytest.raises(UserError, match=f"its layers of type '{layer}' would mix packed rows"):
-        load_model(model, packed=True)
 
 
 def test_load_model_names_attention_that_sdpa_cannot_compute(tmp_path: Path) -> None:

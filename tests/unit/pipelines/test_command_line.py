@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines import command_line, commands
+from pipelines import command_line, commands, terminal
 from pipelines.command_line import COMMANDS
 from pipelines.plan import make_plan
 from pipelines.terminal import summarise_manifest
@@ -81,20 +82,25 @@ def test_recipes_lists_names_and_descriptions(capsys: pytest.CaptureFixture[str]
     assert all(load_recipe(line.split()[0]).description in line for line in lines)
 
 
+@pytest.mark.parametrize("options", [[], ["--full"]])
 def test_dry_run_shows_settings_and_writes_nothing(
-    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: str, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command_line.main(["study", recipe, "training.epochs=5", "--dry-run"]) == 0
+    assert command_line.main(["study", recipe, "training.epochs=5", "--dry-run", *options]) == 0
     shown = capsys.readouterr().out
     again = tmp_path / "again.yaml"
     again.write_text(shown)
     resolved = load_recipe(recipe, ["training.epochs=5"])
     assert load_recipe(str(again)) == resolved
-    assert yaml.safe_load(shown)["training"]["epochs"] == 5
+    settings = yaml.safe_load(shown)
+    assert settings["training"]["epochs"] == 5
+    # A default is shown only if it is asked for.
+    assert ("betas" in settings["training"]) == bool(options)
     plan = make_plan(resolved)
     assert f"# study {plan.fingerprint}, storage {resolved.storage}" in shown
     for stage in plan.stages:
-        assert f"{stage.name:<18}  {stage.fingerprint}  to run" in shown
+        assert f"#   to run    {stage.name:<18}  {stage.artifact.url}\n" in shown
+    assert f"#   to write  {'report':<18}  {resolved.storage}/report/index.html\n" in shown
     assert not Path(resolved.storage).exists()
 
 
@@ -112,16 +118,19 @@ def test_dry_run_shows_the_stages_of_its_command(
 ) -> None:
     assert command_line.main([command, recipe, "--dry-run"]) == 0
     lines = [line.removeprefix("#   ") for line in capsys.readouterr().out.splitlines() if line.startswith("#   ")]
-    assert [line.split("  ")[0] for line in lines] == stages
-    assert all(line.endswith("missing" if command == "report" else "to run") for line in lines)
+    lines = [line for line in lines if not line.endswith("index.html")]
+    assert [line[10:28].rstrip() for line in lines] == stages
+    assert all(line.startswith("missing" if command == "report" else "to run") for line in lines)
 
 
 def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    artifact = make_plan(load_recipe(recipe)).sample.artifact
+    loaded = load_recipe(recipe)
+    claim_storage(loaded.storage, loaded.name)
+    artifact = make_plan(loaded).sample.artifact
     with artifact.writing():
         artifact.publish(counts={}, seconds={})
     assert command_line.main(["study", recipe, "--dry-run"]) == 0
-    assert f"{artifact.fingerprint}  cached" in capsys.readouterr().out
+    assert f"#   cached    {'sample':<18}  {artifact.url}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -132,7 +141,7 @@ def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[
         (["study", "RECIPE", "training"], "training: expected section.field=value"),
         (["study", "RECIPE", "data.path=gone.jsonl", "--dry-run"], "gone.jsonl: no such file"),
         (["study", "RECIPE", "training.lora.targets=[q_prj]", "--dry-run"], "did you mean 'q_proj'?"),
-        (["study", "RECIPE", "data.train_examples=9999"], "train examples, but data.train_examples asks for 9999"),
+        (["study", "RECIPE", "data.eval_examples=9999"], "eval examples, but data.eval_examples asks for 9999"),
         (
             ["study", "RECIPE", "evaluation.other_documents=[7]"],
             "line 1: 6 documents, but prompts of 7 slots are asked",
@@ -200,12 +209,11 @@ def test_study_refuses_a_folder_that_holds_other_files(recipe: str, capsys: pyte
 
 
 def test_study_leaves_nothing_after_bad_data(make_recipe: Make, tmp_path: Path) -> None:
-    """So that another recipe may have the folder."""
     recipe = make_recipe()
     with open(recipe.study.data.path, "a") as file:
         file.write(json.dumps({"question": "?"}) + "\n")
     assert command_line.main(["study", str(tmp_path / "recipe.yaml")]) == 2
-    assert not list(Path(recipe.storage).iterdir())
+    assert not Path(recipe.storage).exists()
 
 
 @pytest.mark.parametrize(
@@ -284,3 +292,57 @@ def test_main_keeps_the_traceback_of_a_bug(recipe: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(commands, "run_study", stumble)
     with pytest.raises(ZeroDivisionError):
         command_line.main(["study", recipe])
+
+
+def test_main_reports_a_fault_in_one_line(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(recipe: Recipe) -> None:
+        raise OSError(28, "No space left on device", "/full")
+
+    monkeypatch.setattr(commands, "run_study", fail)
+    assert command_line.main(["study", recipe]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("error: /full: No space left on device; free space there")
+    assert line.count("\n") == 1
+    monkeypatch.setenv("POS2DISTILL_DEBUG", "1")
+    assert command_line.main(["study", recipe]) == 2
+    assert "in fail\n" in capsys.readouterr().err
+
+
+def test_output_that_is_closed_ends_the_program_silently() -> None:
+    command = [sys.executable, "run.py", "recipes"]
+    root = Path(command_line.__file__).parents[1]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # as `head` does
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == 141
+
+
+def test_output_without_the_characters_of_a_message_is_no_error() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "run.py", "study", "é", "--dry-run"]
+    root = Path(command_line.__file__).parents[1]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ?: no such recipe")
+
+
+def test_bars_are_of_characters_that_the_terminal_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding, bar in (("utf-8", "█" * 9 + "·" * 9), ("latin-1", "#" * 9 + "." * 9)):
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+        assert terminal._bar(0.5) == bar
+
+
+@pytest.mark.parametrize("words", [["--dry"], ["--ful", "--dry-run"]])
+def test_options_are_not_abbreviated(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["study", "quickstart", *words])
+    assert "unrecognized arguments: --" in capsys.readouterr().err
+
+
+def test_full_is_an_option_of_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["study", "quickstart", "--full"]) == 2
+    assert capsys.readouterr().err == "error: --full: is an option of --dry-run\n"

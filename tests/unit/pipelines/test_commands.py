@@ -11,9 +11,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from pipelines import commands
-from pipelines.commands import describe, run_study
+from pipelines.commands import run_sample, run_study
+from pipelines.dry_run import describe
+from pipelines.plan import make_plan
+from pipelines.provenance import read_provenance
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import Stopped, UserError
+from pos2distill.store.artifacts import Artifact, Manifest
+from scripts.model_families import save_tiny
 
 
 @pytest.mark.parametrize(
@@ -57,6 +62,24 @@ def test_check_against_model_refuses_incomplete_weights(
     assert capsys.readouterr().out == ""  # no stage was run
 
 
+@pytest.mark.parametrize("command", [run_study, run_sample, describe])
+def test_commands_that_train_refuse_an_untrainable_family_first(
+    make_recipe: Callable[..., Recipe],
+    tiny_model_path: str,
+    tmp_path: Path,
+    command: Callable[[Recipe], object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    save_tiny("gptj", folder)
+    recipe = make_recipe(model={"path": str(folder), "max_length": 512})
+    with pytest.raises(UserError, match=r"model: a model of the family 'gptj' cannot be trained: .+; supported: ape"):
+        command(recipe)
+    assert capsys.readouterr().out == ""  # no stage was run
+    # An evaluation trains nothing.
+    assert "to run" in describe(recipe, "evaluate")
+
+
 def test_run_study_refuses_a_missing_tracker_first(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,7 +89,7 @@ def test_run_study_refuses_a_missing_tracker_first(
     assert capsys.readouterr().out == ""
 
 
-COMMANDS: dict[str, Callable[[Recipe], None]] = {
+COMMANDS: dict[str, Callable[[Recipe], object]] = {
     "study": commands.run_study,
     "evaluate": commands.run_evaluate,
     "sample": commands.run_sample,
@@ -91,3 +114,24 @@ def test_commands_that_write_artifacts_hold_the_lease(
     monkeypatch.setattr(commands, "_require_finished", lambda *arguments: None)
     with pytest.raises(Reached):
         COMMANDS[command](recipe)
+
+
+def test_a_stage_that_is_stopped_after_it_was_published_keeps_its_provenance(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later run finds the stage finished, and cannot know how it was made."""
+    publish = Artifact.publish
+
+    def publish_and_stop(self: Artifact, **arguments: Any) -> Manifest:
+        manifest = publish(self, **arguments)
+        if self.name == "samples":
+            raise Stopped("stopped", 130)
+        return manifest
+
+    monkeypatch.setattr(Artifact, "publish", publish_and_stop)
+    recipe = make_recipe(runtime={"executor": "local"})
+    with pytest.raises(Stopped):
+        run_sample(recipe)
+    provenance = read_provenance(make_plan(recipe).sample.artifact)
+    assert provenance is not None
+    assert provenance.stage == "sample"

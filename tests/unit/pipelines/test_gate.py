@@ -1,9 +1,10 @@
-"""`evaluate --fail-if-gap-above`, on predictions made by hand: accuracies 1, 0.85 and 0.8 at three slots."""
+"""The gate of `evaluate`, on predictions made by hand: accuracies 1, 0.85 and 0.8 at three slots."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines import command_line
@@ -14,7 +15,7 @@ from pos2distill.store.artifacts import Artifact, claim_storage
 
 
 def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
-    """Of 20 examples at each slot, the first so many are right."""
+    """Of 200 examples at each slot, the first so many are right."""
     rows = [
         {
             "example_id": f"e{example}",
@@ -27,9 +28,10 @@ def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
             "correct": example < count,
             "f1": 0.0,
             "finish_reason": "stop",
+            "prompt_tokens": 100,
         }
         for slot, count in enumerate(right)
-        for example in range(20)
+        for example in range(200)
     ]
     with artifact.writing():
         artifact.write_table("predictions.parquet", pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA))
@@ -42,17 +44,24 @@ def evaluate(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
     plan = make_plan(recipe)
     claim_storage(recipe.storage, recipe.name)
     publish(plan.prepare.artifact, ())
-    publish(plan.evaluate_base.artifact, (20, 17, 16))
+    publish(plan.evaluate_base.artifact, (200, 170, 160))
 
-    def evaluate(points: str) -> int:
-        return command_line.main(["evaluate", str(tmp_path / "recipe.yaml"), "--fail-if-gap-above", points])
+    def evaluate(*options: str) -> int:
+        return command_line.main(["evaluate", str(tmp_path / "recipe.yaml"), *options])
 
     return evaluate
 
 
 def test_gate_fails_on_a_larger_gap(evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert evaluate("19.5") == 1
-    assert capsys.readouterr().err == "gate: GAP 20 is above 19.5 (mean 88.3)\n"
+    assert evaluate("--fail-if-gap-above", "5") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("gate: GAP 20.0, at least 1")
+    assert err.endswith("with 95 % confidence, is above 5\n")
+
+
+def test_gate_passes_at_the_limit(evaluate: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate("--fail-if-gap-above", "20", "--fail-if-mean-below", "70") == 0
+    assert capsys.readouterr().out.endswith("gate: GAP 20.0 is not above 20\ngate: mean 88.3 is not below 70\n")
 
 
 def test_gate_fails_without_right_answers(
@@ -61,7 +70,7 @@ def test_gate_fails_without_right_answers(
     plan = make_plan(make_recipe())
     publish(plan.distill.artifact, ())
     publish(plan.evaluate_distilled.artifact, (0, 0, 0))
-    assert evaluate("100") == 1
+    assert evaluate("--fail-if-gap-above", "100") == 1
     assert capsys.readouterr().err == "gate: no answer is right (mean 0.0), so a GAP of 0 means nothing\n"
 
 
@@ -70,28 +79,72 @@ def test_evaluate_warns_of_truncated_answers(
 ) -> None:
     plan = make_plan(make_recipe())
     publish(plan.distill.artifact, ())
-    publish(plan.evaluate_distilled.artifact, (20, 20, 20), prompts=60, hit_max_tokens=7)
-    assert evaluate("5") == 0
+    publish(plan.evaluate_distilled.artifact, (200, 200, 200), prompts=60, hit_max_tokens=7)
+    assert evaluate("--fail-if-gap-above", "5") == 0
     assert capsys.readouterr().err == (
         "warning: evaluate distilled: 7 of 60 answers were cut at evaluation.max_new_tokens; "
         "raise it if they are incomplete\n"
     )
 
 
-@pytest.mark.parametrize("points", ["20", "100"])
-def test_gate_passes_at_the_limit(
-    evaluate: Callable[..., int], points: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """1 - 0.8 is a little less or more than 0.2 in floating point; equal is not above."""
-    assert evaluate(points) == 0
-    assert "GAP 0.200" in capsys.readouterr().out
-
-
 def test_gate_judges_the_checkpoint_if_there_is_one(
-    evaluate: Callable[..., int], make_recipe: Callable[..., Recipe]
+    evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(make_recipe())
     publish(plan.distill.artifact, ())
-    publish(plan.evaluate_distilled.artifact, (20, 19, 20))
-    assert evaluate("6") == 0
-    assert evaluate("4") == 1
+    publish(plan.evaluate_distilled.artifact, (200, 180, 200))
+    assert evaluate("--fail-if-gap-above", "10") == 0
+    assert evaluate("--fail-if-gap-above", "4") == 1
+    assert "gate: GAP 10.0, at least" in capsys.readouterr().err
+
+
+# --- against a baseline
+
+
+@pytest.fixture
+def baseline(make_recipe: Callable[..., Recipe]) -> Artifact:
+    """A checkpoint 10 points below the base model, which is the baseline."""
+    plan = make_plan(make_recipe())
+    publish(plan.distill.artifact, ())
+    publish(plan.evaluate_distilled.artifact, (170, 140, 150))
+    return plan.evaluate_base.artifact
+
+
+def test_drop_against_a_baseline(
+    evaluate: Callable[..., int], baseline: Artifact, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate("--fail-if-drop-above", "2", "--baseline", baseline.url) == 1
+    assert capsys.readouterr().err.startswith("gate: drop of the mean 11.7, at least ")
+    file = f"{baseline.url}/predictions.parquet"
+    assert evaluate("--fail-if-drop-above", "15", "--baseline", file) == 0
+    assert capsys.readouterr().out.endswith("gate: drop of the mean 11.7 is not above 15\n")
+
+
+def test_baseline_that_cannot_be_compared(
+    evaluate: Callable[..., int], baseline: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = Artifact(str(tmp_path / "other"), "base-scores", "0" * 16)
+    publish(other, (200, 170))
+    (tmp_path / "text.parquet").write_text("no table")
+    pq.write_table(pa.table({"example_id": ["a"]}), tmp_path / "table.parquet")
+    missing = tmp_path / "missing"
+    for url, message in [
+        (missing, f"{missing}/predictions.parquet: no such file; expected the folder of an evaluation in a storage"),
+        (tmp_path / "text.parquet", f"{tmp_path}/text.parquet: no table of predictions"),
+        (tmp_path / "table.parquet", f"{tmp_path}/table.parquet: no table of predictions"),
+        (
+            other.url,
+            "other questions, slots or prompt lengths than this evaluation; both need the same data, "
+            "data.eval_examples, evaluation.slots and evaluation.seed",
+        ),
+    ]:
+        assert evaluate("--fail-if-drop-above", "2", "--baseline", str(url)) == 2
+        assert capsys.readouterr().err == f"error: --baseline: {message}\n"
+
+
+@pytest.mark.parametrize("options", [("--fail-if-drop-above", "2"), ("--baseline", "runs/x")])
+def test_drop_and_baseline_belong_together(
+    evaluate: Callable[..., int], options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(*options) == 2
+    assert capsys.readouterr().err == "error: --fail-if-drop-above and --baseline: expected both or none\n"

@@ -260,3 +260,11 @@ def test_make_plan_evaluates_other_tasks_with_the_same_models(make_recipe: Make,
     assert changed(alone, both) == set()
     assert plan.other_tasks["other"].evaluate_base.fingerprint == make_plan(other).evaluate_base.fingerprint
     assert plan.fingerprint != make_plan(alone).fingerprint
+
+
+def test_report_depends_on_the_retrievers_ranks(make_recipe: Make) -> None:
+    """They change no stage, but what the report shows."""
+    ranks = [[], [3, 2, 1], [1, 2, 3]]
+    plans = [make_plan(make_recipe(evaluation={"retriever_ranks": each})) for each in ranks]
+    assert len({plan.fingerprint for plan in plans}) == 3
+    assert len({plan.evaluate_distilled.fingerprint for plan in plans}) == 1

@@ -2,17 +2,32 @@
 
 import time
 from collections import Counter
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from pipelines import progress
-from pipelines.progress import ProgressSpec, ProgressTracker, RunProgress, show_progress
+from pipelines.progress import (
+    ProgressSpec,
+    ProgressTracker,
+    RunProgress,
+    StageProgress,
+    show_progress,
+    show_stage,
+)
 from pos2distill.errors import UserError
 from pos2distill.sampling.failure_guard import FailureGuard
+from pos2distill.store.selection import Selection
+
+IDS = 40
 
 
 def make_spec(label: str = "distill", total: int = 20, stored: dict[str, int] | None = None) -> ProgressSpec:
-    return ProgressSpec("run", label, total, stored or {}, FailureGuard(0.5, total))
+    ids = pa.array([f"e{index}" for index in range(IDS)])
+    return ProgressSpec(
+        "run", label, total, stored or {}, FailureGuard(0.5, total), ids, Selection.unknown(IDS, wanted=total)
+    )
 
 
 def line(spec: ProgressSpec, current: RunProgress, *, done: int = 0, seconds: float = 10.0) -> str:
@@ -36,10 +51,11 @@ def test_line_says_how_long_training_will_take() -> None:
     )
 
 
-def test_line_of_sampling_counts_stored_samples() -> None:
+def test_line_of_sampling_counts_kept_samples() -> None:
+    """Answers that are not kept are no part of what is left to do."""
     current = RunProgress(stored=Counter(kept=6, failed=4))
     assert line(make_spec("sample", stored={"kept": 5}), current, done=5) == (
-        "sample: 10 of 20 examples, 0.50 a second, 20 s left; sampled 10, kept 6, failed 4"
+        "sample: 6 of 20 examples, 0.10 a second, 140 s left; sampled 10, kept 6, failed 4"
     )
 
 
@@ -63,8 +79,45 @@ def test_show_progress_prints_lines_without_a_terminal(
 def test_tracker_raises_after_too_many_failed_samples_and_has_counted_them() -> None:
     tracker = ProgressTracker(make_spec(total=4))
     with pytest.raises(UserError, match="samples failed"):
-        tracker.count_stored(["failed"] * 4, ["out of memory"] * 4, ["a", "b", "c", "d"])
+        tracker.count_stored(["failed"] * 4, ["out of memory"] * 4, [f"e{index}" for index in range(4)])
     assert tracker.read().stored == {"failed": 4}
+
+
+def test_tracker_knows_which_examples_are_still_needed() -> None:
+    """Wanted are 2: with e0 wrong, e1 and e3 are the first kept ones, and e4 is not needed."""
+    tracker = ProgressTracker(make_spec("sample", total=2))
+    ids = ["e0", "e2", "e3", "e4"]
+    assert tracker.needed([]) == []
+    assert tracker.needed(ids) == [True, True, True, True]
+    assert tracker.needed(["e2", "e3"]) is None  # e0 and e1 may be enough
+    tracker.count_stored(["wrong"], [None], ["e0"])
+    assert tracker.needed(["e4"]) == [True]  # if one of two is kept, of e1 to e4 two are
+    tracker.count_stored(["kept", "kept"], [None, None], ["e1", "e3"])
+    assert tracker.needed(ids) == [True, True, True, False]  # e2 may be kept, but e3 is needed until then
+    tracker.count_stored(["kept"], [None], ["e2"])
+    assert tracker.needed(ids) == [True, True, False, False]
+
+
+def test_tracker_lets_a_batch_begin_when_nothing_is_stored_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch at a time: what the others wait for may be queued behind them."""
+    tracker = ProgressTracker(make_spec("sample", total=2))
+    now = time.monotonic()
+    monkeypatch.setattr("pipelines.progress.time.monotonic", lambda: now)
+    assert tracker.needed(["e2", "e3"]) is None
+    now += progress._PATIENCE_SECONDS
+    assert tracker.needed(["e2", "e3"]) == [True, True]
+    assert tracker.needed(["e4"]) is None
+
+
+def test_tracker_counts_in_a_selection_that_cannot_be_written_to() -> None:
+    """As Ray brings it to the tracker's actor."""
+    spec = make_spec("sample", total=2)
+    for array in (spec.selection.known_N, spec.selection.kept_N):
+        array.setflags(write=False)
+    tracker = ProgressTracker(spec)
+    tracker.count_stored(["kept", "kept"], [None, None], ["e0", "e1"])
+    assert tracker.needed(["e1", "e2"]) == [True, False]
+    assert not spec.selection.known_N.any()
 
 
 def test_tracker_forgets_actors_that_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +136,33 @@ def test_tracker_keeps_the_first_fatal_error() -> None:
     for error in ("the cause", "what follows from it"):
         tracker.report_fatal(error)
     assert tracker.fatal_error() == "the cause"
+
+
+def test_stage_progress_counts_time_left_for_what_this_run_does() -> None:
+    stage = StageProgress("evaluate base", 100, 40, "prompt")
+    assert stage.line(12.0) == ("evaluate base: 40 of 100 prompts; starting processes and loading models, 12 s so far")
+    stage.update(20, "best 0.5")
+    assert stage.line(10.0) == "evaluate base: 60 of 100 prompts, 2.00 a second, 20 s left; best 0.5"
+
+
+def test_show_stage_prints_lines_without_a_terminal_unless_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.01)
+    monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
+    with show_stage("evaluate base", 4, done=0, unit="prompt") as stage:
+        time.sleep(0.1)
+        stage.update(4)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("evaluate base: 0 of 4 prompts; starting processes and loading models, 0 s so far")
+    assert lines[-1].startswith("evaluate base: 4 of 4 prompts, ")
+    monkeypatch.setenv("POS2DISTILL_QUIET", "1")
+    with show_stage("evaluate base", 4, done=0, unit="prompt") as stage:
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_tracker_of_a_resumed_run_starts_at_its_checkpoint() -> None:
+    tracker = ProgressTracker(replace(make_spec(), trained=5))
+    assert tracker.read().count("distill") == 5

@@ -1,4 +1,4 @@
-from pipelines.executors.ray.errors import find_corrupt_part, find_user_error
+from pipelines.executors.ray.errors import find_corrupt_part, find_fault, find_user_error
 from pos2distill.errors import CorruptPart, UserError
 
 
@@ -37,3 +37,29 @@ def test_find_user_error_reads_the_text_of_a_traceback() -> None:
     found = find_user_error(RuntimeError(text))
     assert str(found) == "line 3: 'gold' is missing"
     assert find_user_error(RuntimeError("SomeError: pos2distill.errors.UserError: quoted")) is None
+
+
+def test_find_user_error_reports_a_full_disk_of_any_process() -> None:
+    """Also where Ray Data keeps the text alone; and a library in Rust has no OSError."""
+    remote = RuntimeError("task failed")
+    remote.cause = OSError(28, "No space left on device")  # type: ignore[attr-defined]
+    text = RuntimeError("ray::f()\nSafetensorError: I/O error: No space left on device (os error 28)")
+    for error in (remote, text):
+        assert "a worker cannot write: No space left on device; free space in runtime.storage" in str(
+            find_user_error(error)
+        )
+
+
+def test_find_fault_follows_what_ray_wrapped_alone() -> None:
+    fault = PermissionError(13, "Permission denied", "/x")
+    remote = RuntimeError("a")
+    remote.cause = fault  # type: ignore[attr-defined]
+    workers = RuntimeError("b")
+    workers.worker_failures = {0: ValueError("other"), 1: remote}  # type: ignore[attr-defined]
+    for error in (fault, remote, workers):
+        line = find_fault(error)
+        assert line is not None
+        assert line.startswith("/x: Permission denied; check the permissions")
+    bug = KeyError("x")
+    bug.__context__ = fault  # raised while the fault was handled
+    assert find_fault(bug) is None

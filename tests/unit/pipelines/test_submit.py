@@ -75,25 +75,9 @@ def test_pack_copies_the_users_recipe(project: Path, tmp_path: Path) -> None:
     assert (tmp_path / "packed" / "mine.yaml").read_text() == "name: mine"
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("examples/my-project-1a2b3c.json", '{"type": "service_account", "private_key": "-----BEGIN"}'),
-        ("examples/adc.json", '{"refresh_token": "1//x"}'),
-        ("examples/notes.txt", "a\n-----BEGIN OPENSSH PRIVATE KEY-----\n"),
-        ("pos2distill/mine.py", 'TOKEN = "hf_abcdefghijklmnopqrst"'),
-    ],
-)
-def test_pack_refuses_a_file_with_a_key(project: Path, tmp_path: Path, name: str, text: str) -> None:
-    (project / name).write_text(text)
-    with pytest.raises(UserError, match=f"^{name}: contains what looks like a secret; remove it") as caught:
-        pack(tmp_path / "packed", packed_files(project), None, project)
-    assert "hf_" not in str(caught.value)
-
-
 def test_pack_refuses_a_recipe_with_a_key(project: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text(f"name: mine\nmodel:\n  revision: {'0123456789' * 4}\n# key {'0123456789' * 4}\n")
+    recipe.write_text(f"name: mine\nmodel:\n  revision: {'0123456789' * 4}\n# https://me:{'pw12' * 4}@host/m\n")
     with pytest.raises(
         UserError, match=r"mine.yaml: line 4 contains what looks like a secret; set it on the cluster's"
     ):
@@ -116,6 +100,7 @@ def test_is_packed_takes_files_and_folders() -> None:
     assert not is_packed(".", files)
 
 
+WORD = "hunter2"  # in the position of a password
 STORAGE = "runtime.storage=/mnt/shared/runs"
 RELATIVE = (
     "a job's own folder is deleted with it; set a URL, or the absolute path of a folder that all nodes share, got"
@@ -142,8 +127,12 @@ RELATIVE = (
         ),
         (["quickstart", STORAGE, "model.path=tests"], "model.path: tests is not sent with the job, which takes pos2d"),
         (
-            ["quickstart", STORAGE, "model.path=https://me:hunter2@host/m"],
+            ["quickstart", STORAGE, f"model.path=https://me:{WORD}@host/m"],
             "command line: a setting looks like a secret; set it on the cluster's nodes instead",
+        ),
+        (
+            ["evaluate", "quickstart", STORAGE, "--fail-if-drop-above", "5", "--baseline", f"https://me:{WORD}@host/p"],
+            "command line: an option looks like a secret, which the job's page would show",
         ),
         (
             ["quickstart", STORAGE, "--fail-if-gap-above", "5"],
@@ -162,14 +151,14 @@ def test_submit_refuses_what_cannot_work_in_one_line(
     printed = capsys.readouterr().err
     assert printed.startswith(f"error: {message}")
     assert printed.count("\n") == 1
-    assert "hunter2" not in printed
+    assert WORD not in printed
 
 
 def test_submit_passes_the_gate_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     submitted: list[str] = []
     client = SimpleNamespace(list_jobs=list, submit_job=lambda **job: submitted.append(job["entrypoint"]))
-    monkeypatch.setattr(submit, "_connect", lambda address: client)
-    monkeypatch.setattr(submit, "_follow", lambda client, job: None)
+    monkeypatch.setattr(submit, "connect", lambda address: client)
+    monkeypatch.setattr(submit, "follow", lambda client, job: None)
     monkeypatch.setattr(submit, "_report", lambda details: 0)
     words = ["evaluate", "quickstart", "--fail-if-gap-above", "2.5", STORAGE, "--address", "http://127.0.0.1:1"]
     assert command_line.main(["submit", *words]) == 0
@@ -184,11 +173,63 @@ def test_submit_names_another_task_that_is_not_sent(tmp_path: Path, capsys: pyte
     assert f"evaluation.also_evaluate: {other} is not sent with the job; put it into" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8265", "ray://127.0.0.1:10001", "auto"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:8265", "ray://127.0.0.1:10001", "auto", "http://[::1", "http://a:b", "http://"]
+)
 def test_submit_refuses_an_address_that_is_no_url(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
     printed = capsys.readouterr().err
     assert printed == f"error: --address: expected the dashboard's, for example http://127.0.0.1:8265, got {address}\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "flags", "mode", "sent"),
+    [
+        ("http://ray.example.org:8265", [], "token", False),
+        ("http://10.0.0.5:8265", [], "token", False),
+        ("http://127.0.0.1.example.org:8265", [], "token", False),
+        ("http://10.0.0.5:8265", [], "disabled", True),
+        ("http://10.0.0.5:8265", ["--allow-plain-http"], "token", True),
+        ("https://ray.example.org", [], "token", True),
+        *((f"http://{host}:8265", [], "token", True) for host in ("127.0.0.1", "127.1.2.3", "localhost", "[::1]")),
+    ],
+)
+def test_submit_sends_a_token_without_encryption_to_this_machine_only(
+    address: str,
+    flags: list[str],
+    mode: str,
+    sent: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    connected: list[str] = []
+
+    def connect(address: str) -> SimpleNamespace:
+        connected.append(address)
+        return SimpleNamespace(list_jobs=list, submit_job=lambda **job: None)
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "made-up-token")
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    monkeypatch.setattr(submit, "connect", connect)
+    monkeypatch.setattr(submit, "follow", lambda client, job: None)
+    monkeypatch.setattr(submit, "_report", lambda details: 0)
+    code = command_line.main(["submit", "quickstart", STORAGE, "--address", address, *flags])
+    printed = capsys.readouterr().err
+    assert connected == ([address] if sent else [])
+    assert code == (0 if sent else 2)
+    if not sent:
+        assert printed == (
+            f"error: --address: {address} would receive the token of the cluster without encryption; use https://, a "
+            f"tunnel (kubectl port-forward, ssh -L), or --allow-plain-http in a network that you trust\n"
+        )
+    assert "made-up-token" not in printed
+
+
+@pytest.mark.parametrize("address", [f"http://me:{WORD}@127.0.0.1:8265", f"http://10.0.0.5:8265/?token={WORD}"])
+def test_submit_refuses_an_address_with_a_credential(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["submit", "quickstart", STORAGE, "--address", address]) == 2
+    printed = capsys.readouterr().err
+    assert printed == "error: --address: contains a credential; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH instead\n"
 
 
 def test_submit_requires_an_address(capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +264,7 @@ def test_follow_prints_a_log_once_over_several_connections(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
-    assert submit._follow(FaultyClient(0, 5, 4), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
+    assert submit.follow(FaultyClient(0, 5, 4), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
     assert capsys.readouterr().out == FaultyClient.log
 
 
@@ -231,7 +272,7 @@ def test_follow_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
     monkeypatch.setattr(submit, "_OUTAGE_S", 0.05)
     with pytest.raises(UserError, match=r"^job: no answer from the cluster for 0 s \(nobody there\); the job may"):
-        submit._follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]
+        submit.follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]
 
 
 def test_follow_waits_during_a_quiet_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +296,7 @@ def test_follow_waits_during_a_quiet_log(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(submit, "_show", show)
     monkeypatch.setattr(submit, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: now[0]))
-    assert submit._follow(Client(), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
+    assert submit.follow(Client(), "job").status == JobStatus.SUCCEEDED  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_examples_per_block_are_one_to_four_batches(examples: int, prompts_per_e
         ([], []),
         ([0, 1, 2, 3, 4, 5, 6, 7], [[0, 1, 2, 3], [4, 5, 6, 7]]),
         ([1, 4, 5, 6, 7], [[1], [4, 5, 6, 7]]),  # cut at multiples of the size
-        ([0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]]),  # a short last block joins the one before
+        ([0, 1, 2, 3, 4], [[0, 1, 2, 3], [4]]),
     ],
 )
 def test_sampling_blocks_cut_at_multiples_of_the_size(missing: list[int], blocks: list[list[int]]) -> None:

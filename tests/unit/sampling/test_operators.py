@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +14,16 @@ import pytest
 
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
-from pos2distill.records import ANSWER_SCHEMA, examples_to_table
-from pos2distill.sampling.engines.protocol import EngineDied, SamplingParams
-from pos2distill.sampling.operators import (
-    Generate,
-    PromptSpec,
-    build_prompts,
-    store_samples,
-)
+from pos2distill.models.load import load_tokenizer
+from pos2distill.records import ANSWER_SCHEMA, EXAMPLE_SCHEMA, Tokens, example_tables, examples_to_table
+from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
+from pos2distill.sampling.generate import Generate
+from pos2distill.sampling.operators import read_examples, store_samples
+from pos2distill.sampling.prompting import PromptSpec, build_prompts, show_advantageous_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
-from pos2distill.tasks.permutations import Placement
+from pos2distill.tasks.permutations import Placement, trivial_slots
 from tests.support.stores import make_samples
 
 SPECS = [PromptSpec(4, {1: (Placement((0,)),)})]
@@ -70,6 +69,25 @@ def test_generate_records_a_prompt_that_is_too_long(
         assert (row["prompt_ids"], row["sampled_ids"], row["response_ids"], row["finish_reason"]) == ([], [], [], None)
         assert row["example"]["example_id"] == row["example_id"]  # type: ignore[index]
     assert all(row["error"] is None and row["sampled_ids"] for row in rows if row not in failed)
+
+
+def test_build_prompts_in_several_orders_of_the_distractors(make_recipe: Callable[..., Recipe]) -> None:
+    """Per placement: first as without orders, then the same documents in others, whatever the study's seed."""
+    placements = {1: (Placement((0,)), Placement((2,)))}
+    one, three = PromptSpec(4, placements), PromptSpec(4, placements, orders=3)
+    assert (one.prompts_per_example, three.prompts_per_example) == (2, 6)
+    recipe, other_seed = make_recipe(), make_recipe(seed=5)
+    examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:3])
+    plain = build_prompts(examples, recipe.study, [one], 8, False)
+    rows = build_prompts(examples, recipe.study, [three], 8, False)
+    assert rows["placement"].to_pylist() == [0, 1, 2, 3, 4, 5] * 3
+    assert rows["slots"].to_pylist() == [[0]] * 3 + [[2]] * 3 + [[0]] * 3 + [[2]] * 3 + [[0]] * 3 + [[2]] * 3
+    ids = rows["prompt_ids"].to_pylist()
+    assert ids[::3] == plain["prompt_ids"].to_pylist()
+    for first in range(0, 18, 3):
+        assert sorted(ids[first]) == sorted(ids[first + 1]) == sorted(ids[first + 2])
+    assert any(ids[first] != ids[first + 1] for first in range(0, 18, 3))
+    assert build_prompts(examples, other_seed.study, [three], 8, False)["prompt_ids"].to_pylist() == ids
 
 
 def test_build_prompts_keeps_whole_examples_for_training(make_recipe: Callable[..., Recipe]) -> None:
@@ -132,6 +150,109 @@ def test_generate_stores_top_k_logprobs(make_batch: Callable[..., tuple[Recipe, 
     assert {row["top_ids"] for row in evaluated} == {None}
 
 
+class Scripted:
+    """An engine whose response is the number of the call, but for calls that fail."""
+
+    def __init__(self, texts: Sequence[str | None], tokenizer: Any) -> None:
+        self.texts = list(texts)
+        self.tokenizer = tokenizer
+        self.seeds: list[list[int]] = []
+
+    async def generate(
+        self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[GenerationResult]:
+        text = self.texts[len(self.seeds)]
+        self.seeds.append(list(seeds))
+        if text is None:
+            return [Failure("no luck") for _ in prompts]
+        ids = np.asarray(self.tokenizer(text)["input_ids"], np.int32)
+        return [Completion(ids, "length") for _ in prompts]
+
+    def shutdown(self) -> None:
+        """Nothing."""
+
+
+def scripted(recipe: Recipe, texts: Sequence[str | None], *, for_training: bool = True) -> tuple[Generate, Scripted]:
+    generate = Generate(recipe.study, recipe.runtime, SamplingParams(0.7, 1.0, 8, (4,)), for_training)
+    engine = Scripted(texts, load_tokenizer(recipe.study.model))
+    generate.engine = engine
+    return generate, engine
+
+
+@pytest.mark.parametrize(
+    ("texts", "chosen"),
+    [
+        (["owl", "red fox", "a red fox"], "red fox"),
+        (["owl", None, "fox"], "owl"),
+        ([None, "owl", None], "owl"),
+        ([None, None, None], None),
+    ],
+)
+def test_generate_takes_the_most_consistent_candidate(
+    make_batch: Callable[..., tuple[Recipe, pa.Table]], texts: list[str | None], chosen: str | None
+) -> None:
+    recipe, batch = make_batch(True, sampling={"candidates": 3, "temperature": 0.7})
+    generate, engine = scripted(recipe, texts)
+    rows = asyncio.run(generate(batch)).to_pylist()
+    assert [row["example_id"] for row in rows] == batch["example_id"].to_pylist()
+    assert {row["text"] for row in rows} == {chosen or ""}
+    assert {row["outcome"] for row in rows} == {"kept" if chosen else "failed"}
+    assert {row["error"] for row in rows} == {None if chosen else "no luck"}
+    # Each candidate has seeds of its own, the first those of a single response.
+    assert engine.seeds[0] == batch["seed"].to_pylist()
+    assert len({seed for seeds in engine.seeds for seed in seeds}) == 3 * len(batch)
+
+
+def test_generate_evaluates_one_response(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    recipe, batch = make_batch(False, sampling={"candidates": 3, "temperature": 0.7})
+    generate, engine = scripted(recipe, ["fox"], for_training=False)
+    asyncio.run(generate(batch))
+    assert len(engine.seeds) == 1
+
+
+def test_generate_candidates_do_not_depend_on_the_batch(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    sampling = {"candidates": 4, "temperature": 1.0}
+    recipe, batch = make_batch(True, engine="hf", sampling=sampling)
+    whole = answer(recipe, batch, for_training=True)
+    parts = answer(recipe, batch.slice(0, 3), for_training=True) + answer(recipe, batch.slice(3), for_training=True)
+    assert [row["sampled_ids"] for row in parts] == [row["sampled_ids"] for row in whole]
+
+
+def test_read_examples_numbers_the_samples_of_an_example(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    examples = load_split(make_recipe().study.data, documents=4, seed=0).train[:8]
+    artifact = Artifact(str(tmp_path), "examples", "f00d")
+    with artifact.writing():
+        artifact.write_tables("train.parquet", EXAMPLE_SCHEMA, example_tables(examples))
+        artifact.publish(counts={}, seconds={})
+    read = read_examples(pa.table({"index": [5, 0, 23]}), artifact, "train.parquet", 3)
+    assert read["example_id"].to_pylist() == [examples[index].example_id for index in (1, 0, 7)]
+    assert read["number"].to_pylist() == [2, 0, 2]
+    single = read_examples(pa.table({"index": [5]}), artifact, "train.parquet")
+    assert single.to_pylist() == examples_to_table([examples[5]]).to_pylist()
+
+
+def test_build_prompts_on_policy_shows_each_sample_at_its_slots(make_recipe: Callable[..., Recipe]) -> None:
+    study = make_recipe(method={"name": "r1-on-policy", "k": 2, "advantageous_slot": "last"}).study
+    examples = load_split(study.data, documents=4, seed=0).train[:2]
+    table = examples_to_table([examples[0], examples[0], examples[1], examples[1]])
+    numbered = table.append_column("number", [[0, 2, 1, 0]])
+    prompts = build_prompts(numbered, study, [PromptSpec(4, None)], 8, True)
+    names = [example.example_id for example in examples]
+    assert prompts["example_id"].to_pylist() == [f"{names[0]}@0", f"{names[0]}@2", f"{names[1]}@1", f"{names[1]}@0"]
+    slots = [trivial_slots(study, example) for example in examples]
+    assert prompts["slots"].to_pylist() == [[3], list(slots[0][1]), list(slots[1][0]), [3]]
+    assert prompts["example"].to_pylist() == table.to_pylist()
+    # The advantageous prompt of the same example, whatever was answered; nothing where there was no answer.
+    answers = ANSWER_SCHEMA.empty_table().to_pylist()
+    for row, outcome in zip(prompts.to_pylist(), ("kept", "wrong", "failed", "kept"), strict=True):
+        answers.append({name: row.get(name) for name in ANSWER_SCHEMA.names} | {"outcome": outcome})
+    shown = show_advantageous_prompts(pa.Table.from_pylist(answers, schema=ANSWER_SCHEMA), study)
+    first, _, _, last = prompts["prompt_ids"].to_pylist()
+    assert shown["prompt_ids"].to_pylist() == [first, first, [], last]
+    assert shown["slots"].to_pylist() == prompts["slots"].to_pylist()
+    assert shown.schema == ANSWER_SCHEMA
+
+
 class Counter:
     """Remembers what it was given."""
 
@@ -157,7 +278,7 @@ def test_store_samples_counts_and_fills_teacher_columns_with_nulls(tmp_path: Pat
 
 INTERRUPTED = """
 import _thread, sys, threading, time
-from pos2distill.sampling.operators import _prompt_builder
+from pos2distill.sampling.prompting import prompt_builder
 from pos2distill.config.load import load_recipe
 
 def interrupt():
@@ -168,10 +289,10 @@ def interrupt():
 study = load_recipe(sys.argv[1]).study
 threading.Thread(target=interrupt).start()
 try:
-    _prompt_builder(study, 8)
+    prompt_builder(study, 8)
 except KeyboardInterrupt:
     print("interrupted")
-print(_prompt_builder(study, 8).style)
+print(prompt_builder(study, 8).style)
 """
 
 

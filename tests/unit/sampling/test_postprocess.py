@@ -46,8 +46,9 @@ def complete(ids: list[int]) -> Completion:
         ("No idea.\n42", "No idea.", False, "wrong"),
         ("43", "43", False, "wrong"),
         ("", "", False, "empty"),
-        ("\n42", "", False, "empty"),
-        ("  \t\n42", "", False, "empty"),
+        ("\n42", "42", True, "kept"),  # some models begin with a line break
+        ("  \t\n42\n43", "42", True, "kept"),
+        (" \n ", "", False, "empty"),
     ],
 )
 def test_response_processor_truncates_then_scores(
@@ -97,7 +98,7 @@ def test_response_processor_of_a_failure(tokenizer: PreTrainedTokenizerBase, kee
 
 def test_response_processor_keep_all_drops_only_empty_answers(tokenizer: PreTrainedTokenizerBase) -> None:
     processor = make_processor(tokenizer, keep="all")
-    wrong, empty = (processor(complete(encode(tokenizer, text)), ["42"]) for text in ("43", "\n42"))
+    wrong, empty = (processor(complete(encode(tokenizer, text)), ["42"]) for text in ("43", "\n \n"))
     assert (wrong.correct, wrong.outcome, empty.outcome) == (False, "kept", "empty")
 
 
@@ -110,6 +111,31 @@ def test_response_processor_ends_the_response_with_one_end_of_turn(
     processed = make_processor(tokenizer)(complete(sampled), ["42"])
     assert processed.response_ids.tolist() == [*ids, end_of_turn_id(tokenizer)]
     assert processed.response_ids.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "closed"),
+    [
+        ("sub_em", "It is 42.", False),
+        ("sub_em", "It is 42.\nOr", True),  # the line is complete
+        ("em", "So\nthe answer is: 42", False),
+        ("substring", "It is 42.\nOr", False),
+    ],
+)
+def test_response_processor_does_not_close_what_was_cut(
+    tokenizer: PreTrainedTokenizerBase, metric: str, text: str, closed: bool
+) -> None:
+    cut = Completion(np.asarray(encode(tokenizer, text), np.int32), "length")
+    processed = make_processor(tokenizer, metric=metric)(cut, ["42"])
+    assert processed.outcome == "kept"
+    assert (processed.response_ids[-1] == end_of_turn_id(tokenizer)) is np.bool_(closed)
+    assert len(processed.response_ids) == len(encode(tokenizer, "It is 42." if closed else text)) + closed
+
+
+def test_response_processor_keeps_a_leading_line_break(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The student is distilled on the model's own tokens."""
+    processed = make_processor(tokenizer)(complete(encode(tokenizer, "\n42\nno")), ["42"])
+    assert processed.response_ids.tolist() == [*encode(tokenizer, "\n42"), end_of_turn_id(tokenizer)]
 
 
 def test_response_processor_truncates_at_sampled_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -141,7 +167,6 @@ def complete_with_top(sampled: list[int]) -> Completion:
         ("It is 42.<|end|>", 9 + 1),
         ("It is 42.<s>", 9 + 1),  # another stop token: the distribution at this position is known
         ("It is 42.\nOr 43.<|end|>", 9 + 1),  # the engine sampled another token here, but its distribution is known
-        ("It is 42.", 9),  # cut at max_new_tokens: no distribution at the end-of-turn token
     ],
 )
 def test_response_processor_keeps_top_k_where_it_is_known(

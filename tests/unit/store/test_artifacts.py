@@ -124,7 +124,7 @@ def test_artifact_manifest_refuses_another_schema_version(storage: str) -> None:
         artifact.manifest()
 
 
-@pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 5, "counts": {}}'])
+@pytest.mark.parametrize("content", ["", '{"schema_version": 1', "[]", "{}", '{"schema_version": 6, "counts": {}}'])
 def test_artifact_manifest_reports_a_corrupt_file(storage: str, content: str) -> None:
     artifact = publish(storage)
     write_bytes(artifact.fs, f"{artifact.path}/manifest.json", content.encode())
@@ -182,13 +182,15 @@ def test_claim_storage_refuses_a_folder_with_foreign_files(storage: str) -> None
     with pytest.raises(UserError, match=r"is not empty and holds no run \(no run.json\); choose another"):
         claim_storage(storage, "mine")
     assert fs.cat_file(f"{path}/thesis.tex") == b"years of work"
-    with pytest.raises(UserError, match="is not empty and holds no run"):
+    with pytest.raises(UserError, match=r"thesis.tex: is a file, expected a folder \(runtime.storage\)$"):
         claim_storage(f"{storage}/thesis.tex", "mine")
 
 
 def test_claim_storage_reports_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"/file/run: cannot be created \(.+\); choose another runtime.storage"):
+    with pytest.raises(
+        UserError, match=r"/file/run: cannot be used \(Not a directory\) \(runtime.storage\); a part of"
+    ):
         claim_storage(f"{tmp_path}/file/run", "mine")
 
 

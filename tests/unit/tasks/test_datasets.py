@@ -17,6 +17,7 @@ from pos2distill.tasks.datasets import Split, dataset_name, draw_distractors, lo
 from pos2distill.tasks.formats import REASONS
 from pos2distill.tasks.metrics import normalize, sub_exact_match
 from pos2distill.tasks.spill import ExampleFile, StoredExamples
+from tests.support.tiny import write_examples
 
 Records = list[dict[str, Any]]
 Write = Callable[[Records], str]
@@ -145,7 +146,7 @@ def everything(data: DataSection) -> DataSection:
     """The settings that use every example of the file."""
     counts = load_split(data, documents=data.documents, seed=0).counts
     limits = {f"{side}_examples": counts[side] + counts.get(f"{side}_unused", 0) for side in ("train", "eval")}
-    return data.model_copy(update=limits)
+    return data.model_copy(update=limits | {"train_candidates": limits["train_examples"]})
 
 
 def test_load_split_draws_distractors_of_oracle_records_from_their_own_side(write: Write) -> None:
@@ -323,9 +324,17 @@ def test_load_split_chooses_each_side_by_its_own_seed(write: Write) -> None:
 
 def test_load_split_evaluation_does_not_depend_on_train_examples(write: Write) -> None:
     path = write([question_record(index) for index in range(60)])
-    few, many = (load_split(section(path, train_examples=n, eval_examples=9), documents=2, seed=0) for n in (3, 12))
+    few, many = (load_split(section(path, train_examples=n, eval_examples=9), documents=2, seed=0) for n in (1, 3))
     assert list(few.evaluation) == list(many.evaluation)
-    assert list(few.train) == many.train[:3]
+    # Candidates of one example are the first of those of three.
+    assert (len(few.train), len(many.train)) == (4, 12)
+    assert list(few.train) == many.train[:4]
+
+
+def test_load_split_takes_all_candidates_that_there_are(write: Write) -> None:
+    path = write([question_record(index) for index in range(20)])
+    split = load_split(section(path, train_examples=5, train_candidates=1000), documents=2, seed=0)
+    assert len(split.train) == split.counts["train"] == 20 - split.counts["eval"] - split.counts["eval_unused"]
 
 
 def test_load_split_memory_does_not_grow_with_the_examples(tmp_path: Path) -> None:
@@ -361,3 +370,15 @@ def test_stored_examples_are_a_sequence() -> None:
     assert StoredExamples(file, offsets)[5] == examples[0]
     with pytest.raises(IndexError):
         stored[5]
+
+
+def test_load_split_says_where_the_chosen_examples_are(tmp_path: Path) -> None:
+    path = write_examples(tmp_path / "data.jsonl", 30, 3)
+    split = load_split(section(str(path), train_examples=4, eval_examples=3), documents=3, seed=0)
+    chosen = [*split.train, *split.evaluation]
+    assert split.locations.keys() == {example.example_id for example in chosen}
+    lines = path.read_text().splitlines()
+    for example_id, location in split.locations.items():
+        file, line = location.split(", line ")
+        assert file == "data.jsonl"
+        assert json.loads(lines[int(line) - 1])["id"] == example_id

@@ -22,7 +22,8 @@ def test_normalize(text: str, normal: str) -> None:
 
 def test_first_line() -> None:
     assert first_line("  Paris \nLondon\nRome") == "Paris"
-    assert first_line("\nParis") == ""
+    assert first_line("\n \nParis\nRome") == "Paris"
+    assert first_line(" \n") == ""
     assert first_line("Paris") == "Paris"
 
 
@@ -41,6 +42,18 @@ def test_first_line() -> None:
 )
 def test_sub_exact_match(text: str, answers: list[str], right: bool) -> None:
     assert sub_exact_match(text, answers) is right
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "right"),
+    [
+        ("Sure!\nThe value is 8F2E-a1.", ["8f2e-A1"], True),
+        ("8f2e a1", ["8f2e-a1"], False),  # nothing is normalised
+        ("anything", [""], False),
+    ],
+)
+def test_substring_judges_the_whole_text_in_lower_case(text: str, answers: list[str], right: bool) -> None:
+    assert score("substring", text, answers)[0] is right
 
 
 @pytest.mark.parametrize(

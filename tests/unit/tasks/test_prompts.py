@@ -1,12 +1,14 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Document, Example
-from pos2distill.tasks.prompts import PromptBuilder, PromptTooLong
+from pos2distill.tasks.prompts import AFTER, BEFORE, PromptBuilder, PromptTooLong
 
 EXAMPLE = Example(
     "fox",
@@ -118,3 +120,41 @@ def test_prompt_builder_reshuffles_distractors(tiny_model_path: str) -> None:
     builder = build(tiny_model_path, "plain")
     prompts = {bytes(builder(EXAMPLE, 3, (0,), order="reshuffled", seed=seed)) for seed in range(8)}
     assert len(prompts) == 2  # two distractors have two orders
+
+
+@pytest.mark.parametrize("style", SHOWN)
+def test_prompt_builder_locates_every_document_exactly(tiny_model_path: str, style: str) -> None:
+    """The tokens of the tiny model are single bytes, so parts end where the texts end."""
+    builder = build(tiny_model_path, style)
+    ids, part_L = builder.locate(EXAMPLE, 3, (1,))
+    assert np.array_equal(ids, builder(EXAMPLE, 3, (1,)))
+    order = [EXAMPLE.documents[1], EXAMPLE.documents[0], EXAMPLE.documents[2]]
+    for slot, document in enumerate(order):
+        text = str(builder.tokenizer.decode(ids[part_L == slot]))
+        # Separators of search results are after a document; the last one is followed by the question.
+        assert text.strip(",\n ") == SHOWN[style](document, slot + 1).strip(",\n ")
+    after = str(builder.tokenizer.decode(ids[part_L == AFTER]))
+    assert EXAMPLE.question in after
+    assert after.endswith("<|assistant|>")
+    assert str(builder.tokenizer.decode(ids[part_L == BEFORE])).startswith("<s><|user|>")
+    assert np.array_equal(part_L, [*part_L[part_L == BEFORE], *np.sort(part_L[part_L >= 0]), *part_L[part_L == AFTER]])
+
+
+def test_prompt_builder_refuses_to_locate_in_a_changed_message(tiny_model_path: str) -> None:
+    builder = build(tiny_model_path, "qa")
+    builder.tokenizer.chat_template = "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"
+    with pytest.raises(UserError, match=r"^example fox: its documents cannot be located in the prompt, because the"):
+        builder.locate(EXAMPLE, 3, (0,))
+
+
+def test_prompt_builder_refuses_to_locate_without_offsets(
+    tiny_model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = build(tiny_model_path, "qa")
+
+    def tokenize(*_: object, **settings: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(type(builder.tokenizer), "__call__", tokenize)
+    with pytest.raises(UserError, match=r"where its tokens are in the text; set analysis.attention to false$"):
+        builder.locate(EXAMPLE, 3, (0,))

@@ -114,7 +114,7 @@ UNPAIRED = "contains an unpaired surrogate (\\ud800 to \\udfff alone), which is 
     [
         ("dta.jsonl", r"dta.jsonl: no such file \(data.path\); did you mean 'data.jsonl'\?$"),
         ("elsewhere/data.jsonl", r"data.jsonl: no such file \(data.path\)$"),
-        ("", r": cannot be used \(Is a directory\) \(data.path\)$"),
+        ("", r": cannot be used \(Is a directory\) \(data.path\); expected a file, not a folder$"),
         ("data.jsonl/inside.jsonl", r"inside.jsonl: "),
         ("nosuch://bucket/data.jsonl", r"^nosuch://bucket/data.jsonl: cannot be opened \(Protocol not known: nosuch"),
     ],

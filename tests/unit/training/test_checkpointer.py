@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -18,11 +18,13 @@ from pos2distill.training.loop import Action
 class Session:
     """The surroundings of one rank: what is requested, and what was saved."""
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, uploads: Literal["at once", "slowly"] = "at once") -> None:
         self.dist = DistContext(rank, 2)
         self.stop = False
         self.preempted = False
         self.saved: list[int] = []
+        self.slowly = uploads == "slowly"
+        self.uploading: Path | None = None
 
     def stop_requested(self) -> bool:
         assert self.dist.rank == 0
@@ -33,7 +35,13 @@ class Session:
 
     def save_checkpoint(self, step: int, folder: Path) -> None:
         self.saved.append(step)
-        folder.rmdir()
+        self.uploading = folder
+        if not self.slowly:
+            self.end_upload()
+
+    def end_upload(self) -> None:
+        assert self.uploading
+        self.uploading.rmdir()
 
 
 class NoState:
@@ -46,16 +54,14 @@ class NoState:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(minutes=0.0)
-    monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: 60 * now.minutes))
+    now.time = SimpleNamespace(monotonic=lambda: 60 * now.minutes)
+    monkeypatch.setattr(checkpointer, "time", now.time)
     return now
 
 
 def make(session: Session, tmp_path: Path, step: int = 0, **settings: Any) -> Checkpointer:
-    job: Any = SimpleNamespace(
-        runtime=SimpleNamespace(checkpoints=CheckpointsSection(**settings)),
-        checkpoint=SimpleNamespace(url=str(tmp_path)),
-    )
-    return Checkpointer(job, session, NoState(), None, step)  # type: ignore[arg-type]
+    job: Any = SimpleNamespace(runtime=SimpleNamespace(checkpoints=CheckpointsSection(**settings)))
+    return Checkpointer(job, session, NoState(), None, step, tmp_path)  # type: ignore[arg-type]
 
 
 def save(saver: Checkpointer, step: int) -> None:
@@ -126,3 +132,36 @@ def test_checkpointer_requests_a_stop_within_a_step(clock: SimpleNamespace, tmp_
     assert saver.requested_action(0, True) is Action.STOP
     assert saver.requested_action(1, False) is Action.STOP
     saver.close()
+
+
+def test_checkpointer_puts_off_a_regular_checkpoint_while_the_last_one_uploads(
+    clock: SimpleNamespace, tmp_path: Path
+) -> None:
+    session = Session(uploads="slowly")
+    saver = make(session, tmp_path, steps=1)
+    save(saver, 1)
+    assert saver.requested_action(2, False) is Action.CONTINUE
+    session.end_upload()
+    assert saver.requested_action(2, False) is Action.CHECKPOINT
+    saver.close()
+
+
+def test_checkpointer_has_one_checkpoint_on_disk_even_at_a_notice(clock: SimpleNamespace, tmp_path: Path) -> None:
+    session = Session(rank=1, uploads="slowly")
+    saver = make(session, tmp_path)
+    save(saver, 4)
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        assert session.saved == [4]
+        assert len(list((tmp_path / "rank-1").iterdir())) == 1
+        session.end_upload()
+
+    clock.time.sleep = sleep
+    save(saver, 5)
+    assert waited
+    assert session.saved == [4, 5]
+    assert len(list((tmp_path / "rank-1").iterdir())) == 1
+    saver.close()
+    assert (tmp_path / "rank-1").exists()  # the upload still reads from it

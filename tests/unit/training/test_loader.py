@@ -16,17 +16,18 @@ from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA, Document, Example
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
+from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.loader import WINDOW, Batch, BatchLoader, TrainingProgress, epoch_order
+from pos2distill.training.loader import WINDOW, BatchLoader, TrainingProgress, epoch_order
 from tests.support.ranks import run_threads, thread_ranks
 
 PER_BATCH = 3
 
 
-def make_study(order: str = "arrival", epochs: int = 2) -> Study:
+def make_study(order: str = "arrival", epochs: int = 2, wanted: int = 300) -> Study:
     return Study(
         model=ModelSection(path="nowhere"),
-        data=DataSection(format="jsonl", path="nowhere", documents=4),
+        data=DataSection(format="jsonl", path="nowhere", documents=4, train_examples=wanted),
         method=MethodSection(k=1),
         training=TrainingSection(global_batch_rows=2 * PER_BATCH, epochs=epochs, order=order),  # type: ignore[arg-type]
         seed=3,
@@ -42,6 +43,7 @@ def samples(indices: list[int], kept: set[int]) -> pa.Table:
             | {
                 "example_id": example.example_id,
                 "example": asdict(example),
+                "slots": [0],
                 "prompt_ids": [index],
                 "response_ids": [index],
                 "outcome": "kept" if index in kept else "wrong",
@@ -346,3 +348,70 @@ def test_training_progress_add_starts_a_new_epoch_with_nothing_done() -> None:
     progress = TrainingProgress(7, 0, np.array([True, True, True]))
     progress.add(Batch(1, np.array([2]), (), 0.7))
     assert (progress.step, progress.epoch, progress.done.tolist()) == (7, 1, [False, False, True])
+
+
+# --- as many kept examples as are wanted
+
+
+WANTED = 5
+KEPT = {0, 2, 3, 6, 7, 8, 10}  # of 12; the first five end at 7
+SELECTED = [0, 2, 3, 6, 7]
+
+
+def test_batches_from_the_store_end_when_enough_are_kept() -> None:
+    world = World(12, KEPT)
+    world.put(list(range(11)))
+    progress = TrainingProgress.at_start(12)
+    batches = drain(world.loader(make_study(wanted=WANTED)), progress)
+    assert trained(iter(batches))[:2] == [[0, 2, 3], [6, 7]]
+    assert sorted(all_of(trained(iter(batches))[2:])) == SELECTED
+    assert [batch.fraction for batch in batches] == pytest.approx([0.3, 0.5, 0.8, 1.0])
+
+
+@pytest.mark.parametrize("order", ["arrival", "fixed"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [[0, 1, 2, 3], [4, 5, 6, 7]],
+        [[4, 5, 6, 7], None, [8, 9], [0, 1, 2, 3]],  # 8 is kept, but not among the first five
+        [[10, 11], [2, 0], [3, 7, 8], [6, 1], [5], [4]],
+    ],
+)
+def test_batches_of_a_stream_are_the_first_kept_ones(order: str, parts: list[list[int] | None]) -> None:
+    """Whatever comes first: every selected example once, and no other one."""
+    world = World(12, KEPT)
+    batches = drain(world.loader(make_study(order, wanted=WANTED), parts), TrainingProgress.at_start(12))
+    first, second = ([batch for batch in batches if batch.epoch == epoch] for epoch in (0, 1))
+    for epoch in (first, second):
+        assert sorted(all_of(trained(iter(epoch)))) == SELECTED
+    if order == "fixed":
+        assert all_of(trained(iter(first))) == SELECTED
+    assert batches[-1].fraction == 1.0
+
+
+def test_batches_of_a_stream_do_not_wait_for_what_is_certain() -> None:
+    """Of 6 wanted, the first 6 examples are certain at once; the seventh when one of them is not kept."""
+    world = World(12)
+    world.kept = {0, 1, 2, 3, 4, 6, 7}
+    batches = world.loader(make_study(wanted=6), [[3, 6], [4, 0], [1, 2], [5]]).batches(TrainingProgress.at_start(12))
+    assert trained(batches)[:2] == [[3, 4, 0], [1, 2, 6]]
+
+
+def test_batches_after_a_restart_take_up_the_selection() -> None:
+    """Some are stored already, before and behind what is certain."""
+    world = World(12, KEPT)
+    world.put([0, 1, 7, 8])
+    batches = drain(world.loader(make_study(wanted=WANTED), [[5, 6], [2, 3, 4]]), TrainingProgress.at_start(12))
+    assert sorted(all_of(trained(iter([batch for batch in batches if batch.epoch == 0])))) == SELECTED
+
+
+def test_batches_resume_within_an_epoch_of_the_selection() -> None:
+    world = World(12, KEPT)
+    study = make_study(wanted=WANTED, epochs=1)
+    progress = TrainingProgress.at_start(12)
+    first = next(world.loader(study, [[0, 1, 2, 3], [4, 5, 6, 7]]).batches(progress))
+    progress.add(first)
+    world.put([4, 5, 6, 7])
+    rest = drain(world.loader(study), progress)
+    assert sorted(all_of(trained(iter([first, *rest])))) == SELECTED
+    assert rest[-1].fraction == 1.0

@@ -12,7 +12,7 @@ from pos2distill.config import Recipe, Study
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.tasks.permutations import draw_trivial_slots
-from pos2distill.training.rows import _slot_id, count_parts, examples_per_batch, kept_samples, rows_of_rank, split_rows
+from pos2distill.training.rows import _slot_id, count_parts, kept_samples, rows_of_rank, samples_per_batch, split_rows
 from tests.support.samples import Source
 
 Make = Callable[..., Source]
@@ -38,12 +38,40 @@ def test_row_builder_keys_have_no_anchor_row_without_anchor_weight(make: Make) -
 @pytest.mark.parametrize(
     ("global_batch_rows", "k", "examples"), [(32, 4, 6), (20, 4, 4), (8, 3, 2), (5, 4, 1), (32, 0, 32)]
 )
-def test_examples_per_batch_counts_whole_examples(
+def test_samples_per_batch_counts_whole_examples(
     make_recipe: Callable[..., Recipe], global_batch_rows: int, k: int, examples: int
 ) -> None:
     documents = {"documents": 8}
     study = make_recipe(training={"global_batch_rows": global_batch_rows}, method={"k": k}, data=documents).study
-    assert examples_per_batch(study) == examples
+    assert samples_per_batch(study) == examples
+
+
+def test_samples_per_batch_on_policy_are_one_for_each_row(make_recipe: Callable[..., Recipe]) -> None:
+    method = {"name": "r1-on-policy", "k": 3}
+    study = make_recipe(training={"global_batch_rows": 11}, method=method).study
+    assert samples_per_batch(study) == 8  # of two examples, as `r1` has
+
+
+def test_row_builder_keys_on_policy_are_the_slots_that_were_answered_at(make: Make) -> None:
+    source = make(method={"name": "r1-on-policy", "k": 3})
+    for slots in ((0,), (2,)):
+        sample = replace(source.sample(1), slots=slots)
+        ((_, found),) = source.build.keys(sample)
+        assert found == slots
+    row = source.build.row((sample, found))
+    assert (row.slot_id, row.prompt_ids.tolist()) == (2, source.row(1, (2,)).prompt_ids.tolist())
+    anchor = replace(source.sample(1), slots=(0,))
+    assert source.build.row(source.build.keys(anchor)[0]).slot_id == ANCHOR
+
+
+@pytest.mark.parametrize(("anchor_weight", "examples"), [(0, 8), (1, 6)])
+def test_samples_per_batch_of_r2_fill_the_batch(
+    make_recipe: Callable[..., Recipe], anchor_weight: float, examples: int
+) -> None:
+    """The paper's R2: 32 rows of 8 examples, K = 4. With an anchor, as R1."""
+    method = {"name": "r2", "k": 4, "anchor_weight": anchor_weight}
+    study = make_recipe(training={"global_batch_rows": 32}, method=method, data={"documents": 8}).study
+    assert samples_per_batch(study) == examples
 
 
 def test_kept_samples_are_none_for_other_outcomes(make: Make) -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,11 +10,13 @@ from torch.utils._pytree import tree_leaves
 from pos2distill.config import Recipe, Study
 from pos2distill.losses.kl import mean_by_row
 from pos2distill.models.head import FrozenHead
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import ResponseBatch, collate
 from pos2distill.training.rows import Row
-from pos2distill.training.student import Student
-from pos2distill.training.teachers import CachedTeacher, HiddenStatesView
+from pos2distill.training.student import Student, prepare_for_training, trainable
+from pos2distill.training.teachers import CachedTeacher, HiddenStatesView, TeacherView, TopKView
+from scripts.model_families import save_tiny
 from tests.support.samples import Source
 
 
@@ -63,7 +66,7 @@ def test_student_value_and_gradient_equal_plain_computation(
 ) -> None:
     """However many of the tokens' logits are looked at together."""
     student, batch, teacher = parts
-    monkeypatch.setattr("pos2distill.training.student._CHUNK_LOGITS", together * 300)
+    monkeypatch.setattr("pos2distill.models.loss_head.CHUNK_LOGITS", together * 300)
     weight_B = torch.linspace(0.1, 1, 8)  # so that a row taken for another shows
     ours, plain = student(batch, teacher), naive_kl(student, batch, teacher)
     assert plain.min() > 1e-3
@@ -89,15 +92,16 @@ class LargestTensors(TorchDispatchMode):
         return result
 
 
-def test_student_never_computes_logits_of_the_whole_batch(
-    parts: tuple[Student, ResponseBatch, HiddenStatesView],
+def test_student_computes_logits_for_a_chunk_of_response_tokens_only(
+    parts: tuple[Student, ResponseBatch, HiddenStatesView], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student, batch, teacher = parts
-    vocabulary, tokens = 300, len(batch.row_T)
-    assert tokens < batch.packed.longest  # else the test could not tell them apart
+    vocabulary, chunk = 300, 33  # more logits than the head, 32 * 300, which is transposed
+    assert chunk < len(batch.row_T)
+    monkeypatch.setattr("pos2distill.models.loss_head.CHUNK_LOGITS", chunk * vocabulary)
     with LargestTensors(vocabulary) as watched:
         student(batch, teacher).sum().backward()
-    assert watched.elements == tokens * vocabulary
+    assert watched.elements == chunk * vocabulary
     with LargestTensors(vocabulary) as plain:
         naive_kl(student, batch, teacher).sum().backward()
     assert plain.elements == batch.packed.longest * vocabulary  # the watch does see them
@@ -141,3 +145,39 @@ def test_hidden_states_view_cross_entropy_is_the_frozen_models(
     with torch.no_grad():
         loss_T = view_of(study, rows).cross_entropy(batch.target_T)
         torch.testing.assert_close(mean_by_row(loss_T, batch.row_T, 3), student(batch, None))
+
+
+def test_prepare_for_training_freezes_the_encoder_of_images(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """No token passes through it, so under ZeRO-3 its weights would only decay."""
+    recipe = make_recipe()
+    lm = load_model(save_tiny("gemma3", tmp_path), packed=True)
+    prepare_for_training(lm, recipe.study, recipe.runtime.trainers)
+    frozen = {name for name, parameter in lm.named_parameters() if not parameter.requires_grad}
+    assert frozen
+    assert all("vision_tower" in name or "multi_modal_projector" in name for name in frozen)
+    assert not any("vision" in name or "projector" in name for name in trainable(lm))
+    assert any("language_model" in name for name in trainable(lm))
+
+
+@pytest.mark.parametrize("teacher_kind", ["hidden states", "top k"])
+def test_student_in_bfloat16_computes_the_kl_of_its_states_in_float32(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source], teacher_kind: str
+) -> None:
+    """Cached and resident teachers are views of hidden states. The reference is float64, of the same states."""
+    study = make_recipe(model={"dtype": "bfloat16"}).study
+    source = make_source(study)
+    rows = [source.build.row(key) for key in source.row_keys()[:8]]
+    batch = collate([row.prompt_ids for row in rows], [row.response_ids for row in rows])
+    student = Student(load_model(study.model), study)
+    head_VH = student.head.weight.detach().double()
+    states = CachedTeacher(FrozenHead.from_checkpoint(study.model, torch.bfloat16))(rows)
+    teacher_TV = (states.hidden_TH.double() @ head_VH.T).log_softmax(-1)
+    view: TeacherView = states
+    if teacher_kind == "top k":
+        logprobs_TK, ids_TK = teacher_TV.topk(teacher_TV.shape[1])
+        view = TopKView(ids_TK, logprobs_TK.float())
+    with torch.no_grad():
+        student_TV = (response_hidden_states(student.lm, batch).double() @ head_VH.T).log_softmax(-1)
+        expected_T = (teacher_TV.exp() * (teacher_TV - student_TV)).sum(-1)
+        found_B = student(batch, view)
+    torch.testing.assert_close(found_B.double(), mean_by_row(expected_T, batch.row_T, 8), rtol=1e-5, atol=1e-6)

@@ -99,6 +99,23 @@ def test_resident_teacher_equals_the_cached_one(make: Callable[..., Source]) -> 
     torch.testing.assert_close(resident.kl(student_TV), cached.kl(student_TV), rtol=1e-5, atol=1e-5)
 
 
+def test_resident_teacher_tells_two_responses_to_one_example_apart(make: Callable[..., Source]) -> None:
+    """On-policy, every row of an example has a response of its own."""
+    source = make()
+    lm = load_model(source.study.model)
+    first = source.row(0, (1,))
+    other_ids = first.response_ids[1:]
+    second = replace(first, response_ids=other_ids, sample=replace(first.sample, response_ids=other_ids))
+
+    @torch.no_grad()
+    def frozen(batch: ResponseBatch) -> torch.Tensor:
+        return response_hidden_states(lm, batch)
+
+    view = ResidentTeacher(hidden_view(source).head, frozen)([first, second])
+    expected = torch.cat([logits(source, first), logits(source, second)])
+    torch.testing.assert_close(view.head(view.hidden_TH), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_cached_teacher_returns_states_in_the_order_of_rows(make: Callable[..., Source]) -> None:
     source = make()
     rows = mixed_rows(source)

@@ -34,7 +34,7 @@ def test_check_trackers_names_a_missing_package(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError) as caught:
         check_trackers([name])
-    assert str(caught.value) == f"runtime.trackers: {name} is not installed; pip install 'pos2distill[trackers]'"
+    assert str(caught.value) == f"runtime.trackers: {name} is not installed; pip install {name}"
 
 
 def test_check_trackers_accepts_none() -> None:

@@ -78,6 +78,15 @@ def test_check_inference_refuses_families_and_scales_that_these_methods_do_not_k
         check_inference(save(scaled), inference)
 
 
+def test_check_inference_refuses_layers_without_rope_in_vllm(save: Callable[..., ModelSection]) -> None:
+    """With four layers, the fourth of SmolLM 3 has none. In transformers the others are scaled."""
+    sizes = {**SMALL, "num_hidden_layers": 4}
+    check_inference(save(SmolLM3Config(**sizes, **HEADS, pad_token_id=0)), LPES)
+    with pytest.raises(UserError, match=r"have no RoPE \(no_rope_layers\), .* in vLLM; set model.engine to hf$"):
+        check_inference(save(SmolLM3Config(**sizes, **HEADS, pad_token_id=0), "vllm"), LPES)
+    check_inference(save(SmolLM3Config(**SMALL, **HEADS, pad_token_id=0)), LPES)
+
+
 def test_resolve_scales_of_a_config_without_layers() -> None:
     """vLLM's plugin sees the configs of speculators and other parts too."""
     assert resolve_scales((), PretrainedConfig(), "m") == ()

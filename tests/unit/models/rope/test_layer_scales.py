@@ -131,6 +131,15 @@ def test_scaled_model_uses_the_scale_of_each_layer(family: str) -> None:
         assert not any(torch.allclose(one, other, atol=1e-4) for other in different[index + 1 :])
 
 
+@pytest.mark.parametrize(("scales", "count"), [((1.5, 1.5), 1), ((1.0, 1.0), 1), ((1.5, 1.2), 2)])
+def test_scaled_layers_of_equal_scale_share_one_rotation(
+    tiny: ModelSection, scales: tuple[float, ...], count: int
+) -> None:
+    lm = scaled(tiny, scales)
+    cos_NBLD, sin_NBLD = lm.model.rotary_emb(torch.zeros(1, 7, 32), torch.arange(7)[None])
+    assert len(cos_NBLD) == len(sin_NBLD) == count
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_scaled_packed_rows_equal_rows_one_by_one(tiny: ModelSection, attention: str) -> None:
     model = tiny.model_copy(update={"attention": attention})

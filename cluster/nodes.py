@@ -1,0 +1,94 @@
+"""Sections of the cluster spec that describe nodes: what one needs, and how many of them there are."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pos2distill.config import Section
+
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(Mi|Gi|Ti)$"
+_BYTES = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+# Training differs from the other groups: a lost node stops all workers, and the grace period must fit a checkpoint.
+TRAINING_DEFAULTS = {"spot": False, "idle_timeout_s": 600, "grace_s": 600}
+
+
+def quantity_bytes(quantity: str) -> float:
+    """The number of bytes of a memory quantity such as `64Gi`."""
+    return float(quantity[:-2]) * _BYTES[quantity[-2:]]
+
+
+class Toleration(Section):
+    """A node taint that the pods of a group tolerate."""
+
+    key: str = Field(min_length=1)
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str | None = Field(None, description="with operator Equal")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+
+    @model_validator(mode="after")
+    def _check_value(self) -> "Toleration":
+        if self.operator == "Equal" and self.value is None:
+            raise ValueError("value: operator 'Equal' requires a value")
+        if self.operator == "Exists" and self.value is not None:
+            raise ValueError("value: operator 'Exists' takes no value; remove it")
+        return self
+
+
+class NodeSection(Section):
+    """One Ray node, which is one pod, and the machine that it requires. Requests equal limits."""
+
+    cpus: float = Field(gt=0)
+    memory: str = Field(pattern=_QUANTITY, description="for example 64Gi; includes /dev/shm")
+    gpus: int = Field(0, ge=0, description="GPUs per pod; 0 for both sampling and training: everything runs on CPUs")
+    shm: str = Field("8Gi", pattern=_QUANTITY, description="size of /dev/shm: Ray's object store (0.9 of it), NCCL")
+    scratch: str = Field(
+        "50Gi",
+        pattern=_QUANTITY,
+        description="disk for caches, logs and objects that Ray spills; what models and checkpoints need is added",
+    )
+    disk: str | None = Field(
+        None,
+        pattern=_QUANTITY,
+        description="disk that pods can request on the machine (`kubectl describe node`: Allocatable, "
+        "ephemeral-storage); more is refused. Default: not checked",
+    )
+    instance_type: str | None = Field(None, description="the cloud's name of the machine, for example p4d.24xlarge")
+    resources: dict[str, str] = Field(
+        {}, description="further resources of device plugins, for example {vpc.amazonaws.com/efa: '4'} for RDMA"
+    )
+    node_selector: dict[str, str] = Field({}, description="further node labels that the machine must carry")
+    tolerations: tuple[Toleration, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_shm(self) -> "NodeSection":
+        # Kubernetes counts an emptyDir in memory towards the memory limit of the pod.
+        if quantity_bytes(self.shm) >= quantity_bytes(self.memory):
+            raise ValueError(f"shm: {self.shm} must be less than memory, {self.memory}; lower it")
+        if quantity_bytes(self.shm) < 2**27:
+            raise ValueError(f"shm: {self.shm} is too small for Ray's object store; set 128Mi or more")
+        return self
+
+
+class NodeGroup(Section):
+    """Nodes of one kind, added when work needs them and removed when idle. If min equals max, their number is fixed."""
+
+    node: NodeSection
+    min: int = Field(0, ge=0, description="nodes that stay even when idle")
+    max: int = Field(ge=1)
+    spot: bool = Field(True, description="use spot machines, which the cloud may reclaim; always false for training")
+    idle_timeout_s: int = Field(
+        120, ge=1, description="seconds until an idle node is removed; default of training: 600"
+    )
+    grace_s: int = Field(
+        30,
+        ge=20,
+        description="seconds between the termination notice and the end of a pod; default of training: 600, so that a "
+        "checkpoint can be saved",
+    )
+
+    @model_validator(mode="after")
+    def _check_size(self) -> "NodeGroup":
+        if self.min > self.max:
+            raise ValueError(f"min: {self.min} is more than max, {self.max}")
+        return self

@@ -1,0 +1,192 @@
+"""What KubeRay's operator refuses, of the fields that `cluster render` writes.
+
+The operator reports these only in the status of an applied object. Each docstring names the function it follows, in
+`ray-operator/controllers/ray/utils/validation.go` of KubeRay 1.7.0. Rules on other fields are left to the server
+(`--server`), since a copy of them here would go out of date unnoticed.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+
+from ..names import AUTOSCALER_V2_VARIABLE
+from ..types import Violation
+from .fields import Fields, autoscaler_of, cluster_of, groups_of, job_of, nodes_of, ray_container
+from .kubernetes import check_labels
+
+_RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")  # of `ray start`
+_MINIMA = (("ttlSecondsAfterFinished", 0), ("backoffLimit", 0))
+_POSITIVE = (("activeDeadlineSeconds", 1), ("preRunningDeadlineSeconds", 1))
+_AUTH_VERSION, _PRIORITY_VERSION = (2, 52), (2, 56)
+_ENABLED = ("1", "true")  # values of a variable
+
+
+def limits_are_in_range(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateRayJobSpec."""
+    job = job_of(manifest)
+    for name, minimum in (*_MINIMA, *_POSITIVE):
+        value = job.integer(name)
+        if value is not None and value < minimum:
+            yield job.violation(name, f"is {value}; set it to {minimum} or more")
+
+
+def ttl_requires_shutdown(manifest: Fields) -> Iterator[Violation]:
+    """Source: validateDeletionConfiguration."""
+    job = job_of(manifest)
+    if (job.integer("ttlSecondsAfterFinished") or 0) > 0 and job.get("shutdownAfterJobFinishes") is not True:
+        yield job.violation("ttlSecondsAfterFinished", "requires shutdownAfterJobFinishes: true; set that")
+
+
+def cluster_is_described(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateRayJobSpec."""
+    job = job_of(manifest)
+    if manifest.get("kind") == "RayJob" and not job.get("clusterSelector") and "rayClusterSpec" not in job:
+        yield job.violation("rayClusterSpec", "missing; describe the job's cluster, or name one with clusterSelector")
+
+
+def submission_mode_allows_the_settings(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateRayJobSpec."""
+    job = job_of(manifest)
+    if job.get("submissionMode") == "InteractiveMode" and (job.integer("backoffLimit") or 0) > 0:
+        # A retry keeps the id of the failed job, and so would be taken for running: ray-project/kuberay#3525.
+        yield job.violation("backoffLimit", "is not supported in InteractiveMode; set 0")
+    if job.get("submissionMode") == "SidecarMode":
+        for name in ("submitterPodTemplate", "submitterConfig"):
+            if name in job:
+                yield job.violation(name, "is not supported in SidecarMode; remove it, or use K8sJobMode")
+
+
+def pods_have_a_container(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateRayClusterSpec."""
+    for node in nodes_of(manifest):
+        pod = node.mapping("template", "spec")
+        if not pod.items_of("containers"):
+            yield pod.violation("containers", "missing; a pod requires the Ray container")
+
+
+def replicas_are_in_range(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateRayClusterSpec."""
+    for group in groups_of(manifest):
+        minimum, maximum = group.integer("minReplicas"), group.integer("maxReplicas")
+        for name, value in (("minReplicas", minimum), ("maxReplicas", maximum)):
+            if value is not None and value < 0:
+                yield group.violation(name, f"is {value}; set 0 or more")
+        if minimum is not None and maximum is not None and minimum > maximum:
+            yield group.violation("minReplicas", f"{minimum} is more than maxReplicas, {maximum}; lower it")
+
+
+def resources_are_set_in_one_place(manifest: Fields) -> Iterator[Violation]:
+    """Source: validateRayGroupResources."""
+    for node in nodes_of(manifest):
+        # One line is enough, even if several parameters are repeated.
+        repeated = [name for name in _RESOURCE_PARAMETERS if node.mapping("rayStartParams").get(name)]
+        if repeated and node.mapping("resources"):
+            message = f"is not supported together with {node.join('resources')}; set one of them"
+            yield node.violation(f"rayStartParams.{repeated[0]}", message)
+
+
+def node_labels_are_valid(manifest: Fields) -> Iterator[Violation]:
+    """Source: validateRayGroupLabels."""
+    for node in nodes_of(manifest):
+        if "labels" in node.mapping("rayStartParams"):
+            message = f"KubeRay does not support labels here; move them to {node.join('labels')}"
+            yield node.violation("rayStartParams.labels", message)
+        yield from check_labels(node.mapping("labels"))
+
+
+def group_settings_require_autoscaler_v2(manifest: Fields) -> Iterator[Violation]:
+    """Source: validateWorkerGroupIdleTimeout, validateWorkerGroupPriority."""
+    cluster = cluster_of(manifest)
+    is_new = _ray_version(cluster) >= _PRIORITY_VERSION
+    is_v2 = cluster.mapping("autoscalerOptions").get("version") == "v2"
+    is_v2 = is_v2 or _head_variables(cluster).get(AUTOSCALER_V2_VARIABLE) in _ENABLED
+    for group in groups_of(manifest):
+        if (group.integer("idleTimeoutSeconds") or 0) < 0:
+            yield group.violation("idleTimeoutSeconds", "is negative; set 0 or more")
+        for name in ("idleTimeoutSeconds", "priority"):
+            # A priority of 0 counts as none.
+            is_set = name in group and (name != "priority" or group.integer(name))
+            if is_set and not is_v2:
+                yield group.violation(name, "requires autoscaler v2; set autoscalerOptions.version: v2")
+        if group.integer("priority") and not is_new:
+            yield group.violation("priority", "requires rayVersion 2.56 or newer; set it or remove the priority")
+
+
+def variables_do_not_conflict(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateRayClusterSpec. A spec's `pods.env` can set all of these."""
+    cluster = cluster_of(manifest)
+    variables = _head_variables(cluster)
+    path = "headGroupSpec.template.spec.containers[0].env"
+    if "RAY_REDIS_ADDRESS" in variables and not cluster.mapping("gcsFaultToleranceOptions"):
+        # With the older annotation for fault tolerance, KubeRay accepts the variable.
+        annotation = manifest.mapping("metadata", "annotations").get("ray.io/ft-enabled")
+        if str(annotation).lower() != "true":
+            yield cluster.violation(path, "RAY_REDIS_ADDRESS requires gcsFaultToleranceOptions; remove the variable")
+    if "REDIS_USERNAME" in variables:
+        yield cluster.violation(path, "REDIS_USERNAME is not supported here; use gcsFaultToleranceOptions")
+    if AUTOSCALER_V2_VARIABLE in variables:
+        if autoscaler_of(manifest) is None and variables[AUTOSCALER_V2_VARIABLE] in _ENABLED:
+            message = f"{AUTOSCALER_V2_VARIABLE} without autoscaling; set enableInTreeAutoscaling: true and remove it"
+            yield cluster.violation(path, message)
+        elif autoscaler_of(manifest) and cluster.mapping("autoscalerOptions").get("version"):
+            message = f"{AUTOSCALER_V2_VARIABLE} repeats autoscalerOptions.version; remove the variable"
+            yield cluster.violation(path, message)
+    for variable in cluster.mapping("autoscalerOptions").mappings("env"):
+        if variable.get("name") == "KUBERAY_GEN_AUTOSCALER_START_CMD":
+            yield variable.violation("name", "is set by KubeRay; remove it")
+
+
+def restarts_are_left_to_the_autoscaler(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateRayClusterSpec."""
+    autoscaler = autoscaler_of(manifest)
+    if autoscaler is None or autoscaler.get("version") != "v2":
+        return
+    for node in nodes_of(manifest):
+        pod = node.mapping("template", "spec")
+        policy = pod.get("restartPolicy")
+        if policy not in (None, "", "Never"):
+            yield pod.violation("restartPolicy", f"is {policy}, but autoscaler v2 replaces pods itself; set Never")
+
+
+def ray_version_supports_authentication(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateRayClusterSpec."""
+    cluster = cluster_of(manifest)
+    if cluster.mapping("authOptions").get("mode") != "token":
+        return
+    version = cluster.text("rayVersion")
+    if not version:
+        message = "missing: authOptions requires it; set the version in the image, for example 2.60.0"
+        yield cluster.violation("rayVersion", message)
+    elif _ray_version(cluster) == (0, 0):
+        yield cluster.violation("rayVersion", f"'{version[:20]}' is not a valid version; expected for example 2.60.0")
+    elif _ray_version(cluster) < _AUTH_VERSION:
+        message = f"authOptions requires Ray 2.52 or newer, got {version[:20]}; use a newer image"
+        yield cluster.violation("rayVersion", message)
+
+
+def _ray_version(cluster: Fields) -> tuple[int, int]:
+    """Major and minor number of the version of Ray; (0, 0) if the value is not a version."""
+    match = re.match(r"v?(\d{1,4})\.(\d{1,4})", cluster.text("rayVersion"))
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _head_variables(cluster: Fields) -> dict[str, str]:
+    variables = {}
+    for variable in ray_container(cluster.mapping("headGroupSpec")).mappings("env"):
+        variables[variable.text("name")] = variable.text("value")
+    return variables
+
+
+RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
+    limits_are_in_range,
+    ttl_requires_shutdown,
+    cluster_is_described,
+    submission_mode_allows_the_settings,
+    pods_have_a_container,
+    replicas_are_in_range,
+    resources_are_set_in_one_place,
+    node_labels_are_valid,
+    group_settings_require_autoscaler_v2,
+    variables_do_not_conflict,
+    restarts_are_left_to_the_autoscaler,
+    ray_version_supports_authentication,
+)

@@ -1,0 +1,266 @@
+"""Sections of the cluster spec that apply to the whole cluster: storage, pods, network and job."""
+
+import ipaddress
+import re
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pos2distill.config import Section
+from pos2distill.errors import did_you_mean
+from pos2distill.placement import DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DEADLINE_VARIABLE
+from pos2distill.secrets import holds_secret
+
+from .names import SET_BY_KUBERAY
+
+STORES = ("gs", "s3")  # URL schemes that the image can write to; a test checks that it can open all of them
+READABLE = (*STORES, "hf", "http", "https")
+DNS_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"  # Kubernetes and KubeRay derive the names of pods and services from these
+
+_REMOTE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]+")
+_ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_FOLDER = r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+/?$"  # absolute, without `..` and without what a shell would expand
+_SET_BY_RENDER = ("HOME", "USER", DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DEADLINE_VARIABLE)
+# The image and the device plugin set them; other values break Python, CUDA or the choice of GPUs.
+_SET_BY_IMAGE = (
+    *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOSTNAME", "TMPDIR"),
+    *("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "RAY_TMPDIR"),
+)
+# A mount hides what the image has in its folder.
+_RESERVED_MOUNTS = (
+    *("/tmp", "/scratch", "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64"),
+    *("/boot", "/root", "/run", "/var"),
+)
+
+
+def _check_mount(mount: str) -> None:
+    is_reserved = any(PurePosixPath(mount).is_relative_to(reserved) for reserved in _RESERVED_MOUNTS)
+    if is_reserved:
+        raise ValueError(f"mount: {mount} is reserved; choose another folder, for example /mnt/storage")
+
+
+def has_parent_segment(path: str) -> bool:
+    """Whether a path or URL has `..` in it, which could leave a mounted folder."""
+    return ".." in path.split("/")
+
+
+class StorageSection(Section):
+    """Where results are stored: in a bucket, or on a volume that all pods mount."""
+
+    url: str = Field(description="bucket URL (s3:// or gs://), or a folder below mount")
+    claim: str | None = Field(
+        None, pattern=DNS_LABEL, description="an existing PersistentVolumeClaim, ReadWriteMany, mounted in every pod"
+    )
+    mount: str = Field("/mnt/storage", pattern=_FOLDER, description="where the claim is mounted")
+
+    @model_validator(mode="after")
+    def _check_url(self) -> "StorageSection":
+        _check_mount(self.mount)
+        if has_parent_segment(self.url):
+            raise ValueError(f"url: {self.url}: expected a path without '..'")
+        if self.claim is None and not _REMOTE.match(self.url):
+            raise ValueError(f"url: expected a bucket URL, or a folder with claim set, got {self.url}")
+        scheme, separator, _ = self.url.partition("://")
+        if separator and scheme not in STORES:
+            raise ValueError(f"url: the image cannot write to {scheme}://{did_you_mean(scheme, STORES)}")
+        if not separator and not PurePosixPath(self.url).is_relative_to(self.mount):
+            raise ValueError(f"url: {self.url} is not below mount, {self.mount}")
+        return self
+
+
+class SecretReference(Section):
+    """One key of a Kubernetes Secret as an environment variable. The spec never contains its value."""
+
+    env: str = Field(description="name of the environment variable")
+    secret: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", description="name of the Secret")
+    key: str = Field(min_length=1, description="key in the Secret")
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "SecretReference":
+        if not _ENV_NAME.match(self.env):
+            raise ValueError("env: expected the name of an environment variable, for example HF_TOKEN")
+        return self
+
+
+class VolumeSection(Section):
+    """A further volume that all pods mount: a model cache, a data set, or a bucket by a CSI driver."""
+
+    claim: str = Field(pattern=DNS_LABEL, description="an existing PersistentVolumeClaim, which many pods can mount")
+    mount: str = Field(pattern=_FOLDER, description="where it is mounted")
+    read_only: bool = False
+
+    @model_validator(mode="after")
+    def _check_mount(self) -> "VolumeSection":
+        _check_mount(self.mount)
+        return self
+
+
+class PodsSection(Section):
+    """Settings of all pods of the cluster."""
+
+    project: str = Field("/opt/pos2distill", pattern=_FOLDER, description="folder of run.py in the image")
+    user: int = Field(1000, ge=1, description="user and group id of the pods; never root")
+    service_account: str | None = Field(
+        None,
+        pattern=DNS_LABEL,
+        description="an existing ServiceAccount; default: a new one with the name of the cluster",
+    )
+    service_account_annotations: dict[str, str] = Field(
+        {}, description="of the new ServiceAccount: the cloud identity that has access to the storage"
+    )
+    pull_secrets: tuple[str, ...] = Field((), description="names of Secrets for the image registry")
+    priority_class: str | None = None
+    scheduler: str | None = Field(
+        None, pattern=DNS_LABEL, description="schedulerName, for example of a gang scheduler; see also job.labels"
+    )
+    annotations: dict[str, str] = Field({}, description="of all pods, for example for networks or CSI drivers")
+    volumes: tuple[VolumeSection, ...] = ()
+    model_cache: str | None = Field(
+        None,
+        pattern=_FOLDER,
+        description="folder of one of the volumes, in which models of the hub are kept for all pods and jobs",
+    )
+    env: dict[str, str] = Field({}, description="environment variables; use `secrets` for secrets")
+    secrets: tuple[SecretReference, ...] = ()
+
+    # Before validation, because pydantic's own errors would repeat the value.
+    @field_validator("env", mode="before")
+    @classmethod
+    def _check_env(cls, env: Any) -> Any:
+        if not isinstance(env, dict):
+            return env
+        for name, value in env.items():
+            if holds_secret(str(name), str(value)):
+                raise ValueError(
+                    f"'{name}' looks like a secret in clear text; put it into a Kubernetes Secret and name it in "
+                    f"pods.secrets"
+                )
+            if not _ENV_NAME.match(str(name)):
+                raise ValueError(f"'{name}' is not a valid name of an environment variable")
+        return env
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "PodsSection":
+        names = list(self.env) + [secret.env for secret in self.secrets]
+        for name in names:
+            if name in _SET_BY_RENDER or name in SET_BY_KUBERAY:
+                raise ValueError(f"env: {name} is set automatically; remove it")
+            if name in _SET_BY_IMAGE:
+                raise ValueError(f"env: {name} of the image must stay as it is; remove it")
+            if name in ("HF_HOME", "HF_HUB_CACHE"):
+                raise ValueError(f"env: {name}: set pods.model_cache to a folder of one of pods.volumes")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"secrets: the environment variable {name} is set twice")
+        if self.service_account and self.service_account_annotations:
+            raise ValueError("service_account_annotations: apply to a new account only; remove service_account")
+        return self
+
+    @model_validator(mode="after")
+    def _check_volumes(self) -> "PodsSection":
+        mounts = [volume.mount.rstrip("/") for volume in self.volumes]
+        for mount in mounts:
+            if mounts.count(mount) > 1:
+                raise ValueError(f"volumes: two are mounted at {mount}; choose another folder for one of them")
+        if self.model_cache is not None:
+            writable = [volume.mount for volume in self.volumes if not volume.read_only]
+            if not any(PurePosixPath(self.model_cache).is_relative_to(mount) for mount in writable):
+                raise ValueError(f"model_cache: {self.model_cache} is not below the mount of a writable volume")
+        return self
+
+
+def _check_cidr(field: str, cidr: str) -> None:
+    try:
+        ipaddress.ip_network(cidr)
+    except ValueError:
+        raise ValueError(f"{field}: expected a network, for example 10.0.0.0/16, got {cidr}") from None
+
+
+class EgressRule(Section):
+    """Addresses outside the cluster that pods may connect to."""
+
+    cidr: str = Field(description="for example 0.0.0.0/0, or 10.0.20.15/32")
+    ports: tuple[int, ...] = Field((443,), min_length=1)
+    protocol: Literal["TCP", "UDP"] = "TCP"
+
+    @model_validator(mode="after")
+    def _check_network(self) -> "EgressRule":
+        _check_cidr("cidr", self.cidr)
+        for port in self.ports:
+            if not 0 < port < 65536:
+                raise ValueError(f"ports: {port} is not a valid port; expected 1 to 65535")
+        return self
+
+
+class NetworkSection(Section):
+    """Which connections from and to the pods are allowed. All others are denied."""
+
+    operator_namespace: str = Field(
+        "kuberay-operator",
+        pattern=DNS_LABEL,
+        description="namespace of KubeRay's operator, which requests the job's status from the head",
+    )
+    metrics_namespace: str | None = Field(
+        None, pattern=DNS_LABEL, description="namespace of Prometheus, if it is to scrape the pods' metrics"
+    )
+    dns: tuple[str, ...] = Field(
+        ("169.254.20.10/32",), description="DNS caches on nodes; the DNS of kube-system is always allowed"
+    )
+    pod_monitor: dict[str, str] | None = Field(
+        None,
+        description="labels by which a Prometheus operator selects its PodMonitors, for example {release: prometheus}; "
+        "default: no PodMonitor",
+    )
+    api_server: EgressRule = Field(
+        EgressRule(cidr="0.0.0.0/0", ports=(443, 6443)), description="Kubernetes API, for the autoscaler on the head"
+    )
+    egress: tuple[EgressRule, ...] = Field(
+        (EgressRule(cidr="0.0.0.0/0", ports=(443,)),),
+        description="storage, model hub, trackers and the cloud's identity service",
+    )
+
+    @model_validator(mode="after")
+    def _check_dns_and_monitor(self) -> "NetworkSection":
+        for cidr in self.dns:
+            _check_cidr("dns", cidr)
+        if self.pod_monitor is not None and self.metrics_namespace is None:
+            raise ValueError("pod_monitor: set metrics_namespace too, from which Prometheus may reach the pods")
+        return self
+
+
+class JobSection(Section):
+    """Limits of the RayJob."""
+
+    deadline_s: int = Field(
+        7 * 24 * 3600,
+        ge=1,
+        description="a job whose attempts take longer together is stopped, if `cluster submit` applied it; otherwise "
+        "an attempt that takes longer",
+    )
+    start_deadline_s: int = Field(
+        3600, ge=1, description="an attempt that has not started by then ends; the next one begins"
+    )
+    ttl_s: int = Field(600, ge=0, description="seconds between the end of the job and the deletion of its cluster")
+    backoff_limit: int = Field(
+        2, ge=0, description="retries after a failure other than a user error, each on a new cluster; the study resumes"
+    )
+    queue: str | None = Field(
+        None,
+        pattern=DNS_LABEL,
+        description="a Kueue LocalQueue, which requires groups of a fixed size unless elastic; default: no Kueue",
+    )
+    elastic: bool = Field(
+        False, description="scale groups in the queue; requires Kueue's feature gate ElasticJobsViaWorkloadSlices"
+    )
+    labels: dict[str, str] = Field(
+        {}, description="of the RayJob or RayCluster, for example the queue of a gang scheduler: kai.scheduler/queue"
+    )
+
+    @model_validator(mode="after")
+    def _check_job(self) -> "JobSection":
+        if self.elastic and self.queue is None:
+            raise ValueError("elastic: applies to jobs in a Kueue queue; set queue too, or remove it")
+        if self.start_deadline_s >= self.deadline_s:
+            raise ValueError(f"start_deadline_s: {self.start_deadline_s} is not before deadline_s, {self.deadline_s}")
+        return self

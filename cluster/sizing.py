@@ -1,0 +1,194 @@
+"""The disk and GPU memory that a study needs, from the number of parameters of its model.
+
+Units: bytes, unless a name says otherwise.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pos2distill.config import Recipe, Study
+from pos2distill.config.load import sweep_cells
+from pos2distill.errors import UserError
+
+from .nodes import quantity_bytes
+from .spec import ClusterSpec
+
+STATE_BYTES = 12  # of a checkpoint per trained parameter: fp32 weight and AdamW's two moments (training/state.py)
+# Of GPU memory per trained parameter, by training.precision (strategies/zero3.py): bfloat16 weight 2, fp32 gradient 4
+# (`grad_accum_dtype`), fp32 weight 4 and two moments 8. In fp32, the model computes with the fp32 weight.
+GPU_BYTES = {"bfloat16": 18, "float32": 16}
+WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
+GPU_RESERVE = 6e9  # per GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate
+
+# Parameters of the models in the recipes, by the last part of their names: a copy usually keeps that.
+KNOWN_PARAMETERS = {
+    "Mistral-7B-Instruct-v0.3": 7_248_023_552,
+    "Meta-Llama-3-8B-Instruct": 8_030_261_248,
+    "Llama-3.1-8B-Instruct": 8_030_261_248,
+    "Qwen1.5-7B-Chat": 7_721_324_544,
+    "Qwen2.5-7B-Instruct": 7_615_616_512,
+}
+# Adapters of rank 64 in every linear layer are 2 % of an 8 B model.
+_ADAPTER_FRACTION = 0.05
+_MAX_HEADER_BYTES = 100 << 20  # of safetensors
+
+# Memory of one GPU in GB, by the beginning of the machine's name:
+# https://cloud.google.com/compute/docs/gpus, https://aws.amazon.com/ec2/instance-types
+_GPU_MEMORY_GB = {
+    **{"a2-highgpu-": 40, "a2-ultragpu-": 80, "a3-highgpu-": 80, "a3-megagpu-": 80, "a3-ultragpu-": 141},
+    **{"g2-standard-": 24, "g5.": 24, "g6.": 24, "g6e.": 48},
+    **{"p4d.": 40, "p4de.": 80, "p5.": 80, "p5e.": 141, "p5en.": 141},
+}
+
+
+Disks = dict[str, dict[str, float]]
+"""For each node group, bytes by what they hold."""
+
+
+def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | None = None) -> Disks:
+    """For each node group what its pods write besides `scratch`, by what it is.
+
+    A training node downloads the model, and the whole last checkpoint when it resumes; later it has at most one
+    checkpoint that is uploaded, and at the end the trained model. A sampling node has the model, and the trained model
+    of each study of a sweep and each round (`method.rounds`). On a mounted volume all of them are read and written in
+    place.
+
+    Args:
+        recipe: that the job runs; None: the cluster is for any study of `model_billions` parameters.
+        storage: of the job; default: the spec's.
+    Raises:
+        UserError: if the number of parameters is neither set nor known; if a pod needs more than `disk`.
+    """
+    disks: Disks = {name: {} for name in spec.groups}
+    remote = "://" in (storage or spec.storage.url)
+    if recipe is not None:
+        studies = [cell.study for _, cell in sweep_cells(recipe)]
+        for name in spec.groups:
+            if name != "data":  # reads config and tokenizer only
+                disks[name] = _largest([_of_study(spec, study, name, len(studies), remote) for study in studies])
+    elif spec.model_billions is not None:
+        whole = spec.model_billions * 1e9
+        for name in spec.groups:
+            if name != "data":
+                trained_model = 2 * whole if remote else 0
+                disks[name] = _parts(name, copy=2 * whole, trained_model=trained_model, state=STATE_BYTES * whole)
+    for name, parts in disks.items():
+        _check_disk(spec, name, parts)
+    return disks
+
+
+def check_gpu_memory(spec: ClusterSpec, recipe: Recipe) -> None:
+    """Refuse training whose sharded state does not fit the GPUs of the machine, where these are known.
+
+    Raises:
+        UserError: naming how many workers suffice.
+    """
+    trainers, instance = recipe.runtime.trainers, str(spec.training.node.instance_type)
+    memory = [gigabytes * 1e9 for prefix, gigabytes in _GPU_MEMORY_GB.items() if instance.startswith(prefix)]
+    if not memory or not trainers.gpus:
+        return
+    for _, cell in sweep_cells(recipe):
+        study = cell.study
+        sharded = sharded_bytes(study, _parameters(spec, study.model.path))
+        if sharded / trainers.workers + GPU_RESERVE > memory[0]:
+            enough = math.ceil(sharded / (memory[0] - GPU_RESERVE))
+            raise UserError(
+                f"{recipe.name}: runtime.trainers.workers: {trainers.workers} workers need "
+                f"{(sharded / trainers.workers + GPU_RESERVE) / 1e9:.0f} GB of GPU memory each and activations, but a "
+                f"GPU of {instance} has {memory[0] / 1e9:.0f} GB; set {enough} or more"
+            )
+
+
+def sharded_bytes(study: Study, parameters: float) -> float:
+    """What ZeRO-3 divides between the GPUs of all training workers."""
+    frozen = WEIGHT_BYTES[study.model.dtype] * parameters
+    trained = GPU_BYTES[study.training.precision] * parameters
+    if study.training.lora is not None:
+        return frozen + _ADAPTER_FRACTION * trained
+    return trained + (frozen if study.method.teacher == "resident" else 0)
+
+
+def disk_of(scratch: str, parts: dict[str, float]) -> str:
+    """The disk of a pod as a quantity: `scratch`, and the parts that `node_disks` returns."""
+    return f"{math.ceil((quantity_bytes(scratch) + sum(parts.values())) / 2**30)}Gi"
+
+
+def _of_study(spec: ClusterSpec, study: Study, group: str, studies: int, remote: bool) -> dict[str, float]:
+    parameters = _parameters(spec, study.model.path)
+    weights = WEIGHT_BYTES[study.model.dtype] * parameters
+    trained = parameters if study.training.lora is None else _ADAPTER_FRACTION * parameters
+    # Trainers begin a later round with the model of the one before; samplers generate with the models of all rounds.
+    rounds = study.method.rounds
+    models = (min(rounds, 2) if group == "training" else studies * rounds) * weights if remote else 0.0
+    copy = weights if _is_copied(spec, study.model.path) else 0.0
+    return _parts(group, copy=copy, trained_model=models, state=STATE_BYTES * trained)
+
+
+def _parts(group: str, *, copy: float, trained_model: float, state: float) -> dict[str, float]:
+    parts = {"model": copy, "trained model": trained_model}
+    if group == "training":
+        # Also with storage on a volume, since workers write a checkpoint to their own disk first.
+        parts["checkpoint"] = state
+    return {name: size for name, size in parts.items() if size}
+
+
+def _is_copied(spec: ClusterSpec, path: str) -> bool:
+    """Whether pods copy a model to their own disk: not from the image, and not from a mounted volume."""
+    if Path(path).is_dir():
+        return False
+    if spec.pods.model_cache and "://" not in path:
+        return False  # a model of the hub
+    is_mounted = any(PurePosixPath(path).is_relative_to(mount) for mount in spec.mounts)
+    return not is_mounted
+
+
+def _parameters(spec: ClusterSpec, path: str) -> float:
+    if spec.model_billions is not None:
+        return spec.model_billions * 1e9
+    counted = _count_parameters(Path(path))
+    name = path.rstrip("/").rpartition("/")[2]
+    known = counted or KNOWN_PARAMETERS.get(name)
+    if known is None:
+        raise UserError(
+            f"model.path: {path}: the size of this model is not known here; set spec.model_billions, the billions of "
+            f"its parameters, from which the disks of the pods are computed"
+        )
+    return known
+
+
+def _count_parameters(folder: Path) -> int:
+    """Parameters in the safetensors of a local folder, from the headers; 0 without any."""
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        if file.name.startswith("consolidated"):
+            continue  # Mistral's own copy of the same weights
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            try:
+                header: dict[str, Any] = json.loads(opened.read(min(length, _MAX_HEADER_BYTES)))
+            except ValueError:
+                return 0  # no safetensors; the study itself reports what is wrong with the file
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                count += math.prod(tensor["shape"])
+    return count
+
+
+def _largest(choices: Sequence[dict[str, float]]) -> dict[str, float]:
+    return max(choices, key=lambda parts: sum(parts.values()))
+
+
+def _check_disk(spec: ClusterSpec, group: str, parts: dict[str, float]) -> None:
+    node = spec.groups[group].node
+    needed = disk_of(node.scratch, parts)
+    if node.disk is None or quantity_bytes(needed) <= quantity_bytes(node.disk):
+        return
+    named = [f"scratch {node.scratch}"]
+    named += [f"{name} {math.ceil(size / 2**30)}Gi" for name, size in parts.items()]
+    raise UserError(
+        f"{group}.node.disk: {node.disk}, but a pod writes up to {needed} ({', '.join(named)}); use machines with "
+        f"larger disks"
+    )

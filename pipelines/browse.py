@@ -1,0 +1,174 @@
+"""The commands that look at finished results: `inspect`, `runs`, `compare`, `export`. Only the last one writes."""
+
+import argparse
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+BROWSING = ("inspect", "runs", "compare", "export")
+
+_INSPECT = """Single questions of a run: answers before and after at every position, or with --samples what was sampled.
+
+RUN is the storage of a run (runs/quickstart), or one of its folders distilled-scores-…, base-scores-…, samples-….
+"""
+_EXPORT = """The questions of a run as tasks of lm-evaluation-harness: one for each position, and a group.
+
+  export runs/quickstart tasks
+  lm_eval --include_path tasks --tasks pos2distill_quickstart --model hf --model_args pretrained=MODEL
+
+The prompts have the chat template of the run's model, so MODEL should be of its kind.
+"""
+
+
+def add_browsing(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the commands to the command line."""
+    inspect = commands.add_parser(
+        "inspect",
+        help="single questions of a run: prompts, samples, answers before and after",
+        description=_INSPECT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    inspect.add_argument("run", metavar="RUN")
+    inspect.add_argument("--example", metavar="TEXT", help="an id, or text in the id, the location or the question")
+    inspect.add_argument(
+        "--position", metavar="N", help="of the gold document, from 1; of several hops for example 1>5"
+    )
+    inspect.add_argument(
+        "--outcome",
+        metavar="NAME",
+        help="right, wrong, gained, lost, flipped, cut; of samples kept, wrong, empty, failed",
+    )
+    inspect.add_argument("--limit", type=int, default=5, metavar="N", help="questions to show (default 5); 0: all")
+    inspect.add_argument("--samples", action="store_true", help="the samples, not the answers of evaluations")
+    inspect.add_argument("--prompts", action="store_true", help="the text of each prompt too")
+    runs = commands.add_parser("runs", help="list finished studies: date, method, mean and GAP")
+    runs.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs, or one run (default: runs)")
+    compare = commands.add_parser("compare", help="curves of several studies side by side, with paired differences")
+    compare.add_argument("runs", metavar="RUN", nargs="+", help="the storage of a run, or a folder report-FINGERPRINT")
+    export = commands.add_parser(
+        "export",
+        help="the questions of a run as tasks of lm-evaluation-harness",
+        description=_EXPORT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    export.add_argument("run", metavar="RUN")
+    export.add_argument("folder", metavar="FOLDER", type=Path, help="new or empty")
+    for command in (inspect, runs, compare, export):
+        command.add_argument("--json", action="store_true", help="as JSON; inspect: one object in each line")
+
+
+def run_browsing(options: argparse.Namespace) -> None:
+    """Run one of the commands."""
+    functions = {"inspect": _inspect, "runs": _runs, "compare": _compare, "export": _export}
+    functions[options.command](options)
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from .inspection import Selection, inspect, require_outcome
+
+    require_outcome(options.outcome)
+    selection = Selection(options.example, options.position, options.outcome, options.limit or None)
+    count = 0
+    for row in inspect(options.run, selection, samples=options.samples, prompts=options.prompts):
+        count += 1
+        print(json.dumps(row, ensure_ascii=False) if options.json else _format_row(row))
+    if not count and not options.json:
+        print("no such question")
+
+
+def _format_row(row: dict[str, Any]) -> str:
+    place = f"{row['example_id']}, {row['location']}" if row["location"] else row["example_id"]
+    # A server may not count them.
+    tokens = "" if row["prompt_tokens"] is None else f", {row['prompt_tokens']} tokens"
+    lines = [
+        f"--- {place}: position {row['position']} of {row['documents']}{tokens}: {', '.join(row['outcomes'])}",
+        f"question  {row['question']}",
+        f"answers   {' | '.join(row['answers'])}",
+    ]
+    if "prompt" in row:
+        lines += ["prompt", textwrap.indent(row["prompt"], "    ")]
+    for name in ("before", "after"):
+        if name in row:
+            lines.append(f"{name:<8}  {_format_answer(row[name])}")
+    if "text" in row:
+        lines.append(f"sampled   {row['text']}")
+        if row["kept_text"] and row["kept_text"] != row["text"]:
+            lines.append(f"kept      {row['kept_text']}")
+        if row["error"]:
+            lines.append(f"error     {row['error']}")
+    return "\n".join(lines)
+
+
+def _format_answer(answer: dict[str, Any]) -> str:
+    notes = ["right" if answer["right"] else "wrong"]
+    if answer["cut"]:
+        notes.append("cut at the length limit")
+    if answer.get("found_in_documents"):
+        notes.append(f"in document {', '.join(map(str, answer['found_in_documents']))}")
+    return f"{answer['text']}  ({'; '.join(notes)})"
+
+
+def _runs(options: argparse.Namespace) -> None:
+    from .comparison import list_runs
+
+    runs = list_runs(options.folder)
+    if options.json:
+        print(json.dumps(runs, ensure_ascii=False))
+        return
+    if not runs:
+        print(f"{options.folder}: no report")
+    for run in runs:
+        if "mean" not in run:
+            print(f"{run['report']}  {run['name']}: a sweep, or of an earlier version")
+            continue
+        (before, after), (gap_before, gap_after) = run["mean"], run["gap"]
+        scores = f"mean {before:.3f} to {after:.3f}, GAP {gap_before:.3f} to {gap_after:.3f}"
+        print(f"{run['report']}  {run['date'] or 'date unknown'}  {run['method']} on {run['dataset']}: {scores}")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from .comparison import compare_runs
+
+    result = compare_runs(options.runs)
+    if options.json:
+        print(json.dumps(result, ensure_ascii=False))
+        return
+    entries = result["runs"]
+    for number, entry in enumerate(entries):
+        model = "base model" if entry["model"] == "base" else entry["method"]
+        print(f"[{number}] {entry['report']}: {model}, {entry['documents']} documents, {entry['questions']} questions")
+    print("\nposition" + "".join(f"{f'[{number}]':>8}" for number in range(len(entries))))
+    # A dict, because a set would lose the order.
+    positions = dict.fromkeys(position for entry in entries for position in entry["positions"])
+    by_position = [dict(zip(entry["positions"], entry["accuracy"], strict=True)) for entry in entries]
+    for position in positions:
+        cells = [f"{each[position]:8.3f}" if position in each else f"{'-':>8}" for each in by_position]
+        print(f"{position:>8}{''.join(cells)}")
+    for name in ("mean", "gap"):
+        print(f"{name:>8}{''.join(f'{entry[name]:8.3f}' for entry in entries)}")
+    print()
+    for number, difference in enumerate(result["differences"], start=1):
+        print(f"[{number}] - [0]: {_format_difference(difference)}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from .lm_eval import export_tasks
+
+    group, tasks = export_tasks(options.run, options.folder)
+    if options.json:
+        print(json.dumps({"group": group, "tasks": tasks}))
+        return
+    print(f"{options.folder}: {len(tasks)} tasks, group {group}")
+    print(f"lm_eval --include_path {options.folder} --tasks {group} --model hf --model_args pretrained=MODEL")
+
+
+def _format_difference(difference: dict[str, Any] | None) -> str:
+    if difference is None:
+        return "other questions or positions, so there is no paired difference"
+    low, high = difference["ci95"]
+    gap_low, gap_high = difference["gap_change_ci95"]
+    return (
+        f"mean {difference['mean_difference']:+.3f} [{low:+.3f}, {high:+.3f}], corrected GAP "
+        f"{difference['gap_change']:+.3f} [{gap_low:+.3f}, {gap_high:+.3f}] (paired, 95 % intervals)"
+    )

@@ -1,0 +1,118 @@
+"""Checks of the data before anything expensive starts: the longest prompts fit the model's context and vocabulary."""
+
+import functools
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import pyarrow.parquet as pq
+
+from pos2distill.config import Study
+from pos2distill.errors import UserError
+from pos2distill.records import Example, example_from_row
+from pos2distill.sampling.prompting import prompt_builder
+from pos2distill.store.artifacts import Artifact
+from pos2distill.tasks.datasets import load_split, read_examples
+from pos2distill.urls import open_url
+
+from .plan import Plan
+from .stages.prepare import EVALUATION, TRAIN, naming_task
+from .stages.stage import Stage
+
+# A data file of up to this size is read whole; of a larger one the first records. The stage `prepare` reads all.
+_MAX_DATA_BYTES = 64 << 20
+_FIRST_RECORDS = 2_000
+_MAX_EXAMPLES = 5_000  # whose lengths are compared
+_LONGEST = 8  # examples that are tokenised
+
+
+def check_data(plan: Plan, stages: Sequence[Stage]) -> None:
+    """For `--dry-run`: read the records that are not prepared yet, and check prompts of them (`check_prompts`).
+
+    Of a file above 64 MiB only the first 2,000 records are read; a run reads all of them before it starts Ray.
+    """
+    for name, study, prepare in _tasks(plan):
+        if prepare not in stages:
+            continue
+        with naming_task(name):
+            examples = _read(prepare) if prepare.artifact.manifest() is None else _prepared(prepare)
+            _check_prompts(study, plan, stages, *examples)
+
+
+def check_prompts(plan: Plan, stages: Sequence[Stage]) -> None:
+    """Tokenise the longest prepared prompts: they fit the model's context with the response, and its vocabulary."""
+    for name, study, prepare in _tasks(plan):
+        if prepare in stages:
+            with naming_task(name):
+                _check_prompts(study, plan, stages, *_prepared(prepare))
+
+
+def _tasks(plan: Plan) -> Iterator[tuple[str | None, Study, Stage]]:
+    """Of the study and of each other task: its name, study and stage `prepare`."""
+    yield None, plan.study, plan.prepare
+    for name, other in plan.other_tasks.items():
+        yield name, other.study, other.prepare
+
+
+def _prepared(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
+    """The prepared examples for training and for evaluation."""
+    return _read_prepared(prepare.artifact, TRAIN), _read_prepared(prepare.artifact, EVALUATION)
+
+
+def _read_prepared(artifact: Artifact, file: str) -> Iterator[Example]:
+    with artifact.reading(file), artifact.fs.open(f"{artifact.path}/{file}") as opened:
+        for batch in pq.ParquetFile(opened).iter_batches(batch_size=256):
+            for row in batch.to_pylist():
+                yield example_from_row(row)
+
+
+def _read(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
+    """The examples for training and for evaluation; of a large file some of its examples, for both."""
+    data, documents = prepare.study.data, prepare.derived["longest_prompt"]
+    fs, path = open_url(data.path, "data.path")
+    if fs.size(path) <= _MAX_DATA_BYTES:
+        split = load_split(data, documents=documents, seed=prepare.study.seed, eval_seed=prepare.study.evaluation.seed)
+        return split.train, split.evaluation
+    found = islice(read_examples(data, documents), _FIRST_RECORDS)
+    # Examples that still lack distractors are shorter than their prompts will be.
+    examples = [each for each in found if isinstance(each, Example) and len(each.documents) >= documents]
+    return examples, examples
+
+
+def _check_prompts(
+    study: Study, plan: Plan, stages: Sequence[Stage], train: Iterable[Example], evaluation: Iterable[Example]
+) -> None:
+    from pos2distill.models.load import load_config
+
+    vocabulary = 0
+    if not study.model.is_served_name:
+        vocabulary = load_config(study.model).get_text_config().vocab_size
+
+    def check(examples: Iterable[Example], documents: int, reserve: int) -> None:
+        build = prompt_builder(study, reserve)
+        for example in examples:
+            prompt = build(example, documents, tuple(range(len(example.golds))))
+            # Of a message, only the server knows the tokens.
+            if not isinstance(prompt, str) and prompt.max(initial=0) >= vocabulary:
+                raise UserError(
+                    f"{study.model.path}: its tokenizer gives token {prompt.max()}, its config.json describes "
+                    f"{vocabulary} tokens; the tokenizer and the model do not belong together"
+                )
+
+    documents = study.data.documents
+    if any(stage.name.endswith(("evaluate base", "evaluate distilled")) for stage in stages):
+        evaluated = list(islice(evaluation, _MAX_EXAMPLES))
+        for count in (documents, *study.evaluation.other_documents):
+            length = functools.partial(_characters, documents=count)
+            check(heapq.nlargest(_LONGEST, evaluated, key=length), count, study.evaluation.max_new_tokens)
+    if study is plan.study and plan.sample in stages:
+        # A sample whose prompt is too long is a failed one, of which some are allowed. If the shortest is, all are.
+        length = functools.partial(_characters, documents=documents)
+        check(heapq.nsmallest(1, islice(train, _MAX_EXAMPLES), key=length), documents, study.sampling.max_new_tokens)
+
+
+def _characters(example: Example, documents: int) -> int:
+    """The length of an example's prompt without the words around it."""
+    golds = example.golds
+    shown = (*golds, *example.distractors[: documents - len(golds)])
+    return len(example.question) + sum(len(document.title) + len(document.text) for document in shown)

@@ -1,0 +1,64 @@
+"""`--dry-run`: check everything, show the settings and what a command would run."""
+
+import yaml
+
+from pos2distill.config import Recipe
+from pos2distill.config.defaults import all_settings, changed_settings
+from pos2distill.store.artifacts import check_storage
+
+from .commands import make_cells, stages_of_command, with_analysis
+from .data_checks import check_data
+from .preflight import preflight
+from .report import reported_fingerprint
+from .stages.stage import Stage
+from .terminal import format_settings
+
+
+def show(recipe: Recipe, command: str, *, full: bool) -> None:
+    """Print the settings that differ from the defaults, or all of them (`full`), and what the command would run.
+
+    Raises:
+        UserError: as `describe`; then nothing is printed.
+    """
+    stages = describe(recipe, command)
+    settings = all_settings(recipe) if full else changed_settings(recipe)
+    # Unsorted, so that the sections are in the order in which recipes have them.
+    print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
+    if not full:
+        print("# all other settings have their defaults (--full shows them)")
+    print(stages)
+
+
+def describe(recipe: Recipe, command: str = "study") -> str:
+    """What is shown below the settings: which stages the command would run, and where results are.
+
+    Raises:
+        UserError: as the command itself would, before its first stage or for its data.
+    """
+    lines = []
+    if command == "analyse":
+        recipe = with_analysis(recipe)
+    cells = make_cells(recipe)
+    for cell in cells:
+        plan, stages = cell.plan, stages_of_command(command, cell.plan)
+        if command == "report":  # it runs no stage
+            check_storage(recipe.storage, recipe.name)
+        else:
+            preflight(cell.recipe, plan, stages)
+            check_data(plan, stages)
+        lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
+        for stage in stages:
+            lines.append(f"#   {_state(stage, command):<8}  {stage.name:<18}  {stage.artifact.url}")
+    if command in ("study", "report"):
+        is_current = not recipe.sweep and reported_fingerprint(recipe.storage) == cells[0].plan.fingerprint
+        lines.append(
+            f"#   {'cached' if is_current else 'to write':<8}  {'report':<18}  {recipe.storage}/report/index.html"
+        )
+    return "\n".join(lines)
+
+
+def _state(stage: Stage, command: str) -> str:
+    if stage.artifact.manifest() is not None:
+        return "cached"
+    # `report` runs no stage, so it cannot make an unfinished result.
+    return "missing" if command == "report" else "to run"

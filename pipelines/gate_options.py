@@ -1,0 +1,70 @@
+"""The options of `evaluate` that make it a gate, also where it is submitted as a job."""
+
+import argparse
+import contextlib
+from typing import Any
+
+from pos2distill.errors import UserError
+
+# In the order of the fields of `Gate`.
+GATE_OPTIONS = {
+    "--fail-if-gap-above": "the largest GAP that passes",
+    "--fail-if-mean-below": "the smallest mean accuracy that passes",
+    "--fail-if-drop-above": "the largest loss of mean accuracy against --baseline that passes",
+}
+
+
+def _percentage_points(text: str) -> float:
+    """A limit in percentage points."""
+    with contextlib.suppress(ValueError):
+        points = float(text)
+        if 0 <= points <= 100:
+            return points
+    raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {text}")
+
+
+def add_gate(command: argparse.ArgumentParser) -> None:
+    gate = command.add_argument_group(
+        "gate",
+        "evaluate: exit 1 with one line if the data show, with 95 %% confidence, that a limit is exceeded by the "
+        "checkpoint, or without one by the model",
+    )
+    for option, text in GATE_OPTIONS.items():
+        gate.add_argument(option, type=_percentage_points, metavar="POINTS", help=text)
+    gate.add_argument(
+        "--baseline",
+        metavar="URL",
+        help="of --fail-if-drop-above: the folder of another evaluation of the same questions",
+    )
+
+
+def gate_flags(options: argparse.Namespace) -> list[str]:
+    """The gate's options as words, without those that were not given.
+
+    Raises:
+        UserError: if only one of a drop and its baseline is given.
+    """
+    if (options.fail_if_drop_above is None) != (options.baseline is None):
+        raise UserError("--fail-if-drop-above and --baseline: expected both or none")
+    flags = []
+    for option in GATE_OPTIONS:
+        points = getattr(options, _attribute(option))
+        if points is not None:
+            flags.append(f"{option}={points:g}")
+    if options.baseline is not None:
+        flags.append(f"--baseline={options.baseline}")
+    return flags
+
+
+def gate_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of `run_evaluate`."""
+    if not gate_flags(options):
+        return {}
+    from pos2distill.evaluation.gate import Gate
+
+    limits = (getattr(options, _attribute(option)) for option in GATE_OPTIONS)
+    return {"gate": Gate(*limits), "baseline": options.baseline}
+
+
+def _attribute(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")

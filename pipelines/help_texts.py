@@ -1,0 +1,55 @@
+"""The texts of `--help` below the options."""
+
+EXAMPLES = """examples:
+  python run.py recipes
+  python run.py study quickstart
+  python run.py study quickstart --dry-run
+  python run.py study quickstart training.learning_rate=5e-4 runtime.storage=/tmp/slow
+  python run.py evaluate quickstart --fail-if-gap-above 5
+  python run.py evaluate --model Qwen/Qwen3-0.6B --data questions.jsonl --documents 10
+  python run.py evaluate --model qwen3 --data questions.jsonl --base-url http://127.0.0.1:8000/v1 data.documents=10
+  python run.py study my_recipe.yaml model.engine=vllm runtime.trainers.workers=2
+  python run.py evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz
+  python run.py submit nq_mistral_7b data.path=s3://bucket/nq.jsonl.gz runtime.storage=s3://bucket/runs/nq --address http://127.0.0.1:8265
+  python run.py cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8
+
+The same command resumes an interrupted run, and does nothing if everything is finished.
+Exit codes: 0 success; 1 a gate that failed (one line), or a bug (with its traceback); 2 a user error (one line);
+3 a job that was stopped by someone else; 130 or 143 ended by Ctrl-C or SIGTERM; 141 the output was closed (`| head`).
+"""
+
+SUBMIT = """Run a command as a job on a running Ray cluster, through its job API, and follow its log until it ends.
+
+It uploads this project's code, recipes and examples, and a recipe of your own; secrets, data, results and
+environments stay here. So runtime.storage must be a URL, or the absolute path of a folder that all nodes share; the
+same is true of data and models outside examples/. The nodes need the packages of requirements/.
+
+Submitting again follows a job that still runs; if it has ended, a new job resumes where it stopped. Ctrl-C stops
+following, not the job. For a cluster with token authentication set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
+"""
+
+CLUSTER = """A study on Kubernetes by KubeRay, from a cluster spec (docs/cluster.md).
+
+  render     print the manifests: of a job if a recipe is given, else of a cluster
+  validate   report every error of a spec, or of a file of manifests
+  submit     apply the job with kubectl and follow it: changes, log, exit code (1 failed, 3 stopped or deleted)
+  status     the state of the job and its pods, and what pending pods wait for
+  logs       the job's log so far
+  delete     delete the job or the cluster, and everything that was created with it; results stay in the storage
+
+submit follows a job that already runs. A job that has ended is deleted and applied again: it resumes from its storage.
+Ctrl-C stops following, not the job. The Kubernetes cluster is that of kubectl's current context.
+"""
+
+CLUSTER_EXAMPLES = """examples:
+  cp cluster/presets/gke.yaml my_cluster.yaml
+  python run.py cluster validate my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl --crds crds/
+  python run.py cluster render my_cluster.yaml spec.sampling.max=16 --out manifests
+  python run.py cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8
+  python run.py cluster status my_cluster.yaml
+  python run.py cluster logs my_cluster.yaml
+  python run.py cluster delete my_cluster.yaml
+
+Exit codes: 0 success; 1 the job failed; 2 a user error (one line); 3 the job was stopped or deleted by someone else;
+130 ended by Ctrl-C.
+"""

@@ -1,0 +1,235 @@
+"""Single questions of a run: the prompt that was asked, what was answered, and what became of the answer."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pos2distill.config import Study
+from pos2distill.errors import UserError
+from pos2distill.evaluation.questions import Attribution, document_order
+from pos2distill.evaluation.scores import format_slots
+from pos2distill.records import example_from_row, sample_ids
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.samples import SampleStore
+
+from .results import input_artifact, list_artifacts, of_other_task, open_artifact, provenance_of
+from .stages.evaluate import PREDICTIONS, eval_specs
+from .stages.prepare import EVALUATION, TRAIN, read_locations, training_ids
+from .stages.stage import Input
+
+SCORES = ("distilled-scores", "base-scores")
+SAMPLES = ("samples",)
+OUTCOMES = ("right", "wrong", "gained", "lost", "flipped", "cut", "kept", "empty", "failed")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which questions to show.
+
+    example: an id, or text in the id or the question. position: of the gold documents, as shown, such as `3` or `1>5`.
+    outcome: one of `OUTCOMES`. limit: how many at most; None: all.
+    """
+
+    example: str | None = None
+    position: str | None = None
+    outcome: str | None = None
+    limit: int | None = 5
+
+    def accepts(self, row: Row) -> bool:
+        """Whether a question is shown."""
+        words = f"{row['example_id']}\n{row['location']}\n{row['question']}".lower()
+        return (
+            (self.example is None or self.example.lower() in words)
+            and (self.position is None or self.position == row["position"])
+            and (self.outcome is None or self.outcome in row["outcomes"])
+        )
+
+
+def inspect(run: str, selection: Selection, *, samples: bool, prompts: bool) -> Iterator[Row]:
+    """The selected questions of a run, in the order of its examples.
+
+    Args:
+        run: a storage, or the path of an artifact with answers or samples.
+        samples: of a storage, its samples, not its answers. prompts: with the text of each prompt.
+    Raises:
+        UserError: if the run has no answers or samples.
+    """
+    artifact = open_artifact(run, SAMPLES + SCORES if samples else SCORES + SAMPLES)
+    study = study_of(artifact)
+    rows = _sample_rows(artifact) if artifact.name == "samples" else _answer_rows(artifact, study)
+    decoder = _PromptText(study) if prompts else None
+    shown = 0
+    for row in rows:
+        if shown == selection.limit:
+            return
+        if selection.accepts(row):
+            shown += 1
+            build = row.pop("build")
+            yield row | {"prompt": decoder.text(build)} if decoder else row
+
+
+def study_of(artifact: Artifact) -> Study:
+    """The settings that made an artifact of the main task."""
+    provenance = provenance_of(artifact)
+    if of_other_task(provenance):
+        raise UserError(f"{artifact.url}: is of another task ({provenance.stage}); its questions are in the report")
+    settings = provenance.settings
+    # The section `analysis` is left out where a study has none.
+    return Study.model_validate({name: settings[name] for name in Study.model_fields if name in settings})
+
+
+def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
+    """Every question at every position, with the answers of the base model and, if there is one, the distilled one."""
+    examples = input_artifact(artifact, "examples")
+    models = {"before" if artifact.name == "base-scores" else "after": artifact}
+    if artifact.name == "distilled-scores":
+        # A storage may also hold answers of other models, and to other prompts.
+        asked = _asked_with(artifact)
+        for base in list_artifacts(artifact.url.rpartition("/")[0], ["base-scores"]):
+            same_questions = input_artifact(base, "examples").path == examples.path
+            if "before" not in models and same_questions and _asked_with(base) == asked:
+                models["before"] = base
+    # `before` first: its answers come first in each row.
+    answers = {name: _by_prompt(models[name]) for name in ("before", "after") if name in models}
+    locations = read_locations(examples)
+    orders = study.evaluation.distractor_orders
+    curve = None
+    if "curve" in provenance_of(artifact).inputs:
+        curve = Input(input_artifact(artifact, "curve"), "")  # its fingerprint is not read
+    slot_of_rank = {spec.documents: spec.slot_of_rank for spec in eval_specs(study, curve)}
+    for record in examples.read_table(EVALUATION).to_pylist():
+        example = example_from_row(record)
+        attribution = Attribution(example, study.data.metric)
+        for key in next(iter(answers.values())).get(example.example_id, ()):
+            found = {}
+            for name, by_id in answers.items():
+                if key in by_id.get(example.example_id, ()):
+                    found[name] = by_id[example.example_id][key]
+            first = next(iter(found.values()))
+            documents, slots = first["documents"], tuple(first["slots"])
+            order = document_order(documents, slots, slot_of_rank[documents])
+            row: Row = {
+                "example_id": example.example_id,
+                "location": locations.get(example.example_id, ""),
+                "question": example.question,
+                "answers": list(example.answers),
+                "documents": documents,
+                "position": format_slots(slots),
+                "prompt_tokens": first["prompt_tokens"],
+            }
+            for name, answer in found.items():
+                row[name] = {
+                    "text": answer["text"],
+                    "right": answer["correct"],
+                    "cut": answer["finish_reason"] == "length",
+                }
+                # Of another order of the distractors, the places of documents are not those of `order`.
+                if not answer["correct"] and key[1] % orders == 0:
+                    places = [order.index(index) + 1 for index in attribution(answer["text"]) if index in order]
+                    row[name]["found_in_documents"] = sorted(places)
+            row["outcomes"] = _outcomes(row)
+            row["build"] = (example, documents, slots, key[1] % orders, slot_of_rank[documents])
+            yield row
+
+
+def _asked_with(artifact: Artifact) -> list[Any]:
+    """The settings that decide which model is asked which prompts, before it is distilled."""
+    settings = provenance_of(artifact).settings
+    asked: list[Any] = [settings["model"], settings["inference"]]
+    asked += [settings["data"][name] for name in ("prompt", "metric", "hops", "documents")]
+    names = ("slots", "other_documents", "other_slots", "distractor_orders", "max_new_tokens")
+    return asked + [settings["evaluation"][name] for name in names]
+
+
+def _by_prompt(artifact: Artifact) -> dict[str, dict[tuple[int, int], Mapping[str, Any]]]:
+    """Predictions by example, then by (number of documents, number of the prompt)."""
+    found: dict[str, dict[tuple[int, int], Mapping[str, Any]]] = {}
+    for row in artifact.read_table(PREDICTIONS).to_pylist():
+        found.setdefault(row["example_id"], {})[row["documents"], row["placement"]] = row
+    return found
+
+
+def _outcomes(row: Row) -> list[str]:
+    """What became of the answer: right or wrong of the last model, and the change if there are two."""
+    last = row["after"] if "after" in row else row["before"]
+    outcomes = ["right" if last["right"] else "wrong"]
+    if "before" in row and "after" in row and row["before"]["right"] != row["after"]["right"]:
+        outcomes += ["gained" if row["after"]["right"] else "lost", "flipped"]
+    if any(row[name]["cut"] for name in ("before", "after") if name in row):
+        outcomes.append("cut")
+    return outcomes
+
+
+def _sample_rows(artifact: Artifact) -> Iterator[Row]:
+    """Every sampled answer, with why it was kept or not."""
+    examples = input_artifact(artifact, "examples")
+    locations = read_locations(examples)
+    questions = {
+        row["example_id"]: row for row in examples.read_table(TRAIN, ["example_id", "question", "answers"]).to_pylist()
+    }
+    example_ids = training_ids(examples).to_pylist()
+    per_example = study_of(artifact).method.responses_per_example
+    ids = pa.array(example_ids if per_example == 1 else sample_ids(example_ids, per_example), pa.string())
+    example_of = dict(zip(ids.to_pylist(), np.repeat(example_ids, per_example).tolist(), strict=True))
+    store = SampleStore(artifact)
+    index = store.index(ids)
+    columns = ["example_id", "documents", "slots", "text", "truncated_text", "outcome", "error", "finish_reason"]
+    stored = np.flatnonzero(index.stored)
+    for sample in store.load(index, ids, stored, [*columns, "prompt_ids"]).to_pylist():
+        example_id = example_of[sample["example_id"]]
+        question = questions[example_id]
+        yield {
+            "example_id": sample["example_id"],
+            "location": locations.get(example_id, ""),
+            "question": question["question"],
+            "answers": question["answers"],
+            "documents": sample["documents"],
+            "position": format_slots(tuple(sample["slots"])),
+            "prompt_tokens": len(sample["prompt_ids"]),
+            "outcomes": [sample["outcome"], *(["cut"] if sample["finish_reason"] == "length" else [])],
+            "text": sample["text"],
+            "kept_text": sample["truncated_text"],
+            "error": sample["error"],
+            "build": sample["prompt_ids"],
+        }
+
+
+class _PromptText:
+    """The text of prompts, special tokens included: of stored token ids, or of prompts that are built again.
+
+    Of a model behind a server, the user's message: only the server has its chat template.
+    """
+
+    def __init__(self, study: Study) -> None:
+        from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder
+
+        self.builder: MessageBuilder | PromptBuilder
+        if study.model.is_served_name:
+            self.builder = MessageBuilder(study.data.prompt, max_length=None, reserve=0)
+            return
+        # Imported where needed: transformers takes seconds to import.
+        from pos2distill.models.load import context_length, load_tokenizer
+
+        self.tokenizer = load_tokenizer(study.model)
+        length = context_length(study.model)
+        self.builder = PromptBuilder(self.tokenizer, study.data.prompt, max_length=length, reserve=0)
+
+    def text(self, build: Any) -> str:
+        """build: token ids, or what an evaluation's prompt was built from."""
+        prompt = build
+        if isinstance(build, tuple):
+            example, documents, slots, order, slot_of_rank = build
+            shuffle = {"order": "reshuffled" if order else "fixed", "seed": order}
+            prompt = self.builder(example, documents, slots, slot_of_rank=slot_of_rank, **shuffle)
+        return prompt if isinstance(prompt, str) else str(self.tokenizer.decode(prompt))
+
+
+def require_outcome(name: str | None) -> None:
+    """Refuse an outcome that no answer can have."""
+    if name is not None and name not in OUTCOMES:
+        raise UserError(f"--outcome: {name}: expected one of {', '.join(OUTCOMES)}")

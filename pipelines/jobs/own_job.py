@@ -1,0 +1,33 @@
+"""A study that runs as a job of a RayJob, and must not be retried."""
+
+import json
+import os
+import time
+
+from ray.job_submission import JobSubmissionClient
+
+from pos2distill.environment import ignore_ray_addresses
+from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED
+
+_STOP_S = 60.0
+
+
+def stop_own_job() -> None:
+    """Stop the Ray job that this process is the driver of.
+
+    KubeRay 1.7 retries every job that fails, on a new cluster, and no job that is stopped.
+    """
+    # Ray 2.60 passes the job's metadata to its driver in this variable.
+    config = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    job = config.get("metadata", {}).get("job_submission_id")
+    if job is None:
+        return  # a command that somebody runs in the head's pod
+    print(NOT_RETRIED, flush=True)
+    ignore_ray_addresses()
+    try:
+        JobSubmissionClient(os.environ[JOB_DASHBOARD_VARIABLE]).stop_job(job)
+    except (OSError, RuntimeError) as error:
+        print(f"the job could not be stopped: {error}", flush=True)
+        return
+    # Ray ends this process. If it ended by itself before, the job would have failed.
+    time.sleep(_STOP_S)

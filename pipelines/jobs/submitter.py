@@ -1,0 +1,74 @@
+"""What the submitter's pod of a RayJob runs: `python -m pipelines.jobs.submitter ENTRYPOINT`.
+
+It submits the job to its cluster, prints its log, and ends when the job has ended. KubeRay 1.7's own command ends when
+the stream of the log is closed; half a minute later KubeRay marks the RayJob as failed and deletes its cluster,
+although the job may still run (ray-project/kuberay#4921).
+
+KubeRay sets RAY_DASHBOARD_ADDRESS, RAY_JOB_SUBMISSION_ID and the token. It asks the head whether the job succeeded.
+"""
+
+import os
+import sys
+import threading
+import time
+
+from ray.job_submission import JobDetails, JobSubmissionClient
+
+from pos2distill.errors import UserError
+from pos2distill.placement import JOB_DEADLINE_VARIABLE
+
+from .submit import connect, follow
+
+RETRY_S = 5.0
+
+
+def main() -> int:
+    """Submit the job that the environment names. Returns 0 however it ended: only then would KubeRay not ask."""
+    address = os.environ["RAY_DASHBOARD_ADDRESS"]
+    if "://" not in address:
+        address = f"http://{address}"
+    job = os.environ["RAY_JOB_SUBMISSION_ID"]
+    deadline = os.environ.get(JOB_DEADLINE_VARIABLE)
+    if deadline:
+        threading.Thread(target=stop_at, args=(address, job, float(deadline)), daemon=True).start()
+    details = run_to_end(address, job, sys.argv[1])
+    print(f"{job}: {details.status}", flush=True)
+    return 0
+
+
+def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
+    """Submit a job, or attach to it if it is there, and print its log until it has ended.
+
+    There is no limit to failures: KubeRay ends this process when it gives up the job.
+    """
+    while True:
+        try:
+            client = connect(address)
+            # Also when a new head has replaced the one that the job was submitted to.
+            if not _is_known(client, job):
+                client.submit_job(entrypoint=entrypoint, submission_id=job)
+            return follow(client, job)
+        except (UserError, OSError, RuntimeError) as error:
+            print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
+        time.sleep(RETRY_S)
+
+
+def stop_at(address: str, job: str, deadline: float) -> None:
+    """Stop a job at a time, in seconds since 1970. A stopped job is not retried."""
+    time.sleep(max(0.0, deadline - time.time()))
+    print(f"{job}: its deadline has passed", flush=True)
+    while True:
+        try:
+            connect(address).stop_job(job)
+            return
+        except (UserError, OSError, RuntimeError) as error:  # also if the job is only about to be submitted
+            print(f"{job}: {' '.join(str(error).split())[:300]}; trying again", flush=True)
+        time.sleep(RETRY_S)
+
+
+def _is_known(client: JobSubmissionClient, job: str) -> bool:
+    return any(details.submission_id == job for details in client.list_jobs())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""The questions of a run as tasks of lm-evaluation-harness, so that it asks the same prompts of any model.
+
+One task for each prompt length and position, and a group with their mean. Written for lm-eval 0.4.13.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pos2distill.config import Study
+from pos2distill.errors import UserError
+
+from .inspection import SCORES, Row, Selection, inspect, study_of
+from .results import open_artifact
+
+_COMMON = "_common.yaml"
+_SCORING = '''\
+"""Judges answers as pos2distill does, which must be installed beside lm-eval."""
+
+from pos2distill.tasks.metrics import score
+
+
+def process_results(doc, results):
+    right, f1 = score(doc["metric"], results[0], doc["answers"])
+    return {"accuracy": float(right), "f1": f1}
+'''
+
+
+def export_tasks(run: str, folder: Path) -> tuple[str, list[str]]:
+    """Write the questions of a run at every evaluated position as tasks.
+
+    Args:
+        run: a storage, or the path of an artifact with answers. folder: a new or empty one.
+    Returns: the names of the group and of its tasks.
+    Raises:
+        UserError: if the run has no answers or its model is behind a server, if the folder holds files, or if the text
+            of a prompt would not be read as the tokens of the prompt.
+    """
+    artifact = open_artifact(run, SCORES)
+    study = study_of(artifact)
+    if study.model.is_served_name:
+        raise UserError(f"{run}: the server of {study.model.path} makes its prompts, so they cannot be exported")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: expected a new or empty folder")
+    rows = list(_checked(inspect(artifact.url, Selection(limit=None), samples=False, prompts=True), study))
+    folder.mkdir(parents=True, exist_ok=True)
+    group = "pos2distill_" + _as_name(artifact.url.rstrip("/").split("/")[-2])
+    _write_yaml(folder / _COMMON, _common(study))
+    (folder / "scoring.py").write_text(_SCORING)
+    tasks = []
+    for (documents, position), task_rows in groupby(sorted(rows, key=_task_key), key=_task_key):
+        task = f"{group}_{documents}_documents_position_{_as_name(position)}"
+        tasks.append(task)
+        _write_task(folder, task, [_doc(row, study) for row in task_rows])
+    metrics = [{"metric": name, "aggregation": "mean", "weight_by_size": False} for name in ("accuracy", "f1")]
+    _write_yaml(folder / f"{group}.yaml", {"group": group, "task": tasks, "aggregate_metric_list": metrics})
+    return group, tasks
+
+
+def _checked(rows: Iterator[Row], study: Study) -> Iterator[Row]:
+    """The rows, of which each prompt's text has as many tokens as the prompt."""
+    from pos2distill.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(study.model)
+    for row in rows:
+        tokens = len(tokenizer.encode(row["prompt"], add_special_tokens=False))
+        if tokens != row["prompt_tokens"]:
+            raise UserError(
+                f"{row['example_id']}, position {row['position']}: the text of the prompt has {tokens} tokens, and the "
+                f"prompt {row['prompt_tokens']}: another program would ask another prompt, so nothing is exported"
+            )
+        yield row
+
+
+def _task_key(row: Row) -> tuple[int, str]:
+    return row["documents"], row["position"]
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"\W+", "_", text)
+
+
+def _doc(row: Row, study: Study) -> dict[str, Any]:
+    return {
+        "id": row["example_id"],
+        "prompt": row["prompt"],
+        "answers": row["answers"],
+        "target": row["answers"][0],
+        "metric": study.data.metric,
+        "position": row["position"],
+    }
+
+
+def _common(study: Study) -> dict[str, Any]:
+    """What all tasks share. Prompts hold the chat template's text already."""
+    metrics = [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("accuracy", "f1")]
+    return {
+        "dataset_path": "json",
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "prompt",
+        "doc_to_target": "target",
+        "target_delimiter": "",
+        "generation_kwargs": {"until": [], "do_sample": False, "max_gen_toks": study.evaluation.max_new_tokens},
+        "metric_list": metrics,
+        "metadata": {"version": 1.0},
+    }
+
+
+def _write_task(folder: Path, task: str, docs: list[dict[str, Any]]) -> None:
+    data = folder.resolve() / f"{task}.jsonl"
+    data.write_text("".join(json.dumps(doc, ensure_ascii=False) + "\n" for doc in docs))
+    settings = {"include": _COMMON, "task": task, "dataset_kwargs": {"data_files": {"test": str(data)}}}
+    # YAML's own tag, which PyYAML would write only for an object.
+    _write_yaml(folder / f"{task}.yaml", settings, "process_results: !function scoring.process_results\n")
+
+
+def _write_yaml(path: Path, settings: Mapping[str, Any], more: str = "") -> None:
+    path.write_text(yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True) + more)

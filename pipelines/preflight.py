@@ -1,0 +1,294 @@
+"""Checks before the first stage, also by `--dry-run`: what would end a run later is refused here, within seconds.
+
+Each check is a function of what a command is about to do. Ray is not imported, and nothing is left behind.
+"""
+
+import functools
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import urllib.parse
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsspec.implementations.local import LocalFileSystem
+
+from pos2distill.config import ModelSection, Recipe, Study
+from pos2distill.errors import UserError
+from pos2distill.faults import reason
+from pos2distill.models.files import is_hub_name
+from pos2distill.store.artifacts import check_storage
+from pos2distill.training.trackers import check_trackers
+from pos2distill.urls import open_url, storage_errors
+
+from .plan import Plan
+from .stages.stage import Stage
+
+_CONNECT_SECONDS = 10.0
+
+_STATE_BYTES = 12  # of one trained parameter: its value and two moments of Adam, in float32
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a command is about to do. pending: those of its stages that are not finished."""
+
+    recipe: Recipe
+    plan: Plan
+    pending: Sequence[Stage]
+
+    @property
+    def study(self) -> Study:
+        """The study that is run."""
+        return self.plan.study
+
+    @property
+    def trains(self) -> bool:
+        """Whether the student is trained."""
+        return self.plan.distill in self.pending
+
+
+def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
+    """Run all checks, unless all stages are finished. `check_prompts` follows when the examples are prepared.
+
+    Raises:
+        UserError: of the first check that fails.
+    """
+    check_storage(recipe.storage, recipe.name)
+    pending = [stage for stage in stages if stage.artifact.manifest() is None]
+    # Not if all is cached: to import transformers takes longer than to show the results.
+    if not pending:
+        return
+    task = Task(recipe, plan, pending)
+    for check in CHECKS:
+        check(task)
+
+
+def check_needs_weights(task: Task) -> None:
+    """A study that can only be evaluated is not trained, sampled or analysed."""
+    evaluation = task.plan.evaluation_stages
+    if all(stage in evaluation for stage in task.pending):
+        return
+    if not task.study.data.train_examples:
+        raise UserError("data.train_examples: 0 is for the command evaluate only: there is nothing to train on")
+    if not task.study.has_weights:
+        raise UserError(
+            "model.engine: 'openai' is for the command evaluate only: a server returns text, without the token ids and "
+            "the weights that training needs; set model.engine to vllm or hf"
+        )
+
+
+def check_ray(task: Task) -> None:
+    """RAY_ADDRESS names a cluster that answers. Ray 2.60 itself tries for minutes."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if task.recipe.runtime.executor != "ray" or address in ("", "auto", "local"):
+        return
+    try:
+        target = urllib.parse.urlsplit(address if "://" in address else f"gcs://{address}")
+        host, port = target.hostname, target.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port or target.scheme not in ("gcs", "ray") or " " in address:
+        raise UserError(f"RAY_ADDRESS: expected HOST:PORT, ray://HOST:PORT, auto or local, got '{address}'")
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        raise UserError(
+            f"RAY_ADDRESS: no Ray cluster answers at {address} ({reason(error)}); start it, correct the address, or "
+            f"unset RAY_ADDRESS to run on this machine"
+        ) from None
+
+
+def check_installed(task: Task) -> None:
+    """The packages that the settings name are installed."""
+    if task.trains:
+        check_trackers(task.recipe.runtime.trackers)
+
+
+def check_placement(task: Task) -> None:
+    """Settings of the study can be carried out where the runtime settings place them."""
+    runtime, model = task.recipe.runtime, task.study.model
+    if model.attention == "flash_attention_2" and not (runtime.samplers.gpus or runtime.trainers.gpus):
+        raise UserError(
+            "model.attention: flash_attention_2 runs on GPUs, and runtime.samplers.gpus and runtime.trainers.gpus "
+            "are 0; set it to auto"
+        )
+    if task.recipe.storage.startswith("memory://"):
+        raise UserError(f"{task.recipe.storage}: ends with this process; set runtime.storage to a folder or URL")
+    # Of a name on a server, a revision only distinguishes models that had it at different times.
+    has_revisions = model.is_served_name or is_hub_name(model.path)
+    if model.revision is not None and not has_revisions:
+        raise UserError(f"model.revision: {model.path} is no hub name and has no revisions; set model.revision=null")
+
+
+def check_rights(task: Task) -> None:
+    """The storage and the folder for temporary files can be written to. What is written is removed at once."""
+    storage = task.recipe.storage
+    fs, path = open_url(storage, "runtime.storage")
+    with storage_errors(storage, "runtime.storage"):
+        if isinstance(fs, LocalFileSystem):
+            _probe_folder(_existing(path))
+        else:
+            probe = f"{path}/probe-{uuid.uuid4().hex}"
+            fs.pipe_file(probe, b"x")
+            fs.rm_file(probe)
+    with storage_errors("the folder for temporary files", "TMPDIR"):
+        _probe_folder(tempfile.gettempdir())
+
+
+def _probe_folder(folder: str) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        # The name of the probe would mean nothing to the reader.
+        raise OSError(error.errno, error.strerror, folder) from None
+
+
+def check_model(task: Task) -> None:
+    """The config can be read and fits the settings, the weights fit the config, the tokenizer has a chat template.
+
+    A server must have the model; nothing of it, or its config and tokenizer alone, are here.
+    """
+    if not task.study.has_weights:
+        from pos2distill.sampling.engines.openai import check_endpoint
+
+        check_endpoint(task.study.model, task.recipe.runtime.endpoint)
+        if not task.study.model.is_served_name:
+            _check_tokenizer(task.study.model)
+        return
+    check_against_model(task.study)
+    _check_weights(task.study.model)
+    # A teacher reads hidden states as training does.
+    encodes = task.study.method.teacher == "cached" and task.plan.sample in task.pending
+    if task.trains or encodes:
+        from pos2distill.models.check import check_trainable
+
+        check_trainable(task.study.model, on_gpu=task.recipe.runtime.trainers.gpus > 0)
+    _check_tokenizer(task.study.model)
+
+
+def check_space(task: Task) -> None:
+    """The disk of a local storage has room for the model that is saved; a warning if not also for training states."""
+    fs, path = open_url(task.recipe.storage, "runtime.storage")
+    if not task.trains or not isinstance(fs, LocalFileSystem):
+        return
+    study, runtime = task.study, task.recipe.runtime
+    parameters = _count_parameters(study.model)
+    # Every round saves one.
+    model = parameters * (4 if study.model.dtype == "float32" else 2) * study.method.rounds
+    # With adapters, only they have a state. One state more than is kept exists while it is written.
+    states = 0 if study.training.lora else parameters * _STATE_BYTES * (runtime.checkpoints.keep + 1)
+    free = shutil.disk_usage(_existing(path)).free
+    if free < model:
+        raise UserError(
+            f"{task.recipe.storage}: {free / _GIB:.3g} GiB are free, the distilled model takes {model / _GIB:.3g}; "
+            f"free space there, or choose another runtime.storage"
+        )
+    if free < model + states:
+        print(
+            f"warning: {task.recipe.storage}: {free / _GIB:.3g} GiB are free; the distilled model and "
+            f"{runtime.checkpoints.keep + 1} training states take up to {(model + states) / _GIB:.3g} "
+            f"(runtime.checkpoints)",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+CHECKS: tuple[Callable[[Task], None], ...] = (
+    check_needs_weights,
+    check_placement,
+    check_installed,
+    check_ray,
+    check_rights,
+    check_model,
+    check_space,
+)
+
+
+def check_against_model(study: Study) -> None:
+    """Refuse settings that the model's config contradicts."""
+    # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
+    from pos2distill.models.load import context_length, load_config, require_position_room
+
+    config = load_config(study.model).get_text_config()
+    if getattr(config, "num_hidden_layers", 1) < 1:
+        raise UserError(f"{study.model.path}: its config.json describes no layers (num_hidden_layers)")
+    if study.method.teacher == "topk" and study.method.teacher_topk > config.vocab_size:
+        raise UserError(
+            f"method.teacher_topk: {study.method.teacher_topk}, but {study.model.path} has {config.vocab_size} tokens"
+        )
+    if study.training.lora:
+        from pos2distill.models.lora import check_targets
+
+        check_targets(study.model, study.training.lora)
+    if study.method.view != "none":
+        from pos2distill.training.views import POSITIONS
+
+        require_position_room(study.model, POSITIONS[study.method.view])
+    if study.inference.method != "none":
+        from pos2distill.models.rope import check_inference
+
+        check_inference(study.model, study.inference)
+    context = context_length(study.model)
+    for name, tokens in (
+        ("sampling.max_new_tokens", study.sampling.max_new_tokens),
+        ("evaluation.max_new_tokens", study.evaluation.max_new_tokens),
+    ):
+        if tokens >= context:
+            raise UserError(f"{name}: {tokens}, but prompt and response together may have {context} tokens")
+
+
+@functools.cache
+def _check_weights(model: ModelSection) -> None:
+    """Once for each model: the studies of a sweep share it."""
+    from pos2distill.models.check import check_weights
+
+    check_weights(model)
+    _warn_of_long_context(model)
+
+
+def _warn_of_long_context(model: ModelSection) -> None:
+    """The model's quality beyond the positions it was made for is unknown, but not all models have a limit."""
+    from pos2distill.models.load import load_config
+
+    positions = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
+    if model.max_length and positions and model.max_length > positions:
+        print(
+            f"warning: model.max_length: {model.max_length}, but {model.path} was made for {positions} positions",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+@functools.cache
+def _check_tokenizer(model: ModelSection) -> None:
+    from pos2distill.models.chat import check_template, stop_token_ids
+    from pos2distill.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    check_template(tokenizer, model.path)
+    stop_token_ids(model, tokenizer)
+
+
+@functools.cache
+def _count_parameters(model: ModelSection) -> int:
+    from pos2distill.models.load import empty_model
+
+    return sum(parameter.numel() for parameter in empty_model(model).parameters())
+
+
+def _existing(path: str) -> str:
+    """The folder itself, or the nearest one above it that exists."""
+    folder = Path(path)
+    while True:
+        try:
+            os.lstat(folder)  # of a broken link itself: nothing can be made in its place
+            return str(folder)
+        except FileNotFoundError:
+            folder = folder.parent

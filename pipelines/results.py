@@ -1,0 +1,113 @@
+"""Finished results of any run, found by their folder alone: no recipe, data set or model is needed."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pos2distill.errors import UserError, did_you_mean
+from pos2distill.store.artifacts import RUN_FILE, Artifact
+from pos2distill.urls import open_url, storage_errors
+
+from .provenance import Provenance, read_provenance
+
+
+def list_artifacts(storage: str, names: Sequence[str]) -> list[Artifact]:
+    """The finished artifacts of these names in a storage, the newest first; those of unknown date come last.
+
+    Not those of other tasks (`evaluation.also_evaluate`), whose settings are in recipes of their own.
+    """
+    fs, root = open_url(storage, "RUN")
+    found = []
+    for path in fs.glob(f"{root}/*/manifest.json"):
+        name, _, fingerprint = str(path).rsplit("/", 2)[-2].rpartition("-")
+        if name in names:
+            artifact = Artifact(storage, name, fingerprint)
+            provenance = read_provenance(artifact)
+            if provenance is None or not of_other_task(provenance):
+                found.append(artifact)
+    return sorted(found, key=_date, reverse=True)
+
+
+def of_other_task(provenance: Provenance) -> bool:
+    """Whether an artifact is of one of the tasks that `evaluation.also_evaluate` names."""
+    return ": " in provenance.stage
+
+
+def _date(artifact: Artifact) -> str:
+    provenance = read_provenance(artifact)
+    return provenance.date if provenance else ""
+
+
+def open_artifact(run: str, names: Sequence[str]) -> Artifact:
+    """The artifact at a path, or the newest one of these names in a run's storage, the first name before the others.
+
+    Raises:
+        UserError: if there is neither.
+    """
+    run = run.rstrip("/")
+    with storage_errors(run, "RUN"):
+        fs, path = open_url(run, "RUN")
+        if fs.exists(f"{path}/manifest.json"):
+            storage, _, folder = run.rpartition("/")
+            name, _, fingerprint = folder.rpartition("-")
+            if name not in names:
+                raise UserError(f"{run}: is no folder of answers; expected one named {', '.join(names)}-FINGERPRINT")
+            return Artifact(storage or ".", name, fingerprint)
+        if not fs.exists(f"{path}/{RUN_FILE}"):
+            folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
+            hint = did_you_mean(names[0], folders) if folders else ""
+            raise UserError(f"{run}: is neither the storage of a run nor one of its artifacts{hint}")
+        for name in names:
+            found = list_artifacts(run, [name])
+            if found:
+                return found[0]
+    raise UserError(f"{run}: holds no finished {' or '.join(names)}")
+
+
+def provenance_of(artifact: Artifact) -> Provenance:
+    """How an artifact was made.
+
+    Raises:
+        UserError: if it was made by a version that did not record it.
+    """
+    provenance = read_provenance(artifact)
+    if provenance is None or not provenance.inputs:
+        raise UserError(f"{artifact.url}: does not say how it was made; it is of an earlier version, make it again")
+    return provenance
+
+
+def input_artifact(artifact: Artifact, name: str) -> Artifact:
+    """An artifact that another one was made from."""
+    folder = provenance_of(artifact).inputs[name]
+    input_name, _, fingerprint = folder.rpartition("-")
+    return Artifact(artifact.url.rpartition("/")[0], input_name, fingerprint)
+
+
+def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
+    """The reports in a run's storage, or of all runs in a folder: `summary.json` by the report's folder."""
+    with storage_errors(folder, "FOLDER"):
+        fs, root = open_url(folder.rstrip("/"), "FOLDER")
+        pattern = (
+            f"{root}/report*/summary.json" if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*/report*/summary.json"
+        )
+        return {str(path).rpartition("/")[0]: json.loads(fs.cat_file(path)) for path in sorted(fs.glob(pattern))}
+
+
+def read_summary(run: str) -> tuple[str, Mapping[str, Any]]:
+    """The newest report of a run's storage, or the report in a folder: its folder and its summary.
+
+    Raises:
+        UserError: if there is none, or it is that of a sweep.
+    """
+    with storage_errors(run, "RUN"):
+        for folder in (run.rstrip("/"), f"{run.rstrip('/')}/report"):
+            fs, path = open_url(folder, "RUN")
+            if not fs.exists(f"{path}/summary.json"):
+                continue
+            summary = json.loads(fs.cat_file(f"{path}/summary.json"))
+            if "base" not in summary:
+                raise UserError(f"{run}: is the report of a sweep; expected that of one study")
+            if "artifacts" not in summary:
+                raise UserError(f"{run}: is a report of an earlier version; make it again with `report`")
+            return folder, summary
+    raise UserError(f"{run}: holds no report; expected a run's storage or a folder report-FINGERPRINT")

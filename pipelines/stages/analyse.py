@@ -1,0 +1,218 @@
+"""Stage `analyse`: why answers differ by position, from forward passes and from the predictions of an evaluation.
+
+The analysis of the distilled model reads the responses and the initial model's states from that of the base model.
+"""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from tqdm import tqdm
+
+from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
+from pos2distill.config.fields import restrict
+from pos2distill.evaluation.analysis import summarise_analysis
+from pos2distill.records import ANSWER_SCHEMA, PASSES_SCHEMA, Example, Slots, example_from_row
+from pos2distill.sampling.blocks import examples_per_block, index_blocks
+from pos2distill.sampling.engines.protocol import Completion, SamplingParams
+from pos2distill.sampling.operators import ActorOperator, TableFunction, generation_operators
+from pos2distill.sampling.prompting import PromptSpec
+from pos2distill.store.artifacts import Artifact, Manifest, write_json
+from pos2distill.tasks.permutations import advantageous_slots
+from pos2distill.training.job import MODEL_FOLDER
+
+from .evaluate import PREDICTIONS, PROMPT_FIELDS, recorded_seconds, with_model
+from .measured import with_measured
+from .prepare import EVALUATION, evaluation_examples
+from .sample import TEACHERS
+from .stage import Digests, Input, RunContext, Stage
+
+ANALYSIS = "analysis.json"
+PASSES = "passes.parquet"
+
+_FIELDS = (
+    *PROMPT_FIELDS,
+    "seed",
+    "method.advantageous_slot",
+    "evaluation.slots",
+    "evaluation.distractor_orders",
+    "evaluation.max_new_tokens",
+    "evaluation.seed",
+    "analysis",
+)
+# Of `PASSES_SCHEMA`: what the analysis of another model reads.
+_RESPONSES = ["example_id", "example", "slots", "response_ids", "hidden", "hidden_dtype"]
+_RESPONSES_PER_BLOCK = 4
+_ANSWERS = pa.schema([ANSWER_SCHEMA.field(name) for name in (*_RESPONSES[:4], "outcome")])
+
+
+def plan(
+    study: Study,
+    storage: str,
+    digests: Digests,
+    prepare: Stage,
+    measured: Mapping[str, Input],
+    evaluation: Stage,
+    *,
+    distill: Stage | None = None,
+    initial: Stage | None = None,
+) -> Stage:
+    """The analysis of the base model, or of the model that the stage `distill` makes.
+
+    Args:
+        measured: what was measured of the model before. evaluation: of the same model.
+        initial: the analysis of the base model, for that of the distilled one.
+    """
+    settings = restrict(study, _FIELDS)
+    inputs = {"examples": evaluation_examples(prepare, digests), "predictions": evaluation.output(), **measured}
+    name, folder = "analyse base", "base-analysis"
+    if distill is not None and initial is not None:
+        inputs["checkpoint"] = distill.output()
+        inputs["initial"] = initial.output()
+        name, folder = "analyse distilled", "distilled-analysis"
+    artifact = Artifact(storage, folder, digests.fingerprint(settings, inputs))
+    return Stage(name, artifact, settings, run, inputs)
+
+
+def run(stage: Stage, context: RunContext) -> Manifest:
+    """Answer at the advantageous slot (base model), pass over the right answers at every placement, and summarise.
+
+    Counts: examples = right + wrong + empty + failed, of the answers at the advantageous slot; passes = right answers *
+    placements.
+    """
+    initial = with_measured(stage.study, stage.inputs)
+    study = initial
+    if "checkpoint" in stage.inputs:
+        study = with_model(initial, f"{stage.inputs['checkpoint'].artifact.url}/{MODEL_FOLDER}")
+    with stage.artifact.writing():
+        with recorded_seconds(stage, "analyse") as seconds:
+            if "initial" in stage.inputs:
+                responses = stage.inputs["initial"].artifact.read_table(PASSES, _RESPONSES)
+                counts = _answer_counts(stage.inputs["initial"].manifest().counts)
+            else:
+                responses, counts = _answer(stage, initial, context)
+            passes = _pass(study, initial.model, context, responses, stage.name)
+        predictions = stage.inputs["predictions"].artifact.read_table(PREDICTIONS)
+        summary = summarise_analysis(study, passes, predictions, _examples(stage))
+        counts["passes"] = pc.sum(pc.list_value_length(passes["kl"])).as_py() or 0
+        stage.artifact.write_table(PASSES, passes)
+        write_json(stage.artifact.fs, f"{stage.artifact.path}/{ANALYSIS}", summary)
+        return stage.artifact.publish(counts=counts, seconds=seconds)
+
+
+def read_analysis(stage: Stage) -> dict[str, Any]:
+    """The figures of a finished analysis."""
+    summary: dict[str, Any] = json.loads(stage.artifact.fs.cat_file(f"{stage.artifact.path}/{ANALYSIS}"))
+    return summary
+
+
+def _answer(stage: Stage, study: Study, context: RunContext) -> tuple[pa.Table, dict[str, int]]:
+    """The right greedy answers at the advantageous slot, and what became of all.
+
+    Answers that the evaluation has are taken from it, so that no engine starts if it evaluated that slot.
+    """
+    records = stage.inputs["examples"].artifact.read_table(EVALUATION).to_pylist()[: _settings(study).examples]
+    parts = [_evaluated_answers(stage, study, records)]
+    missing = np.flatnonzero(~np.isin([record["example_id"] for record in records], parts[0]["example_id"]))
+    if len(missing):
+        parts += _generate(stage, study, context, missing)
+    answers = pa.concat_tables(parts)
+    counts = {"examples": len(records)}
+    for name, outcome in (("right", "kept"), ("wrong", "wrong"), ("empty", "empty"), ("failed", "failed")):
+        counts[name] = int(np.sum(np.asarray(answers["outcome"]) == outcome))
+    right = answers.filter(pc.equal(answers["outcome"], "kept")).sort_by("example_id")
+    return right.drop_columns(["outcome"]), counts
+
+
+def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, Any]]) -> pa.Table:
+    """The answers that the evaluation has at advantageous slots, processed as for training."""
+    from pos2distill.models.load import load_tokenizer
+    from pos2distill.sampling.postprocess import response_processor
+
+    predictions = stage.inputs["predictions"].artifact.read_table(
+        PREDICTIONS, ["example_id", "documents", "placement", "slots", "sampled_ids", "finish_reason"]
+    )
+    found: dict[tuple[str, Slots], dict[str, Any]] = {}
+    for row in predictions.filter(pc.field("documents") == study.data.documents).to_pylist():
+        # Of several orders of the distractors the data set's, in which the passes show them.
+        if row["placement"] % study.evaluation.distractor_orders == 0:
+            found[row["example_id"], tuple(row["slots"])] = row
+    process = response_processor(study, load_tokenizer(study.model))
+    answers = []
+    for record in records:
+        example = example_from_row(record)
+        slots = advantageous_slots(study, example)
+        row = found.get((example.example_id, slots))
+        if row is None:
+            continue
+        completion = Completion(np.asarray(row["sampled_ids"], np.int32), row["finish_reason"])
+        response = process(completion, example.answers)
+        answers.append(
+            {
+                "example_id": example.example_id,
+                "example": record,
+                "slots": slots,
+                "response_ids": response.response_ids,
+                "outcome": response.outcome,
+            }
+        )
+    return pa.Table.from_pylist(answers, schema=_ANSWERS)
+
+
+def _generate(stage: Stage, study: Study, context: RunContext, missing: npt.NDArray[np.int64]) -> list[pa.Table]:
+    """Answers to the evaluation questions of these indices."""
+    params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
+    specs = [PromptSpec(study.data.documents, placements=None)]
+    examples = stage.inputs["examples"].artifact
+    # As for training: a response that ends where its scored part ends, closed by the end-of-turn token.
+    operators = generation_operators(study, context.runtime, examples, EVALUATION, specs, params, for_training=True)
+    blocks = index_blocks(missing, examples_per_block(len(missing), 1, context.runtime.samplers))
+    results = context.executor.map(blocks, operators, label="analysis")
+    return [answers.select(_ANSWERS.names).cast(_ANSWERS) for answers in results]
+
+
+def _answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if name != "passes"}
+
+
+def _pass(study: Study, initial: ModelSection, context: RunContext, responses: pa.Table, label: str) -> pa.Table:
+    """The passes of a model over all responses, sorted by example."""
+    pool = context.runtime.teachers
+    # Teachers too only compute states of a model that is not trained.
+    create = functools.partial(_create_passes, study, initial, pool)
+    operators = [ActorOperator(TEACHERS, create, pool)]
+    blocks = []
+    for start in range(0, len(responses), _RESPONSES_PER_BLOCK):
+        blocks.append(responses.slice(start, _RESPONSES_PER_BLOCK))
+    parts = [PASSES_SCHEMA.empty_table()]
+    # No model is loaded for no response.
+    results = context.executor.map(blocks, operators, label="analysis") if blocks else ()
+    with tqdm(desc=label, total=len(responses), unit="response") as bar:
+        for part in results:
+            parts.append(part)
+            bar.update(len(part))
+    return pa.concat_tables(parts).sort_by("example_id")
+
+
+def _create_passes(study: Study, initial: ModelSection, pool: PoolSection) -> TableFunction:
+    # Imported in the actor: it loads torch and transformers.
+    from pos2distill.evaluation.passes import PositionPasses
+
+    return PositionPasses(study, initial, pool)
+
+
+def _examples(stage: Stage) -> dict[str, Example]:
+    examples = {}
+    for record in stage.inputs["examples"].artifact.read_table(EVALUATION).to_pylist():
+        examples[record["example_id"]] = example_from_row(record)
+    return examples
+
+
+def _settings(study: Study) -> AnalysisSection:
+    assert study.analysis is not None  # the plan of a study without this section has no such stage
+    return study.analysis

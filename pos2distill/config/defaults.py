@@ -1,0 +1,81 @@
+"""A recipe without the settings that it would have anyway."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from pos2distill.config.recipe import Recipe
+
+
+def all_settings(recipe: Recipe) -> dict[str, Any]:
+    """Every resolved setting of a recipe, as a file would have it."""
+    settings = {"name": recipe.name, "description": recipe.description, **recipe.study.model_dump(mode="json")}
+    # Filled in from `inference.scales`; a file must not have them.
+    del settings["model"]["rope_scales"]
+    if recipe.sweep:
+        settings["sweep"] = {name: list(values) for name, values in recipe.sweep.items()}
+    settings["runtime"] = recipe.runtime.model_dump(mode="json")
+    return settings
+
+
+def changed_settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings that differ from the defaults, of which many follow from other settings: loaded, they give the same.
+
+    Of a sweep, the studies of which can have different defaults, those that the recipe and the command line wrote.
+    """
+    settings = all_settings(recipe)
+    if recipe.written:
+        for name in recipe.study.model_dump():
+            settings.pop(name)
+        settings.update(recipe.written)
+    # Again, since a setting may be left out only once another one, which it would contradict, has been.
+    while _leave_out_defaults(settings, recipe):
+        pass
+    return settings
+
+
+def _leave_out_defaults(settings: dict[str, Any], recipe: Recipe) -> bool:
+    """Leave out each setting without which the recipe is the same. Returns whether any was left out."""
+    changed = False
+    for section, name in list(_leaves(settings)):
+        if section is settings and name in ("name", "description"):
+            continue
+        before = list(section.items())
+        del section[name]
+        if _gives(settings, recipe):
+            changed = True
+        else:
+            # As it was, in the same order.
+            section.clear()
+            section.update(before)
+    return changed
+
+
+def _leaves(settings: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every value that is no section: the mapping that holds it, and its name in that."""
+    for name, value in settings.items():
+        if name == "sweep":  # it is not in the study that is compared
+            continue
+        # The parts of a section before the section: an optional one (`training.lora`) is then left out whole.
+        if isinstance(value, dict):
+            yield from list(_leaves(value))
+        yield settings, name
+
+
+def _gives(settings: dict[str, Any], recipe: Recipe) -> bool:
+    """Whether the settings are those of the recipe, with all that follows from them."""
+    study = {name: value for name, value in settings.items() if name in type(recipe.study).model_fields}
+    try:
+        other = Recipe.model_validate(
+            {
+                "name": recipe.name,
+                "description": recipe.description,
+                "study": study,
+                "runtime": settings.get("runtime", {}),
+                "other_tasks": recipe.other_tasks,
+            }
+        )
+    except ValidationError:
+        return False
+    return other.study == recipe.study and other.runtime == recipe.runtime

@@ -1,0 +1,184 @@
+"""The distillation method of a study: an entry of the table in `methods`, and its settings."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from pos2distill.config.base import Count, Section, without_null
+from pos2distill.config.methods import METHODS, Method, MethodName, RowWeights
+
+DEFAULT_SLOTS = 10
+"""Slots to try for `auto`, and to evaluate at further prompt lengths."""
+
+_DEFAULT_TOPK = 64
+
+
+class MethodSection(Section):
+    """The distillation method (arXiv:2508.15709); docs/methods.md explains it."""
+
+    name: MethodName = Field(
+        "r1", description="; ".join(f"{method.name}: {method.description}" for method in METHODS.values())
+    )
+    advantageous_slot: Literal["first", "last", "auto", "random"] | int | tuple[int, ...] = Field(
+        "first",
+        description="where the model does best; of several hops, the first or last slots in hop order, or a list; "
+        "auto: measured on the training examples; random: drawn for each example, the control of all others",
+    )
+    auto_slots: Literal["all"] | Count = Field(
+        DEFAULT_SLOTS,
+        description="auto: slots to try, spread evenly; of several hops the first slot, with the others next to it. "
+        "Default: 10, or all if there are fewer",
+    )
+    auto_examples: int = Field(100, ge=1, description="auto: training examples to measure on")
+    k: int = Field(4, ge=0, description="trivial slots, or ordered tuples of them, drawn for each example")
+    distractor_order: Literal["fixed", "reshuffled"] = Field("fixed", description="their order in each row's prompt")
+    # These defaults depend on the fields above, which pydantic passes to a default factory in the order of declaration.
+    weights: RowWeights = Field(
+        default_factory=lambda settings: _spec_of(settings).weights,
+        description="of trivial rows. paper: alpha; official: alpha as the authors' code scales it; uniform: equal; "
+        "adaptive (experimental; cross-entropies only): harder rows count more. Default: paper for r1, kl+align and "
+        "r1-on-policy, else uniform",
+    )
+    anchor_weight: float = Field(
+        default_factory=lambda settings: _spec_of(settings).anchor_weight,
+        ge=0,
+        description="lambda, the weight of the rows at the advantageous slot. Default: 1 for r1 and r1-on-policy, "
+        "else 0",
+    )
+    rounds: int = Field(
+        default_factory=lambda settings: _spec_of(settings).rounds,
+        ge=1,
+        description="on-policy methods: how often the student answers and is then trained on its answers. "
+        "Default: 2; 1 for other methods",
+    )
+    view: Literal["none", "skip", "cyclic", "pose"] = Field(
+        "none",
+        description="positions of training rows, for methods with a cross-entropy. skip, cyclic: RPSD, a second view "
+        "of every row whose positions are shifted; pose: a skip in the only view",
+    )
+    view_weight: float = Field(1.0, gt=0, description="weight of the second view's divergence; views skip and cyclic")
+    alignment: Literal["shifted", "official"] = Field(
+        "shifted",
+        description="shifted: logits that predict the response; official: one position later, as the authors' code",
+    )
+    teacher: Literal["cached", "resident", "topk", "none"] = Field(
+        "cached",
+        # The default is validated too, because `_no_teacher_unless_needed` replaces it for some methods.
+        validate_default=True,
+        description="cached: hidden states stored with the samples; resident: the frozen model next to the student; "
+        "topk: the sampler's most likely tokens, no teacher stage, approximate; none: of every method that needs "
+        "no teacher",
+    )
+    teacher_topk: int = Field(
+        default_factory=lambda settings: _DEFAULT_TOPK if settings.get("teacher") == "topk" else 0,
+        ge=0,
+        description="topk: tokens stored at each position, all others count as one. Default: 64; 0 for other teachers",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_leaves_open(cls, settings: Any) -> Any:
+        return without_null(settings, ("auto_slots", "weights", "anchor_weight", "rounds", "teacher", "teacher_topk"))
+
+    @field_validator("teacher", mode="after")
+    @classmethod
+    def _no_teacher_unless_needed(cls, teacher: str, info: ValidationInfo) -> str:
+        # A sweep over methods names one teacher for all of them, so a teacher that is not needed is no error.
+        known = "name" in info.data and "weights" in info.data
+        if known and not _needs_teacher(_spec_of(info.data), info.data["weights"]):
+            return "none"
+        return teacher
+
+    @field_validator("teacher_topk", mode="after")
+    @classmethod
+    def _no_tokens_without_teacher(cls, teacher_topk: int, info: ValidationInfo) -> int:
+        # A number of tokens that a sweep names for all methods is no error either.
+        return 0 if info.data.get("teacher") == "none" else teacher_topk
+
+    @property
+    def spec(self) -> Method:
+        """The method's entry in the table."""
+        return METHODS[self.name]
+
+    @property
+    def loss(self) -> Literal["kl", "ce"]:
+        """The loss of a row: KL to the frozen model, or cross-entropy on the response."""
+        return self.spec.loss
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether training uses the frozen model's distribution."""
+        return _needs_teacher(self.spec, self.weights)
+
+    @property
+    def responses_per_example(self) -> int:
+        """Responses that are sampled for an example: one, or on-policy one for each of its rows."""
+        return self.k + 1 if self.spec.on_policy else 1
+
+    @model_validator(mode="after")
+    def _weights_fit_the_loss(self) -> "MethodSection":
+        if self.weights not in self.spec.allowed_weights:
+            raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'")
+        if self.alignment == "official" and self.loss == "ce":
+            raise ValueError(f"alignment: 'official' applies to KL losses only; method '{self.name}' has loss 'ce'")
+        if self.view != "none" and (self.loss == "kl" or self.weights != "uniform"):
+            raise ValueError(
+                f"view: '{self.view}' is for cross-entropies with uniform weights, not for method '{self.name}' with "
+                f"weights '{self.weights}'"
+            )
+        if not self.k and not self.anchor_weight:
+            raise ValueError("k: 0 trivial slots and no weight on the advantageous one leave nothing to train on")
+        return self
+
+    @model_validator(mode="after")
+    def _on_policy_is_possible(self) -> "MethodSection":
+        if not self.spec.on_policy:
+            if self.rounds > 1:
+                raise ValueError(
+                    f"rounds: {self.rounds}, but method '{self.name}' samples once, from the initial model"
+                )
+            return self
+        if self.teacher == "topk":
+            raise ValueError(
+                f"teacher: 'topk' stores what the sampler knows, which for method '{self.name}' is the student and not "
+                f"the frozen model; set cached or resident"
+            )
+        if self.distractor_order != "fixed":
+            raise ValueError(
+                f"distractor_order: '{self.distractor_order}' would train on other prompts than those that the student "
+                f"of method '{self.name}' answered; set fixed"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_fits_the_method(self) -> "MethodSection":
+        if self.needs_teacher and self.teacher == "none":
+            raise ValueError(f"teacher: method '{self.name}' needs one; set cached, resident or topk")
+        if self.teacher != "topk":
+            if self.teacher_topk:
+                raise ValueError(f"teacher_topk: only teacher 'topk' keeps some tokens, not '{self.teacher}'")
+            return self
+        # 0 passes the field's own check, since it is the value of other teachers.
+        if not self.teacher_topk:
+            raise ValueError("teacher_topk: input should be greater than or equal to 1, got 0")
+        if self.alignment == "official":
+            raise ValueError(
+                "alignment: 'official' distils one position after the response's end, where the sampler knows no "
+                "probabilities; set teacher to cached or resident"
+            )
+        if self.weights == "adaptive":
+            raise ValueError(
+                "weights: 'adaptive' needs the frozen model's loss on the whole response, and the sampler knows no "
+                "probability of a closing token that it did not draw; set teacher to cached or resident"
+            )
+        return self
+
+
+def _spec_of(settings: Mapping[str, Any]) -> Method:
+    # Without a valid name the section is refused anyway, so any entry will do.
+    return METHODS[settings.get("name", "r1")]
+
+
+def _needs_teacher(spec: Method, weights: RowWeights) -> bool:
+    return spec.loss == "kl" or weights == "adaptive"

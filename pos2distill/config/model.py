@@ -1,0 +1,42 @@
+"""The model of a study, and what generates with it."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from pos2distill.config.base import Precision, Section
+
+
+class ModelSection(Section):
+    """The model that is measured, sampled from and distilled."""
+
+    path: str = Field(
+        description="folder or fsspec URL of a Hugging Face model, or its hub name; of api chat the name on the server"
+    )
+    revision: str | None = Field(None, description="hub revision, to fix the version of a model named by its hub name")
+    dtype: Precision = Field(
+        "bfloat16",
+        description="auto, for runs on CPUs: bfloat16 if the CPU of the machine that loads the recipe multiplies "
+        "matrices faster in it (AMX, AMD's AVX512-BF16, Arm BF16), else float32",
+    )
+    engine: Literal["vllm", "hf", "openai", "fake"] = Field(
+        "vllm",
+        description="the generator. vllm; hf: transformers, slower but without start-up time; openai: a server with "
+        "OpenAI's API (runtime.endpoint), for evaluation only; fake: for tests",
+    )
+    api: Literal["chat", "completions"] = Field(
+        "chat",
+        description="engine openai. chat: the server applies its chat template to the question; completions: it gets "
+        "the token ids that other engines get, for which path must hold the tokenizer and the config",
+    )
+    attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
+        "auto", description="auto: flash_attention_2 if it is available, else sdpa"
+    )
+    max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
+    rope_scales: tuple[float, ...] = Field((), description="filled in from inference.scales")
+    trust_remote_code: bool = False
+
+    @property
+    def is_served_name(self) -> bool:
+        """Whether `path` is a name on a server, and nothing of the model is here."""
+        return self.engine == "openai" and self.api == "chat"

@@ -1,0 +1,155 @@
+"""The content of analysis.json: the figures of one model, from its passes and its predictions.
+
+docs/analysis.md describes every field.
+
+Shapes: E examples, S placements, N layers, D documents.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pos2distill.config import Study
+from pos2distill.evaluation.attribution import holding_slots, summarise_attribution
+from pos2distill.evaluation.chains import Chain, judge_chain, summarise_chains
+from pos2distill.evaluation.statistics import Floats
+from pos2distill.evaluation.token_shift import Shift, estimate_mean, summarise_shift
+from pos2distill.records import Document, Example, Slots
+from pos2distill.tasks.permutations import arrange, evaluated_placements
+
+PARTS_AROUND = ("before", "after", "response")
+QUERIES = ("answer", "last_prompt_token")
+
+
+def summarise_analysis(
+    study: Study, passes: pa.Table, predictions: pa.Table, examples: Mapping[str, Example]
+) -> dict[str, Any]:
+    """The figures of one model.
+
+    Args:
+        passes: of `PASSES_SCHEMA`; predictions: of `PREDICTION_SCHEMA`, of which those at the length of training count.
+        examples: those of the predictions, by id.
+    """
+    documents, seed = study.data.documents, study.evaluation.seed
+    at_length = predictions.filter(pc.field("documents") == documents)
+    return {
+        "documents": documents,
+        **_placements(study),
+        "token_shift": _token_shift(passes, seed),
+        "attention": _attention(passes, documents, seed),
+        "thought_shift": _thought_shift(study, at_length, examples),
+        "wrong_answers": _wrong_answers(study, at_length, examples),
+    }
+
+
+def _placements(study: Study) -> dict[str, Any]:
+    """0-based slots and group of every placement, of the examples with the fewest hops."""
+    by_hops = evaluated_placements(study.data.documents, study.data.hops, study.evaluation.slots)
+    placements = by_hops[min(study.data.hops)]
+    return {
+        "slots": [list(placement.slots) for placement in placements],
+        "groups": [placement.group for placement in placements],
+    }
+
+
+def _skipped(reason: str) -> dict[str, Any]:
+    return {"skipped": reason}
+
+
+def _token_shift(passes: pa.Table, seed: int) -> dict[str, Any]:
+    if not len(passes):
+        return _skipped("no answer at the advantageous slot was right")
+    shifts = []
+    for row in passes.select(["slots", "placement_slots", "kl", "agrees"]).to_pylist():
+        trivial = [slots != row["slots"] for slots in row["placement_slots"]]
+        shifts.append(Shift(np.asarray(row["kl"], np.float64), np.asarray(row["agrees"], bool), np.asarray(trivial)))
+    return summarise_shift(shifts, seed=seed)
+
+
+def _attention(passes: pa.Table, documents: int, seed: int) -> dict[str, Any]:
+    if not len(passes):
+        return _skipped("no answer at the advantageous slot was right")
+    rows = passes.select(["placement_slots", "layers", "attention"]).to_pylist()
+    layers = rows[0]["layers"]
+    if not layers:
+        return _skipped("analysis.attention is false")
+    shape = (len(rows), -1, layers, len(QUERIES), documents + len(PARTS_AROUND))
+    attention_ESNQP = np.asarray([row["attention"] for row in rows], np.float64).reshape(shape)
+    gold_ESD = _gold_documents([row["placement_slots"] for row in rows], documents)
+    summary: dict[str, Any] = {"examples": len(rows), "layers": layers}
+    for index, query in enumerate(QUERIES):
+        summary[query] = _attention_of(attention_ESNQP[:, :, :, index], gold_ESD, seed)
+    return summary
+
+
+def _gold_documents(placements: Sequence[Sequence[Sequence[int]]], documents: int) -> npt.NDArray[np.bool_]:
+    """(E, S, D) which documents are gold."""
+    gold_ESD = np.zeros((len(placements), len(placements[0]), documents), bool)
+    for example, all_slots in enumerate(placements):
+        for placement, slots in enumerate(all_slots):
+            gold_ESD[example, placement, slots] = True
+    return gold_ESD
+
+
+def _attention_of(attention_ESNP: Floats, gold_ESD: npt.NDArray[np.bool_], seed: int) -> dict[str, Any]:
+    """Of one kind of query. Sums over the tokens of a part, means over heads and examples."""
+    documents = gold_ESD.shape[2]
+    mean_ESP = attention_ESNP.mean(2)
+    # Of several gold documents, their sum.
+    gold_ESN = np.einsum("esnd,esd->esn", attention_ESNP[..., :documents], gold_ESD)
+    mean_SP = mean_ESP.mean(0)
+    around = {name: mean_SP[:, documents + index].tolist() for index, name in enumerate(PARTS_AROUND)}
+    return {
+        "by_document": mean_SP[:, :documents].tolist(),
+        **around,
+        "gold": [estimate_mean(gold_E, seed) for gold_E in gold_ESN.mean(2).T],
+        "gold_by_layer": gold_ESN.mean(0).T.tolist(),
+    }
+
+
+def _thought_shift(study: Study, predictions: pa.Table, examples: Mapping[str, Example]) -> dict[str, Any]:
+    if max(study.data.hops) == 1:
+        return _skipped("questions of one hop are answered without a chain (data.hops)")
+    if study.data.metric != "em":
+        return _skipped("answers are not chains of thought with a conclusion (data.metric is not em)")
+    by: Literal["number", "title"] = "number" if study.data.prompt == "coc" else "title"
+    chains: list[tuple[str, str, Chain]] = []
+    ambiguous = 0
+    for prediction, example, shown in _shown(study, predictions, examples):
+        chain = judge_chain(
+            prediction["text"], correct=prediction["correct"], answers=example.answers, shown=shown, by=by
+        )
+        if chain is None:
+            ambiguous += 1
+        else:
+            chains.append((example.example_id, prediction["group"], chain))
+    if not chains:
+        return _skipped("documents cannot be told apart in a chain: titles of a prompt are missing or equal")
+    summary = summarise_chains(chains, documents=study.data.documents)
+    return {"documents_named_by": by, "left_out_for_equal_titles": ambiguous, **summary}
+
+
+def _wrong_answers(study: Study, predictions: pa.Table, examples: Mapping[str, Example]) -> dict[str, Any]:
+    wrong: list[tuple[Slots, list[int]]] = []
+    for prediction, example, shown in _shown(study, predictions, examples):
+        if prediction["correct"]:
+            continue
+        holding = holding_slots(prediction["text"], metric=study.data.metric, question=example.question, shown=shown)
+        wrong.append((tuple(prediction["slots"]), holding))
+    return {"answers": len(predictions), **summarise_attribution(wrong, documents=study.data.documents)}
+
+
+def _shown(
+    study: Study, predictions: pa.Table, examples: Mapping[str, Example]
+) -> Iterator[tuple[dict[str, Any], Example, tuple[Document, ...]]]:
+    """Each prediction with its example and the documents of its prompt in order."""
+    for prediction in predictions.to_pylist():
+        example, slots = examples[prediction["example_id"]], tuple(prediction["slots"])
+        # As `PromptSpec` counts the prompts of an example.
+        order = prediction["placement"] % study.evaluation.distractor_orders
+        shown = arrange(example, study.data.documents, slots, order="reshuffled" if order else "fixed", seed=order)
+        yield prediction, example, shown

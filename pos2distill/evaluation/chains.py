@@ -1,0 +1,159 @@
+"""Thought shift: at which step chains of thought over several documents fail, from the texts alone.
+
+A chain must name the documents that it uses: by their numbers, as the wording `coc` asks for (`[3]`), or by their
+titles, if all documents of its prompt have different ones. Source: arXiv:2508.15709, "thought-shifting", whose table
+gives the ratio of failed steps by group of placements; how a failure is recognised is ours.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pos2distill.evaluation.statistics import accuracy_interval
+from pos2distill.records import Document
+from pos2distill.tasks.metrics import normalize, sub_exact_match
+
+Step = Literal["retrieval", "reasoning", "answer", "none"]
+STEPS: tuple[Step, ...] = ("retrieval", "reasoning", "answer", "none")
+
+_CONCLUSION = re.compile(r"the answer is", re.IGNORECASE)
+_CITATION = re.compile(r"\[(\d+(?:\s*,\s*\d+)*)\]")
+_UNKNOWN = -1  # a number that no document has
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Where one chain fails.
+
+    failed: its first failed step.
+        retrieval: it names a document that is not gold before it has named all gold ones, or never names all of them;
+        reasoning: an answer is nowhere before the conclusion, or the chain has none;
+        answer: the conclusion is not right, though the chain contains the answer;
+        none: right, with the right documents.
+    correct: whether the answer is right, which it may be in spite of a failed step.
+    wrong_slot: of the document at which retrieval failed, 0-based; None if it named no wrong one, or a number that no
+        document has. golds_before: gold documents named before, the hop that failed.
+    """
+
+    failed: Step
+    correct: bool
+    wrong_slot: int | None
+    golds_before: int
+
+
+def judge_chain(
+    text: str, *, correct: bool, answers: Sequence[str], shown: Sequence[Document], by: Literal["number", "title"]
+) -> Chain | None:
+    """Where a chain fails; None if its documents cannot be told apart by their titles.
+
+    Args:
+        shown: the documents of its prompt, in order.
+    """
+    found = _CONCLUSION.search(text)
+    reasoning = text[: found.start()] if found else text
+    named = _cited(reasoning, len(shown)) if by == "number" else _titles_in(reasoning, shown)
+    if named is None:
+        return None
+    golds = {slot for slot, document in enumerate(shown) if document.gold}
+    seen: set[int] = set()
+    for slot in named:
+        if seen == golds:
+            break
+        if slot not in golds:
+            wrong_slot = None if slot == _UNKNOWN else slot
+            return Chain("retrieval", correct, wrong_slot, len(seen))
+        seen.add(slot)
+    if seen != golds:
+        return Chain("retrieval", correct, None, len(seen))
+    failed: Step = "none"
+    if not found or not sub_exact_match(reasoning, answers):
+        failed = "reasoning"
+    elif not correct:
+        failed = "answer"
+    return Chain(failed, correct, None, len(seen))
+
+
+def summarise_chains(chains: Sequence[tuple[str, str, Chain]], *, documents: int) -> dict[str, Any]:
+    """The figures of `thought_shift` in analysis.json.
+
+    Args:
+        chains: (example id, group of its placement, chain); at least one.
+    """
+    groups: dict[str, list[tuple[str, Chain]]] = {}
+    for example_id, group, chain in chains:
+        groups.setdefault(group, []).append((example_id, chain))
+    by_group = {}
+    if set(groups) != {""}:
+        by_group = {name: _ratios(members) for name, members in groups.items()}
+    wrong_slots: Counter[int] = Counter()
+    hops: Counter[int] = Counter()
+    for _, _, chain in chains:
+        if chain.failed == "retrieval":
+            hops[chain.golds_before] += 1
+            if chain.wrong_slot is not None:
+                wrong_slots[chain.wrong_slot] += 1
+    return {
+        "chains": len(chains),
+        "overall": _ratios([(example_id, chain) for example_id, _, chain in chains]),
+        "by_group": by_group,
+        "retrieval_failed_after_golds": {str(count): hops[count] for count in sorted(hops)},
+        "first_wrong_document_by_slot": [wrong_slots[slot] for slot in range(documents)],
+    }
+
+
+def _ratios(chains: Sequence[tuple[str, Chain]]) -> dict[str, Any]:
+    """The ratio of chains by their first failed step, with intervals over examples."""
+    ids = sorted({example_id for example_id, _ in chains})
+    row_of = {example_id: row for row, example_id in enumerate(ids)}
+    count_E = np.zeros(len(ids))
+    for example_id, _ in chains:
+        count_E[row_of[example_id]] += 1
+    ratios: dict[str, Any] = {}
+    for step in STEPS:
+        failed_E = np.zeros(len(ids))
+        for example_id, chain in chains:
+            failed_E[row_of[example_id]] += chain.failed == step
+        share_E = failed_E / count_E
+        interval = accuracy_interval(share_E, answers=int(count_E.max()))
+        ratios[step] = {"value": float(failed_E.sum() / count_E.sum()), "ci95": list(interval)}
+    right_anyway = [chain for _, chain in chains if chain.correct and chain.failed != "none"]
+    ratios["right_in_spite_of_a_failed_step"] = len(right_anyway) / len(chains)
+    return ratios
+
+
+def _cited(text: str, documents: int) -> list[int]:
+    """Slots of the cited documents, in order."""
+    slots = []
+    for citation in _CITATION.finditer(text):
+        for number in citation[1].split(","):
+            slot = int(number) - 1
+            slots.append(slot if 0 <= slot < documents else _UNKNOWN)
+    return slots
+
+
+def _titles_in(text: str, shown: Sequence[Document]) -> list[int] | None:
+    """Slots of the documents whose titles are in the text, in order; None unless all titles differ.
+
+    Titles are compared as whole words after SQuAD's normalisation. Where several begin at one word, the longest counts.
+    """
+    slot_of = {tuple(normalize(document.title).split()): slot for slot, document in enumerate(shown)}
+    if len(slot_of) < len(shown) or () in slot_of:
+        return None
+    lengths = sorted({len(title) for title in slot_of}, reverse=True)
+    words = normalize(text).split()
+    slots = []
+    start = 0
+    while start < len(words):
+        step = 1
+        for length in lengths:
+            slot = slot_of.get(tuple(words[start : start + length]))
+            if slot is not None:
+                slots.append(slot)
+                step = length
+                break
+        start += step
+    return slots

@@ -1,0 +1,109 @@
+"""Whether a model passes: limits on its GAP, its mean and its drop below another run, for automatic checks.
+
+A gate fails only where the data show that the limit is exceeded, so noise alone fails a good model in at most 5 % of
+the runs. Where the measured value is beyond the limit but the questions are too few to tell, the gate passes with a
+line that says how many questions would decide.
+
+Shapes: E examples, S slots.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pos2distill.errors import GateError
+from pos2distill.evaluation.scores import Curve, Grid, paired_difference
+from pos2distill.evaluation.statistics import Floats, questions_needed
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Limits in percentage points; None: not checked.
+
+    gap_above: of the GAP. mean_below: of the mean accuracy. drop_above: of the mean, below that of a baseline run.
+    """
+
+    gap_above: float | None = None
+    mean_below: float | None = None
+    drop_above: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A value against its limit, in points.
+
+    name: of the value. bound: its end of the 95 % interval on the side of the limit. deviation: of the examples, for
+    the number that would decide. is_floor: the limit is the smallest value that passes, else the largest.
+    """
+
+    name: str
+    value: float
+    bound: float
+    limit: float
+    deviation: float
+    is_floor: bool = False
+
+    def is_beyond(self, value: float) -> bool:
+        """Whether a value exceeds the limit."""
+        # Rounded, since 0.2 - 0.15 is more than 0.05 in floating point.
+        excess = self.limit - value if self.is_floor else value - self.limit
+        return round(excess, 6) > 0
+
+
+def check_gate(
+    gate: Gate, curve: Curve, grid: Grid, baseline: Grid | None = None, *, resamples: int, seed: int
+) -> list[str]:
+    """Compare a model with its limits.
+
+    Args:
+        curve: of the grid. baseline: the grid of the run that `drop_above` compares with.
+        resamples, seed: of the bootstrap.
+    Returns: a line for each limit that it passes.
+    Raises:
+        GateError: naming the first limit that is exceeded; or if no answer is right, since a GAP of 0 means nothing.
+        ValueError: if the baseline has other questions or slots.
+    """
+    if not curve.mean:
+        raise GateError("no answer is right (mean 0.0), so a GAP of 0 means nothing")
+    correct_ES = grid.correct_ES
+    measured = []
+    if gate.gap_above is not None:
+        low = 100 * curve.gap_ci95[0]
+        measured.append(_Measured("GAP", 100 * curve.gap, low, gate.gap_above, _deviation_of_gap(correct_ES)))
+    if gate.mean_below is not None:
+        high, deviation = 100 * curve.ci95[1], float(correct_ES.mean(1).std())
+        measured.append(_Measured("mean", 100 * curve.mean, high, gate.mean_below, deviation, is_floor=True))
+    if gate.drop_above is not None:
+        assert baseline is not None
+        paired = paired_difference(baseline, grid, bootstrap_samples=resamples, seed=seed)
+        drop, low = -100 * paired["mean_difference"], -100 * paired["ci95"][1]
+        deviation = float((correct_ES - baseline.correct_ES).mean(1).std())
+        measured.append(_Measured("drop of the mean", drop, low, gate.drop_above, deviation))
+    return [_check(value, curve.examples) for value in measured]
+
+
+def _check(measured: _Measured, examples: int) -> str:
+    """The line of a value that passes.
+
+    Raises:
+        GateError: if even the bound is beyond the limit.
+    """
+    side, bounded = ("below", "at most") if measured.is_floor else ("above", "at least")
+    shown = f"{measured.name} {measured.value:.1f}"
+    bound = f"{bounded} {measured.bound:.1f} with 95 % confidence"
+    if measured.is_beyond(measured.bound):
+        raise GateError(f"{shown}, {bound}, is {side} {measured.limit:g}")
+    if not measured.is_beyond(measured.value):
+        return f"{shown} is not {side} {measured.limit:g}"
+    excess = abs(measured.value - measured.limit) / 100
+    needed = max(questions_needed(excess, measured.deviation), examples + 1)
+    return (
+        f"{shown} is {side} {measured.limit:g}, but {examples} questions cannot tell ({bound}); "
+        f"about {needed} would decide"
+    )
+
+
+def _deviation_of_gap(correct_ES: Floats) -> float:
+    """Standard deviation, over examples, of the difference between the best and the worst slot."""
+    accuracy_S = correct_ES.mean(0)
+    return float(np.std(correct_ES[:, accuracy_S.argmax()] - correct_ES[:, accuracy_S.argmin()]))

@@ -1,0 +1,222 @@
+"""The questions of an evaluation with the answers of two models, as data for the report's browser of questions.
+
+Every question is stored once, with its gold documents first; a view (one prompt length of one task) holds the order of
+documents at each position, and the answers. Everything is text: the page shows it, and never runs it.
+"""
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pos2distill.config.data import Metric
+from pos2distill.evaluation.scores import format_slots
+from pos2distill.records import Document, Example, Slots, example_from_row
+from pos2distill.tasks.metrics import compared_text, normalize
+from pos2distill.tasks.permutations import arrange
+
+# Bits of an answer's flags.
+RIGHT_BEFORE, RIGHT_AFTER, CUT_BEFORE, CUT_AFTER = 1, 2, 4, 8
+
+# Base64 characters. Beside the charts' library of 0.9 MB, so that a report stays below 10 MB.
+_MOST_CHARACTERS = 8_500_000
+# Documents are shortened to these lengths, one after the other, until the data fits.
+_DOCUMENT_LENGTHS = (None, 1000, 400, 150)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedPrompts:
+    """One prompt length of one task, with the predictions of both models.
+
+    label: as the page calls it. slot_of_rank: of prompts whose documents are reordered (see `arrange`).
+    orders: of the distractors at each placement, of which only the first one, the data set's, is shown.
+    before, after: tables of `PREDICTION_SCHEMA`, also with other prompt lengths.
+    """
+
+    label: str
+    documents: int
+    before: pa.Table
+    after: pa.Table
+    slot_of_rank: Slots = ()
+    orders: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedTask:
+    """The questions of one task and the prompts that were made of them.
+
+    examples: a table of `EXAMPLE_SCHEMA`. locations: where the data set has each example, by its id.
+    """
+
+    metric: Metric
+    examples: pa.Table
+    locations: Mapping[str, str]
+    prompts: Sequence[EvaluatedPrompts]
+
+
+def encode_questions(tasks: Sequence[EvaluatedTask], most_characters: int = _MOST_CHARACTERS) -> str:
+    """The data of the browser as base64 text of gzip-compressed JSON, in at most about `most_characters`.
+
+    Long documents are shortened first, then the last questions are left out; the data says so.
+    """
+    data = _collect(tasks)
+    for length in _DOCUMENT_LENGTHS:
+        text = _encode(_shorten(data, length))
+        if len(text) <= most_characters:
+            return text
+    shortened = _shorten(data, _DOCUMENT_LENGTHS[-1])
+    most_questions = max(len(task["questions"]) for task in shortened["tasks"])
+    while len(text) > most_characters and most_questions > 1:
+        most_questions //= 2
+        text = _encode(_leave_out(shortened, most_questions))
+    return text
+
+
+def decode_questions(text: str) -> dict[str, Any]:
+    """The inverse of the encoding."""
+    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(text)))
+    return data
+
+
+def _encode(data: Mapping[str, Any]) -> str:
+    raw = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+    # No time in the header: the same results give the same bytes.
+    return base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+
+
+def _shorten(data: dict[str, Any], length: int | None) -> dict[str, Any]:
+    if length is None:
+        return data
+    tasks = []
+    for task in data["tasks"]:
+        questions = []
+        for question in task["questions"]:
+            documents = [[title, _cut(text, length)] for title, text in question["documents"]]
+            questions.append({**question, "documents": documents})
+        tasks.append({**task, "questions": questions})
+    return {**data, "tasks": tasks, "document_length": length}
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}…"
+
+
+def _leave_out(data: dict[str, Any], count: int) -> dict[str, Any]:
+    tasks = []
+    left_out = 0
+    for task in data["tasks"]:
+        left_out += max(0, len(task["questions"]) - count)
+        views = [{**view, "answers": view["answers"][:count]} for view in task["views"]]
+        tasks.append({**task, "questions": task["questions"][:count], "views": views})
+    return {**data, "tasks": tasks, "left_out": left_out}
+
+
+def _collect(tasks: Sequence[EvaluatedTask]) -> dict[str, Any]:
+    return {"tasks": [_collect_task(task) for task in tasks], "document_length": None, "left_out": 0}
+
+
+def _collect_task(task: EvaluatedTask) -> dict[str, Any]:
+    answered = set(task.prompts[0].before["example_id"].to_pylist())
+    examples = [example_from_row(row) for row in task.examples.to_pylist() if row["example_id"] in answered]
+    questions = [_to_question(example, task.locations) for example in examples]
+    views = [_to_view(prompts, task.metric, examples) for prompts in task.prompts]
+    return {"questions": questions, "views": views}
+
+
+def _to_question(example: Example, locations: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "id": example.example_id,
+        "location": locations.get(example.example_id, ""),
+        "question": example.question,
+        "answers": example.answers,
+        "golds": len(example.golds),
+        "documents": [[document.title, document.text] for document in _golds_first(example)],
+    }
+
+
+def _golds_first(example: Example) -> tuple[Document, ...]:
+    return (*example.golds, *example.distractors)
+
+
+def _to_view(prompts: EvaluatedPrompts, metric: Metric, examples: Sequence[Example]) -> dict[str, Any]:
+    before = _by_prompt(prompts.before, prompts.documents)
+    after = _by_prompt(prompts.after, prompts.documents)
+    placements = sorted({number for _, number in before if number % prompts.orders == 0})
+    positions: list[dict[str, Any]] = []
+    for placement in placements:
+        rows = [before[example.example_id, placement] for example in examples]
+        # Examples with fewer hops name a placement, as in `Grid`.
+        fewest = min(rows, key=lambda row: len(row["slots"]))
+        orders = {}
+        for row in rows:
+            hops = len(row["slots"])
+            orders[str(hops)] = document_order(prompts.documents, tuple(row["slots"]), prompts.slot_of_rank)
+        label = format_slots(tuple(fewest["slots"]))
+        positions.append({"label": label, "group": fewest["group"], "orders": orders})
+    answers = []
+    for example in examples:
+        found_in = Attribution(example, metric)
+        answers.append(
+            [
+                _to_answer(before[example.example_id, placement], after[example.example_id, placement], found_in)
+                for placement in placements
+            ]
+        )
+    return {"label": prompts.label, "documents": prompts.documents, "positions": positions, "answers": answers}
+
+
+def _by_prompt(predictions: pa.Table, documents: int) -> dict[tuple[str, int], dict[str, Any]]:
+    columns = ["example_id", "placement", "group", "slots", "text", "correct", "finish_reason"]
+    selected = predictions.filter(pc.field("documents") == documents).select(columns)
+    return {(row["example_id"], row["placement"]): row for row in selected.to_pylist()}
+
+
+def _to_answer(before: Mapping[str, Any], after: Mapping[str, Any], found_in: "Attribution") -> list[Any]:
+    """[text before, text after, flags, and for each wrong answer the documents that hold it, else null]."""
+    flags = 0
+    for answer, right, cut in ((before, RIGHT_BEFORE, CUT_BEFORE), (after, RIGHT_AFTER, CUT_AFTER)):
+        flags |= right if answer["correct"] else 0
+        flags |= cut if answer["finish_reason"] == "length" else 0
+    sources = [None if answer["correct"] else found_in(answer["text"]) for answer in (before, after)]
+    return [before["text"], after["text"], flags, *sources]
+
+
+class Attribution:
+    """Finds the documents of one example that hold a wrong answer: where the model may have taken it from.
+
+    A document holds an answer if its normalised title and text contain the normalised part of the answer that the
+    metric compares. Answers of another wording than their source's are not found.
+    """
+
+    def __init__(self, example: Example, metric: Metric) -> None:
+        self.metric: Metric = metric
+        self.documents = [normalize(f"{document.title} {document.text}") for document in _golds_first(example)]
+        # Most answers at different positions are the same.
+        self.known: dict[str, list[int]] = {}
+
+    def __call__(self, text: str) -> list[int]:
+        """Indices among the documents, the gold ones first."""
+        answer = normalize(compared_text(self.metric, text))
+        if answer not in self.known:
+            # Whole words: "9" is not in "1984".
+            found = [index for index, content in enumerate(self.documents) if f" {answer} " in f" {content} "]
+            self.known[answer] = found if answer else []
+        return self.known[answer]
+
+
+def document_order(documents: int, slots: Slots, slot_of_rank: Slots = ()) -> list[int]:
+    """Which document of an example the prompt shows at each slot: indices among the gold documents, then the others.
+
+    Args:
+        documents: in the prompt. slots, slot_of_rank: as of `arrange`, which decides the order.
+    """
+    numbered = []
+    for index in range(documents):
+        numbered.append(Document(str(index), "", hop=index if index < len(slots) else None))
+    example = Example("order", "", (), tuple(numbered))
+    return [int(document.title) for document in arrange(example, documents, slots, slot_of_rank=slot_of_rank)]

@@ -1,0 +1,121 @@
+"""The evaluation of one model as an object: its curve, a verdict, a plot, its answers."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pos2distill.config import EndpointSection, Study
+from pos2distill.evaluation.charts import curve_chart, to_png
+from pos2distill.evaluation.report import METRICS
+from pos2distill.evaluation.scores import Curve, to_curve, to_grid
+from pos2distill.evaluation.verdict import describe_curve
+from pos2distill.tasks.datasets import dataset_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG that a notebook shows."""
+
+    png: bytes = field(repr=False)
+
+    def save(self, path: str | Path) -> None:
+        """Write the file."""
+        Path(path).write_bytes(self.png)
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One model's answers at every slot.
+
+    curves: by slot, for each prompt length; that of training first.
+    predictions: a table of `PREDICTION_SCHEMA`. counts: of the stage's manifest.
+    cost: of all requests that were answered, in the currency of the prices; None without prices or without counts.
+    fingerprint: of everything the answers depend on.
+    """
+
+    model: str
+    dataset: str
+    metric: str
+    curves: tuple[Curve, ...]
+    predictions: pa.Table = field(repr=False)
+    counts: Mapping[str, int]
+    cost: float | None
+    fingerprint: str
+
+    @property
+    def curve(self) -> Curve:
+        """Accuracy by slot, at the prompt length of training."""
+        return self.curves[0]
+
+    @property
+    def verdict(self) -> str:
+        """What the curve says about the effect of position, in one line."""
+        return describe_curve(self.curve)
+
+    def plot(self) -> Picture:
+        """Accuracy by position, with 95 % intervals."""
+        return Picture(to_png(curve_chart({self.model: self.curve})))
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """One row for each answer: its example, number of documents, slots (0-based), text, score and tokens."""
+        return self.predictions.to_pandas()
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values for JSON; without the answers."""
+        return {
+            "model": self.model,
+            "dataset": self.dataset,
+            "metric": self.metric,
+            "verdict": self.verdict,
+            "curves": [asdict(curve) for curve in self.curves],
+            "counts": dict(self.counts),
+            "cost": self.cost,
+            "fingerprint": self.fingerprint,
+        }
+
+
+def to_evaluation(
+    study: Study,
+    model: str,
+    predictions: pa.Table,
+    counts: Mapping[str, int],
+    prices: EndpointSection,
+    fingerprint: str,
+) -> Evaluation:
+    """The evaluation of a model from its predictions.
+
+    Args:
+        study: names the data set and its metric, and sets the bootstrap. model: as people know it.
+        prices: of tokens.
+    """
+    curves = []
+    for documents in (study.data.documents, *study.evaluation.other_documents):
+        # The same bootstrap as in the report, so that both show equal intervals.
+        grid = to_grid(predictions, documents)
+        curves.append(to_curve(grid, bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.evaluation.seed))
+    return Evaluation(
+        model=model,
+        dataset=dataset_name(study.data),
+        metric=METRICS[study.data.metric],
+        curves=tuple(curves),
+        predictions=predictions,
+        counts=counts,
+        cost=_cost(counts, prices),
+        fingerprint=fingerprint,
+    )
+
+
+def _cost(counts: Mapping[str, int], prices: EndpointSection) -> float | None:
+    if prices.price_input is None or prices.price_output is None or "prompt_tokens" not in counts:
+        return None
+    total = counts["prompt_tokens"] * prices.price_input + counts["answer_tokens"] * prices.price_output
+    return total / 1_000_000

@@ -1,0 +1,220 @@
+"""Intervals and tests for accuracies by slot. All resample or count whole examples, whose answers are not independent.
+
+benchmarks/statistics measures how often each interval covers the truth.
+
+Shapes: E examples, S slots, R resamples.
+"""
+
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from pos2distill.randomness import derive_generator
+
+Floats = npt.NDArray[np.float64]
+Interval = tuple[float, float]
+
+_Z = NormalDist().inv_cdf(0.975)
+
+# Of `gap_interval`. The lower end is simultaneous over all pairs of slots and the upper one is not, so the errors at
+# both ends together are near 5 %: all below where slots are equal, most above where they are far apart. With 60 to 100
+# questions the bootstrap's quantile is a little low: at .95 a flat model raised an alarm in 6 to 7 % of 1200 cases.
+_LOWER_CONFIDENCE = 0.96
+_UPPER_Z = NormalDist().inv_cdf(0.96)
+
+_SPLITS = 20  # of `corrected_gap`; more change it by less than a tenth of its standard error
+
+
+def accuracy_interval(value_E: Floats, answers: int = 1) -> Interval:
+    """A 95 % interval for the mean of values between 0 and 1: Wilson's, with the effective number of examples.
+
+        n = m (1 - m) / (variance of the mean) * (z / t)^2,   center = (m + z^2 / 2n) / (1 + z^2 / n)
+
+    For values of 0 and 1, n is their number, and this is Wilson's interval for a proportion. For examples that are
+    scored at several slots, n says how many independent answers tell as much; Student's t, since their variance is
+    estimated. Where all examples are equal, n is their
+    number, so that 100 of 100 give [.963, 1].
+    Source: Wilson 1927; effective number as in surveys (Korn and Graubard 1998).
+
+    Args:
+        value_E: mean of each example's answers. answers: of an example; n is at most E * answers.
+    """
+    examples = len(value_E)
+    mean = float(value_E.mean())
+    effective = float(examples)
+    is_proportion = bool(np.isin(value_E, (0.0, 1.0)).all())
+    if not is_proportion and value_E.any() and np.ptp(value_E) > 0:
+        variance = float(value_E.var(ddof=1)) / examples
+        effective = mean * (1 - mean) / variance * (_Z / _student_t(examples)) ** 2
+    return _wilson(mean, min(effective, examples * answers))
+
+
+def difference_interval(difference_E: Floats) -> Interval:
+    """A 95 % interval for the mean of paired differences between -1 and 1: mean +- t * standard error.
+
+    Where no example differs, the standard error is 0. Then it is as wide as what 0 of E examples leave open.
+    """
+    examples = len(difference_E)
+    if examples == 1:
+        return -1.0, 1.0
+    if not difference_E.any():
+        bound = _wilson(0.0, examples)[1]
+        return -bound, bound
+    mean = float(difference_E.mean())
+    margin = _student_t(examples) * float(difference_E.std(ddof=1)) / examples**0.5
+    return max(-1.0, mean - margin), min(1.0, mean + margin)
+
+
+def corrected_gap(correct_ES: Floats, *, seed: int, splits: int = _SPLITS) -> float:
+    """The GAP without the bias of choosing the best and the worst slot by the same answers that measure them.
+
+    The examples are divided into two halves at random; the best and the worst slot of one half are compared on the
+    other half, and the reverse. The mean over all splits is 0 in expectation for a model without any effect of
+    position, where max - min is above 0; it may be negative. Half of the examples choose less well than all of them,
+    so where slots differ by little, it is somewhat below the true GAP.
+
+    Args:
+        splits: random divisions.
+    """
+    weight_1E = np.ones((1, len(correct_ES)))
+    return float(_cross_fitted_gaps(correct_ES, weight_1E, seed, splits)[0])
+
+
+def gap_interval(correct_ES: Floats, *, resamples: int, seed: int) -> Interval:
+    """An interval for the true GAP, which contains it in at least 93 % of the cases, and max - min always.
+
+        low  = max over i, j of (d_ij - q se_ij), at least 0;   high = max over i, j of (d_ij + z se_ij)
+
+    d_ij: difference of slots i and j, with its standard error; q: 95 % quantile of max (d*_ij - d_ij) / se_ij over all
+    pairs, by the bootstrap, so the true GAP is below `low` in at most 5 % of the cases, however many slots there are.
+    The percentiles of the bootstrap of max - min would be too high: it adds noise to noise. Where slots differ by about
+    their noise, no interval is exact for a maximum, and this one is too wide. Where no example differs between slots,
+    `high` is Wilson's bound for a proportion of 0.
+    """
+    accuracy_S = correct_ES.mean(0)
+    covariance_SS = np.atleast_2d(np.cov(correct_ES, rowvar=False, bias=True))
+    variance_S = covariance_SS.diagonal()
+    # Rounding may make the variance of two equal slots' difference negative.
+    variance_SS = np.maximum(variance_S[:, None] + variance_S[None, :] - 2 * covariance_SS, 0)
+    error_SS = np.sqrt(variance_SS / max(len(correct_ES) - 1, 1))
+    difference_SS = accuracy_S[:, None] - accuracy_S[None, :]
+
+    noise_RS = resample_means(correct_ES, resamples, seed) - accuracy_S
+    # A pair that agrees in every example has no error, and takes no part.
+    divisor_SS = np.where(error_SS > 1e-12, error_SS, np.inf)
+    largest_R = np.zeros(resamples)
+    for slot, divisor_S in enumerate(divisor_SS):
+        studentised_RS = (noise_RS[:, [slot]] - noise_RS) / divisor_S
+        largest_R = np.maximum(largest_R, studentised_RS.max(1))
+    quantile = float(np.quantile(largest_R, _LOWER_CONFIDENCE))
+    low = float((difference_SS - quantile * error_SS).max())
+    high = float((difference_SS + _UPPER_Z * error_SS).max())
+    high = max(high, _wilson(0.0, len(correct_ES))[1])
+    return max(low, 0.0), min(high, 1.0)
+
+
+def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
+    """The change of the corrected GAP, after - before, on the same examples, and its 95 % interval.
+
+    The interval is normal, with the bootstrap's standard error: examples are resampled whole and stay in their half.
+    """
+    examples = len(before_ES)
+    both = (before_ES, after_ES)
+    before, after = (corrected_gap(correct_ES, seed=seed) for correct_ES in both)
+    count_RE = _resample_counts(examples, resamples, seed)
+    before_R, after_R = (_cross_fitted_gaps(correct_ES, count_RE, seed, _SPLITS) for correct_ES in both)
+    margin = _Z * float((after_R - before_R).std(ddof=1))
+    change = after - before
+    return change, (change - margin, change + margin)
+
+
+def position_p_value(correct_ES: Floats, *, permutations: int, seed: int) -> float:
+    """The probability of slots that differ as much as these, if position had no effect.
+
+    Without an effect an example's answers could change places. So they are permuted within each example, and the
+    variance of the slots' accuracies (Cochran's Q up to a factor) is compared.
+    Source: permutation test for matched samples; (1 + as large) / (1 + permutations) as in Phipson and Smyth 2010.
+    """
+    generator = derive_generator(seed, "position test")
+    observed = float(correct_ES.mean(0).var())
+    as_large = 0
+    for _ in range(permutations):
+        permuted_ES = generator.permuted(correct_ES, axis=1)
+        # A little less than observed counts too: equal values may differ by rounding.
+        as_large += float(permuted_ES.mean(0).var()) >= observed - 1e-12
+    return (1 + as_large) / (1 + permutations)
+
+
+def questions_needed(difference: float, deviation: float, *, power: float = 0.8) -> int:
+    """Questions that a two-sided test at 5 % needs to see a true mean difference with this power.
+
+        n = ((z_.975 + z_power) deviation / difference)^2
+
+    Args:
+        difference: that should be seen, > 0. deviation: standard deviation of the examples' differences.
+    """
+    factor = _Z + NormalDist().inv_cdf(power)
+    return max(2, int(np.ceil((factor * deviation / difference) ** 2)))
+
+
+def _student_t(examples: int) -> float:
+    """The 97.5 % quantile for examples - 1 degrees of freedom, to 0.001 from 10 examples on.
+
+    Source: Abramowitz and Stegun, 26.7.5.
+    """
+    freedom = examples - 1
+    first = (_Z**3 + _Z) / 4
+    second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
+    return _Z + first / freedom + second / freedom**2
+
+
+def resample_means(value_ES: Floats, resamples: int, seed: int) -> Floats:
+    """(R, S) means over bootstrap resamples of the examples."""
+    means_RS: Floats = _resample_counts(len(value_ES), resamples, seed) @ value_ES / len(value_ES)
+    return means_RS
+
+
+def _resample_counts(examples: int, resamples: int, seed: int) -> Floats:
+    """(R, E) how often each example is in each resample."""
+    # The generator depends on the seed alone, so models with the same examples are resampled in the same way.
+    generator = derive_generator(seed, "bootstrap")
+    return generator.multinomial(examples, np.full(examples, 1 / examples), resamples).astype(np.float64)
+
+
+def _cross_fitted_gaps(correct_ES: Floats, weight_RE: Floats, seed: int, splits: int) -> Floats:
+    """(R,) corrected GAPs of weighted examples. All copies of an example are in the same half."""
+    generator = derive_generator(seed, "cross-fitted gap")
+    examples = len(correct_ES)
+    total_R = np.zeros(len(weight_RE))
+    for _ in range(splits):
+        in_first_E = np.zeros(examples, bool)
+        in_first_E[generator.permutation(examples)[: examples // 2]] = True
+        first_RS = _weighted_means(correct_ES[in_first_E], weight_RE[:, in_first_E])
+        second_RS = _weighted_means(correct_ES[~in_first_E], weight_RE[:, ~in_first_E])
+        total_R += _difference_of_chosen(first_RS, second_RS) + _difference_of_chosen(second_RS, first_RS)
+    return total_R / (2 * splits)
+
+
+def _weighted_means(correct_ES: Floats, weight_RE: Floats) -> Floats:
+    # A half without any weight (of a few examples, by chance) has means of 0.
+    weight_R1 = np.maximum(weight_RE.sum(1, keepdims=True), 1)
+    means_RS: Floats = weight_RE @ correct_ES / weight_R1
+    return means_RS
+
+
+def _difference_of_chosen(choosing_RS: Floats, measuring_RS: Floats) -> Floats:
+    """(R,) measured difference of the slots that are best and worst where they are chosen."""
+    rows = np.arange(len(choosing_RS))
+    best_R = measuring_RS[rows, choosing_RS.argmax(1)]
+    worst_R = measuring_RS[rows, choosing_RS.argmin(1)]
+    difference_R: Floats = best_R - worst_R
+    return difference_R
+
+
+def _wilson(mean: float, count: float) -> Interval:
+    """Wilson's 95 % interval for a proportion among `count` trials."""
+    share = _Z**2 / count
+    center = (mean + share / 2) / (1 + share)
+    margin = np.sqrt(mean * (1 - mean) * share + share**2 / 4) / (1 + share)
+    return max(0.0, float(center - margin)), min(1.0, float(center + margin))

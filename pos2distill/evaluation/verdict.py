@@ -1,0 +1,115 @@
+"""What two curves say, in one sentence: for the report, the terminal and the model card."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pos2distill.evaluation.scores import Curve, format_slots
+
+_HIGHEST_P = 0.05
+
+
+def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
+    """What distillation did to the position bias, to the best position and to the mean, as one paragraph.
+
+    It calls a change of the mean real only if the paired interval excludes 0. Losses are differences of measured
+    accuracies, the best of which is chosen by the same answers, so with few questions they are too large; where the
+    test of position does not reject chance, or the interval of the corrected GAP's change includes 0, it says so.
+
+    Args:
+        before, after: of the same prompts. paired: as `paired_difference` returns it.
+    """
+    if not before.mean and not after.mean:
+        return f"No answer is right, before or after distillation ({_questions(before)}), so a GAP of 0 means nothing."
+    loss_after = f"{_loss(after, known=before)}{_gap_chance(before, after, paired)}"
+    first = f"{_capitalise(_loss(before))}{_chance(before)}; after distillation {loss_after}."
+    return f"{first} {_best_position(before, after)} {_mean_change(before, paired)}"
+
+
+def describe_curve(curve: Curve) -> str:
+    """How much the worst position loses to the best one, as a sentence."""
+    if not curve.mean:
+        return f"No answer is right ({_questions(curve)}), so a GAP of 0 means nothing."
+    return f"{_capitalise(_loss(curve))}{_chance(curve)}."
+
+
+def _chance(curve: Curve) -> str:
+    """A remark if positions differ no more than they would by chance."""
+    if not curve.gap or curve.position_p <= _HIGHEST_P:
+        return ""
+    return f" (which may be chance: p = {curve.position_p:.2g})"
+
+
+def _loss(curve: Curve, known: Curve | None = None) -> str:
+    """The loss of the worst position. known: a curve whose loss is named in the same sentence before."""
+    if not curve.gap:
+        return f"all {len(curve.slots)} positions of {curve.documents} are equally good"
+    worst, best = _worst(curve), _best(curve)
+    points = format_points(curve.gap)
+    if known is not None and known.gap and (_worst(known), _best(known)) == (worst, best):
+        return points
+    position = f"position {format_slots(curve.slots[worst])}"
+    # The number of documents is the same in both parts of a sentence.
+    if known is None:
+        position += f" of {curve.documents}"
+    return f"{position} loses {points} to position {format_slots(curve.slots[best])}"
+
+
+def _gap_chance(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
+    """A remark if the GAP may not have changed."""
+    if before.gap == after.gap:
+        return ""
+    low, high = paired["gap_change_ci95"]
+    return " (a change that may be chance)" if low <= 0 <= high else ""
+
+
+def _best_position(before: Curve, after: Curve) -> str:
+    """What became of the position that was best before."""
+    best = _best(before)
+    old, new = before.accuracy_by_slot[best], after.accuracy_by_slot[best]
+    low, high = before.accuracy_ci95[best]
+    change = f"from {_percent(old)} to {_percent(new)} %"
+    if new == old:
+        return f"The best position keeps its accuracy of {_percent(old)} %."
+    # Inside the interval of the first measurement, a change may be chance.
+    if low <= new <= high:
+        return f"The best position keeps its accuracy within its interval ({change})."
+    verb = "loses" if new < old else "gains"
+    return f"The best position {verb} {format_points(abs(new - old))} ({change})."
+
+
+def _mean_change(before: Curve, paired: Mapping[str, Any]) -> str:
+    difference = paired["mean_difference"]
+    low, high = paired["ci95"]
+    interval = f"(95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+    if low > 0 or high < 0:
+        change = f"{'rises' if difference > 0 else 'falls'} by {format_points(abs(difference))}"
+        return f"The mean accuracy {change} {interval}: with {_questions(before)}, the difference is real."
+    change = f"changes by {100 * difference:+.1f} points"
+    return f"The mean accuracy {change} {interval}: {_questions(before)} cannot tell it from 0."
+
+
+def _questions(curve: Curve) -> str:
+    return "1 question" if curve.examples == 1 else f"{curve.examples} questions"
+
+
+def _best(curve: Curve) -> int:
+    return curve.accuracy_by_slot.index(max(curve.accuracy_by_slot))
+
+
+def _worst(curve: Curve) -> int:
+    return curve.accuracy_by_slot.index(min(curve.accuracy_by_slot))
+
+
+def format_points(fraction: float) -> str:
+    """A difference of accuracies in percentage points: `12.5 points`."""
+    number = _percent(fraction)
+    return f"{number} point" if number == "1" else f"{number} points"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}".removesuffix(".0")
+
+
+def _capitalise(text: str) -> str:
+    # Not `capitalize`, which would change the rest to lower case.
+    return text[0].upper() + text[1:]

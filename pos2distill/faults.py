@@ -1,0 +1,101 @@
+"""Exceptions that the machine, the network or a storage causes, in one line with the likely fix.
+
+The one table of such exceptions. Everything else is a bug and keeps its traceback.
+"""
+
+import errno
+import socket
+
+# Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are no OSError:
+# s3fs 2026.9 passes on botocore's, gcsfs 2026.10 google.auth's, both aiohttp's; huggingface_hub 1 raises httpx's.
+_REMOTE_PACKAGES = ("botocore", "aiobotocore", "gcsfs", "google", "aiohttp", "httpx", "httpcore", "requests")
+
+_CREDENTIALS = "; check the credentials of the storage and their rights"
+_NETWORK = "; check the network and AWS_ENDPOINT_URL or the storage's other address settings"
+
+# Fixes for errors of the operating system.
+_FIXES = {
+    errno.ENOSPC: "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)",
+    errno.EDQUOT: "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)",
+    errno.EROFS: "; choose a place that can be written",
+    errno.EISDIR: "; expected a file, not a folder",
+    errno.ENOTDIR: "; a part of the path is a file, not a folder",
+    errno.EEXIST: "; move away what is there",
+    errno.ENAMETOOLONG: "; shorten the name",
+    errno.ELOOP: "; a symbolic link leads back to itself",
+    errno.EMFILE: "; raise the limit on open files (`ulimit -n`)",
+    errno.ENFILE: "; raise the limit on open files (`ulimit -n`)",
+    errno.EIO: "; check the disk or its mount",
+    errno.ESTALE: "; mount the network file system again",
+}
+
+# Fixes for errors of remote storages, by a part of the exception's class name; the first that occurs counts.
+_REMOTE_FIXES = {
+    "ProfileNotFound": "; set AWS_PROFILE to a profile of ~/.aws/config, or unset it",
+    "ParamValidation": "; check the name of the bucket",
+    "InvalidURL": "; check the URL",
+    "SSL": "; check the certificate of the endpoint (SSL_CERT_FILE, AWS_CA_BUNDLE)",
+    "Certificate": "; check the certificate of the endpoint (SSL_CERT_FILE, AWS_CA_BUNDLE)",
+    "Credential": _CREDENTIALS,
+    "Token": _CREDENTIALS,
+    "Connect": _NETWORK,
+    "Endpoint": _NETWORK,
+    "Timeout": _NETWORK,
+    "DNS": _NETWORK,
+}
+
+
+# The operating system's words for a full disk: all that Rust libraries (safetensors) and Ray Data keep of the error.
+_DISK_WORDS = ("No space left on device", "Disk quota exceeded")
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether the error, of whatever class, says that a disk is full."""
+    return any(words in str(error) for words in _DISK_WORDS)
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether the machine, the network or a storage caused the error."""
+    # A subclass, such as ClientConnectorError, may be an OSError and of a package at the same time.
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES
+
+
+def reason(error: BaseException) -> str:
+    """The error's own text, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    # A first line that ends in a colon says nothing without the next one.
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def where(error: BaseException, url: str) -> str:
+    """The file that the error names, to append to its reason, unless the URL is that file."""
+    filename = getattr(error, "filename", None)
+    return f": {filename}" if filename and str(filename).rstrip("/") not in url else ""
+
+
+def fix(error: BaseException) -> str:
+    """The likely fix, to append to a message, or nothing."""
+    if isinstance(error, PermissionError):
+        return _CREDENTIALS if error.filename is None else "; check the permissions of the file and of its folder"
+    if isinstance(error, OSError) and error.errno in _FIXES:
+        return _FIXES[error.errno]
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return _NETWORK
+    name = type(error).__name__
+    for part, text in _REMOTE_FIXES.items():
+        if part in name:
+            return text
+    return ""
+
+
+def describe(error: BaseException) -> str | None:
+    """The line for an error that nobody closer to its cause has described, or None if it is a bug."""
+    if not is_fault(error) and not disk_is_full(error):
+        return None
+    filename = getattr(error, "filename", None)
+    name = filename or type(error).__name__
+    return f"{name}: {reason(error)}{fix(error)}; POS2DISTILL_DEBUG=1 shows the traceback"

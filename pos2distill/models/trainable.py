@@ -1,0 +1,174 @@
+"""Which models can be trained: those whose packed rows give the same results as the same rows one by one.
+
+`scripts/model_families.py` checks every family that is named here, and writes the table of docs/models.md.
+"""
+
+from typing import Any
+
+from pos2distill.errors import UserError
+from pos2distill.models.rope.layer_scales import rope_settings
+
+TRAINABLE = (
+    "apertus",
+    "arcee",
+    "bitnet",
+    "cohere",
+    "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "diffllama",
+    "dots1",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "exaone_moe",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "granitemoe",
+    "helium",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "jetmoe",
+    "llama",
+    "minicpm3",
+    "ministral",
+    "ministral3",
+    "mistral",
+    "mixtral",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "opt",
+    "persimmon",
+    "phi",
+    "phi3",
+    "phimoe",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "starcoder2",
+    "vaultgemma",
+)
+"""Families (`model_type` in config.json) whose packed rows equal single rows, in losses and gradients."""
+
+_OWN_ATTENTION = "its attention is not computed through transformers' attention interface"
+_STATE = "some of its layers carry a state from token to token, which packing would carry into the next row"
+_CONVOLUTION = "some of its layers are convolutions, which packing would run across rows"
+_CHUNKS = "its attention is chunked by position, which packing would shift"
+
+REFUSED = {
+    **dict.fromkeys(("biogpt", "bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt"), _OWN_ATTENTION),
+    **dict.fromkeys(("stablelm", "xglm"), _OWN_ATTENTION),
+    "doge": "its attention uses a mask of its own, computed from the values",
+    "nemotron": "its layers do not pass on to attention which tokens belong to which row",
+    **dict.fromkeys(("jamba", "mamba", "minimax", "qwen3_next", "recurrent_gemma", "rwkv"), _STATE),
+    "lfm2": _CONVOLUTION,
+    "llama4_text": _CHUNKS,
+}
+"""Other families that were tried, and why they cannot be trained (transformers 5.19)."""
+
+
+def require_trainable_family(config: Any, shown: str) -> None:
+    """
+    Raises:
+        UserError: if the config is of a family that is not in `TRAINABLE`, with the reason and those that are.
+    """
+    family = config.model_type
+    if family in TRAINABLE:
+        return
+    reason = REFUSED.get(family, "it was not tested with packed rows")
+    raise UserError(
+        f"{shown}: a model of the family '{family}' cannot be trained: {reason}; supported: {', '.join(TRAINABLE)}"
+    )
+
+
+def refuse_unpackable(lm: Any, *, context: int, shown: str) -> None:
+    """Refuse what the settings in a model's config can change within a family.
+
+    Args:
+        context: the largest number of tokens of a row.
+        shown: the model's name in messages.
+    Raises:
+        UserError: if packed rows would give other results than the same rows one by one.
+    """
+    config = lm.config.get_text_config()
+    _refuse_unpackable_layers(lm, config, shown)
+    longest = longest_with_fixed_rope(config)
+    if longest and context > longest:
+        raise UserError(
+            f"{shown}: beyond {longest} tokens its position encoding depends on the longest row of a batch; "
+            f"set model.max_length to {longest} or less"
+        )
+
+
+def refuse_attention(lm: Any, attention: str, *, shown: str) -> None:
+    """Refuse an implementation of attention that leaves out a part of the model's.
+
+    Args:
+        attention: implementation, without its packed version.
+        shown: the model's name in messages.
+    Raises:
+        UserError: with the implementations that do not.
+    """
+    if attention == "sdpa" and getattr(lm.config.get_text_config(), "attn_logit_softcapping", None):
+        raise UserError(
+            f"{shown}: its attention scores are soft-capped, which torch's kernels do not support; "
+            f"set model.attention to flash_attention_2 or eager"
+        )
+    if attention == "flash_attention_2":
+        _refuse_without_flash_attention(lm, attention, shown)
+
+
+def _refuse_unpackable_layers(lm: Any, config: Any, shown: str) -> None:
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    unsupported = sorted(layer_types - {"full_attention", "sliding_attention"})
+    if unsupported:
+        raise UserError(f"{shown}: its layers of type '{unsupported[0]}' would mix packed rows")
+    # transformers 5.19 sets this where attention layers look up their kernel, as the packed kernels require.
+    if not lm._supports_attention_backend:
+        raise UserError(
+            f"{shown}: {type(lm).__name__} does not use transformers' attention interface, "
+            f"so it cannot keep packed rows apart"
+        )
+    if lm._is_stateful:
+        raise UserError(f"{shown}: its layers carry a state from token to token; only attention can be trained")
+    if getattr(config, "attention_chunk_size", None):
+        raise UserError(f"{shown}: its attention is chunked by position, which packing rows would shift")
+
+
+def _refuse_without_flash_attention(lm: Any, attention: str, shown: str) -> None:
+    # transformers 5.19 lists compatible versions only on models that flash-attn 2 computes wrongly.
+    compatible = getattr(lm, "_compatible_flash_implementations", None)
+    if compatible and "flash_attention_2" not in compatible:
+        raise UserError(f"{shown}: flash-attn 2 does not support all of its attention; set model.attention to eager")
+    try:
+        lm._flash_attn_can_dispatch(2)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{shown}: model.attention={attention}: {str(error).splitlines()[0]}") from None
+
+
+def longest_with_fixed_rope(config: Any) -> int | None:
+    """Up to how many tokens RoPE's frequencies are constant; None if they always are.
+
+    `dynamic` and `longrope` choose the frequencies by the longest position of a forward pass, so that beyond this
+    length a row's result would depend on the other rows.
+    """
+    for each in rope_settings(config):
+        if each.get("rope_type") in ("dynamic", "longrope"):
+            length: int = each.get("original_max_position_embeddings") or config.max_position_embeddings
+            return length
+    return None

@@ -1,0 +1,175 @@
+"""A model on a server with OpenAI's API (vLLM, SGLang, llama.cpp, Ollama, hosted models): text answers, greedy only."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import openai
+
+from pos2distill.config import EndpointSection, ModelSection
+from pos2distill.errors import UserError, did_you_mean
+from pos2distill.records import Tokens
+from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
+from pos2distill.tasks.prompts import fewest_tokens
+
+_CHECK_TIMEOUT_S = 20.0  # of the request that lists the server's models
+
+
+class OpenAiEngine:
+    """Sends one request for each prompt and at most `concurrency` at a time.
+
+    The client of the package `openai` repeats a request after errors that may pass. Whatever becomes of the attempts,
+    each prompt has exactly one result.
+    """
+
+    def __init__(self, model: ModelSection, settings: EndpointSection) -> None:
+        self.model = model
+        self.name = settings.served_model or model.path
+        self.client = openai.AsyncOpenAI(
+            base_url=settings.base_url,
+            api_key=read_api_key(settings),
+            timeout=settings.timeout_s,
+            max_retries=settings.max_retries,
+        )
+        self.running = asyncio.Semaphore(settings.concurrency)
+        self.pace = _Pace(settings.requests_per_minute)
+
+    async def generate(
+        self, prompts: Sequence[Tokens | str], params: SamplingParams, seeds: Sequence[int]
+    ) -> list[GenerationResult]:
+        """See `Engine.generate`. Prompts are messages where `model.api` is chat, else token ids."""
+        return list(await asyncio.gather(*[self._generate_one(prompt, params) for prompt in prompts]))
+
+    async def _generate_one(self, prompt: Tokens | str, params: SamplingParams) -> GenerationResult:
+        async with self.running:
+            await self.pace.wait()
+            try:
+                if isinstance(prompt, str):
+                    return await self._chat(prompt, params)
+                return await self._complete(prompt, params)
+            except openai.APIError as error:
+                return Failure.of(error)
+
+    async def _chat(self, message: str, params: SamplingParams) -> GenerationResult:
+        response = await self.client.chat.completions.create(
+            model=self.name,
+            messages=[{"role": "user", "content": message}],
+            temperature=params.temperature,
+            max_tokens=params.max_new_tokens,
+        )
+        if not response.choices:
+            return _no_choices(response)
+        choice = response.choices[0]
+        result = _to_completion(choice.message.content, choice.finish_reason, response.usage)
+        if isinstance(result, Failure) or result.prompt_tokens is None:
+            return result
+        fewest, most = fewest_tokens(message), self.model.max_length
+        if result.prompt_tokens < fewest:
+            return Failure(
+                f"the server counts {result.prompt_tokens} tokens in a prompt of {fewest} words, so it cut the prompt; "
+                f"raise its context length or lower data.documents"
+            )
+        if most and result.prompt_tokens + params.max_new_tokens > most:
+            return Failure(
+                f"prompt of {result.prompt_tokens} tokens + {params.max_new_tokens} for the response exceed "
+                f"model.max_length ({most}), so the server may have cut it; lower data.documents"
+            )
+        return result
+
+    async def _complete(self, prompt: Tokens, params: SamplingParams) -> GenerationResult:
+        response = await self.client.completions.create(
+            model=self.name,
+            prompt=prompt.tolist(),
+            temperature=params.temperature,
+            max_tokens=params.max_new_tokens,
+        )
+        if not response.choices:
+            return _no_choices(response)
+        choice = response.choices[0]
+        result = _to_completion(choice.text, choice.finish_reason, response.usage)
+        if isinstance(result, TextCompletion) and result.prompt_tokens not in (None, len(prompt)):
+            return Failure(
+                f"the server counts {result.prompt_tokens} tokens in a prompt of {len(prompt)}: it cut the prompt, or "
+                f"has another tokenizer than model.path"
+            )
+        return result
+
+    def shutdown(self) -> None:
+        """Nothing to shut down: the server is not ours."""
+
+
+def read_api_key(settings: EndpointSection) -> str:
+    """The key in the environment variable that the settings name.
+
+    Raises:
+        UserError: if they name a variable that is not set.
+    """
+    if settings.api_key_env is None:
+        # A server of one's own has no key, but the client requires one.
+        return os.environ.get("OPENAI_API_KEY") or "none"
+    key = os.environ.get(settings.api_key_env)
+    if not key:
+        raise UserError(f"runtime.endpoint.api_key_env: the environment variable {settings.api_key_env} is not set")
+    return key
+
+
+def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
+    """Ask the server for its models, so that a wrong address, key or name is an error before anything starts.
+
+    A server that does not list its models is not checked.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    client = openai.OpenAI(
+        base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=2
+    )
+    with client:
+        try:
+            names = [each.id for each in client.models.list()]
+        except openai.APIConnectionError as error:
+            reason = Failure.of(error).error
+            raise UserError(f"{settings.base_url}: no server answers ({reason}) (runtime.endpoint.base_url)") from None
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            variable = settings.api_key_env or "OPENAI_API_KEY"
+            raise UserError(
+                f"{settings.base_url}: refuses the key in {variable} (HTTP {error.status_code}) "
+                f"(runtime.endpoint.api_key_env)"
+            ) from None
+        except openai.APIError:
+            return
+    name = settings.served_model or model.path
+    # Ollama lists `name:tag` and accepts `name`.
+    if names and not any(each == name or each.startswith(f"{name}:") for each in names):
+        setting = "runtime.endpoint.served_model" if settings.served_model else "model.path"
+        raise UserError(f"{settings.base_url}: serves no model {name!r} ({setting}){did_you_mean(name, names)}")
+
+
+class _Pace:
+    """Starts requests at even distances."""
+
+    def __init__(self, per_minute: int | None) -> None:
+        self.distance_s = 60 / per_minute if per_minute else 0.0
+        self.next_s = 0.0  # on the clock of the event loop
+
+    async def wait(self) -> None:
+        now = asyncio.get_running_loop().time()
+        start = max(now, self.next_s)
+        self.next_s = start + self.distance_s
+        await asyncio.sleep(start - now)
+
+
+def _to_completion(text: str | None, finish_reason: str | None, usage: Any) -> TextCompletion | Failure:
+    if finish_reason not in ("stop", "length"):
+        return Failure(f"the server ended the answer with {finish_reason!r}")
+    # Servers without a tokenizer report 0, or no usage at all.
+    prompt_tokens = (usage and usage.prompt_tokens) or None
+    answer_tokens = usage.completion_tokens if prompt_tokens else None
+    # A reasoning model whose thoughts were cut has no text at all.
+    return TextCompletion(text or "", "stop" if finish_reason == "stop" else "length", prompt_tokens, answer_tokens)
+
+
+def _no_choices(response: Any) -> Failure:
+    """Some gateways report the error of the server behind them as a success without an answer."""
+    return Failure(f"the server returned no answer: {getattr(response, 'error', None)!r:.200}")

@@ -1,0 +1,161 @@
+"""Prompts to processed answers, by one engine."""
+
+import asyncio
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from pos2distill.config import ModelSection, PoolSection, Runtime, Study
+from pos2distill.errors import UserError
+from pos2distill.randomness import derive_seed
+from pos2distill.records import ANSWER_SCHEMA
+from pos2distill.sampling.consensus import most_consistent
+from pos2distill.sampling.engines import build_engine
+from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
+from pos2distill.sampling.postprocess import ProcessedResponse, ResponseProcessor, process_text, response_processor
+
+ProcessFunction = Callable[[GenerationResult, Sequence[str]], ProcessedResponse]
+
+# Columns that an answer takes over from its prompt.
+_PROMPT_COLUMNS = ("example_id", "documents", "placement", "group", "slots", "prompt_ids", "seed", "example")
+
+
+class Generate:
+    """Prompts to processed answers. Holds one engine; calls may overlap.
+
+    Samples for training are drawn `sampling.candidates` times, and the one that agrees most with the others is taken.
+    """
+
+    def __init__(self, study: Study, runtime: Runtime, params: SamplingParams, for_training: bool) -> None:
+        model: ModelSection = study.model
+        self.params = params
+        self.for_training = for_training
+        self.candidates = study.sampling.candidates if for_training else 1
+        self.prompt_column = "prompt_ids"
+        self.process: ProcessFunction
+        if model.engine == "openai":
+            # The server knows when its model's answers end, and decodes them.
+            self.process = functools.partial(process_text, metric=study.data.metric)
+            if model.is_served_name:
+                self.prompt_column = "message"
+        else:
+            self.process = self._response_processor(study)
+        pool = runtime.samplers
+        self.engine = build_engine(model, study.inference, runtime, threads=pool.threads, device=torch_device(pool))
+        # An actor may be dropped at any time; vLLM's own processes must not outlive it.
+        self.close = weakref.finalize(self, self.engine.shutdown)
+
+    def _response_processor(self, study: Study) -> ResponseProcessor:
+        """Also completes the sampling parameters with the tokens that end a response."""
+        from pos2distill.models.chat import stop_token_ids
+        from pos2distill.models.load import load_tokenizer
+
+        tokenizer = load_tokenizer(study.model)
+        self.params = replace(self.params, stop_ids=tuple(stop_token_ids(study.model, tokenizer)))
+        return response_processor(study, tokenizer)
+
+    async def __call__(self, batch: pa.Table, rope_scales: tuple[float, ...] = ()) -> pa.Table:
+        """Generate and process.
+
+        Args:
+            batch: of `PROMPT_SCHEMA`.
+            rope_scales: see `SamplingParams`.
+        Returns: a table of `ANSWER_SCHEMA`; a row that failed holds its error and no answer.
+        Raises:
+            UserError: for a failure where a model is evaluated.
+            EngineDied: if the engine can answer no further call.
+        """
+        params = replace(self.params, rope_scales=rope_scales)
+        # At the same time, so that an engine that shares prefixes computes each prompt once.
+        drawn = await asyncio.gather(*[self._generate(batch, params, number) for number in range(self.candidates)])
+        answers = batch["answers"].to_pylist()
+        columns: dict[str, list[Any]] = {name: [] for name in ANSWER_SCHEMA.names if name not in _PROMPT_COLUMNS}
+        for row, (*results, right_answers) in enumerate(zip(*drawn, answers, strict=True)):
+            result, response = self._choose(results, right_answers)
+            if isinstance(result, Failure) and not self.for_training:
+                example_id = batch["example_id"][row]
+                raise UserError(f"example {example_id}: the engine gave no answer ({result.error})")
+            values = _answer_columns(result, response, len(batch["prompt_ids"][row]))
+            for name, column in columns.items():
+                column.append(values[name])
+        return pa.table(
+            {name: batch[name] if name in _PROMPT_COLUMNS else columns[name] for name in ANSWER_SCHEMA.names},
+            schema=ANSWER_SCHEMA,
+        )
+
+    def _choose(
+        self, results: Sequence[GenerationResult], answers: Sequence[str]
+    ) -> tuple[GenerationResult, ProcessedResponse]:
+        """One of a prompt's results; a failure only if all are."""
+        processed = [(result, self.process(result, answers)) for result in results]
+        candidates = [each for each in processed if each[1].outcome != "failed"]
+        if len(candidates) < 2:
+            return (candidates or processed)[0]
+        return candidates[most_consistent([response.truncated_text for _, response in candidates])]
+
+    async def _generate(self, batch: pa.Table, params: SamplingParams, number: int) -> list[GenerationResult]:
+        """One result for every row. Rows without a prompt do not reach the engine.
+
+        Args:
+            number: of the candidate, whose seeds are its own.
+        """
+        errors = batch["error"].to_pylist()
+        seeds = batch["seed"].to_pylist()
+        if number > 0:
+            seeds = [derive_seed(seed, "candidate", number) for seed in seeds]
+        rows = [row for row, error in enumerate(errors) if error is None]
+        # Rows with a prompt get their result below.
+        results: list[GenerationResult] = [Failure(error or "") for error in errors]
+        if rows:
+            prompts = [self._prompt(batch, row) for row in rows]
+            generated = await self.engine.generate(prompts, params, [seeds[row] for row in rows])
+            for row, result in zip(rows, generated, strict=True):
+                results[row] = result
+        return results
+
+    def _prompt(self, batch: pa.Table, row: int) -> Any:
+        value = batch[self.prompt_column][row]
+        return value.as_py() if self.prompt_column == "message" else value.values.to_numpy()
+
+
+def torch_device(pool: PoolSection) -> str:
+    """The torch device of one actor of a pool."""
+    return "cuda" if pool.gpus else "cpu"
+
+
+def _answer_columns(result: GenerationResult, response: ProcessedResponse, prompt_length: int) -> dict[str, Any]:
+    """The values of one row of `ANSWER_SCHEMA` that do not come from its prompt, which has so many token ids."""
+    values: dict[str, Any] = {
+        "error": None,
+        "sampled_ids": (),
+        "finish_reason": None,
+        "text": response.text,
+        "response_ids": response.response_ids,
+        "truncated_text": response.truncated_text,
+        "correct": response.correct,
+        "f1": response.f1,
+        "outcome": response.outcome,
+        "prompt_tokens": None,
+        "answer_tokens": None,
+        "top_ids": None,
+        "top_logprobs": None,
+    }
+    if isinstance(result, Failure):
+        values["error"] = result.error
+    elif isinstance(result, TextCompletion):
+        values["finish_reason"] = result.finish_reason
+        values["prompt_tokens"] = result.prompt_tokens
+        values["answer_tokens"] = result.answer_tokens
+    else:
+        values["sampled_ids"] = result.token_ids
+        values["finish_reason"] = result.finish_reason
+        values["prompt_tokens"] = prompt_length
+        values["answer_tokens"] = len(result.token_ids)
+    if response.top is not None:
+        values["top_ids"] = response.top.ids_SK.ravel()
+        values["top_logprobs"] = response.top.logprobs_SK.ravel()
+    return values

@@ -1,0 +1,161 @@
+"""Prompts as tables: one row for each prompt to generate from.
+
+Nothing that loads torch is imported before a prompt is built, since processes that merely schedule operators load this
+module too.
+"""
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pos2distill.config import Study
+from pos2distill.errors import UserError
+from pos2distill.randomness import derive_seed
+from pos2distill.records import (
+    ANSWER_SCHEMA,
+    EXAMPLE_SCHEMA,
+    PROMPT_SCHEMA,
+    Slots,
+    Tokens,
+    example_from_row,
+    sample_ids,
+)
+from pos2distill.tasks.permutations import Placement, advantageous_slots, sampled_slots
+from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, PromptTooLong
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpec:
+    """Which prompts one example gives: a number of documents, and placements of the gold documents.
+
+    placements: by the number of hops of the example; equally many for each number. None: for samples, whose slots
+    follow from the method.
+    slot_of_rank: where documents are reordered, the slot that the document of each rank is shown at. A placement then
+    holds the gold documents' ranks.
+    orders: of the distractors, that every placement is shown with: the data set's, then random ones. The number of a
+    prompt among those of its example is placement * orders + order.
+    """
+
+    documents: int
+    placements: Mapping[int, tuple[Placement, ...]] | None
+    slot_of_rank: Slots = ()
+    orders: int = 1
+
+    @property
+    def prompts_per_example(self) -> int:
+        """The number of prompts that one example gives, whatever its number of hops."""
+        if self.placements is None:
+            return 1
+        any_number_of_hops = next(iter(self.placements))
+        return len(self.placements[any_number_of_hops]) * self.orders
+
+
+def build_prompts(
+    batch: pa.Table, study: Study, specs: Sequence[PromptSpec], max_new_tokens: int, for_training: bool
+) -> pa.Table:
+    """Build one prompt for each example, number of documents and placement; for samples, one for each sample.
+
+    Prompts of one length are neighbours, so that batches need little padding. A prompt that is too long is recorded
+    with its error where samples are made, and is an error where a model is evaluated.
+
+    Args:
+        batch: as `read_examples` returns it.
+    Returns: a table of `PROMPT_SCHEMA`.
+    Raises:
+        UserError: for a prompt that does not fit the context, unless `for_training`.
+    """
+    builder = prompt_builder(study, max_new_tokens)
+    column = "message" if isinstance(builder, MessageBuilder) else "prompt_ids"
+    records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
+    numbers = [0] * len(batch)
+    if "number" in batch.column_names:
+        numbers = batch["number"].to_pylist()
+    rows = []
+    for spec in specs:
+        for record, sample_number in zip(records, numbers, strict=True):
+            example = example_from_row(record)
+            row_id = example.example_id
+            if spec.placements is None:
+                placements: Sequence[Placement] = (Placement(sampled_slots(study, example)[sample_number]),)
+                row_id = sample_ids([row_id], study.method.responses_per_example)[sample_number]
+            else:
+                placements = spec.placements[len(example.golds)]
+            for number, (placement, order) in enumerate(itertools.product(placements, range(spec.orders))):
+                prompt: dict[str, Any] = {"prompt_ids": (), "message": None, "error": None}
+                try:
+                    prompt[column] = builder(
+                        example,
+                        spec.documents,
+                        placement.slots,
+                        order="reshuffled" if order else "fixed",
+                        seed=order,  # not the study's, so that all models are asked in the same orders
+                        slot_of_rank=spec.slot_of_rank,
+                    )
+                except PromptTooLong as too_long:
+                    if not for_training:
+                        raise UserError(str(too_long)) from None
+                    prompt["error"] = str(too_long).removeprefix(f"example {example.example_id}: ")
+                # From the example and its prompt, so that a sample does not depend on how examples are batched.
+                seed = derive_seed(study.seed, "sample", example.example_id, spec.documents, *placement.slots)
+                rows.append(
+                    {
+                        "example_id": row_id,
+                        "answers": example.answers,
+                        "documents": spec.documents,
+                        "placement": number,
+                        "group": placement.group,
+                        "slots": placement.slots,
+                        **prompt,
+                        "seed": seed,
+                        # The trainer builds further prompts of the example; evaluation does not, and examples are long.
+                        "example": record if for_training else None,
+                    }
+                )
+    return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)
+
+
+def show_advantageous_prompts(answers: pa.Table, study: Study) -> pa.Table:
+    """Replace the prompts of on-policy answers by the advantageous prompts of their examples, for the teacher."""
+    # Nothing is reserved, because the responses exist.
+    builder = _token_builder(study, 0)
+    prompts: list[Tokens | Sequence[int]] = []
+    for record, outcome in zip(answers["example"].to_pylist(), answers["outcome"].to_pylist(), strict=True):
+        if outcome == "failed":  # perhaps because its prompt is too long
+            prompts.append(())
+            continue
+        example = example_from_row(record)
+        prompts.append(builder(example, study.data.documents, advantageous_slots(study, example)))
+    column = answers.column_names.index("prompt_ids")
+    field = ANSWER_SCHEMA.field("prompt_ids")
+    return answers.set_column(column, field, pa.array(prompts, field.type))
+
+
+def prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder | MessageBuilder:
+    """What builds the prompts of a study: token ids, or messages for a server that makes prompts of them."""
+    if study.model.is_served_name:
+        return MessageBuilder(study.data.prompt, max_length=study.model.max_length, reserve=max_new_tokens)
+    return _token_builder(study, max_new_tokens)
+
+
+@functools.lru_cache(maxsize=2)
+def _token_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
+    """Created once in a process, which may run many tasks.
+
+    In a thread: Ray 2.60 cancels a task by interrupting the main thread. In the middle of importing torch, that would
+    leave a process which can never import it and which Ray gives further tasks.
+    """
+    with ThreadPoolExecutor(1, "prompts") as thread:
+        return thread.submit(_load_token_builder, study, max_new_tokens).result()
+
+
+def _load_token_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
+    from pos2distill.models.load import context_length, load_tokenizer
+
+    tokenizer = load_tokenizer(study.model)
+    max_length = context_length(study.model)
+    return PromptBuilder(tokenizer, study.data.prompt, max_length=max_length, reserve=max_new_tokens)

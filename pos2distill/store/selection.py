@@ -1,0 +1,83 @@
+"""Which examples are trained on: in their order, the first ones until enough answers are kept.
+
+So a run trains on as many examples as it asks for, however many answers are wrong, and on the same ones in whatever
+order they are answered.
+
+Shapes: N examples.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Bools = npt.NDArray[np.bool_]
+
+
+class Selection:
+    """What is known of N examples, of which the first `wanted` kept ones are trained on.
+
+    Args:
+        known_N: which examples were answered. kept_N: which answers are kept; only of known ones.
+        wanted: kept examples to train on.
+    """
+
+    def __init__(self, known_N: Bools, kept_N: Bools, wanted: int) -> None:
+        self.known_N = known_N.copy()
+        self.kept_N = kept_N & known_N
+        self.wanted = wanted
+
+    def copy(self) -> "Selection":
+        """A selection of its own. To be made after Ray 2.60 has brought one: its arrays cannot be written to."""
+        return Selection(self.known_N, self.kept_N, self.wanted)
+
+    @classmethod
+    def unknown(cls, examples: int, wanted: int) -> "Selection":
+        """Nothing is known yet."""
+        nothing_N = np.zeros(examples, bool)
+        return cls(nothing_N, nothing_N, wanted)
+
+    def add(self, indices: Sequence[int], kept: Sequence[bool]) -> None:
+        """Examples were answered, and these answers are kept."""
+        self.known_N[list(indices)] = True
+        self.kept_N[list(indices)] = kept
+
+    @property
+    def end(self) -> int:
+        """Examples from this index on are not needed: as many as wanted are kept before it. N if there are too few.
+
+        It can only become smaller while more is known; once all examples before it are known, it is final.
+        """
+        return _end(self.kept_N, self.wanted)
+
+    @property
+    def certain_end(self) -> int:
+        """Examples before this index are needed, even if all answers that are not known yet will be kept."""
+        return _end(self.kept_N | ~self.known_N, self.wanted)
+
+    @property
+    def likely_end(self) -> int:
+        """Examples before this index are likely to be enough: if unknown answers are kept as often as known ones.
+
+        The rate is (kept + 1) / (known + 1), so that without answers all are expected to be kept.
+        """
+        rate = (self.kept_N.sum() + 1) / (self.known_N.sum() + 1)
+        expected_N = np.cumsum(np.where(self.known_N, self.kept_N, rate))
+        # Rounded, since a sum such as 0.1 + 0.2 + ... may end just below the whole number.
+        return min(int(np.searchsorted(np.round(expected_N, 6), self.wanted)) + 1, len(expected_N))
+
+    @property
+    def missing(self) -> npt.NDArray[np.int64]:
+        """Indices of the examples that may be needed and are not known."""
+        return np.flatnonzero(~self.known_N[: self.end])
+
+    @property
+    def kept(self) -> int:
+        """The number of kept examples that are trained on."""
+        return int(self.kept_N[: self.end].sum())
+
+
+def _end(kept_N: Bools, wanted: int) -> int:
+    """The index behind the last wanted one; N if there are fewer."""
+    indices = np.flatnonzero(kept_N)
+    return len(kept_N) if len(indices) < wanted else int(indices[wanted - 1]) + 1

@@ -1,0 +1,159 @@
+"""R1 and its ablations in `transformers.Trainer`, for code bases that train with it: one process, no Ray, no store.
+
+The loss is the pipeline's (`losses.kl`, `losses.objectives`), on one batch of whole examples: a test compares the two.
+What the pipeline adds is a global batch of any number of workers and passes, a stored teacher, and exact resumption.
+
+Shapes: E examples, N rows, L tokens of a padded row, R of the longest response, T response tokens of all rows,
+V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, Trainer
+
+from pos2distill.config import MethodSection
+from pos2distill.losses.kl import forward_kl, mean_by_row
+from pos2distill.losses.objectives import ANCHOR, row_coefficients
+from pos2distill.training.rows import RowBuilder, Sample
+
+Feature = Mapping[str, Any]
+"""One example: `prompts`, lists of token ids, one for each row; `slots`, the slot of the gold document in each of them,
+ANCHOR (-1) for the first row, whose prompt was answered; `response`, the token ids of the answer."""
+
+
+def to_feature(build: RowBuilder, sample: Sample) -> dict[str, Any]:
+    """The feature of a pipeline's sample: its advantageous prompt, and K trivial ones."""
+    rows = [build.row(key) for key in build.keys(sample)]
+    trivial = [row for row in rows if row.slot_id != ANCHOR]
+    return {
+        "prompts": [sample.prompt_ids.tolist(), *(row.prompt_ids.tolist() for row in trivial)],
+        "slots": [ANCHOR, *(row.slot_id for row in trivial)],
+        "response": rows[0].response_ids.tolist(),
+    }
+
+
+def collate_examples(features: Sequence[Feature]) -> dict[str, Tensor]:
+    """A batch of all rows of some examples, padded on the left, so that responses end in the same column.
+
+    Returns: input_ids, attention_mask, position_ids (N, L); slots, anchor_rows (N,): the row that holds the answered
+        prompt of the same example; response_mask (N, R): response tokens, aligned to the right.
+    Raises:
+        ValueError: if the first row of an example is no anchor, or an example has no response.
+    """
+    rows: list[list[int]] = []
+    slots: list[int] = []
+    anchors: list[int] = []
+    lengths: list[int] = []
+    for number, feature in enumerate(features):
+        if feature["slots"][0] != ANCHOR or not len(feature["response"]):
+            raise ValueError(f"feature {number}: expected the answered prompt first (slot {ANCHOR}), and a response")
+        anchor = len(rows)
+        for prompt, slot in zip(feature["prompts"], feature["slots"], strict=True):
+            rows.append([*prompt, *feature["response"]])
+            slots.append(slot)
+            anchors.append(anchor)
+            lengths.append(len(feature["response"]))
+    longest = max(map(len, rows))
+    input_ids_NL = torch.zeros(len(rows), longest, dtype=torch.long)  # any id serves as padding: the mask hides it
+    attention_mask_NL = torch.zeros_like(input_ids_NL)
+    for row, ids in enumerate(rows):
+        input_ids_NL[row, longest - len(ids) :] = torch.tensor(ids)
+        attention_mask_NL[row, longest - len(ids) :] = 1
+    columns_R = torch.arange(max(lengths))
+    response_mask_NR = columns_R >= max(lengths) - torch.tensor(lengths)[:, None]
+    return {
+        "input_ids": input_ids_NL,
+        "attention_mask": attention_mask_NL,
+        "position_ids": (attention_mask_NL.cumsum(-1) - 1).clamp_min(0),
+        "slots": torch.tensor(slots),
+        "anchor_rows": torch.tensor(anchors),
+        "response_mask": response_mask_NR,
+    }
+
+
+class PositionDistillTrainer(Trainer):
+    """`transformers.Trainer` with the losses of the methods `r1`, `kl+align`, `kl`, `sft` and `seqkd`.
+
+    Position weights are those of a whole batch, so a batch must be one update: `per_device_train_batch_size` examples
+    in one process, without accumulation. The pipeline has no such limit.
+
+    Args:
+        method: names the loss, the row weights and lambda.
+        teacher: the frozen initial model, of methods with a KL.
+        arguments: of `transformers.Trainer`. The data set holds features (see `Feature`).
+    Raises:
+        ValueError: for settings under which the loss would be another one.
+    """
+
+    def __init__(
+        self, *arguments: Any, method: MethodSection | None = None, teacher: PreTrainedModel | None = None, **named: Any
+    ) -> None:
+        self.method = method or MethodSection()
+        if self.method.spec.on_policy:
+            # A feature has one response, the answer to the advantageous prompt.
+            raise ValueError(f"method '{self.method.name}' learns from an answer to each prompt, in the pipeline only")
+        if self.method.weights == "adaptive" or self.method.view != "none" or self.method.alignment != "shifted":
+            raise ValueError("adaptive weights, views and the official alignment are for the pipeline only")
+        if self.method.loss == "kl" and teacher is None:
+            raise ValueError(f"method '{self.method.name}' needs the frozen initial model as teacher")
+        named.setdefault("data_collator", collate_examples)
+        super().__init__(*arguments, **named)
+        if self.args.gradient_accumulation_steps * self.args.world_size * max(1, self.args.n_gpu) != 1:
+            raise ValueError(
+                "position weights need the whole batch: use one process, one device and "
+                "gradient_accumulation_steps=1, or the pipeline"
+            )
+        # The columns of features are not arguments of the model.
+        self.args.remove_unused_columns = False
+        self.label_names = ["slots"]
+        self.teacher = teacher
+        if teacher is not None:
+            teacher.requires_grad_(False).eval().to(self.args.device)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor | Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The sum of coefficient times row loss over the batch's rows; with outputs, also the row losses in nats."""
+        mask_NR = inputs["response_mask"]
+        logits_TV = _response_logits(model, inputs)[mask_NR]
+        row_T = mask_NR.nonzero()[:, 0]
+        if self.method.loss == "kl":
+            loss_T = forward_kl(self._teacher_logits(inputs)[mask_NR], logits_TV)
+        else:
+            target_T = inputs["input_ids"][:, -mask_NR.shape[1] :][mask_NR]
+            loss_T = cross_entropy(logits_TV.float(), target_T, reduction="none")
+        loss_N = mean_by_row(loss_T, row_T, len(mask_NR))
+        detached_N = loss_N.detach()
+        coefficient_N = row_coefficients(self.method, detached_N, torch.zeros_like(detached_N), inputs["slots"])
+        loss = (coefficient_N * loss_N).sum()
+        return (loss, {"row_losses": detached_N}) if return_outputs else loss
+
+    @torch.no_grad()
+    def _teacher_logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """(N, R, V): for each row those of the frozen model at the answered prompt of its example."""
+        assert self.teacher is not None
+        anchors_E, example_N = inputs["anchor_rows"].unique(return_inverse=True)
+        answered = {name: value[anchors_E] for name, value in inputs.items()}
+        return _response_logits(self.teacher, answered)[example_N]
+
+
+def _response_logits(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """(N, R, V) logits that predict the last R tokens of every row."""
+    longest = inputs["response_mask"].shape[1]
+    output = model(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        position_ids=inputs["position_ids"],
+        use_cache=False,
+        logits_to_keep=longest + 1,
+    )
+    logits: Tensor = output.logits[:, :-1]  # the last position predicts the token after the response
+    return logits

@@ -1,0 +1,105 @@
+"""Real servers on loopback: the engine `openai` measures what the engine `hf` measures."""
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipelines.commands import run_evaluate
+from pos2distill.config.load import load_recipe
+from pos2distill.evaluation.result import Evaluation
+from tests.support.heads import free_ports
+from tests.support.paths import PROJECT
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compute")]
+
+TOY = str(PROJECT / "examples" / "toy" / "base")
+
+
+@contextmanager
+def started(command: Sequence[str], log: Path) -> Iterator[str]:
+    """The base URL of a server while it runs: on loopback, in fp32 as the recipe's model, so that ties are equal."""
+    (port,) = free_ports(1)
+    settings = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "2",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    words = [sys.executable, "-m", *command, "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    with log.open("w") as file:
+        server = subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, **settings})
+    try:
+        _wait_until_ready(server, f"http://127.0.0.1:{port}/health", log)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def _wait_until_ready(server: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise AssertionError(f"no answer within 240 s: {log.read_text()[-3000:]}")
+
+
+@pytest.fixture(scope="module")
+def evaluate(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Evaluation]:
+    """`evaluate(setting, …)`: the toy on 30 documents, where it has a curve."""
+
+    def run(*settings: str) -> Evaluation:
+        small = ["data.eval_examples=15", "evaluation.slots=4", "evaluation.other_documents=[]"]
+        small += [f"runtime.storage={tmp_path_factory.mktemp('run')}", "runtime.executor=local"]
+        (evaluation,) = run_evaluate(load_recipe("quickstart", [*small, *settings]))
+        return evaluation
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def direct(evaluate: Callable[..., Evaluation]) -> Evaluation:
+    """By the engine `hf`."""
+    evaluation = evaluate("model.engine=hf", "runtime.samplers.threads=1")
+    assert evaluation.curve.gap > 0.3
+    return evaluation
+
+
+def assert_same(served: Evaluation, direct: Evaluation) -> None:
+    keys = ["example_id", "documents", "placement"]
+    answers, expected = (each.to_pandas().set_index(keys) for each in (served, direct))
+    assert served.curve.accuracy_by_slot == direct.curve.accuracy_by_slot
+    # Also of wrong answers.
+    assert (answers["text"].str.strip() == expected["text"].str.strip()).mean() > 0.97
+    assert (answers["prompt_tokens"] == expected["prompt_tokens"]).all()
+
+
+def test_openai_measures_what_the_engine_measures_on_transformers_serve(
+    evaluate: Callable[..., Evaluation], direct: Evaluation, tmp_path: Path
+) -> None:
+    with started(["transformers.cli.transformers", "serve", TOY, "--device", "cpu"], tmp_path / "log") as base_url:
+        server = [f"runtime.endpoint.base_url={base_url}", f"runtime.endpoint.served_model={TOY}"]
+        assert_same(evaluate("model.engine=openai", *server, "runtime.endpoint.concurrency=4"), direct)
+
+
+def test_openai_measures_what_the_engine_measures_on_vllm(
+    evaluate: Callable[..., Evaluation], direct: Evaluation, tmp_path: Path
+) -> None:
+    # Not `vllm serve`, which asks for the version of the package `vllm`: the CPU build of 0.32 is called otherwise.
+    command = ["vllm.entrypoints.openai.api_server", "--model", TOY, "--served-model-name", "toy"]
+    with started([*command, "--max-model-len", "1024", "--enforce-eager"], tmp_path / "log") as base_url:
+        server = ["model.engine=openai", f"runtime.endpoint.base_url={base_url}", "runtime.endpoint.served_model=toy"]
+        assert_same(evaluate(*server, "model.api=chat"), direct)
+        assert_same(evaluate(*server, "model.api=completions"), direct)

@@ -1,0 +1,214 @@
+"""On-policy R1: the student answers the prompts that it is trained on, in rounds. The tiny model, in this process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipelines.commands import run_distill, run_study
+from pipelines.plan import Plan, Round, make_plan
+from pipelines.progress import ProgressTracker
+from pipelines.stages.distill import read_steps
+from pos2distill.config import ModelSection, Recipe
+from pos2distill.config.load import load_recipe
+from pos2distill.errors import Stopped
+from pos2distill.losses.kl import forward_kl
+from pos2distill.models.load import load_model, load_tokenizer
+from pos2distill.records import Example, Tokens, example_from_row
+from pos2distill.sampling.engines.hf import HfEngine
+from pos2distill.sampling.engines.protocol import Completion, SamplingParams
+from pos2distill.store.samples import SampleStore
+from pos2distill.tasks.permutations import trivial_slots
+from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.training.job import MODEL_FOLDER
+
+pytestmark = pytest.mark.xdist_group("compute")
+
+K, EXAMPLES, ROUNDS = 2, 4, 2
+
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture
+def on_policy(make_recipe: Make) -> Make:
+    """A recipe whose global batch holds all samples: one step in a round."""
+
+    def make(**overrides: Any) -> Recipe:
+        method = {"name": "r1-on-policy", "k": K, "advantageous_slot": "last", **overrides.pop("method", {})}
+        settings: dict[str, Any] = {
+            "method": method,
+            "data": {"train_examples": EXAMPLES},
+            "sampling": {"max_new_tokens": 6, "keep": "all"},
+            "training": {"global_batch_rows": EXAMPLES * (K + 1), "learning_rate": 0.01},
+            "evaluation": {"slots": 2},
+            "runtime": {"executor": "local"},
+        }
+        return make_recipe(**{**settings, **overrides})
+
+    return make
+
+
+def samples_of(each: Round) -> list[dict[str, Any]]:
+    store = SampleStore(each.sample.artifact)
+    rows = [row for name in store.part_names() for row in store._read(name, ["example_id"]).to_pylist()]
+    ids = sorted(row["example_id"] for row in rows)
+    samples: list[dict[str, Any]] = store.load(store.index(ids), ids, list(range(len(ids)))).to_pylist()  # type: ignore[arg-type]
+    return samples
+
+
+def model_of(each: Round, recipe: Recipe) -> ModelSection:
+    return recipe.study.model.model_copy(update={"path": f"{each.distill.artifact.url}/{MODEL_FOLDER}"})
+
+
+def logits_of(model: ModelSection, prompt: Tokens, response: list[int]) -> torch.Tensor:
+    """The logits (T, V) that predict the response, by plain transformers."""
+    lm: Any = load_model(model)
+    ids = torch.tensor([[*prompt.tolist(), *response]])
+    with torch.no_grad():
+        logits: torch.Tensor = lm(ids).logits[0, len(prompt) - 1 : -1]
+    return logits
+
+
+def expected_responses(student: ModelSection, example: Example, recipe: Recipe) -> list[tuple[Tokens, list[int]]]:
+    """What a model answers at the advantageous slot and at the trivial ones: prompts and token ids."""
+    study = recipe.study
+    builder = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
+    engine = HfEngine(student)
+    answers = []
+    for slots in (study.advantageous(1), *trivial_slots(study, example)):
+        prompt = builder(example, study.data.documents, slots)
+        params = SamplingParams(0.0, 1.0, study.sampling.max_new_tokens, (4,))
+        (result,) = engine._generate([prompt], params, [0])
+        assert isinstance(result, Completion)
+        answers.append((prompt, result.token_ids.tolist()))
+    return answers
+
+
+@pytest.mark.parametrize("teacher", ["cached", "resident"])
+def test_run_distill_on_policy_teaches_the_students_own_answers(on_policy: Make, teacher: str) -> None:
+    """In every round: the student of the round before answers, and the frozen model scores its tokens."""
+    recipe = on_policy(method={"teacher": teacher})
+    run_distill(recipe)
+    frozen = student = recipe.study.model
+    plan = make_plan(recipe)
+    assert len(plan.rounds) == ROUNDS
+    for each in plan.rounds:
+        by_id = {sample["example_id"]: sample for sample in samples_of(each)}
+        assert len(by_id) == EXAMPLES * (K + 1)
+        losses: dict[bool, list[float]] = {True: [], False: []}
+        for sample_id, sample in by_id.items():
+            if sample["outcome"] != "kept":
+                continue
+            example = example_from_row(sample["example"])
+            name, _, number = sample_id.rpartition("@")
+            assert name == example.example_id
+            answers = expected_responses(student, example, recipe)
+            prompt, sampled = answers[int(number)]
+            advantageous = answers[0][0]
+            assert sample["sampled_ids"] == sampled
+            # What the teacher gets: another prompt, the same response.
+            assert sample["prompt_ids"] == advantageous.tolist()
+            taught = logits_of(frozen, advantageous, sample["response_ids"])
+            own = logits_of(student, prompt, sample["response_ids"])
+            losses[number == "0"].append(float(forward_kl(taught, own).mean()))
+        (step,) = read_steps(each.distill.artifact)
+        assert step["rows"] == len(losses[True]) + len(losses[False])
+        assert step["loss_anchor"] == pytest.approx(sum(losses[True]) / len(losses[True]), abs=1e-4)
+        assert step["loss_trivial"] == pytest.approx(sum(losses[False]) / len(losses[False]), abs=1e-4)
+        student = model_of(each, recipe)
+    assert step["loss_anchor"] > 0.01  # the second round's student has moved
+
+
+def results(recipe: Recipe) -> dict[str, Any]:
+    """The bytes of every round's samples and model, and its step records."""
+    found: dict[str, Any] = {}
+    for number, each in enumerate(make_plan(recipe).rounds):
+        found[f"{number} steps"] = read_steps(each.distill.artifact)
+        found[f"{number} model"] = (Path(each.distill.artifact.path) / MODEL_FOLDER / "model.safetensors").read_bytes()
+        for part in sorted((Path(each.sample.artifact.path) / "parts").iterdir()):
+            found[f"{number} {part.name}"] = part.read_bytes()
+    return found
+
+
+@pytest.mark.parametrize("mode", ["streamed", "staged"])
+def test_run_study_on_policy_resumes_bit_identically_in_every_round(
+    on_policy: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    on_policy(
+        training={"global_batch_rows": 2 * (K + 1), "order": "fixed", "epochs": 1},
+        runtime={"executor": "local", "mode": mode, "samplers": {"batch_size": 4}},
+    )
+    whole, interrupted = (
+        load_recipe(str(tmp_path / "recipe.yaml"), [f"runtime.storage={tmp_path / name}"]) for name in ("a", "b")
+    )
+    run_study(whole)
+    count_step = ProgressTracker.count_step
+    stops = []
+
+    def stop_once_a_round(tracker: ProgressTracker, trained: int, steps: int, loss: float) -> None:
+        count_step(tracker, trained, steps, loss)
+        if steps == 1:
+            stops.append(steps)
+            tracker.request_stop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressTracker, "count_step", stop_once_a_round)
+        for _ in range(ROUNDS):
+            with pytest.raises(Stopped, match="stopped after step 1"):
+                run_study(interrupted)
+    run_study(interrupted)
+    assert len(stops) == ROUNDS
+    assert results(interrupted) == results(whole)
+    summary = json.loads((tmp_path / "b" / "report" / "summary.json").read_text())
+    assert [name for name in summary["counts"] if name.startswith(("sample", "distill"))] == [
+        *("sample", "distill", "sample 2", "distill 2")
+    ]
+    assert summary["counts"]["distill 2"] == {"examples": EXAMPLES, "rows": EXAMPLES * (K + 1), "epochs": 1, "steps": 2}
+
+
+def test_run_distill_on_policy_keeps_the_frozen_model_with_adapters(on_policy: Make) -> None:
+    """A later round begins with merged adapters: without its own ones, the student is not the frozen model any more."""
+    training = {"global_batch_rows": EXAMPLES * (K + 1), "learning_rate": 0.05, "lora": {"rank": 4}}
+    losses = []
+    for teacher in ("cached", "resident"):
+        recipe = on_policy(method={"teacher": teacher}, training=training)
+        run_distill(recipe)
+        losses.append([read_steps(each.distill.artifact)[0]["loss_trivial"] for each in make_plan(recipe).rounds])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert losses[0][1] != pytest.approx(losses[0][0], abs=1e-3)
+
+
+def test_make_plan_rounds_begin_where_the_last_one_ended(on_policy: Make) -> None:
+    two, three = on_policy(), on_policy(method={"rounds": 3})
+    plan = make_plan(two)
+    first, second = plan.rounds
+    assert "student" not in {**first.sample.inputs, **first.distill.inputs}
+    assert second.sample.inputs["student"] == second.distill.inputs["student"] == first.distill.output()
+    assert (plan.sample, plan.distill) == (first.sample, second.distill)
+    assert plan.evaluate_distilled.inputs["checkpoint"] == second.distill.output()
+    # One more round keeps the rounds before it.
+    longer: Plan = make_plan(three)
+    assert [stage.fingerprint for stage in longer.stages[:-3]] == [stage.fingerprint for stage in plan.stages[:-1]]
+    assert [stage.name for stage in longer.training_stages] == [
+        *("prepare", "sample", "distill", "sample 2", "distill 2", "sample 3", "distill 3")
+    ]
+    assert [stage.name for stage in longer.sampling_stages] == ["prepare", "sample"]
+
+
+@pytest.mark.slow
+def test_run_distill_on_policy_by_zero3_gives_the_losses_of_torch(
+    local_ray: None, on_policy: Make, tmp_path: Path
+) -> None:
+    """Also in the second round, where the frozen model is another one than the student begins with."""
+    trainers = {"strategy": "zero3", "workers": 2, "threads": 1, "gradient_checkpointing": False}
+    runtimes: dict[str, dict[str, Any]] = {"torch": {"executor": "local"}, "zero3": {"trainers": trainers}}
+    losses = {}
+    for name, runtime in runtimes.items():
+        recipe = on_policy(method={"teacher": "resident"}, runtime={**runtime, "storage": str(tmp_path / name)})
+        run_distill(recipe)
+        losses[name] = [read_steps(each.distill.artifact)[0]["loss"] for each in make_plan(recipe).rounds]
+    assert losses["zero3"] == pytest.approx(losses["torch"], rel=1e-3)
+    assert losses["torch"][1] != pytest.approx(losses["torch"][0], rel=0.01)

@@ -1,0 +1,188 @@
+"""The report in a real browser: Chromium, which the machine must have. No network."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
+from pos2distill.evaluation.report import compare, render_analysis, render_report
+from pos2distill.evaluation.sweep import CellResult, render_sweep
+from pos2distill.records import Document, Example, examples_to_table
+from tests.support.predictions import make_examples, predictions
+from tests.support.reports import STUDY, analyses, report_inputs
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+HTML = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
+
+# 25 questions at 3 slots. Question 0 is gained at slot 0, question 1 is lost at slot 2, the others are always right.
+BEFORE = [[0, 1, 1], [1, 1, 1], *([[1, 1, 1]] * 23)]
+AFTER = [[1, 1, 1], [1, 1, 0], *([[1, 1, 1]] * 23)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three pages: `study/index.html`, `sweep/index.html` and `analysis/index.html`."""
+    examples = make_examples(25, 3)
+    hostile = Document(HTML, HTML)
+    examples[0] = Example("e0", f"Which code? {HTML}", ("0",), (examples[0].documents[0], hostile, hostile))
+    before, after = predictions(3, BEFORE, wrong=HTML), predictions(3, AFTER, wrong="1001")
+    shorter = predictions(2, [[1, 1]] * 25)
+    prompts = [EvaluatedPrompts("3 documents", 3, before, after), EvaluatedPrompts("2 documents", 2, shorter, shorter)]
+    task = EvaluatedTask("sub_em", examples_to_table(examples), {"e0": "d.jsonl, line 1"}, prompts)
+    inputs = report_inputs()
+    study = replace(
+        inputs,
+        main=compare(before, after, 3, STUDY),
+        others=[compare(shorter, shorter, 2, STUDY)],
+        tasks=[task, inputs.tasks[1]],
+        analyses=analyses(),
+    )
+    cells = [CellResult({"method.name": name}, {"training task": study.main}) for name in ("r1", "sft")]
+    root = tmp_path_factory.mktemp("reports")
+    pages = {
+        "study": render_report(study),
+        "sweep": render_sweep("sweep", "Two methods.", cells, {}),
+        "analysis": render_analysis("analysis", analyses()),
+    }
+    for name, files in pages.items():
+        (root / name).mkdir()
+        for file, data in files.items():
+            (root / name / file).write_bytes(data)
+    return root
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+def open_page(browser: Browser, path: Path, *, scheme: Literal["light", "dark"] = "light", width: int = 1200) -> Page:
+    """The loaded page. Whatever else it asks for, and every error and warning, fails the test."""
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page.on("request", lambda request: refuse(request.url, path))
+    page.on("console", lambda message: pytest.fail(f"console: {message.text}"))
+    page.on("pageerror", lambda error: pytest.fail(f"error: {error}"))
+    page.goto(path.as_uri())
+    return page
+
+
+def refuse(url: str, path: Path) -> None:
+    if url != path.as_uri():
+        pytest.fail(f"the page asks for {url[:200]}")
+
+
+@pytest.fixture
+def page(browser: Browser, folder: Path) -> Iterator[Page]:
+    page = open_page(browser, folder / "study" / "index.html")
+    page.wait_for_selector("html[data-ready]")
+    yield page
+    page.close()
+
+
+def count(page: Page) -> str:
+    return page.inner_text("#question-count")
+
+
+def test_report_page_filters_questions(page: Page) -> None:
+    assert count(page) == "25 of 25 questions, 1 to 20 shown"
+    page.click("#next")
+    assert count(page) == "25 of 25 questions, 21 to 25 shown"
+    assert page.is_disabled("#next")
+    for outcome, expected in (("flipped", 2), ("gained", 1), ("lost", 1), ("wrong", 1), ("cut", 0)):
+        page.select_option("#outcome", outcome)
+        assert count(page).startswith(f"{expected} of 25 questions")
+    page.select_option("#outcome", "gained")
+    page.select_option("#position", "2")
+    assert count(page) == "0 of 25 questions"
+    page.select_option("#position", "0")
+    assert count(page) == "1 of 25 questions, 1 to 1 shown"
+    page.select_option("#outcome", "all")
+    page.fill("#search", "CODE fox 17")
+    assert count(page) == "1 of 25 questions, 1 to 1 shown"
+
+
+def test_report_page_opens_a_question_by_keyboard(page: Page) -> None:
+    page.select_option("#outcome", "lost")
+    page.focus(".question summary")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".question[open] .documents")
+    answers = page.inner_text(".answers")
+    assert "✗ wrong" in answers
+    # Its wrong answer is the code of its second document, which stands first where the gold document is last.
+    assert "in document 1" in answers
+    shown = page.locator(".documents li")
+    assert shown.nth(0).get_attribute("class") == "gold"
+    page.select_option(".question select", "2")
+    assert [shown.nth(index).get_attribute("class") for index in range(3)] == ["", "", "gold"]
+    assert page.inner_text(".documents li.gold b") == "Gold document: Fox 1.0"
+
+
+def test_report_page_shows_html_as_text(page: Page) -> None:
+    page.click(".question summary")
+    page.wait_for_selector(".question[open] .documents")
+    assert HTML in page.inner_text(".question summary")
+    assert HTML in page.inner_text(".answers")
+    assert page.inner_text(".documents li:nth-child(2) b") == HTML
+    assert page.locator("#question-list img, #question-list script").count() == 0
+    assert page.title() == "tiny: position bias before and after"
+
+
+def test_report_page_switches_the_prompt_length(page: Page) -> None:
+    assert "among 3 (from 1)" in page.inner_html("#curve")
+    page.select_option("#question-view", "1")
+    page.wait_for_function("document.getElementById('curve').innerHTML.includes('among 2 (from 1)')")
+    assert page.input_value("#view") == "1"
+    assert page.locator("#position option").all_inner_texts() == ["any position", "position 1", "position 2"]
+    page.select_option("#view", "2")  # another task, whose placements are pairs
+    page.wait_for_function("document.getElementById('curve').innerHTML.includes('second hop')")
+    assert count(page) == "1 of 1 questions, 1 to 1 shown"
+
+
+def test_report_page_shows_intervals_on_hover(page: Page) -> None:
+    page.locator("#curve .mark-symbol path").first.hover()
+    page.wait_for_selector("#vg-tooltip-element.visible")
+    tooltip = page.inner_text("#vg-tooltip-element")
+    assert "95 % interval" in tooltip
+    assert "0.960" in tooltip
+
+
+def test_report_page_shows_charts_of_an_analysis(page: Page) -> None:
+    # The second point, since the points of both models lie on each other at the first position.
+    page.locator("#token-shift .mark-symbol.role-mark path").nth(1).hover()
+    page.wait_for_selector("#vg-tooltip-element.visible")
+    assert "95 % interval" in page.inner_text("#vg-tooltip-element")
+    for name in ("attention", "thought-shift", "wrong-answers"):
+        assert page.locator(f"#{name} .mark-rect path").count() > 0
+
+
+@pytest.mark.parametrize("report", ["study", "sweep", "analysis"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 400)])
+def test_report_pages_pass_the_rules_of_accessibility(
+    browser: Browser, folder: Path, report: str, scheme: Literal["light", "dark"], width: int
+) -> None:
+    page = open_page(browser, folder / report / "index.html", scheme=scheme, width=width)
+    # What the page draws last.
+    last = {"study": "html[data-ready]", "sweep": "#sweep svg", "analysis": "#wrong-answers svg"}
+    page.wait_for_selector(last[report])
+    if report == "study":
+        page.click(".question summary")
+        page.wait_for_selector(".question[open] .documents")
+    results = Axe().run(page)
+    assert results.violations_count == 0, results.generate_report()
+    # Nothing is wider than the screen, except inside its own scroll box.
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()

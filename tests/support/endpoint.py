@@ -1,0 +1,139 @@
+"""A server with OpenAI's API on loopback, without a model, which fails at random: aiohttp in a thread."""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+FAULTS = ("429", "500", "dropped", "slow")
+SLOW_S = 4.0
+
+
+@dataclass
+class FakeServer:
+    """Answers every prompt with `answer(prompt)`; fails requests with `fault_probability`, before or after answering.
+
+    answered: how often each prompt was answered with success, as the server sees it. faults: by kind.
+    key: if set, other keys are refused. context: prompts are silently cut to so many words.
+    counts_tokens: whether responses tell their usage.
+    """
+
+    answer: Callable[[Any], str] = lambda prompt: "42"
+    fault_probability: float = 0.0
+    kinds: tuple[str, ...] = FAULTS
+    key: str | None = None
+    context: int | None = None
+    lists_models: bool = True
+    counts_tokens: bool = True
+    seed: int = 0
+    url: str = ""
+    answered: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    async def models(self, request: web.Request) -> web.Response:
+        if self._refuses(request):
+            return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        if not self.lists_models:
+            return web.json_response({"error": {"message": "not found"}}, status=404)
+        return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        return await self._respond(request, body, body["messages"][0]["content"])
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        return await self._respond(request, body, body["prompt"])
+
+    async def _respond(self, request: web.Request, body: dict[str, Any], prompt: Any) -> web.StreamResponse:
+        if self._refuses(request):
+            return web.json_response({"error": {"message": "wrong key"}}, status=401)
+        self.bodies.append(body)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(0.001)
+            fault = ""
+            if self.random.random() < self.fault_probability:
+                fault = self.random.choice(self.kinds)
+                self.faults[fault] += 1
+            if fault == "429":
+                headers = {"Retry-After-Ms": "20"}
+                return web.json_response({"error": {"message": "too many"}}, status=429, headers=headers)
+            if fault == "500":
+                return web.json_response({"error": {"message": "broken"}}, status=500, headers={"Retry-After-Ms": "10"})
+            if fault == "dropped":
+                assert request.transport is not None
+                request.transport.abort()
+            if fault == "slow":
+                await asyncio.sleep(SLOW_S)
+            return self._answer(body, prompt, counts=not fault)
+        finally:
+            self.running -= 1
+
+    def _answer(self, body: dict[str, Any], prompt: Any, *, counts: bool) -> web.Response:
+        tokens = prompt.split() if isinstance(prompt, str) else prompt
+        used = min(len(tokens), self.context or len(tokens))
+        text = self.answer(prompt)
+        if counts:
+            self.answered[str(prompt)] += 1
+        usage = {"prompt_tokens": used, "completion_tokens": len(text.split()), "total_tokens": 0}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "logprobs": None}
+        if "messages" in body:
+            choice["message"] = {"role": "assistant", "content": text}
+        else:
+            choice["text"] = text
+        response = {"id": "1", "object": "x", "created": 0, "model": "tiny", "choices": [choice]}
+        return web.json_response(response | {"usage": usage} if self.counts_tokens else response)
+
+    def _refuses(self, request: web.Request) -> bool:
+        return self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}"
+
+
+@contextmanager
+def serve(server: FakeServer) -> Iterator[FakeServer]:
+    """The server on a free port of loopback, until the block ends. `server.url` is its base URL."""
+    loop = asyncio.new_event_loop()
+    started = threading.Event()
+
+    async def start() -> web.AppRunner:
+        app = web.Application()
+        app.router.add_get("/v1/models", server.models)
+        app.router.add_post("/v1/chat/completions", server.chat)
+        app.router.add_post("/v1/completions", server.completions)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        server.url = f"http://{host}:{port}/v1"
+        return runner
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        runner = loop.run_until_complete(start())
+        started.set()
+        loop.run_forever()
+        loop.run_until_complete(runner.cleanup())
+
+    thread = threading.Thread(target=run, name="fake server")
+    thread.start()
+    started.wait()
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,79 @@
+"""docs/cluster.md: its shell blocks are correct shell, say whether they have been run, and name what renders."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.render import render
+from cluster.spec import load_cluster
+from cluster.validate import check
+
+PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """The words of every `run.py cluster` command that renders, after the preset that was last copied."""
+    found = []
+    for block in BLOCKS:
+        preset = "gke"
+        for line in block.splitlines():
+            copied = re.match(r"cp cluster/presets/(\w+)\.yaml my_cluster.yaml", line)
+            if copied:
+                preset = copied[1]
+            if re.match(r"python run.py cluster (render|validate|submit) (?!manifests)", line):
+                found.append((preset, shlex.split(line, comments=True)[4:]))
+    return found
+
+
+def test_page_has_the_blocks_that_are_checked() -> None:
+    assert len(BLOCKS) >= 7
+    assert len(commands()) >= 7
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_block_is_correct_shell_and_says_whether_it_has_been_run(block: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.match(r"# (not run|run)\b", block)
+
+
+@pytest.mark.parametrize(("preset", "words"), commands(), ids=lambda value: str(value)[:60])
+def test_command_renders_valid_manifests(preset: str, words: list[str]) -> None:
+    spec, *rest = words
+    rest = rest[: rest.index("--out")] if "--out" in rest else rest
+    overrides = [word.removeprefix("spec.") for word in rest if word.startswith("spec.")]
+    settings = [word for word in rest if not word.startswith("spec.")]
+    name = preset if spec == "my_cluster.yaml" else spec
+    recipe = settings[0] if settings else None
+    assert check(render(load_cluster(name, overrides), recipe, settings[1:])) == []
+
+
+def test_eks_cluster_gives_the_autoscaler_the_disks_that_the_preset_needs() -> None:
+    """A group without nodes has only what its tags say."""
+    text = re.search(r"cat > eks_cluster.yaml <<'END'\n(.*?)^END$", PAGE, re.MULTILINE | re.DOTALL)
+    assert text
+    groups = {group["name"]: group for group in yaml.safe_load(text[1])["managedNodeGroups"]}
+    spec = load_cluster("eks", ["platform=eks"])
+    for name in ("sampling", "training"):
+        node = spec.groups[name].node
+        assert groups[name]["instanceType"] == node.instance_type
+        assert groups[name]["maxSize"] == spec.groups[name].max
+        assert groups[name]["tags"]["k8s.io/cluster-autoscaler/node-template/resources/ephemeral-storage"] == node.disk
+        assert groups[name]["propagateASGTags"]
+        assert groups[name]["taints"][0]["key"] == "nvidia.com/gpu"
+
+
+def test_yaml_blocks_are_parts_of_a_spec() -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for block in blocks:
+        overrides = [
+            f"{name}={yaml.safe_dump(value, default_flow_style=True).strip()}"
+            for name, value in yaml.safe_load(block).items()
+        ]
+        assert check(render(load_cluster("gke", overrides))) == []

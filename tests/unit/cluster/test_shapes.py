@@ -1,0 +1,171 @@
+"""Clusters beyond the presets: fallback groups, queues, volumes, networks for RDMA, gang schedulers, monitoring."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cluster.nodes import quantity_bytes
+from cluster.render import render
+from cluster.sections import PodsSection
+from cluster.spec import RAY, load_cluster
+from cluster.types import KubeManifest
+from cluster.validate import check
+from pipelines.executors.ray.progress import _GAUGES
+from pos2distill.errors import UserError
+from tests.support.crds import write_crds
+from tests.support.paths import PUBLISHED_CRDS
+
+ROOT = Path(__file__).parents[3]
+DATA = "data.path=gs://bucket/nq.jsonl.gz"
+ON_DEMAND = (
+    "sampling_fallbacks={on-demand: {max: 2, spot: false, node: {instance_type: a2-highgpu-1g, gpus: 1, cpus: 11, "
+    "memory: 75Gi, shm: 16Gi}}}"
+)
+SHAPES: dict[str, list[str]] = {
+    "fallback": [ON_DEMAND],
+    "elastic": ["job.queue=research", "job.elastic=true"],
+    "gang": ["pods.scheduler=kai-scheduler", "job.labels={kai.scheduler/queue: research}"],
+    "cache": ["pods.volumes=[{claim: models, mount: /models}]", "pods.model_cache=/models/hub"],
+    "rdma": ["training.node.resources={rdma/hca: '8'}", "pods.annotations={k8s.v1.cni.cncf.io/networks: rdma}"],
+    "monitor": ["network.metrics_namespace=monitoring", "network.pod_monitor={release: prometheus}"],
+}
+
+
+@pytest.fixture(scope="module")
+def crds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if PUBLISHED_CRDS.is_dir():
+        return str(PUBLISHED_CRDS)
+    return str(write_crds(tmp_path_factory.mktemp("crds") / "crds.yaml"))
+
+
+def rendered(name: str) -> list[KubeManifest]:
+    return render(load_cluster("gke", SHAPES[name]), "nq_mistral_7b", [DATA])
+
+
+def groups(name: str) -> list[KubeManifest]:
+    found: list[KubeManifest] = rendered(name)[-1]["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_render_of_every_shape_is_valid(name: str, crds: str) -> None:
+    assert check(rendered(name), crds) == []
+
+
+def test_render_prefers_the_first_group_for_sampling() -> None:
+    sampling, on_demand, training, _ = groups("fallback")
+    assert (sampling["groupName"], sampling["priority"]) == ("sampling", 2)
+    assert (on_demand["groupName"], on_demand["priority"]) == ("on-demand", 1)
+    assert sampling["resources"] == on_demand["resources"] == {"sampler": "1"}
+    assert on_demand["labels"] == {"ray-subcluster": "sampling", "ray.io/market-type": "on-demand"}
+    assert "priority" not in training
+    assert "DoesNotExist" in str(on_demand["template"]["spec"]["affinity"])
+
+
+def test_render_gives_the_autoscaler_of_ray_the_priorities() -> None:
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+    types = _derive_autoscaling_config_from_ray_cr(render(load_cluster("gke", [ON_DEMAND]))[-1])["available_node_types"]
+    assert (types["sampling"]["priority"], types["on-demand"]["priority"]) == (2, 1)
+
+
+def test_make_entrypoint_counts_the_fallback_groups() -> None:
+    """The recipe's 4 samplers and 2 teachers need 6 GPUs."""
+    spec = load_cluster("gke", [ON_DEMAND, "sampling.max=4"])
+    assert render(spec, "nq_mistral_7b", [DATA])[-1]["kind"] == "RayJob"
+
+
+def test_render_of_an_elastic_job_scales_in_its_queue() -> None:
+    job = rendered("elastic")[-1]
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert job["metadata"]["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
+    assert job["spec"]["rayClusterSpec"]["enableInTreeAutoscaling"] is True
+
+
+def test_render_for_a_gang_scheduler_names_it_in_all_pods() -> None:
+    job = rendered("gang")[-1]
+    assert job["metadata"]["labels"]["kai.scheduler/queue"] == "research"
+    assert all(group["template"]["spec"]["schedulerName"] == "kai-scheduler" for group in groups("gang"))
+
+
+def test_render_with_a_model_cache_mounts_it_and_needs_less_disk() -> None:
+    for group, without in zip(groups("cache"), groups("rdma"), strict=True):
+        (container,) = group["template"]["spec"]["containers"]
+        assert {"name": "volume-0", "mountPath": "/models"} in container["volumeMounts"]
+        assert {"name": "HF_HUB_CACHE", "value": "/models/hub"} in container["env"]
+        assert {"name": "volume-0", "persistentVolumeClaim": {"claimName": "models"}} in group["template"]["spec"][
+            "volumes"
+        ]
+        if group["groupName"] == "training":
+            sizes = [each["template"]["spec"]["containers"][0]["resources"]["limits"] for each in (group, without)]
+            saved = quantity_bytes(sizes[1]["ephemeral-storage"]) - quantity_bytes(sizes[0]["ephemeral-storage"])
+            assert saved == pytest.approx(2 * 7.25e9, rel=0.1)
+
+
+def test_make_entrypoint_reads_from_a_read_only_volume_and_does_not_write_to_it() -> None:
+    spec = load_cluster("gke", ["pods.volumes=[{claim: data, mount: /data, read_only: true}]"])
+    assert render(spec, "nq_mistral_7b", ["data.path=/data/nq.jsonl.gz"])[-1]["kind"] == "RayJob"
+    with pytest.raises(UserError, match=r"runtime.storage: /data/runs does not exist in the pods; set a URL"):
+        render(spec, "nq_mistral_7b", [DATA, "runtime.storage=/data/runs"])
+
+
+def test_render_requests_further_resources() -> None:
+    _, training, _ = groups("rdma")
+    (container,) = training["template"]["spec"]["containers"]
+    assert container["resources"]["requests"]["rdma/hca"] == container["resources"]["limits"]["rdma/hca"] == "8"
+    assert training["template"]["metadata"]["annotations"] == {
+        "k8s.v1.cni.cncf.io/networks": "rdma",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    }
+
+
+def test_pod_monitor_selects_the_pods_and_is_selected() -> None:
+    manifests = rendered("monitor")
+    (monitor,) = [each for each in manifests if each["kind"] == "PodMonitor"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    selector = monitor["spec"]["selector"]["matchLabels"]
+    for group in groups("monitor"):
+        assert selector.items() <= group["template"]["metadata"]["labels"].items()
+
+
+def test_dashboard_shows_metrics_that_exist() -> None:
+    from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
+
+    dashboard = json.loads((ROOT / "cluster" / "monitoring" / "grafana_dashboard.json").read_text())
+    exported = {f"ray_pos2distill_{name}" for name in _GAUGES} | {f"ray_{name}" for name in METRICS_GAUGES}
+    shown = set()
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            shown |= set(re.findall(r"ray_\w+", target["expr"]))
+    assert {f"ray_pos2distill_{name}" for name in _GAUGES} <= shown <= exported
+
+
+def test_rendered_pods_fit_the_restricted_level_of_pod_security(crds: str) -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/, of Kubernetes 1.34."""
+    allowed_volumes = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected"}
+    for name in SHAPES:
+        job = rendered(name)[-1]["spec"]
+        cluster = job["rayClusterSpec"]
+        templates = [job["submitterPodTemplate"], cluster["headGroupSpec"]["template"]]
+        templates += [group["template"] for group in cluster["workerGroupSpecs"]]
+        for template in templates:
+            pod = template["spec"]
+            assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["runAsUser"] != 0
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            for volume in pod["volumes"]:
+                assert volume.keys() - {"name"} <= allowed_volumes
+            contexts = [container["securityContext"] for container in pod["containers"]]
+            for context in [*contexts, cluster["autoscalerOptions"]["securityContext"]]:
+                assert context["allowPrivilegeEscalation"] is False
+                assert context["capabilities"] == {"drop": ["ALL"]}
+                assert "privileged" not in context
+
+
+def test_ray_version_is_that_of_the_lock() -> None:
+    lock = (ROOT / "requirements" / "gpu.txt").read_text()
+    assert re.search(rf"^ray(\[.*\])?=={RAY[0]}\.{RAY[1]}\.", lock, re.MULTILINE)
+    assert PodsSection().project == "/opt/pos2distill"

@@ -1,0 +1,154 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from cluster.render import render
+from cluster.sizing import GPU_BYTES, GPU_RESERVE, KNOWN_PARAMETERS, STATE_BYTES, node_disks, sharded_bytes
+from cluster.spec import load_cluster
+from pos2distill.config.load import load_recipe, recipe_names
+from pos2distill.errors import UserError
+from pos2distill.training.state import _VALUE_BYTES, KINDS
+
+ROOT = Path(__file__).parents[3]
+DATA = "data.path=gs://bucket/nq.jsonl.gz"
+EIGHT = "runtime.trainers.workers=8"
+P = KNOWN_PARAMETERS["Mistral-7B-Instruct-v0.3"]
+
+
+def test_state_bytes_are_those_of_a_checkpoint() -> None:
+    assert len(KINDS) * _VALUE_BYTES == STATE_BYTES
+
+
+def test_gpu_bytes_are_those_of_zero3() -> None:
+    import torch
+
+    from pos2distill.training.strategies.zero3 import _deepspeed_config
+
+    config = _deepspeed_config(load_recipe("nq_mistral_7b").study, torch.device("cpu"))
+    assert config["bf16"]["enabled"]
+    assert config["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert config["optimizer"]["type"] == "AdamW"
+    assert GPU_BYTES == {"bfloat16": 2 + 4 + STATE_BYTES, "float32": 4 + STATE_BYTES}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_known_parameters_have_every_model_of_the_hub_in_a_recipe(name: str) -> None:
+    path = load_recipe(name).study.model.path
+    is_local = path.startswith(("/", "runs/"))  # a folder that a script of the project makes
+    assert is_local or path.rpartition("/")[2] in KNOWN_PARAMETERS
+
+
+def test_node_disks_of_a_bucket_hold_models_and_one_checkpoint() -> None:
+    disks = node_disks(load_cluster("gke"), load_recipe("nq_mistral_7b", [DATA]))
+    assert disks["training"] == {"model": 2 * P, "trained model": 2 * P, "checkpoint": 12 * P}
+    assert disks["sampling"] == {"model": 2 * P, "trained model": 2 * P}
+    assert disks["data"] == {}
+
+
+def test_node_disks_of_a_volume_hold_the_checkpoint_only() -> None:
+    spec = load_cluster("onprem")
+    recipe = load_recipe("nq_qwen1_5_7b", ["model.path=/mnt/storage/models/Qwen1.5-7B-Chat"])
+    parameters = KNOWN_PARAMETERS["Qwen1.5-7B-Chat"]
+    assert node_disks(spec, recipe) == {"sampling": {}, "training": {"checkpoint": 12 * parameters}}
+
+
+def test_node_disks_of_adapters_are_smaller() -> None:
+    recipe = load_recipe("nq_mistral_7b", [DATA, "training.lora={rank: 16}"])
+    assert node_disks(load_cluster("gke"), recipe)["training"]["checkpoint"] == pytest.approx(0.6 * P)
+
+
+def test_node_disks_of_a_sweep_hold_the_model_of_every_study(tmp_path: Path) -> None:
+    recipe = tmp_path / "sweep.yaml"
+    text = (ROOT / "pipelines" / "recipes" / "nq_mistral_7b.yaml").read_text()
+    recipe.write_text(f"{text}\nsweep: {{seed: [0, 1, 2]}}\n")
+    disks = node_disks(load_cluster("gke"), load_recipe(str(recipe), [DATA]))
+    assert disks["sampling"] == {"model": 2 * P, "trained model": 6 * P}
+    assert disks["training"]["trained model"] == 2 * P
+
+
+def test_node_disks_of_an_on_policy_method_hold_the_model_of_every_round() -> None:
+    settings = [DATA, "method.name=r1-on-policy", "method.rounds=3"]
+    disks = node_disks(load_cluster("gke"), load_recipe("nq_mistral_7b", settings))
+    assert disks["sampling"] == {"model": 2 * P, "trained model": 6 * P}
+    assert disks["training"]["trained model"] == 4 * P  # it begins with the one, and writes the other
+
+
+def test_node_disks_of_a_cluster_without_a_job_follow_the_stated_size() -> None:
+    assert node_disks(load_cluster("gke")) == {"sampling": {}, "training": {}, "data": {}}
+    disks = node_disks(load_cluster("gke", ["model_billions=1"]))
+    assert disks["training"] == {"model": 2e9, "trained model": 2e9, "checkpoint": 12e9}
+
+
+def test_node_disks_read_the_size_of_a_local_model(tiny_model_path: str) -> None:
+    from safetensors import safe_open
+
+    with safe_open(f"{tiny_model_path}/model.safetensors", "pt") as file:
+        parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    recipe = load_recipe("quickstart", [f"model.path={tiny_model_path}", "model.dtype=float32"])
+    assert node_disks(load_cluster("gke"), recipe)["training"] == {
+        "trained model": 4 * parameters,
+        "checkpoint": 12 * parameters,
+    }
+
+
+def test_render_requests_the_disk_of_models_and_checkpoints() -> None:
+    cluster = render(load_cluster("gke"), "nq_mistral_7b", [DATA, EIGHT])[-1]["spec"]["rayClusterSpec"]
+    _, training, _ = cluster["workerGroupSpecs"]
+    pod = training["template"]["spec"]
+    disk = pod["containers"][0]["resources"]["limits"]["ephemeral-storage"]
+    # 50 GiB of scratch and 16 bytes per parameter.
+    assert disk == f"{-int(-(50 * 2**30 + 16 * P) // 2**30)}Gi" == "159Gi"
+    volumes = {volume["name"]: volume.get("emptyDir") for volume in pod["volumes"]}
+    assert volumes["tmp"] == {"sizeLimit": disk}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["training.node.disk=150Gi"],
+            "training.node.disk: 150Gi, but a pod writes up to 159Gi (scratch 50Gi, model 14Gi, trained model 14Gi, "
+            "checkpoint 82Gi); use machines with larger disks",
+        ),
+        (
+            ["model.path=gs://bucket/mine"],
+            "model.path: gs://bucket/mine: the size of this model is not known here; set spec.model_billions, the",
+        ),
+        (
+            ["model_billions=32"],
+            "nq_mistral_7b: runtime.trainers.workers: 8 workers need 78 GB of GPU memory each and activations, but a "
+            "GPU of a2-highgpu-8g has 40 GB; set 17 or more",
+        ),
+    ],
+)
+def test_render_refuses_a_model_that_does_not_fit_in_one_line(words: list[str], message: str) -> None:
+    of_recipe = [word for word in words if word.startswith("model.")]
+    spec = load_cluster("gke", [word for word in words if not word.startswith("model.")])
+    with pytest.raises(UserError) as caught:
+        render(spec, "nq_mistral_7b", [DATA, EIGHT, *of_recipe])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_table_of_the_documentation_is_computed_as_in_the_code() -> None:
+    """Columns: parameters, layers × width, divided memory, activations, per GPU of 4, of 8, of 16, fits."""
+    recipe = load_recipe("nq_mistral_7b")
+    tokens = recipe.runtime.trainers.micro_batch_tokens
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    assert f"activations of {tokens:,} tokens" in page
+    rows = re.findall(
+        r"^\| (\d+) B \| (\d+) × (\d+) \| (\d+) GB \| ([\d.]+) GB \| (\d+) GB \| (\d+) GB \| (\d+) GB \| (\d+) GB \|",
+        page,
+        re.MULTILINE,
+    )
+    assert len(rows) == 3
+    for billions, layers, width, *stated in rows:
+        parameters = int(billions) * 1e9
+        sharded = sharded_bytes(recipe.study, parameters)
+        activations = 2 * tokens * int(layers) * int(width)
+        assert stated[0] == f"{sharded / 1e9:.0f}"
+        assert stated[1] == f"{activations / 1e9:.1f}"
+        for workers, text in zip((4, 8, 16), stated[2:5], strict=True):
+            assert text == f"{(sharded / workers + activations + GPU_RESERVE) / 1e9:.0f}"
+        assert stated[5] == f"{STATE_BYTES * parameters / 1e9:.0f}"

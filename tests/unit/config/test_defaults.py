@@ -1,0 +1,51 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pos2distill.config.defaults import all_settings, changed_settings
+from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_changed_settings_load_as_the_same_recipe(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    short, full = changed_settings(recipe), all_settings(recipe)
+    for settings in (short, full):
+        path = tmp_path / "again.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        again = load_recipe(str(path))
+        assert (again.study, again.runtime, again.description) == (recipe.study, recipe.runtime, recipe.description)
+    assert len(str(short)) < len(str(full)) / 2
+    assert short["name"] == recipe.name
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("training.epochs=2", None),  # the default
+        ("training.epochs=3", {"epochs": 3}),
+        ("training.lora={rank: 16}", {"lora": {}}),  # an optional section with all its defaults
+        ("training.lora.rank=4", {"lora": {"rank": 4}}),
+    ],
+)
+def test_changed_settings_of_training(override: str, shown: Any) -> None:
+    base = changed_settings(load_recipe("quickstart"))["training"]
+    training = changed_settings(load_recipe("quickstart", [override]))["training"]
+    assert training == base | (shown or {})
+
+
+def test_changed_settings_keep_a_value_that_equals_a_default_of_another_setting() -> None:
+    """With seed 3, evaluation.seed would be 3, so 0 is shown."""
+    settings = changed_settings(load_recipe("quickstart", ["seed=3", "evaluation.seed=0"]))
+    assert settings["evaluation"]["seed"] == 0
+
+
+def test_changed_settings_of_a_sweep_load_as_the_same_studies(tmp_path: Path) -> None:
+    recipe = load_recipe("quickstart", ["sweep={seed: [0, 1], method.name: [r1, sft]}"])
+    path = tmp_path / "again.yaml"
+    path.write_text(yaml.safe_dump(changed_settings(recipe), sort_keys=False))
+    again = [cell.study for _, cell in sweep_cells(load_recipe(str(path)))]
+    assert again == [cell.study for _, cell in sweep_cells(recipe)]
+    assert len(again) == 4

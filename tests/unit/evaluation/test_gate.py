@@ -1,0 +1,84 @@
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pos2distill.errors import GateError
+from pos2distill.evaluation.gate import Gate, check_gate
+from pos2distill.evaluation.scores import Grid, to_curve
+
+
+def grid_of(right: tuple[int, ...], examples: int) -> Grid:
+    """At each slot, the first so many of the examples are right."""
+    correct_ES = np.zeros((examples, len(right)))
+    for slot, count in enumerate(right):
+        correct_ES[:count, slot] = 1
+    return make_grid(correct_ES)
+
+
+def make_grid(correct_ES: npt.NDArray[np.float64]) -> Grid:
+    examples, slots = correct_ES.shape
+    ids = tuple(f"e{example:04d}" for example in range(examples))
+    return Grid(9, tuple((slot,) for slot in range(slots)), ("",) * slots, ids, correct_ES, correct_ES)
+
+
+def check(gate: Gate, grid: Grid, baseline: Grid | None = None) -> list[str]:
+    curve = to_curve(grid, bootstrap_samples=500, seed=0)
+    return check_gate(gate, curve, grid, baseline, resamples=500, seed=0)
+
+
+def test_gap_that_the_data_show() -> None:
+    with pytest.raises(GateError, match=r"^GAP 20.0, at least 1\d\.\d with 95 % confidence, is above 5$"):
+        check(Gate(gap_above=5), grid_of((400, 340, 320), 400))
+
+
+def test_gap_that_the_data_leave_open() -> None:
+    """d = .2 of 20 questions with a deviation of .4: (2.80 * .4 / .15)^2 = 55.9 questions would decide."""
+    (line,) = check(Gate(gap_above=5), grid_of((20, 17, 16), 20))
+    assert line == (
+        "GAP 20.0 is above 5, but 20 questions cannot tell (at least 0.0 with 95 % confidence); about 56 would decide"
+    )
+
+
+@pytest.mark.parametrize("limit", [20, 100])
+def test_gap_at_the_limit_passes(limit: float) -> None:
+    """1 - 0.8 is a little less or more than 0.2 in floating point; equal is not above."""
+    assert check(Gate(gap_above=limit), grid_of((400, 340, 320), 400)) == [f"GAP 20.0 is not above {limit}"]
+
+
+def test_flat_models_rarely_fail() -> None:
+    """Of 40 models without position bias, max - min is above 5 points for most, and the gate fails at most 6."""
+    generator = np.random.default_rng(0)
+    failed = above = 0
+    for _ in range(40):
+        grid = make_grid((generator.random((60, 6)) < 0.75).astype(float))
+        above += float(np.ptp(grid.correct_ES.mean(0))) > 0.05
+        try:
+            check(Gate(gap_above=0), grid)
+        except GateError:
+            failed += 1
+    assert above > 32
+    assert failed <= 6
+
+
+def test_mean_that_the_data_show() -> None:
+    """Wilson's upper end of 200 of 400 is .549."""
+    with pytest.raises(GateError, match=r"^mean 50.0, at most 54.9 with 95 % confidence, is below 80$"):
+        check(Gate(mean_below=80), grid_of((200,), 400))
+    assert check(Gate(mean_below=50), grid_of((200,), 400)) == ["mean 50.0 is not below 50"]
+
+
+def test_drop_against_a_baseline() -> None:
+    baseline, worse = grid_of((400, 400), 400), grid_of((360, 360), 400)
+    with pytest.raises(GateError, match=r"^drop of the mean 10.0, at least \d\.\d with 95 % confidence, is above 2$"):
+        check(Gate(drop_above=2), worse, baseline)
+    assert check(Gate(drop_above=2), baseline, worse) == ["drop of the mean -10.0 is not above 2"]
+
+
+def test_drop_against_other_questions() -> None:
+    with pytest.raises(ValueError, match="requires the same examples at the same slots"):
+        check(Gate(drop_above=2), grid_of((4, 4), 4), grid_of((4, 4), 5))
+
+
+def test_no_right_answer_fails() -> None:
+    with pytest.raises(GateError, match=r"^no answer is right \(mean 0.0\), so a GAP of 0 means nothing$"):
+        check(Gate(gap_above=100), grid_of((0, 0), 10))

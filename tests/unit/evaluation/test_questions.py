@@ -1,0 +1,123 @@
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pos2distill.evaluation.questions import (
+    CUT_AFTER,
+    RIGHT_AFTER,
+    RIGHT_BEFORE,
+    Attribution,
+    EvaluatedPrompts,
+    EvaluatedTask,
+    decode_questions,
+    document_order,
+    encode_questions,
+)
+from pos2distill.records import Document, Example, examples_to_table
+from pos2distill.tasks.permutations import arrange
+from tests.support.predictions import make_examples, predictions
+
+
+def task(before: pa.Table, after: pa.Table, examples: list[Example], documents: int = 3) -> EvaluatedTask:
+    prompts = EvaluatedPrompts(f"{documents} documents", documents, before, after)
+    return EvaluatedTask("sub_em", examples_to_table(examples), {"e1": "d.jsonl, line 2"}, [prompts])
+
+
+def test_encode_questions_holds_answers_flags_and_sources() -> None:
+    # Example 1 answers with the code of its second document, a distractor, where it is wrong.
+    before = predictions(3, [[1, 1], [0, 1]], wrong="The code is {}001, I think.\nSure.")
+    after = predictions(3, [[1, 1], [0, 0]])
+    cut = pa.array(["stop", "stop", "stop", "length"])
+    after = after.set_column(after.schema.get_field_index("finish_reason"), "finish_reason", cut)
+    (found,) = decode_questions(encode_questions([task(before, after, make_examples(2, 3))]))["tasks"]
+    second = found["questions"][1]
+    assert (second["id"], second["location"], second["answers"]) == ("e1", "d.jsonl, line 2", ["1000"])
+    assert second["documents"][0][0] == "Fox 1.0"
+    (view,) = found["views"]
+    assert [position["label"] for position in view["positions"]] == ["1", "2"]
+    assert [position["orders"] for position in view["positions"]] == [{"1": [0, 1, 2]}, {"1": [1, 0, 2]}]
+    assert view["answers"][0][0] == ["0", "0", RIGHT_BEFORE | RIGHT_AFTER, None, None]
+    assert view["answers"][1] == [
+        ["The code is 1001, I think.\nSure.", "no", 0, [], []],
+        ["1000", "no", RIGHT_BEFORE | CUT_AFTER, None, []],
+    ]
+
+
+def test_encode_questions_of_other_questions_than_those_answered_leaves_them_out() -> None:
+    table = predictions(3, [[1, 0]])
+    data = decode_questions(encode_questions([task(table, table, make_examples(5, 3))]))
+    assert [question["id"] for question in data["tasks"][0]["questions"]] == ["e0"]
+
+
+def test_encode_questions_shows_the_first_of_several_orders() -> None:
+    """Two slots, each in two orders of the distractors."""
+    table = predictions(3, [[1, 0, 0, 1]], slots=[[0], [0], [2], [2]])
+    prompts = EvaluatedPrompts("3 documents", 3, table, table, orders=2)
+    two_orders = EvaluatedTask("sub_em", examples_to_table(make_examples(1, 3)), {}, [prompts])
+    (view,) = decode_questions(encode_questions([two_orders]))["tasks"][0]["views"]
+    assert [position["label"] for position in view["positions"]] == ["1", "3"]
+    assert [answer[2] for answer in view["answers"][0]] == [RIGHT_BEFORE | RIGHT_AFTER, 0]
+
+
+def test_encode_questions_gives_the_same_bytes_again() -> None:
+    table = predictions(3, [[1, 0]])
+    one = task(table, table, make_examples(1, 3))
+    assert encode_questions([one]) == encode_questions([one])
+
+
+def test_encode_questions_shortens_documents_then_leaves_questions_out() -> None:
+    table = predictions(3, [[1, 0]] * 40)
+    large = task(table, table, make_examples(40, 3, words=400))
+    whole = encode_questions([large])
+    data = decode_questions(whole)
+    assert (data["document_length"], data["left_out"]) == (None, 0)
+    shortened = decode_questions(encode_questions([large], len(whole) // 2))
+    assert (shortened["document_length"], shortened["left_out"]) == (1000, 0)
+    lengths = {len(text) for question in shortened["tasks"][0]["questions"] for _, text in question["documents"]}
+    assert lengths == {1001}  # with the mark of what is left out
+    least = encode_questions([large], 2000)
+    assert len(least) <= 2000
+    data = decode_questions(least)
+    shown = len(data["tasks"][0]["questions"])
+    assert (data["document_length"], data["left_out"]) == (150, 40 - shown)
+    assert len(data["tasks"][0]["views"][0]["answers"]) == shown > 0
+
+
+def test_encode_questions_of_1000_questions_at_5_slots_fits_a_report() -> None:
+    """As in published data: 20 documents of 100 words. The charts' library adds 0.9 MB."""
+    random = np.random.default_rng(0)
+    before, after = (predictions(20, random.random((1000, 5)) < chance) for chance in (0.5, 0.7))
+    text = encode_questions([task(before, after, make_examples(1000, 20, words=100), documents=20)])
+    assert len(text) < 8_500_000
+    assert len(decode_questions(text)["tasks"][0]["questions"]) == 1000
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "expected"),
+    [
+        ("sub_em", "paris", [0]),
+        ("sub_em", "The Eiffel Tower!", [0, 2]),
+        ("sub_em", "Rome\nParis", []),
+        ("sub_em", "Par", []),  # not a whole word
+        ("sub_em", "", []),
+        ("em", "First Paris. The answer is: Louvre", [1]),
+        ("em", "Paris", []),  # the metric compares nothing
+    ],
+)
+def test_attribution_finds_documents_with_the_compared_part(metric: Any, text: str, expected: list[int]) -> None:
+    documents = (
+        Document("Louvre", "A museum."),
+        Document("Paris", "It has the Eiffel tower.", 0),
+        Document("Tower", "Not the Eiffel Tower of Blackpool."),
+    )
+    assert Attribution(Example("e", "?", ("x",), documents), metric)(text) == expected
+
+
+@pytest.mark.parametrize(("slots", "ranks"), [((2,), ()), ((3, 1), ()), ((0,), (2, 0, 1, 3)), ((1, 3), (3, 2, 1, 0))])
+def test_document_order_is_that_of_the_prompt(slots: tuple[int, ...], ranks: tuple[int, ...]) -> None:
+    (example,) = make_examples(1, 6, hops=len(slots))
+    golds_first = (*example.golds, *example.distractors)
+    shown = [golds_first[index] for index in document_order(4, slots, ranks)]
+    assert shown == list(arrange(example, 4, slots, slot_of_rank=ranks))

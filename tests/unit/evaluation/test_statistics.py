@@ -1,0 +1,166 @@
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pos2distill.evaluation.statistics import (
+    accuracy_interval,
+    corrected_gap,
+    difference_interval,
+    gap_change,
+    gap_interval,
+    position_p_value,
+    questions_needed,
+)
+
+
+def answers(probability_S: npt.ArrayLike, examples: int, seed: int) -> npt.NDArray[np.float64]:
+    probabilities = np.asarray(probability_S)
+    return (np.random.default_rng(seed).random((examples, len(probabilities))) < probabilities).astype(float)
+
+
+# --- accuracies
+
+
+@pytest.mark.parametrize(
+    ("right", "of", "expected"),
+    [
+        # Wilson's interval: 1 / (1 + 1.96^2 / 100), and the textbook's 30 of 100.
+        (100, 100, (0.9630, 1.0)),
+        (0, 100, (0.0, 0.0370)),
+        (30, 100, (0.2189, 0.3958)),
+    ],
+)
+def test_accuracy_interval_of_one_slot_is_wilsons(right: int, of: int, expected: tuple[float, float]) -> None:
+    value_E = np.array([1.0] * right + [0.0] * (of - right))
+    assert accuracy_interval(value_E) == pytest.approx(expected, abs=1e-4)
+
+
+def test_accuracy_interval_counts_independent_answers() -> None:
+    """All slots of an example equal: its 4 answers tell as much as one. Independent: as much as four."""
+    first_E1 = answers([0.5], 400, 0)
+    low, high = accuracy_interval(first_E1[:, 0])
+    repeated = accuracy_interval(np.tile(first_E1, (1, 4)).mean(1), answers=4)
+    assert repeated == pytest.approx((low, high))
+    low, high = accuracy_interval(answers([0.5] * 4, 400, 0).mean(1), answers=4)
+    assert high - low == pytest.approx(2 * 1.96 * 0.5 / 1600**0.5, rel=0.1)
+
+
+def test_accuracy_interval_of_equal_examples_counts_examples() -> None:
+    """Each example half right has no variance. As 5 of 10."""
+    assert accuracy_interval(np.full(10, 0.5), answers=2) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+
+
+def test_accuracy_interval_knows_at_most_all_answers() -> None:
+    """The variance of two answers each, one example apart from the rest, is that of more than 40: as 21 of 40."""
+    value_E = np.full(20, 0.5)
+    value_E[0] = 1.0
+    assert accuracy_interval(value_E, answers=2) == pytest.approx((0.3750, 0.6705), abs=1e-3)
+
+
+# --- paired differences
+
+
+def test_difference_interval_equals_the_normal_one() -> None:
+    difference_E = np.random.default_rng(0).choice([-1.0, 0.0, 0.0, 1.0], 400)
+    margin = 1.96 * difference_E.std() / 20
+    interval = difference_interval(difference_E)
+    assert interval == pytest.approx((difference_E.mean() - margin, difference_E.mean() + margin), abs=0.001)
+
+
+def test_difference_interval_of_few_examples_is_students() -> None:
+    """Mean .5 and deviation .527 of ten; t for 9 degrees of freedom is 2.262."""
+    low, high = difference_interval(np.array([0.0] * 5 + [1.0] * 5))
+    assert (low, high) == pytest.approx((0.5 - 2.262 * 0.16667, 0.5 + 2.262 * 0.16667), abs=1e-3)
+
+
+def test_difference_interval_stays_between_the_extremes() -> None:
+    assert difference_interval(np.array([1.0, 1.0, -1.0])) == (-1.0, 1.0)
+    assert difference_interval(np.array([0.5])) == (-1.0, 1.0)  # one example tells nothing
+
+
+def test_difference_interval_without_any_change_is_not_empty() -> None:
+    """As 0 right answers of 100."""
+    assert difference_interval(np.zeros(100)) == pytest.approx((-0.0370, 0.0370), abs=1e-4)
+
+
+# --- GAP
+
+
+def test_corrected_gap_of_a_flat_model_is_zero_where_the_gap_is_not() -> None:
+    """300 models that answer each question with probability 0.7 at every slot: 100 questions, 15 slots."""
+    models = [answers([0.7] * 15, 100, seed) for seed in range(300)]
+    corrected = [corrected_gap(correct_ES, seed=seed) for seed, correct_ES in enumerate(models)]
+    assert np.mean([np.ptp(correct_ES.mean(0)) for correct_ES in models]) > 0.1
+    assert abs(np.mean(corrected)) < 3 * np.std(corrected) / np.sqrt(len(corrected))
+
+
+def test_corrected_gap_finds_a_gap_that_is_there() -> None:
+    """One slot of five is 0.4 worse: the choice of the worst is never wrong, that of the best does not matter."""
+    corrected = [corrected_gap(answers([0.8, 0.8, 0.4, 0.8, 0.8], 200, seed), seed=0) for seed in range(100)]
+    assert np.mean(corrected) == pytest.approx(0.4, abs=0.01)
+
+
+def test_corrected_gap_by_hand() -> None:
+    """Two slots, one always right and one never: 1 whatever the halves."""
+    assert corrected_gap(np.tile([1.0, 0.0], (6, 1)), seed=0, splits=3) == 1.0
+
+
+def test_gap_interval_by_hand() -> None:
+    """Two slots that differ in 40 of 400 examples, always in one direction: d = .1, se = .3 / 20.
+
+    Both pairs, in either direction, have the same studentised error up to its sign, so q is nearly normal's .98.
+    """
+    correct_ES = np.ones((400, 2))
+    correct_ES[:40, 1] = 0
+    low, high = gap_interval(correct_ES, resamples=4000, seed=0)
+    assert low == pytest.approx(0.1 - 2.05 * 0.015, abs=0.003)
+    assert high == pytest.approx(0.1 + 1.75 * 0.015, abs=0.001)
+
+
+def test_gap_interval_where_all_slots_agree_is_that_of_a_proportion_of_0() -> None:
+    """Wilson's upper bound: z^2 / (n + z^2)."""
+    low, high = gap_interval(np.tile([[1.0], [0.0]], (5, 3)), resamples=100, seed=0)
+    assert low == 0.0
+    assert high == pytest.approx(1.96**2 / (10 + 1.96**2), abs=1e-4)
+
+
+def test_gap_interval_raises_few_false_alarms() -> None:
+    """Of 200 flat models, the lower end is above 0 for about 5 %: at most 19, with a probability of .998."""
+    alarms = sum(gap_interval(answers([0.7] * 6, 80, seed), resamples=300, seed=seed)[0] > 0 for seed in range(200))
+    assert 1 <= alarms <= 19
+
+
+def test_gap_change_by_hand() -> None:
+    """From 1 to 0, in every example: no error."""
+    before, after = np.tile([1.0, 0.0], (60, 1)), np.ones((60, 2))
+    assert gap_change(before, after, resamples=100, seed=0) == (-1.0, (-1.0, -1.0))
+
+
+def test_gap_change_contains_the_truth() -> None:
+    covered = 0
+    for seed in range(60):
+        before, after = answers([0.9, 0.4, 0.8], 150, seed), answers([0.9, 0.8, 0.9], 150, 1000 + seed)
+        _, (low, high) = gap_change(before, after, resamples=200, seed=seed)
+        covered += low <= -0.4 <= high
+    assert covered >= 52  # 57 expected
+
+
+# --- tests and power
+
+
+def test_position_p_value_by_hand() -> None:
+    """Two slots, 3 examples that are right at the first alone: 2 of the 8 arrangements are as extreme."""
+    p = position_p_value(np.tile([1.0, 0.0], (3, 1)), permutations=4000, seed=0)
+    assert p == pytest.approx(2 / 8, abs=0.02)
+
+
+def test_position_p_value_sees_an_effect_and_no_effect() -> None:
+    assert position_p_value(answers([0.8, 0.4, 0.8], 100, 0), permutations=999, seed=0) == 1 / 1000
+    flat = [position_p_value(answers([0.6] * 4, 50, seed), permutations=199, seed=seed) for seed in range(100)]
+    assert 1 <= sum(p <= 0.05 for p in flat) <= 12
+
+
+def test_questions_needed_by_hand() -> None:
+    # (1.960 + 0.842)^2 * 0.5^2 / 0.02^2, as in tables of power.
+    assert questions_needed(0.02, 0.5) == 4906
+    assert questions_needed(0.5, 0.01) == 2

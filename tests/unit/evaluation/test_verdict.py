@@ -1,0 +1,121 @@
+from typing import Any
+
+import pytest
+
+from pos2distill.evaluation.scores import Curve
+from pos2distill.evaluation.verdict import describe_change, describe_curve, format_points
+
+
+def curve(
+    *accuracy: float, slots: tuple[Any, ...] = (), documents: int = 10, examples: int = 60, position_p: float = 0.01
+) -> Curve:
+    """A curve with an interval of 5 points on both sides at every slot."""
+    return Curve(
+        documents=documents,
+        examples=examples,
+        slots=slots or tuple(range(len(accuracy))),
+        groups=("",) * len(accuracy),
+        accuracy_by_slot=accuracy,
+        accuracy_ci95=tuple((max(0.0, value - 0.05), min(1.0, value + 0.05)) for value in accuracy),
+        mean=sum(accuracy) / len(accuracy),
+        ci95=(0.0, 1.0),
+        gap=max(accuracy) - min(accuracy),
+        gap_ci95=(0.0, 1.0),
+        gap_corrected=0.0,
+        position_p=position_p,
+        f1=0.0,
+        by_group={},
+    )
+
+
+def paired(
+    difference: float, low: float, high: float, gap_change: tuple[float, float] = (-0.2, -0.1)
+) -> dict[str, Any]:
+    return {"mean_difference": difference, "ci95": (low, high), "gap_change_ci95": gap_change}
+
+
+def test_describe_change_of_a_cured_model() -> None:
+    before, after = curve(0.8, 0.68, 0.75), curve(0.8, 0.77, 0.79)
+    assert describe_change(before, after, paired(0.043, 0.01, 0.08)) == (
+        "Position 2 of 10 loses 12 points to position 1; after distillation 3 points. The best position keeps its "
+        "accuracy of 80 %. The mean accuracy rises by 4.3 points (95 % interval +1.0 to +8.0): with 60 questions, the "
+        "difference is real."
+    )
+
+
+def test_describe_change_that_may_be_chance() -> None:
+    before, after = curve(0.5, 0.625), curve(0.6, 0.65)
+    assert describe_change(before, after, paired(0.0625, -0.01, 0.13)) == (
+        "Position 1 of 10 loses 12.5 points to position 2; after distillation 5 points. The best position keeps its "
+        "accuracy within its interval (from 62.5 to 65 %). The mean accuracy changes by +6.2 points (95 % interval "
+        "-1.0 to +13.0): 60 questions cannot tell it from 0."
+    )
+
+
+def test_describe_change_for_the_worse_names_the_new_worst_position() -> None:
+    before, after = curve(1.0, 0.5), curve(0.75, 0.75, slots=(0, 1))
+    assert describe_change(before, after, paired(-0.1, -0.2, -0.05)) == (
+        "Position 2 of 10 loses 50 points to position 1; after distillation all 2 positions of 10 are equally good. "
+        "The best position loses 25 points (from 100 to 75 %). The mean accuracy falls by 10 points "
+        "(95 % interval -20.0 to -5.0): with 60 questions, the difference is real."
+    )
+    other = curve(0.9, 1.0)
+    assert "; after distillation position 1 loses 10 points to position 2. " in describe_change(
+        before, other, paired(0.2, 0.1, 0.3)
+    )
+
+
+@pytest.mark.parametrize(("low", "high", "real"), [(0.0, 0.1, False), (-0.1, 0.0, False), (1e-9, 0.1, True)])
+def test_describe_change_is_real_only_if_the_interval_excludes_zero(low: float, high: float, real: bool) -> None:
+    text = describe_change(curve(0.5, 0.6), curve(0.5, 0.6), paired(0.0, low, high))
+    assert text.endswith("the difference is real.") == real
+    assert text.endswith("60 questions cannot tell it from 0.") != real
+
+
+def test_describe_change_of_pairs_and_of_a_flat_model() -> None:
+    pairs = curve(0.5, 0.25, slots=((0, 1), (8, 0)), documents=20)
+    assert describe_change(pairs, pairs, paired(0, 0, 0)).startswith(
+        "Position 9>1 of 20 loses 25 points to position 1>2; after distillation 25 points. "
+    )
+    flat = curve(0.5, 0.5)
+    assert describe_change(flat, curve(0.5, 0.6), paired(0, 0, 0)).startswith(
+        "All 2 positions of 10 are equally good; after distillation position 1 loses 10 points to position 2. "
+    )
+
+
+def test_describe_change_and_curve_without_a_right_answer() -> None:
+    nothing = curve(0.0, 0.0, examples=1)
+    expected = "No answer is right, before or after distillation (1 question), so a GAP of 0 means nothing."
+    assert describe_change(nothing, nothing, paired(0, 0, 0)) == expected
+    assert describe_curve(nothing) == "No answer is right (1 question), so a GAP of 0 means nothing."
+
+
+def test_describe_change_says_where_positions_may_differ_by_chance() -> None:
+    chance = curve(0.25, 0.5, position_p=0.31)
+    assert describe_change(chance, chance, paired(0, 0, 0)).startswith(
+        "Position 1 of 10 loses 25 points to position 2 (which may be chance: p = 0.31); after distillation 25 points. "
+    )
+    assert describe_curve(chance).endswith(" to position 2 (which may be chance: p = 0.31).")
+
+
+@pytest.mark.parametrize(("gap_change", "chance"), [((-0.2, 0.0), True), ((-0.2, -0.01), False), ((0.1, 0.2), False)])
+def test_describe_change_says_where_the_gap_may_not_have_changed(gap_change: tuple[float, float], chance: bool) -> None:
+    text = describe_change(curve(0.5, 0.9), curve(0.7, 0.9), paired(0.1, 0.05, 0.15, gap_change))
+    assert ("; after distillation 20 points (a change that may be chance). The best" in text) == chance
+    assert ("; after distillation 20 points. The best" in text) != chance
+
+
+def test_describe_change_of_an_equal_gap_remarks_nothing_on_its_change() -> None:
+    same = curve(0.5, 0.9)
+    assert "a change that may be chance" not in describe_change(same, same, paired(0.0, -0.1, 0.1, (-0.1, 0.1)))
+
+
+def test_describe_curve() -> None:
+    assert describe_curve(curve(0.25, 0.5)) == "Position 1 of 10 loses 25 points to position 2."
+
+
+@pytest.mark.parametrize(
+    ("fraction", "shown"), [(0.01, "1 point"), (0.125, "12.5 points"), (0.2 - 0.15, "5 points"), (0.0004, "0 points")]
+)
+def test_format_points(fraction: float, shown: str) -> None:
+    assert format_points(fraction) == shown

@@ -1,0 +1,120 @@
+import tempfile
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+
+from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
+from pos2distill.models import trainable
+from pos2distill.models.check import check_trainable
+from pos2distill.models.load import load_model
+from pos2distill.models.trainable import REFUSED, TRAINABLE, refuse_unpackable, require_trainable_family
+from scripts.model_families import PAGE, TOLERANCE, check, check_family, render, save_tiny
+
+# Of every kind of head, norm, attention and tying one; the others are checked in the slow tier.
+CORE = ("cohere2", "deepseek_v3", "gemma2", "gemma3", "gpt2", "gpt_neox", "granite", "llama", "mixtral", "opt", "phi")
+
+
+@pytest.mark.parametrize("family", CORE)
+def test_trainable_families_compute_packed_rows_as_single_ones(family: str) -> None:
+    assert f"| `{family}` | {check_family(family)} |" in PAGE.read_text().splitlines()
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama", "phi"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_trainable_families_may_tie_their_head(family: str, tied: bool, tmp_path: Path) -> None:
+    """Phi's head has a bias, which is stored also if its weights are those of the embedding."""
+    model = save_tiny(family, tmp_path, tie_word_embeddings=tied)
+    parity = check(model)
+    assert max(parity.loss, parity.gradient, parity.logits) < TOLERANCE
+
+
+def test_trainable_and_refused_families_are_those_of_the_page() -> None:
+    cells = [line.split("`")[1] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert cells == ["model_type", *TRAINABLE, "model_type", *sorted(REFUSED)]
+    assert list(TRAINABLE) == sorted(set(TRAINABLE))
+    assert not set(TRAINABLE) & set(REFUSED)
+
+
+@pytest.mark.slow
+def test_render_finds_what_the_page_says() -> None:
+    """Else run `make docs`."""
+    assert render(PAGE.read_text()) == PAGE.read_text()
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    # By default, so few layers have no convolution.
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(REFUSED))
+def test_refused_families_cannot_be_trained(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before and, with the refusal taken away, not afterwards: it is due to the family, not to the table."""
+    model = save_tiny(family, tmp_path, **SETTINGS.get(family, {}))
+    for attempt in (lambda: load_model(model, packed=True), lambda: check_trainable(model, on_gpu=True)):
+        with pytest.raises(UserError, match=rf"the family '{family}' cannot be trained: {REFUSED[family]}; supported:"):
+            attempt()
+    monkeypatch.setattr(trainable, "TRAINABLE", (*TRAINABLE, family))
+    with pytest.raises((UserError, KeyError, ValueError)):
+        check(model)
+
+
+def test_require_trainable_family_names_the_family_and_those_that_are_supported() -> None:
+    require_trainable_family(SimpleNamespace(model_type="llama"), "models/mine")
+    with pytest.raises(UserError) as caught:
+        require_trainable_family(SimpleNamespace(model_type="new"), "models/mine")
+    assert str(caught.value) == (
+        "models/mine: a model of the family 'new' cannot be trained: it was not tested with packed rows; supported: "
+        + ", ".join(TRAINABLE)
+    )
+
+
+def test_refuse_unpackable_names_layers_that_would_mix_packed_rows() -> None:
+    config = SimpleNamespace(layer_types=["full_attention", "conv"])
+    lm: Any = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+    with pytest.raises(UserError, match=r"^mine: its layers of type 'conv' would mix packed rows$"):
+        refuse_unpackable(lm, context=100, shown="mine")
+
+
+@pytest.mark.parametrize(
+    ("family", "attention", "message"),
+    [
+        ("gpt_oss", "auto", r"its attention cannot be computed by sdpa; set model\.attention to eager"),
+        ("gemma2", "sdpa", r"scores are soft-capped, .*; set model\.attention to flash_attention_2 or eager"),
+    ],
+)
+def test_check_trainable_refuses_attention_by_the_config_alone(
+    family: str, attention: str, message: str, tmp_path: Path
+) -> None:
+    model = save_tiny(family, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    chosen = ModelSection(**{**model.model_dump(), "attention": attention})
+    with pytest.raises(UserError, match=message):
+        check_trainable(chosen, on_gpu=False)
+    check_trainable(chosen.model_copy(update={"attention": "eager"}), on_gpu=False)
+    check_trainable(chosen, on_gpu=True)  # where flash-attn may be installed
+
+
+def test_check_trainable_reads_a_url_without_copying_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"memory://{uuid.uuid4().hex}/model"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "temporary").mkdir()
+    save_tiny("bloom", tmp_path / "model")
+    fsspec.filesystem("memory").put(str(tmp_path / "model"), url.removeprefix("memory:/"), recursive=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    with pytest.raises(UserError, match=r"^memory://.+/model: a model of the family 'bloom' cannot be trained"):
+        check_trainable(ModelSection(path=url), on_gpu=False)
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_check_trainable_leaves_hub_names_to_the_download() -> None:
+    check_trainable(ModelSection(path="nobody/nothing"), on_gpu=False)

@@ -1,0 +1,109 @@
+"""`import pos2distill` in scripts and notebooks."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pos2distill
+from pos2distill.config import Recipe
+from pos2distill.errors import UserError
+from pos2distill.evaluation.result import Evaluation
+from tests.support.paths import PROJECT
+from tests.support.tiny import write_examples
+
+LOCAL = {"runtime.executor": "local", "runtime.mode": "staged"}
+
+
+@pytest.fixture
+def recipe_file(make_recipe: Callable[..., Recipe], tmp_path: Path) -> str:
+    make_recipe()
+    return str(tmp_path / "recipe.yaml")
+
+
+def test_study_returns_both_evaluations_and_the_checkpoint(recipe_file: str) -> None:
+    result = pos2distill.study(recipe_file, LOCAL)
+    assert result.curve == result.after.curve
+    assert result.before.curve.examples == 4
+    assert result.plot().png.startswith(b"\x89PNG")
+    assert result.checkpoint.plot().png.startswith(b"\x89PNG")
+    answers = result.to_pandas()
+    assert answers["model"].value_counts().to_dict() == {"before": 16, "after": 16}
+    accuracy = answers[answers["model"] == "after"].groupby("placement")["correct"].mean()
+    assert tuple(accuracy) == result.after.curve.accuracy_by_slot
+    assert (Path(result.checkpoint.path) / "config.json").exists()
+    assert Path(result.report).exists()
+    # The other functions find what the study has made.
+    samples = pos2distill.sample(recipe_file, LOCAL)
+    assert samples.counts["sampled"] == len(samples.to_pandas()) == 8
+    assert set(samples.to_pandas()["outcome"]) <= {"kept", "empty"}
+    checkpoint = pos2distill.distill(recipe_file, LOCAL)
+    assert checkpoint.path == result.checkpoint.path
+    assert list(checkpoint.to_pandas()["step"]) == list(range(len(checkpoint.steps)))
+    assert pos2distill.evaluate(recipe_file, settings=LOCAL).summary() == result.after.summary()
+
+
+def test_evaluate_takes_a_model_and_data_inside_a_running_loop(tiny_model_path: str, tmp_path: Path) -> None:
+    """As in a notebook, whose thread runs an event loop."""
+    questions = write_examples(tmp_path / "questions.jsonl", 20, 6)
+    settings = {
+        "data.prompt": "plain",
+        "evaluation.max_new_tokens": 4,
+        "runtime.storage": str(tmp_path / "runs"),
+    }
+
+    async def cell() -> Evaluation:
+        made: Evaluation = pos2distill.evaluate(
+            model=tiny_model_path, data=str(questions), documents=4, slots=[0, 3], examples=5, settings=settings
+        )
+        return made
+
+    evaluation = asyncio.run(cell())
+    assert evaluation.curve.slots == (0, 3)
+    assert len(evaluation.to_pandas()) == 10
+    assert evaluation.verdict
+    picture = evaluation.plot()
+    picture.save(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes() == picture._repr_png_()
+
+
+def test_evaluate_takes_a_mapping_and_changes_nothing_in_it(make_recipe: Callable[..., Recipe]) -> None:
+    recipe = make_recipe(runtime={"executor": "local"})
+    raw = {"name": "tiny", "description": "", **recipe.study.model_dump(mode="json")}
+    raw["runtime"] = recipe.runtime.model_dump(mode="json")
+    before = repr(raw)
+    assert pos2distill.evaluate(raw, settings={"evaluation.slots": 2}).curve.slots == (0, 3)
+    assert repr(raw) == before
+
+
+def test_functions_refuse_what_does_not_fit(make_recipe: Callable[..., Recipe], recipe_file: str) -> None:
+    with pytest.raises(UserError, match=r"^evaluate: expected either a recipe, or model and data$"):
+        pos2distill.evaluate(recipe_file, model="m", data="d")
+    with pytest.raises(UserError, match=r"^evaluate: expected either a recipe, or model and data$"):
+        pos2distill.evaluate(model="m")
+    with pytest.raises(UserError, match=r"^evaluate: base_url, documents, slots and examples belong to model and data"):
+        pos2distill.evaluate(recipe_file, slots=3)
+    with pytest.raises(UserError, match=r"^settings: a Recipe has its settings already"):
+        pos2distill.sample(make_recipe(), {"seed": 1})
+    with pytest.raises(UserError, match=r"^tiny: is a sweep of several studies; call study for each"):
+        pos2distill.study(recipe_file, {"sweep.seed": [0, 1]})
+    with pytest.raises(AttributeError, match="has no attribute 'distil'"):
+        _ = pos2distill.distil
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    """In a script outside the checkout."""
+    script = (
+        "import sys, pos2distill; heavy = {'torch', 'ray', 'transformers', 'pandas', 'pydantic', 'pipelines'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "assert {'evaluate', 'sample', 'distill', 'study'} <= set(dir(pos2distill))\n"
+        "print(pos2distill.evaluate.__name__)"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "evaluate\n"), done.stderr

@@ -1,0 +1,252 @@
+"""The commands that look at results, on a study of 4 questions that the tiny random model answered, in one process."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines import command_line
+from pipelines.commands import run_sample, run_study
+from pipelines.plan import make_plan
+from pipelines.provenance import read_provenance
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, make_shared_recipe: Callable[..., Recipe]) -> Recipe:
+    recipe = make_shared_recipe(
+        tmp_path_factory.mktemp("browse"),
+        runtime={"executor": "local"},
+        evaluation={"slots": "all", "other_documents": []},
+    )
+    run_study(recipe)
+    return recipe
+
+
+Command = Callable[..., list[str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*words: str, code: int = 0) -> list[str]:
+        assert command_line.main(list(words)) == code
+        captured = capsys.readouterr()
+        return (captured.err if code else captured.out).splitlines()
+
+    return run
+
+
+def test_inspect_shows_answers_before_and_after(recipe: Recipe, command: Command) -> None:
+    rows = [json.loads(line) for line in command("inspect", recipe.storage, "--limit", "0", "--json")]
+    assert len(rows) == 4 * 4  # questions at every slot
+    assert {row["position"] for row in rows} == {"1", "2", "3", "4"}
+    data = Path(recipe.study.data.path).read_text().splitlines()
+    for row in rows:
+        file, line = row["location"].split(", line ")
+        assert file == "data.jsonl"
+        assert json.loads(data[int(line) - 1])["id"] == row["example_id"]
+        assert row["before"].keys() >= {"text", "right", "cut"}
+        assert row["prompt_tokens"] > 100
+        assert set(row["outcomes"]) & {"right", "wrong"}
+    predictions = make_plan(recipe).evaluate_distilled.artifact.read_table("predictions.parquet").to_pylist()
+    texts = {(each["example_id"], each["slots"][0] + 1): each["text"] for each in predictions}
+    assert {(row["example_id"], int(row["position"])): row["after"]["text"] for row in rows} == texts
+
+
+def test_inspect_filters_and_limits(recipe: Recipe, command: Command) -> None:
+    (line,) = command("inspect", recipe.storage, "--json", "--limit", "1")
+    one = json.loads(line)
+    assert len(command("inspect", recipe.storage, "--json", "--limit", "3")) == 3
+    of_one = command("inspect", recipe.storage, "--json", "--limit", "0", "--example", one["example_id"].upper())
+    assert len(of_one) == 4
+    at_two = command("inspect", recipe.storage, "--json", "--example", one["example_id"], "--position", "2")
+    assert [json.loads(line)["position"] for line in at_two] == ["2"]
+    wrong = command("inspect", recipe.storage, "--json", "--limit", "0", "--outcome", "wrong")
+    assert all("wrong" in json.loads(line)["outcomes"] for line in wrong)
+    assert command("inspect", recipe.storage, "--example", "nobody") == ["no such question"]
+
+
+def test_inspect_shows_the_prompt_that_was_asked(recipe: Recipe, command: Command) -> None:
+    (line,) = command("inspect", recipe.storage, "--json", "--prompts", "--position", "3", "--limit", "1")
+    row = json.loads(line)
+    shown = row["prompt"]
+    assert shown.startswith("<s><|user|>Title: ")
+    assert shown.endswith(f"Question: {row['question']}<|end|><|assistant|>")
+    titles = [part.split("\n")[0] for part in shown.split("Title: ")[1:]]
+    assert len(titles) == 4
+    assert titles[2] in row["question"]  # the gold document is the third one
+    text = command("inspect", recipe.storage, "--prompts", "--position", "3", "--limit", "1")
+    assert text[0].startswith(f"--- {row['example_id']}, data.jsonl, line ")
+    assert f"question  {row['question']}" in text
+    assert any(line.startswith("before    ") for line in text)
+
+
+def test_inspect_samples_shows_what_was_kept(recipe: Recipe, command: Command) -> None:
+    rows = [json.loads(line) for line in command("inspect", recipe.storage, "--samples", "--json", "--limit", "0")]
+    assert len(rows) == 8
+    assert all(row["outcomes"][0] == "kept" for row in rows)  # sampling.keep=all
+    (line,) = command("inspect", recipe.storage, "--samples", "--json", "--prompts", "--limit", "1")
+    first = json.loads(line)
+    assert first["prompt"].startswith("<s><|user|>Title: ")
+    assert first["position"] == "1"
+    # The folder of the samples says what it is.
+    folder = make_plan(recipe).sample.artifact.path
+    assert len(command("inspect", folder, "--json", "--limit", "0")) == 8
+
+
+def test_inspect_of_the_base_model_alone_has_no_answer_after(recipe: Recipe, command: Command) -> None:
+    folder = make_plan(recipe).evaluate_base.artifact.path
+    (line,) = command("inspect", folder, "--json", "--limit", "1")
+    assert "before" in json.loads(line)
+    assert "after" not in json.loads(line)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--outcome", "gone"], "--outcome: gone: expected one of right, wrong, gained, "),
+        (["--limit", "1"], "is neither the storage of a run nor one of its artifacts"),
+    ],
+)
+def test_inspect_refuses(tmp_path: Path, command: Command, words: list[str], message: str) -> None:
+    (line,) = command("inspect", str(tmp_path), *words, code=2)
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
+    (run,) = json.loads(command("runs", str(Path(recipe.storage).parent), "--json")[0])
+    assert run["report"] == f"{recipe.storage}/report"
+    assert (run["method"], run["dataset"]) == ("r1", "jsonl")
+    (line,) = command("runs", recipe.storage)
+    assert line.startswith(f"{recipe.storage}/report  20")
+    assert " r1 on jsonl: mean " in line
+
+    result = json.loads(command("compare", recipe.storage, recipe.storage, "--json")[0])
+    base, first, second = result["runs"]
+    assert (base["model"], first["model"]) == ("base", "distilled")
+    assert first == second
+    assert first["positions"] == ["1", "2", "3", "4"]
+    expected = first["mean"] - base["mean"]
+    assert [each["mean_difference"] for each in result["differences"]] == pytest.approx([expected, expected])
+    lines = command("compare", recipe.storage)
+    assert lines[0].startswith(f"[0] {recipe.storage}/report: base model, 4 documents, 4 questions")
+    assert lines[-1].startswith("[1] - [0]: mean ")
+
+
+def test_compare_without_a_report_is_refused(tmp_path: Path, command: Command) -> None:
+    assert command("compare", str(tmp_path), code=2) == [
+        f"error: {tmp_path}: holds no report; expected a run's storage or a folder report-FINGERPRINT"
+    ]
+
+
+def test_another_study_keeps_the_first_report(recipe: Recipe, command: Command) -> None:
+    summary = json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
+    other = load_recipe(str(Path(recipe.study.data.path).parent / "recipe.yaml"), ["evaluation.bootstrap_samples=150"])
+    run_study(other)
+    command("runs", recipe.storage)  # reads what the study has printed
+    kept = Path(recipe.storage) / f"report-{summary['fingerprint']}"
+    assert json.loads((kept / "summary.json").read_text()) == summary
+    assert (kept / "index.html").exists()
+    # The same artifacts, so their difference to the same base model is the same.
+    first, second = json.loads(command("compare", str(kept), recipe.storage, "--json")[0])["differences"]
+    assert first == second
+    assert len(command("runs", recipe.storage)) == 2
+    run_study(recipe)  # back to the first, whose kept report is not duplicated
+    assert not kept.exists()
+    command("runs", recipe.storage)
+
+
+def test_artifacts_say_what_they_were_made_from(recipe: Recipe) -> None:
+    plan = make_plan(recipe)
+    provenance = read_provenance(plan.evaluate_distilled.artifact)
+    assert provenance is not None
+    assert provenance.stage == "evaluate distilled"
+    assert provenance.inputs == {
+        "examples": f"examples-{plan.prepare.fingerprint}",
+        "checkpoint": f"checkpoint-{plan.distill.fingerprint}",
+    }
+
+
+def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    storage = shutil.copytree(recipe.storage, tmp_path / "old")
+    for path in storage.glob("*/provenance.json"):
+        path.unlink()
+    for folder in storage.glob("report-*"):  # of the test before
+        shutil.rmtree(folder)
+    (storage / "report" / "summary.json").write_text('{"name": "old", "base": {}}')
+    assert command("runs", str(storage)) == [f"{storage}/report  old: a sweep, or of an earlier version"]
+    assert command("compare", str(storage), code=2) == [
+        f"error: {storage}: is a report of an earlier version; make it again with `report`"
+    ]
+    (line,) = command("inspect", str(storage), code=2)
+    assert line.endswith("does not say how it was made; it is of an earlier version, make it again")
+
+
+def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    (line,) = command("export", recipe.storage, str(folder), "--json")
+    written = json.loads(line)
+    group = written["group"]
+    assert group == "pos2distill_" + re.sub(r"\W+", "_", Path(recipe.storage).name)
+    assert written["tasks"] == [f"{group}_4_documents_position_{position}" for position in (1, 2, 3, 4)]
+    assert yaml.safe_load((folder / f"{group}.yaml").read_text())["task"] == written["tasks"]
+    rows = [json.loads(row) for row in command("inspect", recipe.storage, "--prompts", "--limit", "0", "--json")]
+    for position, task in enumerate(written["tasks"], start=1):
+        text = (folder / f"{task}.yaml").read_text()
+        assert text.endswith("process_results: !function scoring.process_results\n")
+        settings = yaml.safe_load(text.replace("!function ", ""))
+        data = Path(settings["dataset_kwargs"]["data_files"]["test"]).read_text()
+        docs = [json.loads(doc) for doc in data.splitlines()]
+        asked = [row for row in rows if row["position"] == str(position)]
+        assert [(doc["id"], doc["prompt"]) for doc in docs] == [(row["example_id"], row["prompt"]) for row in asked]
+    scoring: dict[str, Any] = {}
+    exec((folder / "scoring.py").read_text(), scoring)
+    doc = {"metric": "sub_em", "answers": ["Paris", "the Seine"]}
+    assert scoring["process_results"](doc, ["It is paris.\nNo."]) == {"accuracy": 1.0, "f1": pytest.approx(0.5)}
+    assert scoring["process_results"](doc, ["Rome"]) == {"accuracy": 0.0, "f1": 0.0}
+    shown = command("export", recipe.storage, str(tmp_path / "again"))
+    assert shown[0] == f"{tmp_path / 'again'}: 4 tasks, group {group}"
+
+
+def test_export_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a file").write_text("")
+    assert command("export", recipe.storage, str(tmp_path), code=2) == [
+        f"error: {tmp_path}: expected a new or empty folder"
+    ]
+    monkeypatch.setattr("pipelines.inspection._PromptText.text", lambda *_: "another prompt")
+    (line,) = command("export", recipe.storage, str(tmp_path / "new"), code=2)
+    assert "another program would ask another prompt, so nothing is exported" in line
+    assert not (tmp_path / "new").exists()
+
+
+def test_inspect_pairs_answers_to_the_same_prompts_only(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """The answers of another base model lie in the same storage."""
+    storage = tmp_path / "storage"
+    shutil.copytree(recipe.storage, storage)
+    (path,) = storage.glob("base-scores-*/provenance.json")
+    provenance = json.loads(path.read_text())
+    provenance["settings"]["model"]["path"] = "another model"
+    path.write_text(json.dumps(provenance))
+    (line,) = command("inspect", str(storage), "--json", "--limit", "1")
+    assert "after" in json.loads(line)
+    assert "before" not in json.loads(line)
+
+
+def test_inspect_samples_of_a_policy_shows_one_for_each_row(
+    make_shared_recipe: Callable[..., Recipe], command: Command, tmp_path: Path
+) -> None:
+    recipe = make_shared_recipe(
+        tmp_path, method={"name": "r1-on-policy", "rounds": 1, "k": 1}, runtime={"executor": "local"}
+    )
+    run_sample(recipe)
+    lines = command("inspect", recipe.storage, "--samples", "--json", "--limit", "0")
+    rows = [json.loads(line) for line in lines if line.startswith("{")]  # the run's own lines come before
+    assert len(rows) == 8 * 2
+    assert all(row["question"] and row["location"] for row in rows)

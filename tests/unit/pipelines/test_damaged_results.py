@@ -1,0 +1,153 @@
+"""Stored results that someone damaged: named with how to make them again, or made again."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines import command_line
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+
+LOCAL = {"executor": "local", "trainers": {"strategy": "torch", "gradient_checkpointing": False}}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the storage of a finished study; filled by the first test that needs it."""
+    return tmp_path_factory.mktemp("finished") / "storage"
+
+
+@pytest.fixture
+def recipe(make_recipe: Callable[..., Recipe], finished: Path, tmp_path: Path) -> str:
+    """The recipe of a finished study, in a copy of its storage."""
+    made = make_recipe(runtime=LOCAL)
+    path = str(tmp_path / "recipe.yaml")
+    if not finished.exists():
+        assert command_line.main(["study", path]) == 0
+        shutil.copytree(made.storage, finished)
+    else:
+        shutil.copytree(finished, made.storage)
+    return path
+
+
+def _path(recipe: str, pattern: str) -> Path:
+    """The one path that matches in the storage."""
+    (path,) = Path(load_recipe(recipe).storage).glob(pattern)
+    return path
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _garble(path: Path) -> None:
+    path.write_bytes(b"garbage")
+
+
+def _halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _to_list(path: Path) -> None:
+    path.write_text("[]")
+
+
+def _to_folder(path: Path) -> None:
+    _remove(path)
+    path.mkdir()
+
+
+def _to_file(path: Path) -> None:
+    _remove(path)
+    path.write_text("")
+
+
+Damage = Callable[[Path], None]
+AGAIN = "and run again to make it again"
+# The damaged path, the damage, the command, words of the line.
+CASES: list[tuple[str, Damage, list[str], str]] = [
+    ("base-scores-*/predictions.parquet", _remove, ["report"], f"predictions.parquet: missing; delete DIR {AGAIN}"),
+    ("base-scores-*/predictions.parquet", _remove, ["study"], f"predictions.parquet: missing; delete DIR {AGAIN}"),
+    ("base-scores-*/predictions.parquet", _remove, ["evaluate"], f"predictions.parquet: missing; delete DIR {AGAIN}"),
+    ("base-scores-*/predictions.parquet", _halve, ["report"], f"predictions.parquet: corrupt; delete DIR {AGAIN}"),
+    ("base-scores-*/predictions.parquet", _empty, ["study"], f"predictions.parquet: corrupt; delete DIR {AGAIN}"),
+    ("distilled-scores-*/predictions.parquet", _garble, ["report"], f"parquet: corrupt; delete DIR {AGAIN}"),
+    ("distilled-scores-*/predictions.parquet", _to_folder, ["report"], "predictions.parquet"),
+    ("base-scores-*/manifest.json", _garble, ["report"], "corrupt manifest"),
+    ("base-scores-*/manifest.json", _to_list, ["study"], "corrupt manifest"),
+    ("checkpoint-*/manifest.json", _empty, ["study"], "corrupt manifest"),
+    ("checkpoint-*/manifest.json", _to_folder, ["study"], "manifest.json"),
+    ("checkpoint-*/model", _remove, ["study"], f"model: missing; delete DIR {AGAIN}"),
+    ("checkpoint-*/steps", _remove, ["study"], f"steps: missing; delete DIR {AGAIN}"),
+    ("checkpoint-*/steps", _remove, ["report"], f"steps: missing; delete DIR {AGAIN}"),
+    ("checkpoint-*/steps/*.jsonl", _garble, ["report"], f"steps: corrupt; delete DIR {AGAIN}"),
+    (
+        "examples-*/train.parquet",
+        _remove,
+        ["study", "training.epochs=2"],
+        f"train.parquet: missing; delete DIR {AGAIN}",
+    ),
+    ("examples-*/train.parquet", _halve, ["distill", "training.epochs=2"], "train.parquet: corrupt; delete DIR"),
+    (
+        "examples-*/evaluation.parquet",
+        _garble,
+        ["evaluate", "evaluation.max_new_tokens=9"],
+        "evaluation.parquet: corrupt",
+    ),
+    ("run.json", _garble, ["study"], "corrupt run.json"),
+    ("run.json", _to_list, ["report"], "corrupt run.json"),
+    ("run.json", _to_folder, ["report"], "run.json"),
+    ("run.json", _remove, ["study"], "is not empty and holds no run (no run.json)"),
+    ("report", _to_file, ["report"], "report"),
+    ("report/index.html", _to_folder, ["report"], "index.html"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "damage", "command", "words"), CASES)
+def test_damaged_results_are_named(
+    recipe: str, pattern: str, damage: Damage, command: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _path(recipe, pattern)
+    damage(path)
+    capsys.readouterr()
+    assert command_line.main([command[0], recipe, *command[1:]]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
+    assert len(errors) == 1, errors
+    assert errors[0].startswith("error: ")
+    folder = path if "-" in path.name else path.parent
+    while "-" not in folder.name and folder.name != "storage":
+        folder = folder.parent
+    assert words.replace("DIR", str(folder)) in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage"),
+    [("report/summary.json", _garble), ("report/summary.json", _to_list), ("report", _remove)],
+)
+def test_a_damaged_report_is_written_again(recipe: str, pattern: str, damage: Damage) -> None:
+    path = _path(recipe, pattern)
+    before = json.loads(_path(recipe, "report/summary.json").read_text())
+    damage(path)
+    assert command_line.main(["study", recipe]) == 0
+    after = json.loads(_path(recipe, "report/summary.json").read_text())
+    assert after["fingerprint"] == before["fingerprint"]
+    assert _path(recipe, "report/index.html").stat().st_size > 10_000
+
+
+def test_a_deleted_artifact_is_made_again(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the lines about damaged files say."""
+    path = _path(recipe, "base-scores-*")
+    before = (path / "predictions.parquet").read_bytes()
+    _remove(path)
+    assert command_line.main(["study", recipe]) == 0
+    assert (path / "predictions.parquet").read_bytes() == before

@@ -1,0 +1,190 @@
+"""The command `evaluate` on a model behind a server, which has no model and answers by a rule."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import command_line
+from pos2distill.config import Recipe
+from pos2distill.config.evaluation import evaluation_recipe
+from pos2distill.models.load import load_tokenizer
+from tests.support.endpoint import FakeServer, serve
+from tests.support.tiny import write_examples
+
+KEY = "key-of-the-server"
+
+
+def answer_with_the_first(prompt: Any) -> str:
+    """The code in the first document, which is the right one only if the gold document is the first."""
+    return str(prompt).partition("is ")[2].partition(".")[0]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    """A server; the working directory has 40 questions in `questions.jsonl`."""
+    write_examples(tmp_path / "questions.jsonl", 40, 6)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    with serve(FakeServer(answer=answer_with_the_first, key=KEY)) as started:
+        yield started
+
+
+def evaluate(server: FakeServer, *words: str) -> int:
+    named = ["evaluate", "--model", "tiny", "--data", "questions.jsonl", "--base-url", server.url]
+    settings = ["data.prompt=plain", "data.documents=4", "runtime.endpoint.api_key_env=SERVER_KEY"]
+    return command_line.main([*named, "--slots", "all", "--examples", "20", *settings, *words])
+
+
+def test_evaluate_measures_a_served_model(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prices = ["runtime.endpoint.price_input=2", "runtime.endpoint.price_output=5"]
+    assert evaluate(server, *prices) == 0
+    assert len(server.bodies) == 80
+    assert set(server.answered.values()) == {1}
+    storage = tmp_path / "runs" / "tiny-questions"
+    summary = json.loads((storage / "evaluation" / "summary.json").read_text())
+    (curve,) = summary["base"]["curves"]
+    assert (curve["slots"], curve["accuracy_by_slot"]) == ([0, 1, 2, 3], [1, 0, 0, 0])
+    assert summary["base"]["verdict"] == "Position 2 of 4 loses 100 points to position 1."
+    words = sum(len(body["messages"][0]["content"].split()) for body in server.bodies)
+    assert summary["base"]["counts"]["prompt_tokens"] == words
+    assert summary["base"]["counts"]["answer_tokens"] == 80
+    assert summary["base"]["cost"] == pytest.approx((2 * words + 5 * 80) / 1e6)
+    assert (storage / "evaluation" / "base-accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert f"tokens      {words} of prompts, 80 of answers, cost 0.01" in capsys.readouterr().out
+    # The key is written nowhere.
+    for path in storage.rglob("*"):
+        assert path.is_dir() or KEY.encode() not in path.read_bytes()
+    # The gate reads the stored answers; nothing is asked again.
+    assert evaluate(server, *prices, "--fail-if-gap-above", "5") == 1
+    assert capsys.readouterr().err.startswith("gate: GAP 100.0, ")
+    assert len(server.bodies) == 80
+
+
+def test_inspect_shows_the_message_that_a_server_got(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.counts_tokens = False
+    assert evaluate(server) == 0
+    capsys.readouterr()
+    storage = str(tmp_path / "runs" / "tiny-questions")
+    assert command_line.main(["inspect", storage, "--prompts", "--limit", "0", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["prompt"] for row in rows} == {body["messages"][0]["content"] for body in server.bodies}
+    assert command_line.main(["inspect", storage, "--position", "3", "--limit", "1"]) == 0
+    assert ": position 3 of 4: wrong\n" in capsys.readouterr().out
+
+
+def test_evaluate_sends_the_token_ids_of_other_engines(
+    server: FakeServer, tiny_model_path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"model.path={tiny_model_path}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
+    assert evaluate(server, *words) == 0
+    # The server's rule needs text, so no answer is right.
+    assert "No answer is right" in capsys.readouterr().out
+    texts = set()
+    for body in server.bodies:
+        recipe_model = evaluation_recipe(tiny_model_path, "questions.jsonl").study.model
+        texts.add(str(load_tokenizer(recipe_model).decode(body["prompt"])))
+    assert len(texts) == 80
+    for text in texts:
+        assert text.startswith("<s><|user|>Title: Fox")
+        assert text.endswith("<|end|><|assistant|>")
+
+
+def test_evaluate_continues_after_a_failure(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "runtime.samplers.batch_size=4"
+    server.context = 24  # too small for any prompt
+    assert evaluate(server, small) == 2
+    assert "the engine gave no answer (the server counts 24 tokens in a prompt of" in capsys.readouterr().err
+    server.context = None
+    server.bodies.clear()
+    assert evaluate(server, small) == 0
+    assert len(server.bodies) == 80
+
+
+def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for word, message in [
+        ("runtime.endpoint.api_key_env=NO_KEY", "api_key_env: the environment variable NO_KEY is not set"),
+        ("runtime.endpoint.api_key_env=null", "refuses the key in OPENAI_API_KEY (HTTP 401)"),
+        ("model.path=tinny", "serves no model 'tinny' (model.path); did you mean 'tiny'?"),
+        ("runtime.endpoint.base_url=http://127.0.0.1:9/v1", "no server answers"),
+        ("--dry-run", ""),
+    ]:
+        assert evaluate(server, word) == (2 if message else 0)
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == bool(message)
+    # Distinguishes the models that a name had at different times.
+    assert evaluate(server, "model.revision=july", "--dry-run") == 0
+    assert server.bodies == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluate"], "evaluate: expected a RECIPE, or --model and --data"),
+        (["evaluate", "--model", "m"], "--data: missing; expected the file with the questions"),
+        (
+            ["evaluate", "quickstart", "--model", "m", "--data", "d"],
+            "evaluate: quickstart: expected either a RECIPE or --model and --data, not both",
+        ),
+        (
+            ["evaluate", "quickstart", "--base-url", "http://x/v1"],
+            "--base-url: goes with --model; of a recipe, change the setting",
+        ),
+        (
+            ["evaluate", "--model", "m", "--data", "d", "--base-url", "localhost"],
+            "runtime.endpoint.base_url: expected a URL, for example http://127.0.0.1:8000/v1",
+        ),
+        (
+            ["evaluate", "quickstart", "model.engine=openai"],
+            "runtime.endpoint.base_url: missing; model.engine openai needs it, for example http://127.0.0.1:8000/v1",
+        ),
+        (
+            ["evaluate", "quickstart", "runtime.endpoint.api_key_env=sk-1234567890123456789"],
+            "runtime.endpoint.api_key_env: expected the name of an environment variable, not a key",
+        ),
+        (
+            ["evaluate", "quickstart", "runtime.endpoint.base_url=http://me:" + "secret@x/v1"],
+            "command line: runtime.endpoint.base_url: contains what looks like a secret; set it in the environment",
+        ),
+        (
+            ["evaluate", "quickstart", "runtime.endpoint.price_input=1"],
+            "runtime.endpoint.price_input: needs price_output, and the reverse",
+        ),
+        (
+            ["evaluate", "quickstart", "inference.method=reorder", "data.train_examples=0"],
+            "data.train_examples: 0, but inference.method 'reorder' measures on training examples",
+        ),
+        (
+            ["evaluate", "quickstart", "inference.method=ms_poe", "model.engine=openai"],
+            "inference.method: 'ms_poe' changes the model, which a server keeps as it is; set model.engine to hf",
+        ),
+        (
+            ["study", "quickstart", "data.train_examples=0"],
+            "data.train_examples: 0 is for the command evaluate only: there is nothing to train on",
+        ),
+    ],
+)
+def test_evaluate_refuses_settings_that_do_not_fit(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+
+
+@pytest.mark.parametrize("command", ["study", "analyse", "sample", "distill"])
+def test_commands_that_train_refuse_a_server(
+    make_recipe: Callable[..., Recipe], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_recipe(model={"engine": "openai"}, runtime={"endpoint": {"base_url": "http://127.0.0.1:9/v1"}})
+    for words in ([], ["--dry-run"]):
+        assert command_line.main([command, str(tmp_path / "recipe.yaml"), *words]) == 2
+        assert capsys.readouterr().err.startswith("error: model.engine: 'openai' is for the command evaluate only: ")

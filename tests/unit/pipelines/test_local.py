@@ -1,0 +1,34 @@
+"""The parts of the local executor's training worker that need no model."""
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.executors.local import LocalSession
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
+
+
+@pytest.mark.parametrize("remote", [True, False])
+def test_last_checkpoint_is_copied_only_from_a_remote_storage(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, remote: bool
+) -> None:
+    storage = f"memory://{uuid.uuid4().hex}/run" if remote else str(tmp_path / "run")
+    session = object.__new__(LocalSession)  # without samples
+    session.checkpoint, session.keep = make_plan(make_recipe(runtime={"storage": storage})).distill.artifact, 1
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with session.last_checkpoint(scratch) as none:
+        assert none is None
+    saved = tmp_path / "state"
+    saved.mkdir()
+    (saved / "state.json").write_text("{}")
+    session.save_checkpoint(3, saved)
+    assert not saved.exists()
+    with session.last_checkpoint(scratch) as folder:
+        assert folder is not None
+        assert (folder / "state.json").read_text() == "{}"
+        assert folder.is_relative_to(scratch) == remote
+    assert not list(scratch.iterdir())

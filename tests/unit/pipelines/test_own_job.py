@@ -1,0 +1,65 @@
+"""A job of a RayJob that ends with a user error stops itself, so that KubeRay does not try it again."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pipelines import command_line
+from pipelines.jobs import own_job
+from pos2distill.errors import TransientError, UserError
+from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED
+
+
+class Client:
+    """Ray's job client, which records what is stopped."""
+
+    stopped: list[tuple[str, str]]
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def stop_job(self, job: str) -> bool:
+        Client.stopped.append((self.address, job))
+        return True
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is the driver of a job."""
+    Client.stopped = []
+    monkeypatch.setattr(own_job, "JobSubmissionClient", Client)
+    monkeypatch.setattr(own_job, "_STOP_S", 0.0)
+    monkeypatch.setenv(JOB_DASHBOARD_VARIABLE, "http://127.0.0.1:8265")
+    config = {"metadata": {"job_submission_id": "nq-x7k2p"}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(config))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, error: UserError) -> int:
+    def fail(*_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(command_line, "_run", fail)
+    return command_line.main(["recipes"])
+
+
+def test_main_stops_its_own_job_after_a_user_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, UserError("data.path: not found")) == 2
+    assert Client.stopped == [("http://127.0.0.1:8265", "nq-x7k2p")]
+    assert capsys.readouterr().out == f"{NOT_RETRIED}\n"
+
+
+def test_main_leaves_an_error_that_may_pass_to_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, TransientError("s3://b: cannot be used (timeout)")) == 2
+    assert Client.stopped == []
+
+
+def test_main_outside_a_job_stops_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
+    assert run(monkeypatch, UserError("data.path: not found")) == 2
+    monkeypatch.delenv(JOB_DASHBOARD_VARIABLE)
+    assert run(monkeypatch, UserError("data.path: not found")) == 2
+    assert Client.stopped == []
+    assert NOT_RETRIED not in capsys.readouterr().out

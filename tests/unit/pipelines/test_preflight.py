@@ -1,0 +1,174 @@
+"""What the checks before a run accept, warn of and refuse. Wrong input of all kinds is in `test_wrong_input`."""
+
+import json
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import data_checks, preflight
+from pipelines.commands import run_study
+from pipelines.dry_run import describe
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
+from pos2distill.errors import UserError
+from pos2distill.tasks.datasets import load_split
+
+Make = Callable[..., Recipe]
+
+
+def run(recipe: Recipe) -> None:
+    plan = make_plan(recipe)
+    preflight.preflight(recipe, plan, plan.stages)
+
+
+def test_preflight_leaves_nothing(make_recipe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    recipe = make_recipe(runtime={"storage": str(tmp_path / "new" / "storage")})
+    run(recipe)
+    assert not (tmp_path / "new").exists()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.fixture
+def listening() -> Any:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("address", ["", "auto", "local", "ADDRESS", "ray://ADDRESS"])
+def test_check_ray_accepts_what_answers(
+    make_recipe: Make, listening: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address.replace("ADDRESS", listening))
+    run(make_recipe())
+
+
+def test_check_ray_gives_up_after_its_time(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that accepts no connection, as behind a firewall that drops packets."""
+    monkeypatch.setattr(preflight, "_CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        waiting = [socket.socket() for _ in range(4)]
+        for client in waiting:  # they fill the queue of connections
+            client.setblocking(False)
+            client.connect_ex(address)
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{address[1]}")
+        start = time.monotonic()
+        with pytest.raises(UserError, match=r"^RAY_ADDRESS: no Ray cluster answers at .+ \(timed out\)"):
+            run(make_recipe())
+        assert time.monotonic() - start < 10
+        for client in waiting:
+            client.close()
+
+
+def test_check_ray_is_of_the_ray_executor_alone(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    run(make_recipe(runtime={"executor": "local"}))
+
+
+def _with_free_space(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(free, 0, free))
+
+
+# The tiny model has 37,792 parameters: 151,168 bytes as float32, and 12 bytes of each in a training state.
+_MODEL_BYTES = 151_168
+_STATE_BYTES = 453_504
+
+
+def test_check_space_counts_parameters(make_recipe: Make) -> None:
+    parameters = preflight._count_parameters(make_recipe().study.model)
+    assert 4 * parameters == _MODEL_BYTES
+    assert 12 * parameters == _STATE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("free", "outcome"),
+    [
+        (_MODEL_BYTES - 1, "refused"),
+        (_MODEL_BYTES, "warned"),
+        (_MODEL_BYTES + 3 * _STATE_BYTES - 1, "warned"),
+        (_MODEL_BYTES + 3 * _STATE_BYTES, "accepted"),
+    ],
+)
+def test_check_space(
+    make_recipe: Make, free: int, outcome: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _with_free_space(monkeypatch, free)
+    if outcome == "refused":
+        with pytest.raises(UserError, match=r"GiB are free, the distilled model takes .+; free space there"):
+            run(make_recipe())
+        return
+    run(make_recipe())
+    assert ("training states take up to" in capsys.readouterr().err) == (outcome == "warned")
+
+
+def test_check_space_of_adapters_counts_the_model_alone(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _with_free_space(monkeypatch, _MODEL_BYTES)
+    run(make_recipe(training={"lora": {"rank": 2}}))
+    assert capsys.readouterr().err == ""
+
+
+def test_preflight_warns_of_a_context_beyond_the_models(make_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run(make_recipe(model={"max_length": 513}))
+    assert "warning: model.max_length: 513, but" in capsys.readouterr().err
+
+
+def test_the_longest_example_of_all_is_tokenised(make_recipe: Make) -> None:
+    """One long document among 40 records, in the last of 12 evaluation examples."""
+    recipe = make_recipe(data={"eval_examples": 12})
+    data = recipe.study.data
+    last = load_split(data, documents=4, seed=0).evaluation[-1].example_id
+    path = Path(data.path)
+    lines = []
+    for line in path.read_text().splitlines():
+        is_last = json.loads(line)["id"] == last
+        lines.append(line.replace("The code", "The very " + "long " * 100 + "code", 1) if is_last else line)
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(UserError, match=rf"^example {last}: prompt of \d+ tokens .+ exceed the model's context of 512"):
+        describe(recipe)
+
+
+def test_check_prompts_stops_a_run_after_its_data_is_prepared(
+    make_recipe: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=r"exceed the model's context of 200"):
+        run_study(make_recipe(model={"max_length": 200}))
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["prepare"]
+
+
+def test_check_data_reads_the_first_records_of_a_large_file(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_checks, "_MAX_DATA_BYTES", 100)
+    monkeypatch.setattr(data_checks, "_FIRST_RECORDS", 5)
+    recipe = make_recipe()
+    path = Path(recipe.study.data.path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:5], "broken"]))
+    describe(recipe)  # the broken line is not among the first
+    path.write_text("\n".join([*lines[:4], "broken"]))
+    with pytest.raises(UserError, match=r"line 5: not valid JSON"):
+        describe(recipe)
+
+
+def test_a_sweep_is_checked_whole_before_its_first_study(make_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = {"sampling.max_new_tokens": [8, 512]}
+    with pytest.raises(UserError, match=r"sampling.max_new_tokens: 512, but prompt and response together"):
+        run_study(make_recipe(sweep=sweep))
+    assert capsys.readouterr().out == ""
+
+
+def test_preflight_of_finished_stages_checks_the_owner_alone(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    recipe = make_recipe()
+    preflight.preflight(recipe, make_plan(recipe), [])

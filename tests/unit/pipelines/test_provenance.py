@@ -1,0 +1,78 @@
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pipelines.provenance import (
+    Provenance,
+    command_line,
+    describe_hardware,
+    package_versions,
+    read_provenance,
+    record_provenance,
+    revision,
+)
+from pos2distill import __version__
+from pos2distill.config import Recipe
+from pos2distill.store.artifacts import Artifact
+
+
+def test_provenance_is_stored_once_beside_a_finished_artifact(
+    make_recipe: Callable[..., Recipe], storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/some/where/run.py", "study", "my recipe.yaml", "seed=1"])
+    provenance = Provenance.now(make_recipe())
+    artifact = Artifact(storage, "checkpoint", "feed")
+    with artifact.writing():
+        record_provenance(artifact, provenance, "distill", {})
+        assert read_provenance(artifact) is None  # not finished
+        artifact.publish(counts={}, seconds={})
+    record_provenance(artifact, provenance, "distill", {"examples": Artifact(storage, "examples", "beef")})
+    # A later command did not make the artifact.
+    record_provenance(artifact, replace(provenance, command="another"), "distill", {})
+    found = read_provenance(artifact)
+    assert found == replace(provenance, stage="distill", inputs={"examples": "examples-beef"})
+    assert found.command == "python run.py study 'my recipe.yaml' seed=1"
+    assert found.settings["training"]["epochs"] == 1
+    assert found.settings["runtime"]["trainers"]["strategy"] == "torch"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found.date)
+    assert found.summary == {"date": found.date, "git revision": revision(), "hardware": describe_hardware()}
+
+
+# Put together here, so that this file holds no secret.
+URL = "s3://me:" + "topsecret@host/run"
+TOKEN = "hf_" + "qWeRtYuIoPaSdFgHjKlZ" + "xCvBnMqAzWsXeD"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["/bin/pos2distill", "study", "quickstart"], "pos2distill study quickstart"),
+        (["/x/pos2distill/__main__.py", "report", "r"], "pos2distill report r"),
+        (
+            ["run.py", "study", "r", f"runtime.storage={URL}", TOKEN],
+            "python run.py study r runtime.storage=SECRET SECRET",
+        ),
+        (["/bin/pytest", "tests"], ""),
+    ],
+)
+def test_command_line_is_as_typed_without_secrets(words: list[str], shown: str) -> None:
+    assert command_line(words) == shown
+
+
+def test_provenance_repeats_no_secret_of_settings(make_recipe: Callable[..., Recipe]) -> None:
+    """A recipe that a program made, since one that is read is refused with a secret."""
+    recipe = make_recipe()
+    runtime = recipe.runtime.model_copy(update={"storage": URL})
+    provenance = Provenance.now(recipe.model_copy(update={"runtime": runtime}))
+    assert provenance.settings["runtime"]["storage"] == "SECRET"
+    assert "topsecret" not in str(provenance)
+
+
+def test_package_versions_and_hardware_of_this_machine() -> None:
+    versions = package_versions()
+    assert versions["pos2distill"] == __version__
+    assert {"python", "torch", "transformers"} <= versions.keys()
+    assert re.search(r", \d+ cores, \d+ GiB", describe_hardware())

@@ -1,0 +1,661 @@
+"""Wrong input of every kind: exit code 2, one line that names it, within seconds, and nothing left behind."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import shutil
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from s3fs import S3FileSystem
+from safetensors.numpy import load_file, save_file
+
+from pipelines import command_line
+from pos2distill.config import Recipe
+from tests.support.tiny import write_examples
+
+Refused = Callable[..., str]
+_SECONDS = 20.0
+
+
+@pytest.fixture
+def recipe(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Path:
+    make_recipe()
+    return tmp_path / "recipe.yaml"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder for temporary files, which must be empty again."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def refused(recipe: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """`refused(*settings)`: the line with which `study RECIPE *settings --dry-run` is refused."""
+
+    def run(*settings: str, path: str = str(recipe)) -> str:
+        capsys.readouterr()
+        start = time.monotonic()
+        code = command_line.main(["study", path, *settings, "--dry-run"])
+        printed = capsys.readouterr()
+        assert time.monotonic() - start < _SECONDS
+        lines = [line for line in printed.err.splitlines() if not line.startswith("warning: ")]
+        assert (code, printed.out, len(lines)) == (2, "", 1), printed
+        assert lines[0].startswith("error: ")
+        assert len(lines[0]) < 1000
+        assert not (recipe.parent / "storage").exists()
+        return lines[0]
+
+    return run
+
+
+def test_the_recipe_of_these_tests_is_right(recipe: Path, temporary: Path) -> None:
+    assert command_line.main(["study", str(recipe), "--dry-run"]) == 0
+
+
+SETTINGS = [
+    # Numbers out of their range.
+    ("training.betas=[5,-3]", "training.betas: input should be"),
+    ("training.betas=[0.9,1.0]", "less than 1, got 1"),
+    ("training.betas=[0.9]", "training.betas: too few values, [0.9]"),
+    ("training.betas=[0.9,0.95,0.99]", "training.betas: "),
+    ("training.betas=0.9", "training.betas: input should be a list"),
+    ("training.epochs=true", "training.epochs: input should be a number, got true"),
+    ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),
+    ("training.epochs=1.5", "training.epochs: "),
+    ("training.epochs=many", "training.epochs: input should be a valid integer"),
+    ("training.epochs=", "training.epochs: input should be a valid integer, got nothing"),
+    ("training.epochs=[1]", "training.epochs: "),
+    ("training.epochs={a: 1}", "training.epochs: "),
+    ("training.learning_rate=0", "training.learning_rate: input should be greater than 0"),
+    ("training.learning_rate=-1", "training.learning_rate: input should be greater than 0"),
+    ("training.learning_rate=.nan", "training.learning_rate: input should be a finite number"),
+    ("training.learning_rate=.inf", "training.learning_rate: input should be a finite number"),
+    ("training.learning_rate=false", "training.learning_rate: input should be a number, got false"),
+    ("training.weight_decay=-0.1", "training.weight_decay: "),
+    ("training.warmup_ratio=1", "training.warmup_ratio: input should be less than 1"),
+    ("training.min_lr_ratio=2", "training.min_lr_ratio: "),
+    ("training.max_grad_norm=0", "training.max_grad_norm: "),
+    ("training.global_batch_rows=3", "global_batch_rows: 3 rows cannot hold one example"),
+    ("training.order=random", "training.order: input should be 'arrival' or 'fixed'"),
+    ("training.precision=fp16", "training.precision: "),
+    ("training.lora.rank=0", "training.lora.rank: "),
+    ("training.lora.targets=[]", "training.lora.targets: expected at least one linear layer"),
+    ("training.lora.targets=[q_prj]", "did you mean 'q_proj'?"),
+    ("training.lora=16", "training.lora: expected a section with fields"),
+    ("sampling.temperature=-1", "sampling.temperature: "),
+    ("sampling.top_p=0", "sampling.top_p: input should be greater than 0"),
+    ("sampling.top_p=1.1", "sampling.top_p: "),
+    ("sampling.max_new_tokens=0", "sampling.max_new_tokens: "),
+    ("sampling.max_new_tokens=512", "sampling.max_new_tokens: 512, but prompt and response together may have 512"),
+    ("evaluation.max_new_tokens=9999999", "evaluation.max_new_tokens: 9999999, but prompt and response together"),
+    ("sampling.keep=some", "sampling.keep: "),
+    ("data.documents=1", "data.documents: "),
+    ("data.documents=7", "line 1: 6 documents, but prompts of 7 slots are asked for"),
+    ("data.train_examples=0", "data.train_examples: "),
+    ("data.eval_examples=999999999", "eval examples, but data.eval_examples asks for 999999999"),
+    ("data.eval_fraction=0", "data.eval_fraction: "),
+    (
+        "data.eval_fraction=1",
+        "0 train examples, but data.train_examples asks for 8; lower it or change data.eval_fraction",
+    ),
+    ("data.eval_fraction=1.5", "data.eval_fraction: "),
+    (
+        "model.engine=openai runtime.endpoint.base_url=http://127.0.0.1:9/v1",
+        "model.engine: 'openai' is for",
+    ),
+    ("data.hops=[]", "data.hops: "),
+    ("data.hops=[9]", "data.hops: "),
+    ("data.hops=[1,2]", "data.hops: one hop and several cannot be mixed"),
+    ("data.metric=em data.prompt=qa", "data.metric: 'em', but prompt 'qa' does not ask for"),
+    ("data.format=json", "data.format: "),
+    ("data.format=nq_oracle", "(is data.format right?)"),
+    ("data.prompt=chat", "data.prompt: "),
+    ("data.distractors=none", "data.distractors: "),
+    ("method.name=r3", "method.name: "),
+    ("method.k=-1", "method.k: "),
+    ("method.k=4", "method.k: 4 trivial slots, but 4 documents have 3"),
+    ("method.advantageous_slot=4", "advantageous_slot: 4 is not one of the slots 0 to 3"),
+    ("method.advantageous_slot=-1", "advantageous_slot: -1 is not one of the slots"),
+    ("method.advantageous_slot=middle", "method.advantageous_slot: "),
+    ("method.anchor_weight=-1", "method.anchor_weight: "),
+    ("method.weights=uneven", "method.weights: "),
+    ("method.teacher=topk method.teacher_topk=301", "method.teacher_topk: 301, but"),
+    ("method.auto_slots=0", "method.auto_slots: "),
+    ("evaluation.slots=[9]", "evaluation.slots: 9 is not one of the slots 0 to 3"),
+    ("evaluation.slots=[0,0]", "evaluation.slots: expected at least one slot, each of them once"),
+    ("evaluation.slots=[]", "evaluation.slots: expected at least one slot"),
+    ("evaluation.slots=9", "evaluation.slots: 9 slots, but there are 4"),
+    ("evaluation.other_documents=[4]", "evaluation.other_documents: 4 leaves no distractor"),
+    ("evaluation.other_documents=[7]", "line 1: 6 documents, but prompts of 7 slots"),
+    ("evaluation.bootstrap_samples=1", "evaluation.bootstrap_samples: "),
+    ("evaluation.also_evaluate=[nothing]", "evaluation.also_evaluate: nothing: no such recipe"),
+    ("evaluation.also_evaluate=[RECIPE]", "is this recipe itself; leave it out"),
+    ("evaluation.also_evaluate=RECIPE", "evaluation.also_evaluate: input should be a list"),
+    ("seed=-1", "seed: input should be greater than or equal to 0"),
+    ("seed=x", "seed: "),
+    ("inference.method=magic", "inference.method: "),
+    ("inference.method=ms_poe inference.ms_poe.smallest=3", "ms_poe.smallest: 3 is above largest"),
+    ("inference.method=reorder method.auto_slots=1", "method.auto_slots: 1, but inference.method 'reorder'"),
+    ("model.rope_scales=[2]", "model.rope_scales: filled in from inference.scales"),
+    ("model.dtype=float16", "model.dtype: "),
+    ("model.engine=sglang", "model.engine: "),
+    ("model.attention=flash", "model.attention: "),
+    ("model.attention=flash_attention_2", "runtime.samplers.gpus and runtime.trainers.gpus are 0"),
+    ("model.max_length=0", "model.max_length: "),
+    ("model.max_length=16", "exceed the model's context of 16"),
+    ("model.max_length=200", "tokens (4 documents) + 8 for the response exceed the model's context of 200"),
+    ("model.revision=main", "is no hub name and has no revisions"),
+    ("runtime.samplers.min=3", "runtime.samplers.min: 3 is more than max, 1"),
+    ("runtime.samplers.gpus=-1", "runtime.samplers.gpus: "),
+    ("runtime.samplers.batch_size=0", "runtime.samplers.batch_size: "),
+    ("runtime.trainers.workers=2", "runtime.trainers.workers: strategy 'torch' is one process"),
+    ("runtime.trainers.strategy=fsdp", "runtime.trainers.strategy: "),
+    ("runtime.trainers.micro_batch_tokens=0", "micro_batch_tokens: "),
+    ("runtime.checkpoints.minutes=0", "runtime.checkpoints.minutes: "),
+    ("runtime.checkpoints.keep=0", "runtime.checkpoints.keep: "),
+    ("runtime.max_failed_fraction=1.1", "runtime.max_failed_fraction: "),
+    ("runtime.trackers=[comet]", "runtime.trackers"),
+    ("runtime.trackers=wandb", "runtime.trackers: input should be a list"),
+    ("runtime.executor=spark", "runtime.executor: "),
+    ("runtime.mode=batch", "runtime.mode: "),
+    # Names and values that are not what they should be.
+    ("training.epoch=1", "training.epoch: unknown field; did you mean 'epochs'?"),
+    ("epochs=1", "epochs: unknown field; did you mean 'training.epochs'?"),
+    ("trainig.epochs=1", "trainig: unknown field; did you mean 'training'?"),
+    ("training", "training: expected section.field=value"),
+    ("=1", "=1: expected section.field=value"),
+    ("training=1", "training: expected a section with fields"),
+    ("training.epochs.x=1", "training.epochs.x: "),
+    ("name=Has Spaces", "name: "),
+    ("name=../up", "name: "),
+    ("description=[1]", "description: input should be a valid string"),
+    ("training.epochs=[", "training.epochs: cannot read the value: not valid YAML: line 2: did not find expected"),
+    ("training.epochs=" + "[" * 3000, "training.epochs: cannot read the value: line 1: more than 100 nested levels"),
+    ("training.epochs=" + "9" * 5000, "training.epochs: cannot read the value"),
+    ("training.epochs=2020-02-32", "training.epochs: cannot read the value"),
+    ("training.epochs=!!python/object:os.system 1", "training.epochs: cannot read the value"),
+    ("training.epochs={a: 1, a: 2}", "training.epochs: cannot read the value"),
+    ("seed=999999999999999999999999999999", "seed: input should be less than 9223372036854775808"),
+    # Sweeps.
+    ("sweep.training.epoch=[1]", "sweep: training.epoch: not a setting of a study; did you mean 'training.epochs'?"),
+    ("sweep.training.epochs=[]", "sweep: training.epochs: expected at least one value"),
+    ("sweep.training.epochs=3", "sweep"),
+    ("sweep.training.epochs=[0]", "sweep: training.epochs: "),
+    ("sweep.training.epochs=[1,1]", "is the same study as an earlier one"),
+    (f"sweep.seed={list(range(1001))}", "sweep: 1001 studies; at most 1000 are possible"),
+    ("sweep={training: {epochs: [1]}}", "sweep: training: write training.epochs: [...]"),
+    ("sweep={data.path: [nowhere.jsonl]}", "nowhere.jsonl: no such file (data.path)"),
+    # Paths.
+    ("data.path=nowhere.jsonl", "nowhere.jsonl: no such file (data.path)"),
+    ("data.path=~/nowhere-at-all.jsonl", f"{Path.home()}/nowhere-at-all.jsonl: no such file (data.path)"),
+    ("data.path=~nobody-of-this-name/x.jsonl", "~nobody-of-this-name/x.jsonl: no such file (data.path)"),
+    ("data.path=FOLDER", "Is a directory) (data.path); expected a file, not a folder"),
+    ("data.path=FOLDER/data.jsonl/inside", "Not a directory"),
+    ("data.path=FOLDER/dta.jsonl", "did you mean 'data.jsonl'?"),
+    ("data.path=" + "x" * 300, "File name too long) (data.path); shorten the name"),
+    ("data.path=", "data.path: "),
+    ("data.path='a\\0b'", "error: "),
+    ('data.path="a\\0b"', "error: "),
+    ("data.path=/dev/null", "/dev/null: holds no examples"),
+    ("data.path=nosuch://bucket/x.jsonl", "Protocol not known: nosuch"),
+    ("data.path=http://127.0.0.1:9/x.jsonl", "check the network"),
+    ("data.path=https://[/x.jsonl", "error: https://[/x.jsonl: "),
+    ("data.path=memory://nothing/x.jsonl", "no such file (data.path)"),
+    ("model.path=/nowhere", "/nowhere: no such model folder (model.path)"),
+    ("model.path=nowhere", "nowhere: no such model folder (model.path)"),
+    ("model.path=no/where", "no/where: neither a folder nor a model that the hub provides"),
+    ("model.path=", "model.path: "),
+    ("model.path=FOLDER/data.jsonl", "data.jsonl: is a file, expected a model folder"),
+    ("model.path=FOLDER/empty", "empty: is empty, expected a model folder"),
+    ("model.path=FOLDER/empty/../empty", "error: "),
+    ("model.path=memory://nothing", "memory://nothing: no such model folder (model.path)"),
+    ("model.path=~/nowhere-at-all", "nowhere-at-all: no such model folder (model.path)"),
+    ("runtime.storage=/proc/x", "/proc/x: cannot be used (No such file or directory) (runtime.storage)"),
+    ("runtime.storage=/dev/null", "/dev/null: "),
+    ("runtime.storage=FOLDER/data.jsonl", "data.jsonl: is a file, expected a folder"),
+    ("runtime.storage=FOLDER/data.jsonl/x", "Not a directory"),
+    ("runtime.storage=FOLDER", "is not empty and holds no run"),
+    ("runtime.storage=FOLDER/loop/x", "error: "),
+    ("runtime.storage=" + "x" * 300, "File name too long"),
+    ("runtime.storage=memory://x", "memory://x: ends with this process"),
+    ("runtime.storage=nosuch://x", "Protocol not known: nosuch"),
+    ("runtime.storage=s3://", "error: s3://"),
+    ("runtime.storage=5", "runtime.storage: input should be a valid string"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), SETTINGS, ids=[settings[:60] for settings, _ in SETTINGS])
+def test_settings_are_refused_in_one_line(
+    refused: Refused, recipe: Path, settings: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = recipe.parent
+    (folder / "empty").mkdir()
+    (folder / "loop").symlink_to(folder / "loop")
+    _without_credentials(monkeypatch, folder)
+    settings = settings.replace("FOLDER", str(folder)).replace("RECIPE", str(recipe))
+    # Several settings are separated by a space; none of the values holds one before a section's name.
+    parts = settings.split(" ") if settings.count("=") > 1 and " " in settings and "{" not in settings else [settings]
+    assert words in refused(*parts)
+
+
+def _without_credentials(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """No access to any store: none of the user's files, and no request to a cloud's metadata service."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(folder / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    S3FileSystem.clear_instance_cache()  # a file system keeps the credentials that it found
+
+
+ENVIRONMENTS = [
+    ({}, "data.path=s3://bucket/x.jsonl", "Unable to locate credentials) (data.path); check the credentials"),
+    ({}, "model.path=s3://bucket/model", "Unable to locate credentials) (model.path); check the credentials"),
+    ({}, "runtime.storage=s3://bucket/x", "Unable to locate credentials) (runtime.storage); check the credentials"),
+    ({"AWS_PROFILE": "nope"}, "data.path=s3://bucket/x.jsonl", "set AWS_PROFILE to a profile of ~/.aws/config"),
+    ({"AWS_PROFILE": "nope"}, "runtime.storage=s3://bucket/x", "set AWS_PROFILE to a profile of ~/.aws/config"),
+    ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "data.path=s3://bucket/x.jsonl", "check the network and AWS_ENDPOINT"),
+    ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "model.path=s3://bucket/x", "check the network and AWS_ENDPOINT"),
+    ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "runtime.storage=s3://b/x", "check the network and AWS_ENDPOINT"),
+    ({"AWS_ENDPOINT_URL": "no url"}, "runtime.storage=s3://bucket/x", "AWS_ENDPOINT_URL: expected http://HOST:PORT"),
+    ({"RAY_ADDRESS": "127.0.0.1:1"}, "seed=0", "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1"),
+    ({"RAY_ADDRESS": "ray://127.0.0.1:1"}, "seed=0", "RAY_ADDRESS: no Ray cluster answers at ray://127.0.0.1:1"),
+    ({"RAY_ADDRESS": "http://foo bar"}, "seed=0", "RAY_ADDRESS: expected HOST:PORT, ray://HOST:PORT, auto or local"),
+    ({"RAY_ADDRESS": "http://127.0.0.1:8265"}, "seed=0", "RAY_ADDRESS: expected HOST:PORT"),
+    ({"RAY_ADDRESS": "auto-none"}, "seed=0", "RAY_ADDRESS: expected HOST:PORT"),
+    ({"RAY_ADDRESS": "host:port"}, "seed=0", "RAY_ADDRESS: expected HOST:PORT"),
+    ({"RAY_ADDRESS": "127.0.0.1:99999"}, "seed=0", "RAY_ADDRESS: expected HOST:PORT"),
+    ({"RAY_ADDRESS": "nohost.invalid:6379"}, "seed=0", "RAY_ADDRESS: no Ray cluster answers at nohost.invalid:6379"),
+    ({"RAY_ADDRESS": "." * 70 + ":1"}, "seed=0", "RAY_ADDRESS: no Ray cluster answers"),
+]
+
+
+@pytest.mark.parametrize(("environment", "setting", "words"), ENVIRONMENTS)
+def test_environments_are_refused_in_one_line(
+    refused: Refused,
+    recipe: Path,
+    environment: dict[str, str],
+    setting: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _without_credentials(monkeypatch, recipe.parent)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if "AWS_ENDPOINT_URL" in environment:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    assert words in refused(setting)
+
+
+BOMB = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))])
+RECIPES: list[tuple[bytes, str]] = [
+    (b"", "expected sections (model, data, "),
+    (b"- 1", "expected sections (model, data, …), got a list"),
+    (b"text", "got a single value"),
+    (b"{", "not valid YAML"),
+    (b"a: b: c", "not valid YAML"),
+    (b"\tname: x", "not valid YAML"),
+    (b"\xff\xfe\x00", "not valid YAML"),
+    (b"\x00", "not valid YAML"),
+    (b"name: \x80", "not valid YAML"),
+    ("name: x".encode("utf-16"), "not valid YAML"),
+    (b"name: !!python/object/apply:os.system [ls]", "not valid YAML"),
+    (b"name: 2020-02-32", "not valid YAML"),
+    (b"[" * 3000, "line 1: more than 100 nested levels"),
+    (b"a: " * 100, "not valid YAML"),
+    (b"training: {epochs: 1}\ntraining: {epochs: 2}", "line 2: the key 'training' appears twice; remove one"),
+    (b"training: {epochs: 1, epochs: 7}", "line 1: the key 'epochs' appears twice; remove one"),
+    (b"name: x\n1: 2", "error: "),
+    (b"null: 2", "error: "),
+    (b"[1]: 2", "error: "),
+    (b"{}: 2", "error: "),
+    (b"? {a: b}\n: 2", "error: "),
+    (b"name: x\ndescription: y", "error: "),
+    (b"model: [1]", "error: "),
+    (b"sweep: 3", "error: "),
+    (b"runtime: 3", "error: "),
+    (BOMB.encode() + b"\ndescription: *a11", "error: "),
+    (b"\x89PNG\r\n\x1a\n", "not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), RECIPES, ids=[repr(content[:40]) for content, _ in RECIPES])
+def test_recipes_are_refused_in_one_line(refused: Refused, recipe: Path, content: bytes, words: str) -> None:
+    recipe.write_bytes(content)
+    line = refused()
+    assert line.startswith(f"error: {recipe}: ")
+    assert words in line
+
+
+def test_a_value_of_billions_of_parts_is_refused_at_once(refused: Refused, recipe: Path) -> None:
+    raw = yaml.safe_load(recipe.read_text())
+    del raw["description"]
+    nested = "\n".join(f"    {line}" for line in BOMB.splitlines())
+    recipe.write_text(f"{yaml.safe_dump(raw)}description:\n{nested}\n")
+    assert "aliases stand for more than 1,000,000 values; write them out" in refused()
+
+
+PATHS = [
+    ("FOLDER", "is a folder, expected a recipe"),
+    ("FOLDER/folder.yaml", "is a folder, expected a recipe"),
+    ("FOLDER/broken.yaml", "is a broken symbolic link to"),
+    ("FOLDER/loop.yaml", "error: "),
+    ("FOLDER/nothing.yaml", "no such file; did you mean"),
+    ("FOLDER/data.jsonl", "expected a recipe, a file named *.yaml; data goes to data.path"),
+    ("quickstrat", "no such recipe; did you mean 'quickstart'?"),
+    ("x" * 4000, "no such recipe"),
+    ("x" * 300 + ".yaml", "no such file"),
+    ("data.documents=3", "data.documents=3: expected a recipe first, then settings"),
+    ("", "is a folder, expected a recipe"),
+    ("~/nowhere-at-all.yaml", "no such file"),
+    ("/proc/self/mem/x.yaml", "no such file"),
+]
+
+
+@pytest.mark.parametrize(("path", "words"), PATHS)
+def test_paths_of_recipes_are_refused_in_one_line(refused: Refused, recipe: Path, path: str, words: str) -> None:
+    folder = recipe.parent
+    (folder / "folder.yaml").mkdir()
+    (folder / "broken.yaml").symlink_to(folder / "gone")
+    (folder / "loop.yaml").symlink_to(folder / "loop.yaml")
+    assert words in refused(path=path.replace("FOLDER", str(folder)))
+
+
+def _zip(data: bytes) -> bytes:
+    with tempfile.NamedTemporaryFile() as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("data.jsonl", data)
+        return Path(file.name).read_bytes()
+
+
+GOLD = {"text": "x", "gold": True}
+OTHERS = [{"text": text, "gold": False} for text in "yzw"]
+LINE = json.dumps({"question": "?", "answers": ["x"], "documents": [GOLD, *OTHERS]}).encode() + b"\n"
+
+
+def _with(**fields: Any) -> bytes:
+    return json.dumps({**json.loads(LINE), **fields}).encode() + b"\n"
+
+
+DATA: list[tuple[str, bytes, str]] = [
+    # Files of another kind.
+    ("x.jsonl", b"", "holds no examples"),
+    ("x.jsonl", b"\n\n  \n", "holds no examples"),
+    ("x.jsonl", gzip.compress(LINE), "is gzip data, but its name does not end in .gz"),
+    ("x.jsonl", bz2.compress(LINE), "is bzip2 data"),
+    ("x.jsonl", lzma.compress(LINE), "is xz data"),
+    ("x.jsonl", b"\x28\xb5\x2f\xfd rest", "is Zstandard data"),
+    ("x.jsonl", _zip(LINE), "is a zip archive"),
+    ("x.jsonl", b"PAR1....PAR1", "cannot be opened ("),
+    ("x.jsonl", b"ARROW1\0\0", "is an Arrow file"),
+    ("x.jsonl", LINE.decode().encode("utf-16"), "is UTF-16; save it as UTF-8"),
+    ("x.jsonl", LINE.decode().encode("utf-16-be"), "error: "),
+    ("x.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "is a git-lfs pointer"),
+    ("x.jsonl", b"<!DOCTYPE html><html>", "is a web page"),
+    ("x.jsonl", b"%PDF-1.7", "is a PDF file"),
+    ("x.csv", b"question,answer\nwho,me\n", "line 1: not valid JSON"),
+    ("x.csv", b"question,answer\nwho,me\n", "expected one JSON object in each line"),
+    ("x.jsonl.gz", LINE, "is not a gzip file despite its name"),
+    ("x.jsonl.gz", gzip.compress(LINE * 100)[:-20], "broken gzip"),
+    ("x.jsonl.gz", gzip.compress(LINE)[:5], "broken gzip"),
+    ("x.jsonl.gz", gzip.compress(gzip.compress(LINE)), "is gzip data"),
+    ("x.jsonl.bz2", LINE, "is no whole bz2 file"),
+    ("x.jsonl.bz2", bz2.compress(LINE * 100)[:-20], "broken bz2 "),
+    ("x.jsonl.xz", LINE, "is no whole xz file"),
+    ("x.jsonl.xz", lzma.compress(LINE * 100)[:-20], "broken xz after line 100"),
+    ("x.jsonl.zip", LINE, "is not a zip file despite its name"),
+    ("x.jsonl.zip", _zip(LINE)[:-20], "error: "),
+    # Lines and records.
+    ("x.jsonl", b"{", "line 1: not valid JSON"),
+    ("x.jsonl", LINE + LINE[:40], "line 2: not valid JSON"),
+    ("x.jsonl", LINE + b"\xff\n", "line 2: not UTF-8"),
+    ("x.jsonl", b"1\n", "line 1: expected a JSON object, got int"),
+    ("x.jsonl", b"null\n", "line 1: expected a JSON object"),
+    ("x.jsonl", b'{"a": ' * 5000, "line 1: nested too deeply"),
+    ("x.jsonl", b'{"a": ' * 100_000, "line 1: nested too deeply"),
+    ("x.json", b"[" * 50_000, "record 1: nested too deeply"),
+    ("x.json", b"[" * 200_000, "record 1: nested too deeply"),
+    ("x.json", b'[{"a":' + b"[" * 200_000, "nested too deeply"),
+    ("x.json", b"[", "record 1: not valid JSON"),
+    ("x.json", b"[]", "holds no examples"),
+    ("x.json", b"[1]", "record 1: expected a JSON object"),
+    ("x.json", b"[" + LINE + b",", "record 2: not valid JSON"),
+    ("x.json", b"[" + LINE + b"] trailing", "not valid JSON"),
+    ("x.jsonl", b'{"question": ' + b"9" * 6000 + b"}", "line 1: holds a number with too many digits"),
+    ("x.jsonl", b'{"question": "\\ud83d"}', "unpaired surrogate"),
+    ("x.jsonl", b'{"question": "a", "question": "b"}', "line 1, question: given twice"),
+    ("x.jsonl", b"{}", "fields question, answers, documents are missing"),
+    ("x.jsonl", b'{"question": NaN}', "fields answers, documents are missing"),
+    # Fields.
+    ("x.jsonl", _with(question=""), "question: empty"),
+    ("x.jsonl", _with(question=" \t"), "question: empty"),
+    ("x.jsonl", _with(question=5), "question: "),
+    ("x.jsonl", _with(question=None), "question: "),
+    ("x.jsonl", _with(answers=[]), "answers: empty"),
+    ("x.jsonl", _with(answers="a"), "answers: "),
+    ("x.jsonl", _with(answers=[""]), "answers: one is blank"),
+    ("x.jsonl", _with(answers=[1]), "answers"),
+    ("x.jsonl", _with(answers=["the"]), "all empty once normalised"),
+    ("x.jsonl", _with(answers=["zebra"]), "the gold document contains none of the answers"),
+    ("x.jsonl", _with(documents=[]), "no gold document"),
+    ("x.jsonl", _with(documents={}), "documents: "),
+    ("x.jsonl", _with(documents=[1]), "documents[0]"),
+    ("x.jsonl", _with(documents=[{"text": "x"}]), "gold"),
+    ("x.jsonl", _with(documents=[{"text": "a", "gold": "yes"}]), "gold"),
+    ("x.jsonl", _with(documents=[GOLD, GOLD]), "2 gold documents; expected exactly one"),
+    ("x.jsonl", _with(documents=[{"text": None, "gold": True}]), "text"),
+    ("x.jsonl", _with(id=5), "id: "),
+    ("x.jsonl", _with(documents=[GOLD, *OTHERS[:2]]), "3 documents, but prompts of 4 slots are asked for"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"), DATA, ids=[f"{row} {case[0]}: {case[2][:30]}" for row, case in enumerate(DATA)]
+)
+def test_data_files_are_refused_in_one_line(
+    refused: Refused, recipe: Path, name: str, content: bytes, words: str
+) -> None:
+    path = recipe.parent / name
+    path.write_bytes(content)
+    line = refused(f"data.path={path}")
+    assert line.startswith((f"error: {path}: ", f"error: {path}, "))
+    assert words in line
+
+
+def test_duplicates_are_mentioned_when_examples_are_too_few(refused: Refused, recipe: Path) -> None:
+    data = write_examples(recipe.parent / "one.jsonl", 1, 6)
+    rows = [json.loads(data.read_text()) | {"id": str(number)} for number in range(60)]
+    rows = [{**row, "id": "one"} for row in rows]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    assert "records skipped: 59 duplicate" in refused(f"data.path={data}")
+
+
+# Model folders.
+
+
+def _json(name: str, **fields: Any) -> Callable[[Path], None]:
+    """Change fields of a JSON file; None removes one."""
+
+    def change(folder: Path) -> None:
+        raw = json.loads((folder / name).read_text()) | fields
+        raw = {field: value for field, value in raw.items() if value is not None}
+        (folder / name).write_text(json.dumps(raw))
+
+    return change
+
+
+def _write(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None  # type: ignore[return-value]
+
+
+def _remove(*names: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return change
+
+
+def _tensors(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def rewrite(folder: Path) -> None:
+        tensors = dict(load_file(folder / "model.safetensors"))
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return rewrite
+
+
+def _cut(name: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: os.truncate(folder / name, size)
+
+
+def _link(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(folder / "gone")
+
+    return change
+
+
+def _folder(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).mkdir()
+
+    return change
+
+
+def _set(name: str, value: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda tensors: tensors.update({name: value(tensors[name])})
+
+
+NORM = "model.norm.weight"
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n"
+INDEX = {"weight_map": {NORM: "model-00001-of-00002.safetensors"}}
+
+
+def _sharded(index: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return change
+
+
+MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no weights": (_remove("model.safetensors"), "holds no weights in safetensors format"),
+    "weights of git-lfs": (_write("model.safetensors", LFS), "run `git lfs pull` in the model folder"),
+    "weights of nothing": (_write("model.safetensors", b""), "is not a safetensors file of 0 bytes"),
+    "weights of 3 bytes": (_write("model.safetensors", b"abc"), "is not a safetensors file"),
+    "weights of text": (_write("model.safetensors", b"hello world, hello"), "is not a safetensors file"),
+    "weights of zeros": (_write("model.safetensors", bytes(1000)), "is not a safetensors file"),
+    "weights with a pickle": (_write("model.safetensors", b"\x80\x04\x95" * 50), "is not a safetensors file"),
+    "weights with a web page": (_write("model.safetensors", b"<!DOCTYPE html>" * 20), "is not a safetensors file"),
+    "weights cut in the header": (_cut("model.safetensors", 200), "copy or download it again"),
+    "weights cut at the end": (_cut("model.safetensors", 20_000), "copy or download it again"),
+    "weights are a broken link": (_link("model.safetensors"), "error: "),
+    "weights are a folder": (_folder("model.safetensors"), "error: "),
+    "tensor missing": (_tensors(lambda t: t.pop(NORM)), f"tensor {NORM} of shape [32] is missing"),
+    "layer missing": (
+        _tensors(lambda t: [t.pop(name) for name in list(t) if ".layers.1." in name]),
+        "is missing",
+    ),
+    "tensor of another shape": (_tensors(_set(NORM, lambda t: t[:16].copy())), "has shape [16], config.json describes"),
+    "tensor of integers": (_tensors(_set(NORM, lambda t: t.astype("int64"))), "is stored as I64"),
+    "tensor with NaN": (_tensors(_set(NORM, lambda t: t * np.float32("nan"))), f"tensor {NORM} holds NaN"),
+    "tensor with infinity": (_tensors(_set(NORM, lambda t: t + np.float32("inf"))), "holds infinite values"),
+    "no tensor at all": (_tensors(lambda t: t.clear()), "is missing"),
+    "index names absent shards": (_sharded(INDEX), "names model-00001-of-00002.safetensors, which is not in"),
+    "index is a list": (_sharded([]), "expected JSON with a weight_map"),
+    "index of nothing": (_sharded({"weight_map": {}}), "error: "),
+    "index names numbers": (_sharded({"weight_map": {"a": 5}}), "error: "),
+    "index names another folder": (_sharded({"weight_map": {"a": "../x.safetensors"}}), "error: "),
+    "no config": (_remove("config.json"), "no usable config.json"),
+    "config of text": (_write("config.json", b"hello"), "no usable config.json"),
+    "config of a list": (_write("config.json", b"[]"), "no usable config.json"),
+    "config of nothing": (_write("config.json", b""), "no usable config.json"),
+    "config of bytes": (_write("config.json", b"\xff\xfe\x00"), "no usable config.json"),
+    "config cut": (_cut("config.json", 50), "no usable config.json"),
+    "config is a folder": (_folder("config.json"), "no usable config.json"),
+    "config is a broken link": (_link("config.json"), "config.json) (model.path)"),
+    "config of an unknown model": (_json("config.json", model_type="nothing"), "no usable config.json"),
+    "config of no model": (_json("config.json", model_type=None, architectures=None), "no usable config.json"),
+    "config of bert": (_json("config.json", model_type="bert"), "weights and config.json are of different models"),
+    "config of a vision model": (_json("config.json", model_type="vit"), "error: "),
+    "config with more layers": (_json("config.json", num_hidden_layers=6), "is missing (36 tensors of 57)"),
+    "config with another width": (_json("config.json", hidden_size=64), "config.json describes"),
+    "config with another vocabulary": (_json("config.json", vocab_size=256), "has shape [300, 32]"),
+    "config with width of text": (
+        _json("config.json", hidden_size="wide"),
+        "Validation error for field 'hidden_size': TypeError",
+    ),
+    "config with width 0": (_json("config.json", hidden_size=0), "error: "),
+    "config with negative layers": (_json("config.json", num_hidden_layers=-1), "error: "),
+    "config with no heads": (_json("config.json", num_attention_heads=0), "error: "),
+    "config with odd heads": (_json("config.json", num_attention_heads=5, num_key_value_heads=5), "error: "),
+    "config with an unknown activation": (_json("config.json", hidden_act="nothing"), "error: "),
+    "config without positions": (_json("config.json", max_position_embeddings=0), "set model.max_length"),
+    "config with positions of text": (_json("config.json", max_position_embeddings="many"), "error: "),
+    "config with a short context": (
+        _json("config.json", max_position_embeddings=200),
+        "exceed the model's context of 200",
+    ),
+    "config with an unknown rope": (_json("config.json", rope_parameters={"rope_type": "nothing"}), "error: "),
+    "config with rope of text": (_json("config.json", rope_parameters="yes"), "error: "),
+    "no tokenizer": (_remove("tokenizer.json"), "holds no tokenizer"),
+    "tokenizer of text": (_write("tokenizer.json", b"hello"), "no usable tokenizer"),
+    "tokenizer of nothing": (_write("tokenizer.json", b""), "no usable tokenizer"),
+    "tokenizer of a list": (_write("tokenizer.json", b"[]"), "no usable tokenizer"),
+    "tokenizer of git-lfs": (_write("tokenizer.json", LFS), "no usable tokenizer"),
+    "tokenizer cut": (_cut("tokenizer.json", 300), "no usable tokenizer"),
+    "tokenizer without a model": (_json("tokenizer.json", model=None), "no usable tokenizer"),
+    "tokenizer config of text": (_write("tokenizer_config.json", b"hello"), "no usable tokenizer"),
+    "tokenizer config of a list": (_write("tokenizer_config.json", b"[]"), "no usable tokenizer"),
+    "no template": (_remove("chat_template.jinja"), "has no chat template"),
+    "template of nothing": (_write("chat_template.jinja", b""), "chat template"),
+    "template that is not closed": (_write("chat_template.jinja", b"{% for m in messages %}"), "chat template"),
+    "template with an unknown filter": (_write("chat_template.jinja", b"{{ messages|nothing }}"), "chat template"),
+    "template that raises": (
+        _write("chat_template.jinja", b"{{ raise_exception('no') }}"),
+        "chat template cannot be used",
+    ),
+    "template without messages": (_write("chat_template.jinja", b"hello"), "leaves out a message"),
+    "template that divides by zero": (_write("chat_template.jinja", b"{{ 1 / 0 }}"), "chat template"),
+    "template that is not UTF-8": (_write("chat_template.jinja", b"\xff\xfe{{ messages }}"), "error: "),
+    "template that adds a number": (
+        _write("chat_template.jinja", b"{{ messages + 1 }}"),
+        "chat template cannot be used",
+    ),
+    "template that reaches for Python": (
+        _write("chat_template.jinja", b"{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+        "chat template cannot be used",
+    ),
+    "generation config of text": (_write("generation_config.json", b"hello"), "generation_config.json: expected"),
+    "generation config of a list": (_write("generation_config.json", b"[]"), "generation_config.json: expected"),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_model_folders_are_refused_in_one_line(refused: Refused, recipe: Path, case: str) -> None:
+    change, words = MODELS[case]
+    folder = Path(shutil.copytree(yaml.safe_load(recipe.read_text())["model"]["path"], recipe.parent / "model"))
+    change(folder)
+    line = refused(f"model.path={folder}")
+    assert line.startswith((f"error: {folder}", "error: example "))
+    assert words in line

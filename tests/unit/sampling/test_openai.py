@@ -1,0 +1,139 @@
+"""The engine `openai` against a server on loopback that has no model and fails at random."""
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pos2distill.config import EndpointSection, ModelSection
+from pos2distill.errors import UserError
+from pos2distill.records import Tokens
+from pos2distill.sampling.engines.openai import OpenAiEngine, check_endpoint, read_api_key
+from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
+from tests.support.endpoint import FAULTS, SLOW_S, FakeServer, serve
+
+GREEDY = SamplingParams(0.0, 1.0, 8, ())
+CHAT = ModelSection(path="tiny", engine="openai")
+COMPLETIONS = ModelSection(path="tiny", engine="openai", api="completions")
+
+
+def ask(
+    server: FakeServer, prompts: Sequence[Tokens | str], model: ModelSection = CHAT, **settings: object
+) -> list[GenerationResult]:
+    engine = OpenAiEngine(model, EndpointSection.model_validate({"base_url": server.url, **settings}))
+    return asyncio.run(engine.generate(prompts, GREEDY, [0] * len(prompts)))
+
+
+def errors(results: Sequence[GenerationResult]) -> list[str]:
+    return [result.error for result in results if isinstance(result, Failure)]
+
+
+def test_openai_answers_every_prompt_once_in_spite_of_faults() -> None:
+    prompts = [f"What is the number {number}?" for number in range(1000)]
+    server = FakeServer(answer=lambda prompt: f"It is {prompt.split()[-1][:-1]}.", fault_probability=0.1)
+    with serve(server):
+        results = ask(server, prompts, concurrency=64, timeout_s=SLOW_S / 2)
+    assert [result.text for result in results if isinstance(result, TextCompletion)] == [
+        f"It is {number}." for number in range(1000)
+    ]
+    # The server agrees: every prompt succeeded once, after about a hundred faults of every kind.
+    assert set(server.answered) == set(prompts)
+    assert set(server.answered.values()) == {1}
+    assert set(server.faults) == set(FAULTS)
+    assert server.faults.total() > 70
+    assert len(server.bodies) == 1000 + server.faults.total()
+    assert server.most_running <= 64 + server.faults["slow"]  # a request that timed out here may still run there
+    tokens = sum(result.prompt_tokens or 0 for result in results if isinstance(result, TextCompletion))
+    assert tokens == sum(len(prompt.split()) for prompt in prompts)
+
+
+def test_openai_gives_up_on_a_prompt_after_the_last_retry() -> None:
+    server = FakeServer(fault_probability=1.0, kinds=("500",))
+    with serve(server):
+        results = ask(server, ["What?"], max_retries=2)
+    assert errors(results) == ["InternalServerError: Error code: 500 - broken"]
+    assert len(server.bodies) == 3
+
+
+def test_openai_sends_greedy_requests_with_the_prompt() -> None:
+    server = FakeServer(answer=lambda prompt: " 42\n")
+    with serve(server):
+        chat = ask(server, ["Which code?"], served_model="alias")
+        completed = ask(server, [np.arange(5, dtype=np.int32)], COMPLETIONS)
+    greedy = {"temperature": 0.0, "max_tokens": 8}
+    assert server.bodies[0] == {
+        "model": "alias",
+        "messages": [{"role": "user", "content": "Which code?"}],
+        **greedy,
+    }
+    assert server.bodies[1] == {"model": "tiny", "prompt": [0, 1, 2, 3, 4], **greedy}
+    assert chat == [TextCompletion(" 42\n", "stop", 2, 1)]
+    assert completed == [TextCompletion(" 42\n", "stop", 5, 1)]
+
+
+def test_openai_refuses_a_prompt_that_the_server_cut() -> None:
+    with serve(FakeServer(context=4)) as server:
+        chat = ask(server, ["one two three", "one two three four five six"])
+        completed = ask(server, [np.arange(5, dtype=np.int32)], COMPLETIONS)
+        limited = ask(server, ["one two three"], CHAT.model_copy(update={"max_length": 10}))
+    assert isinstance(chat[0], TextCompletion)
+    assert errors(chat) == [
+        "the server counts 4 tokens in a prompt of 6 words, so it cut the prompt; raise its context length or lower "
+        "data.documents"
+    ]
+    assert errors(completed) == [
+        "the server counts 4 tokens in a prompt of 5: it cut the prompt, or has another tokenizer than model.path"
+    ]
+    assert errors(limited) == [
+        "prompt of 3 tokens + 8 for the response exceed model.max_length (10), so the server may have cut it; lower "
+        "data.documents"
+    ]
+
+
+def test_openai_limits_concurrency_and_rate() -> None:
+    with serve(FakeServer()) as server:
+        ask(server, ["What?"] * 50, concurrency=3)
+        assert server.most_running <= 3
+
+    async def timed() -> float:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        settings = EndpointSection(base_url=server.url, requests_per_minute=600)
+        await OpenAiEngine(CHAT, settings).generate(["What?"] * 6, GREEDY, [0] * 6)
+        return loop.time() - start
+
+    with serve(server):
+        assert asyncio.run(timed()) >= 0.5  # the sixth request starts five tenths of a second after the first
+
+
+def test_openai_reads_the_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert read_api_key(EndpointSection()) == "none"
+    with pytest.raises(UserError, match=r"^runtime\.endpoint\.api_key_env: the environment variable MY_KEY is not set"):
+        read_api_key(EndpointSection(api_key_env="MY_KEY"))
+    monkeypatch.setenv("OPENAI_API_KEY", "wrong")
+    monkeypatch.setenv("MY_KEY", "right")
+    with serve(FakeServer(key="right")) as server:
+        assert isinstance(ask(server, ["What?"], api_key_env="MY_KEY")[0], TextCompletion)
+        assert errors(ask(server, ["What?"])) == ["AuthenticationError: Error code: 401 - wrong key"]
+        with pytest.raises(UserError, match=r": refuses the key in OPENAI_API_KEY \(HTTP 401\)"):
+            check_endpoint(CHAT, EndpointSection(base_url=server.url))
+
+
+def test_check_endpoint_finds_the_model() -> None:
+    with serve(FakeServer()) as server:
+        settings = EndpointSection(base_url=server.url)
+        check_endpoint(CHAT, settings)
+        check_endpoint(CHAT.model_copy(update={"path": "x"}), settings.model_copy(update={"served_model": "tiny"}))
+        with pytest.raises(UserError, match=r": serves no model 'tiny2' \(model\.path\); did you mean 'tiny'\?$"):
+            check_endpoint(CHAT.model_copy(update={"path": "tiny2"}), settings)
+    with serve(FakeServer(lists_models=False)) as server:
+        check_endpoint(CHAT.model_copy(update={"path": "tiny2"}), EndpointSection(base_url=server.url))
+
+
+def test_check_endpoint_refuses_an_address_without_a_server() -> None:
+    with serve(FakeServer()) as server:
+        pass
+    with pytest.raises(UserError, match=r": no server answers \(.+\) \(runtime\.endpoint\.base_url\)$"):
+        check_endpoint(CHAT, EndpointSection(base_url=server.url))

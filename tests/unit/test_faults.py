@@ -1,0 +1,47 @@
+import errno
+
+import pytest
+from botocore.exceptions import NoCredentialsError
+
+from pos2distill.faults import describe, disk_is_full
+
+DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "/x"), "/x: No such file or directory"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x"),
+            "/x: No space left on device; free space there, or use another disk (runtime.storage; TMPDIR for temporary "
+            "files)",
+        ),
+        (IsADirectoryError(21, "Is a directory", "/x"), "/x: Is a directory; expected a file, not a folder"),
+        (
+            ConnectionError("no Ray"),
+            "ConnectionError: no Ray; check the network and AWS_ENDPOINT_URL or the storage's other address settings",
+        ),
+        (
+            NoCredentialsError(),
+            "NoCredentialsError: Unable to locate credentials; check the credentials of the storage and their rights",
+        ),
+        # As safetensors 0.8 raises it.
+        (
+            RuntimeError("I/O error: No space left on device (os error 28)"),
+            "RuntimeError: I/O error: No space left on device (os error 28)",
+        ),
+    ],
+)
+def test_describe_is_one_line(error: Exception, line: str) -> None:
+    assert describe(error) == line + DEBUG
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), RuntimeError("x"), AssertionError()])
+def test_describe_leaves_bugs_alone(error: Exception) -> None:
+    assert describe(error) is None
+
+
+def test_disk_is_full_knows_the_words_wherever_they_are() -> None:
+    assert disk_is_full(RuntimeError("worker: OSError: [Errno 28] No space left on device"))
+    assert not disk_is_full(OSError(13, "Permission denied"))

@@ -1,0 +1,125 @@
+"""`transformers.Trainer` with our losses, compared with the pipeline's own loop on the same examples."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainingArguments
+
+from pos2distill.config import MethodSection, Recipe, Study
+from pos2distill.losses.objectives import row_coefficients
+from pos2distill.models.load import load_model
+from pos2distill.training.hf_trainer import PositionDistillTrainer, collate_examples, to_feature
+from pos2distill.training.micro_batches import pack
+from pos2distill.training.strategies.torch import TorchStrategy
+from pos2distill.training.teachers import build_teacher
+from tests.support.samples import Source
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> Callable[..., TrainingArguments]:
+    def make(**settings: Any) -> TrainingArguments:
+        defaults = {"per_device_train_batch_size": 4, "max_grad_norm": 0.0, "use_cpu": True, "report_to": []}
+        return TrainingArguments(output_dir=str(tmp_path / "out"), **{**defaults, **settings})
+
+    return make
+
+
+def move(lm: Any) -> None:
+    """Away from the teacher, so that no divergence is 0."""
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.mul_(1.05)
+
+
+def pipeline_loss(recipe: Recipe, source: Source, examples: int) -> tuple[float, torch.Tensor]:
+    """The pipeline's objective on the first examples, and its gradient with respect to the embeddings."""
+    study = recipe.study
+    strategy = TorchStrategy(study, recipe.runtime.trainers, CPU)
+    move(strategy.student.lm)
+    teacher = build_teacher(study, strategy.frozen_states, CPU)
+    rows = [source.build.row(key) for index in range(examples) for key in source.build.keys(source.sample(index))]
+    loss_N = strategy.forward(pack(rows, study, 0), teacher(rows) if teacher else None)
+    slot_N = torch.tensor([row.slot_id for row in rows])
+    coefficient_N = row_coefficients(study.method, loss_N.detach(), torch.zeros_like(loss_N), slot_N)
+    loss = (coefficient_N * loss_N).sum()
+    loss.backward()
+    embeddings: Any = strategy.student.lm.get_input_embeddings()
+    return float(loss.detach()), embeddings.weight.grad
+
+
+@pytest.mark.parametrize(
+    "method", [{"name": "r1"}, {"name": "r1", "weights": "official"}, {"name": "kl"}, {"name": "seqkd"}]
+)
+def test_trainer_has_the_loss_and_gradient_of_the_pipeline(
+    make_recipe: Callable[..., Recipe],
+    make_source: Callable[[Study], Source],
+    arguments: Callable[..., TrainingArguments],
+    method: dict[str, Any],
+) -> None:
+    recipe = make_recipe(method={**method, "k": 2})
+    source, study = make_source(recipe.study), recipe.study
+    lm = load_model(study.model)
+    move(lm)
+    trainer = PositionDistillTrainer(lm, arguments(), method=study.method, teacher=load_model(study.model))
+    batch = collate_examples([to_feature(source.build, source.sample(index)) for index in range(4)])
+    loss = trainer.compute_loss(lm, batch)
+    loss.backward()
+    expected, gradient = pipeline_loss(recipe, source, 4)
+    assert expected > 0.01
+    assert float(loss.detach()) == pytest.approx(expected, abs=1e-6)
+    embeddings: Any = lm.get_input_embeddings()
+    assert (embeddings.weight.grad - gradient).norm() < 1e-5 * gradient.norm()
+
+
+def test_trainer_trains(
+    make_recipe: Callable[..., Recipe],
+    make_source: Callable[[Study], Source],
+    arguments: Callable[..., TrainingArguments],
+) -> None:
+    recipe = make_recipe(method={"k": 2})
+    source, study = make_source(recipe.study), recipe.study
+    features = [to_feature(source.build, source.sample(index)) for index in range(len(source.examples))]
+    lm, teacher = load_model(study.model), load_model(study.model)
+    settings = arguments(num_train_epochs=6, learning_rate=1e-3, logging_steps=1, save_strategy="no")
+    trainer = PositionDistillTrainer(lm, settings, method=study.method, teacher=teacher, train_dataset=features)
+    trainer.train()
+    losses = [record["loss"] for record in trainer.state.log_history if "loss" in record]
+    assert len(losses) == 12
+    assert losses[-1] < 0.8 * losses[0]
+    # The teacher stays as it is.
+    for one, other in zip(teacher.parameters(), load_model(study.model).parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_collate_examples_aligns_responses_to_the_right() -> None:
+    first = {"prompts": [[5, 6], [7]], "slots": [-1, 3], "response": [8, 9]}
+    second = {"prompts": [[5, 6, 7]], "slots": [-1], "response": [4]}
+    batch = collate_examples([first, second])
+    assert batch["input_ids"].tolist() == [[5, 6, 8, 9], [0, 7, 8, 9], [5, 6, 7, 4]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3], [0, 0, 1, 2], [0, 1, 2, 3]]
+    assert batch["response_mask"].tolist() == [[True, True], [True, True], [False, True]]
+    assert (batch["slots"].tolist(), batch["anchor_rows"].tolist()) == ([-1, 3, -1], [0, 0, 2])
+    wrongs: list[dict[str, Any]] = [{"slots": [3, -1]}, {"response": []}]
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match=r"^feature 0: expected the answered prompt first \(slot -1\), and a resp"):
+            collate_examples([{**first, **wrong}])
+
+
+def test_trainer_refuses_what_would_change_the_loss(
+    tiny_model_path: str, make_recipe: Callable[..., Recipe], arguments: Callable[..., TrainingArguments]
+) -> None:
+    lm = load_model(make_recipe().study.model)
+    with pytest.raises(ValueError, match="method 'r1' needs the frozen initial model as teacher"):
+        PositionDistillTrainer(lm, arguments())
+    with pytest.raises(ValueError, match="position weights need the whole batch"):
+        PositionDistillTrainer(lm, arguments(gradient_accumulation_steps=2), teacher=lm)
+    with pytest.raises(ValueError, match="for the pipeline only"):
+        PositionDistillTrainer(lm, arguments(), method=MethodSection(alignment="official"), teacher=lm)
+    with pytest.raises(ValueError, match="'r1-on-policy' learns from an answer to each prompt, in the pipeline only"):
+        PositionDistillTrainer(lm, arguments(), method=MethodSection(name="r1-on-policy"), teacher=lm)
