@@ -49,7 +49,10 @@ def build_dataset(
                 # rows, and returns the batches of a task when all are done: a batch that waits for the answers of
                 # another one could then keep them from being stored.
                 arguments["batch_size"] = None
-            dataset = dataset.map_batches(_actor_class(operator), fn_constructor_args=(operator, tracker), **arguments)
+            # Ray Data 2.60 has this method for `batch_size=None` on GPUs, which `map_batches` refuses.
+            dataset = dataset.map_batches_internal(
+                _actor_class(operator), fn_constructor_args=(operator, tracker), **arguments
+            )
     return dataset
 
 
