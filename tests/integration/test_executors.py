@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from pipelines.commands import run_distill, run_study
-from pos2distill.config import Recipe
+from pipelines.executors.ray.data import build_dataset
+from pos2distill.config import PoolSection, Recipe
+from pos2distill.sampling.operators import ActorOperator
 from tests.support.results import counts_of, read_steps
 from tests.support.tiny import write_examples
 
@@ -69,3 +72,14 @@ def test_executors_train_on_the_same_kept_examples(
         assert steps[-1]["fraction"] == 1.0
     assert trained["local"] == trained["ray"]
     assert trained["ray"][0] == trained["ray"][1]
+
+
+@pytest.mark.xdist_group("compute")
+@pytest.mark.parametrize(("is_async", "only_needed"), [(False, False), (True, False), (True, True)])
+def test_actors_on_gpus_take_whole_blocks(
+    local_ray: None, capsys: pytest.CaptureFixture[str], *, is_async: bool, only_needed: bool
+) -> None:
+    """Ray Data checks a pipeline's arguments while it is built, which needs no GPU."""
+    operator = ActorOperator("gpu samplers", lambda: (lambda table: table), PoolSection(gpus=1), is_async, only_needed)
+    build_dataset([pa.table({"example_id": ["a", "b"]})], [operator]).explain()
+    assert "MapBatches(gpu samplers)" in capsys.readouterr().out
