@@ -15,7 +15,9 @@ RUN is the storage of a run (runs/quickstart), or one of its folders distilled-s
 _EXPORT = """The questions of a run as tasks of lm-evaluation-harness: one for each position, and a group.
 
   export runs/quickstart tasks
-  lm_eval --include_path tasks --tasks pos2distill_quickstart --model hf --model_args pretrained=MODEL
+  lm_eval --include_path tasks --tasks pos2distill_quickstart --model hf --model_args pretrained=MODEL \\
+    --log_samples --output_path answers
+  compare runs/quickstart answers
 
 The prompts have the chat template of the run's model, so MODEL should be of its kind.
 """
@@ -45,7 +47,12 @@ def add_browsing(commands: "argparse._SubParsersAction[Any]") -> None:
     runs = commands.add_parser("runs", help="list finished studies: date, method, mean and GAP")
     runs.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs, or one run (default: runs)")
     compare = commands.add_parser("compare", help="curves of several studies side by side, with paired differences")
-    compare.add_argument("runs", metavar="RUN", nargs="+", help="the storage of a run, or a folder report-FINGERPRINT")
+    compare.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="the storage of a run, a folder report-FINGERPRINT, or lm-eval's output of exported tasks",
+    )
     export = commands.add_parser(
         "export",
         help="the questions of a run as tasks of lm-evaluation-harness",
@@ -136,7 +143,7 @@ def _compare(options: argparse.Namespace) -> None:
         return
     entries = result["runs"]
     for number, entry in enumerate(entries):
-        model = "base model" if entry["model"] == "base" else entry["method"]
+        model = {"base": "base model", "lm-eval": "answers of lm-eval"}.get(entry["model"], entry["method"])
         print(f"[{number}] {entry['report']}: {model}, {entry['documents']} documents, {entry['questions']} questions")
     print("\nposition" + "".join(f"{f'[{number}]':>8}" for number in range(len(entries))))
     # A dict, because a set would lose the order.
@@ -161,6 +168,7 @@ def _export(options: argparse.Namespace) -> None:
         return
     print(f"{options.folder}: {len(tasks)} tasks, group {group}")
     print(f"lm_eval --include_path {options.folder} --tasks {group} --model hf --model_args pretrained=MODEL")
+    print(f"with --log_samples --output_path ANSWERS, `compare {options.run} ANSWERS` shows the difference")
 
 
 def _format_difference(difference: dict[str, Any] | None) -> str:

@@ -1,10 +1,17 @@
 """Several finished studies side by side: their curves, and paired differences where they asked the same prompts."""
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
-from pos2distill.evaluation.scores import Grid, format_slots, paired_difference, to_grid
+import pyarrow.compute as pc
+
+from pos2distill.config.study import EvaluationSection
+from pos2distill.errors import UserError
+from pos2distill.evaluation.scores import Grid, format_slots, paired_difference, to_curve, to_grid
 from pos2distill.store.artifacts import Artifact
 
+from .lm_eval import find_sample_logs, read_sample_logs
 from .results import read_summaries, read_summary
 from .stages.evaluate import PREDICTIONS
 
@@ -32,45 +39,75 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
 def compare_runs(runs: list[str]) -> dict[str, Any]:
     """Curves of distilled models, and the difference of each to the first one.
 
+    Args:
+        runs: storages with a report, reports, or folders with lm-evaluation-harness's answers to exported questions.
     Returns: `runs`, in order: report, name, method, positions, accuracy, interval, mean and GAP of each; the base model
     of the first one comes before it. `differences`: of all but the first, paired, or null where prompts differ.
     Raises:
-        UserError: if a run has no report.
+        UserError: if a run has neither a report nor such answers.
     """
     entries: list[dict[str, Any]] = []
     grids: list[Grid] = []
-    settings: dict[str, Any] = {}
-    for number, run in enumerate(runs):
+    bootstrap: dict[str, Any] = {}
+    for run in runs:
+        logs = find_sample_logs(run)
+        if logs:
+            defaults = EvaluationSection()
+            bootstrap = bootstrap or {"bootstrap_samples": defaults.bootstrap_samples, "seed": 0}
+            grid = _logged_grid(logs, run, entries[0]["documents"] if entries else None)
+            curve = asdict(to_curve(grid, **bootstrap))
+            entries.append({"report": run, "name": run, "model": "lm-eval", "method": "lm-eval"} | _curve_values(curve))
+            grids.append(grid)
+            continue
         folder, summary = read_summary(run)
-        models = ("base", "distilled") if number == 0 else ("distilled",)
-        settings = settings or summary["settings"]["evaluation"]
-        for model in models:
+        settings = summary["settings"]["evaluation"]
+        bootstrap = bootstrap or {name: settings[name] for name in ("bootstrap_samples", "seed")}
+        for model in ("distilled",) if entries else ("base", "distilled"):
             curve = summary[model]
-            slots = [slot if isinstance(slot, int) else tuple(slot) for slot in curve["slots"]]
-            entries.append(
-                {
-                    "report": folder,
-                    "name": summary["name"],
-                    "model": model,
-                    "method": summary["method"] if model == "distilled" else "none",
-                    "documents": curve["documents"],
-                    "questions": curve["examples"],
-                    "positions": [format_slots(slot) for slot in slots],
-                    "accuracy": curve["accuracy_by_slot"],
-                    "accuracy_ci95": curve["accuracy_ci95"],
-                    "mean": curve["mean"],
-                    "gap": curve["gap"],
-                }
-            )
+            method = summary["method"] if model == "distilled" else "none"
+            entry = {"report": folder, "name": summary["name"], "model": model, "method": method}
+            entries.append(entry | _curve_values(curve))
             name, _, fingerprint = summary["artifacts"][model].rpartition("-")
             artifact = Artifact(folder.rpartition("/")[0], name, fingerprint)
             grids.append(to_grid(artifact.read_table(PREDICTIONS), curve["documents"]))
-    differences = [_difference(grids[0], grid, settings) for grid in grids[1:]]
+    differences = [_difference(grids[0], grid, bootstrap) for grid in grids[1:]]
     return {"runs": entries, "differences": differences}
 
 
-def _difference(first: Grid, other: Grid, settings: dict[str, Any]) -> dict[str, Any] | None:
+def _curve_values(curve: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values of a report's curve, or of a `Curve`, that are compared."""
+    slots = [slot if isinstance(slot, int) else tuple(slot) for slot in curve["slots"]]
+    return {
+        "documents": curve["documents"],
+        "questions": curve["examples"],
+        "positions": [format_slots(slot) for slot in slots],
+        "accuracy": curve["accuracy_by_slot"],
+        "accuracy_ci95": curve["accuracy_ci95"],
+        "mean": curve["mean"],
+        "gap": curve["gap"],
+    }
+
+
+def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
+    """The answers at one prompt length, the given one if there are some.
+
+    Raises:
+        UserError: if a question was not asked at every position.
+    """
+    table = read_sample_logs(logs, folder)
+    lengths = pc.unique(table["documents"]).to_pylist()
+    if not lengths:
+        raise UserError(f"{folder}: its logs of samples are empty")
     try:
-        return paired_difference(first, other, bootstrap_samples=settings["bootstrap_samples"], seed=settings["seed"])
+        return to_grid(table, documents if documents in lengths else min(lengths))
+    except ValueError:
+        raise UserError(
+            f"{folder}: expected an answer to each question at every position; run all tasks of the exported group"
+        ) from None
+
+
+def _difference(first: Grid, other: Grid, bootstrap: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        return paired_difference(first, other, **bootstrap)
     except ValueError:  # other questions or positions
         return None

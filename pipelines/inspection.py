@@ -120,6 +120,8 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
                 "answers": list(example.answers),
                 "documents": documents,
                 "position": format_slots(slots),
+                "slots": list(slots),
+                "placement": key[1],
                 "prompt_tokens": first["prompt_tokens"],
             }
             for name, answer in found.items():

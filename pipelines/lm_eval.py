@@ -1,6 +1,7 @@
 """The questions of a run as tasks of lm-evaluation-harness, so that it asks the same prompts of any model.
 
-One task for each prompt length and position, and a group with their mean. Written for lm-eval 0.4.13.
+One task for each prompt length and position, and a group with their mean. The harness's logs of samples are read back
+as scores by position. Written for lm-eval 0.4.13.
 """
 
 import json
@@ -10,15 +11,20 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
 
 from pos2distill.config import Study
 from pos2distill.errors import UserError
+from pos2distill.records import PREDICTION_SCHEMA
+from pos2distill.urls import open_url, storage_errors
 
 from .inspection import SCORES, Row, Selection, inspect, study_of
 from .results import open_artifact
 
 _COMMON = "_common.yaml"
+_SCORE_COLUMNS = ("example_id", "documents", "placement", "group", "slots", "correct", "f1")
+_SCORE_SCHEMA = pa.schema([PREDICTION_SCHEMA.field(name) for name in _SCORE_COLUMNS])
 _SCORING = '''\
 """Judges answers as pos2distill does, which must be installed beside lm-eval."""
 
@@ -62,6 +68,62 @@ def export_tasks(run: str, folder: Path) -> tuple[str, list[str]]:
     return group, tasks
 
 
+def find_sample_logs(folder: str) -> list[str]:
+    """The logs of samples in the harness's output folder, or in its folder of one model: the newest of each task.
+
+    Raises:
+        UserError: if they are of several models.
+    """
+    fs, root = open_url(folder.rstrip("/"), "RUN")
+    with storage_errors(folder, "RUN"):
+        paths = sorted(str(path) for name in ("", "*/") for path in fs.glob(f"{root}/{name}samples_*.jsonl"))
+    folders = sorted({path.rpartition("/")[0] for path in paths})
+    if len(folders) > 1:
+        names = ", ".join(each.rpartition("/")[2] for each in folders)
+        raise UserError(
+            f"{folder}: holds logs of samples of {len(folders)} models; expected the folder of one ({names})"
+        )
+    # Named samples_TASK_DATE.jsonl, so that the last one of a task is the newest.
+    newest = {path.rpartition("_")[0]: path for path in paths}
+    return list(newest.values())
+
+
+def read_sample_logs(paths: list[str], folder: str) -> pa.Table:
+    """Scores of the harness's answers to exported questions, in those columns of `PREDICTION_SCHEMA` that it knows.
+
+    Args:
+        paths: of `find_sample_logs`. folder: where they were found.
+    Raises:
+        UserError: if a line is not of an exported task, with its file and number.
+    """
+    fs, _ = open_url(folder, "RUN")
+    rows = []
+    with storage_errors(folder, "RUN"):
+        for path in paths:
+            for number, line in enumerate(fs.cat_file(path).decode(errors="replace").splitlines(), start=1):
+                try:
+                    rows.append(_score_row(json.loads(line)))
+                except (ValueError, KeyError, TypeError):
+                    raise UserError(
+                        f"{path}, line {number}: expected an answer to a question that `export` wrote, as logged by "
+                        f"lm_eval with --log_samples"
+                    ) from None
+    return pa.Table.from_pylist(rows, _SCORE_SCHEMA)
+
+
+def _score_row(sample: dict[str, Any]) -> Row:
+    doc = sample["doc"]
+    return {
+        "example_id": str(doc["id"]),
+        "documents": int(doc["documents"]),
+        "placement": int(doc["placement"]),
+        "group": "",
+        "slots": [int(slot) for slot in doc["slots"]],
+        "correct": float(sample["accuracy"]) == 1.0,
+        "f1": float(sample["f1"]),
+    }
+
+
 def _checked(rows: Iterator[Row], study: Study) -> Iterator[Row]:
     """The rows, of which each prompt's text has as many tokens as the prompt."""
     from pos2distill.models.load import load_tokenizer
@@ -93,6 +155,9 @@ def _doc(row: Row, study: Study) -> dict[str, Any]:
         "target": row["answers"][0],
         "metric": study.data.metric,
         "position": row["position"],
+        "documents": row["documents"],
+        "placement": row["placement"],
+        "slots": row["slots"],
     }
 
 

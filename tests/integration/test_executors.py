@@ -80,6 +80,6 @@ def test_actors_on_gpus_take_whole_blocks(
     local_ray: None, capsys: pytest.CaptureFixture[str], *, is_async: bool, only_needed: bool
 ) -> None:
     """Ray Data checks a pipeline's arguments while it is built, which needs no GPU."""
-    operator = ActorOperator("gpu samplers", lambda: (lambda table: table), PoolSection(gpus=1), is_async, only_needed)
+    operator = ActorOperator("gpu samplers", lambda: lambda table: table, PoolSection(gpus=1), is_async, only_needed)
     build_dataset([pa.table({"example_id": ["a", "b"]})], [operator]).explain()
     assert "MapBatches(gpu samplers)" in capsys.readouterr().out

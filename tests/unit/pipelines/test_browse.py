@@ -215,6 +215,67 @@ def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command
     assert shown[0] == f"{tmp_path / 'again'}: 4 tasks, group {group}"
 
 
+def write_logs(tasks: Path, output: Path, scores: dict[tuple[str, str], bool], date: str) -> None:
+    """Logs of samples as lm-eval 0.4.13 names and writes them. scores: by example and position."""
+    output.mkdir(parents=True, exist_ok=True)
+    for data in tasks.glob("*.jsonl"):
+        samples = []
+        for number, line in enumerate(data.read_text().splitlines()):
+            doc = json.loads(line)
+            right = float(scores[doc["id"], doc["position"]])
+            samples.append(
+                {"doc_id": number, "doc": doc, "resps": [["text"]], "filter": "none", "accuracy": right, "f1": right}
+            )
+        text = "".join(json.dumps(sample) + "\n" for sample in samples)
+        (output / f"samples_{data.stem}_2026-11-{date}T10-00-00.000001.jsonl").write_text(text)
+
+
+def test_compare_reads_the_logs_of_lm_eval(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """The distilled model's own scores as the harness logs them: the differences are the report's."""
+    command("export", recipe.storage, str(tmp_path / "tasks"))
+    rows = [json.loads(row) for row in command("inspect", recipe.storage, "--limit", "0", "--json")]
+    scores = {(row["example_id"], row["position"]): bool(row["after"]["right"]) for row in rows}
+    write_logs(tmp_path / "tasks", tmp_path / "answers" / "a__model", dict.fromkeys(scores, False), "20")
+    write_logs(tmp_path / "tasks", tmp_path / "answers" / "a__model", scores, "21")  # run again, later
+    result = json.loads(command("compare", recipe.storage, str(tmp_path / "answers"), "--json")[0])
+    _, distilled, logged = result["runs"]
+    for name in ("documents", "questions", "positions", "accuracy", "accuracy_ci95", "mean", "gap"):
+        assert logged[name] == distilled[name]
+    assert result["differences"][0] == result["differences"][1]
+    (alone,) = json.loads(command("compare", str(tmp_path / "answers"), "--json")[0])["runs"]
+    assert alone == logged
+    shown = command("compare", recipe.storage, str(tmp_path / "answers"))
+    assert shown[2] == f"[2] {tmp_path / 'answers'}: answers of lm-eval, 4 documents, 4 questions"
+
+
+def test_compare_refuses_other_logs(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    command("export", recipe.storage, str(tmp_path / "tasks"))
+    rows = [json.loads(row) for row in command("inspect", recipe.storage, "--limit", "0", "--json")]
+    scores = {(row["example_id"], row["position"]): True for row in rows}
+    answers = tmp_path / "answers"
+    for model in ("one", "two"):
+        write_logs(tmp_path / "tasks", answers / model, scores, "21")
+    assert command("compare", str(answers), code=2) == [
+        f"error: {answers}: holds logs of samples of 2 models; expected the folder of one (one, two)"
+    ]
+    log, *others = sorted((answers / "one").iterdir())
+    log.write_text(log.read_text().partition("\n")[2])
+    assert command("compare", str(answers / "one"), code=2) == [
+        f"error: {answers / 'one'}: expected an answer to each question at every position; run all tasks of the "
+        f"exported group"
+    ]
+    for each in (log, *others):
+        each.write_text("")
+    assert command("compare", str(answers / "one"), code=2) == [
+        f"error: {answers / 'one'}: its logs of samples are empty"
+    ]
+    log.write_text('{"doc": {"question": "of another task"}, "acc": 1.0}\n')
+    assert command("compare", str(answers / "one"), code=2) == [
+        f"error: {log}, line 1: expected an answer to a question that `export` wrote, as logged by lm_eval with "
+        f"--log_samples"
+    ]
+
+
 def test_export_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a file").write_text("")
     assert command("export", recipe.storage, str(tmp_path), code=2) == [
