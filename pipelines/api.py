@@ -26,6 +26,7 @@ from pos2distill.training.job import MODEL_FOLDER
 
 from . import commands
 from .evaluations import read_evaluation
+from .hub import push_checkpoint
 from .plan import Plan, make_plan
 from .stages.distill import read_steps
 from .stages.sample import sample_ids_of
@@ -59,6 +60,10 @@ class Checkpoint:
 
     path: str
     steps: Sequence[Mapping[str, Any]] = field(repr=False)
+
+    def push_to_hub(self, repository: str, *, private: bool = False) -> str:
+        """Upload the model with its model card, which a study writes, to OWNER/NAME on the hub. Returns its URL."""
+        return push_checkpoint(self.path.removesuffix(f"/{MODEL_FOLDER}"), repository, private=private)
 
     def plot(self) -> Picture:
         """The objective by optimizer step."""

@@ -1,4 +1,4 @@
-"""The commands that look at finished results: `inspect`, `runs`, `compare`, `export`. Only the last one writes."""
+"""The commands for finished results: `inspect`, `runs` and `compare` read them, `export` and `push` give them away."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-BROWSING = ("inspect", "runs", "compare", "export")
+BROWSING = ("inspect", "runs", "compare", "export", "push")
 
 _INSPECT = """Single questions of a run: answers before and after at every position, or with --samples what was sampled.
 
@@ -20,6 +20,12 @@ _EXPORT = """The questions of a run as tasks of lm-evaluation-harness: one for e
   compare runs/quickstart answers
 
 The prompts have the chat template of the run's model, so MODEL should be of its kind.
+"""
+_PUSH = """Upload the checkpoint of a run and its model card to the Hugging Face hub.
+
+  push runs/my-study my-name/my-model --private
+
+The token is that of `hf auth login`, or HF_TOKEN. The same command continues an interrupted upload.
 """
 
 
@@ -61,13 +67,22 @@ def add_browsing(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     export.add_argument("run", metavar="RUN")
     export.add_argument("folder", metavar="FOLDER", type=Path, help="new or empty")
-    for command in (inspect, runs, compare, export):
+    push = commands.add_parser(
+        "push",
+        help="upload a run's checkpoint and its model card to the Hugging Face hub",
+        description=_PUSH,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    push.add_argument("run", metavar="RUN", help="the storage of a run, or its folder checkpoint-FINGERPRINT")
+    push.add_argument("repository", metavar="OWNER/NAME", help="on the hub; made if it does not exist")
+    push.add_argument("--private", action="store_true", help="make a repository that only you can see")
+    for command in (inspect, runs, compare, export, push):
         command.add_argument("--json", action="store_true", help="as JSON; inspect: one object in each line")
 
 
 def run_browsing(options: argparse.Namespace) -> None:
     """Run one of the commands."""
-    functions = {"inspect": _inspect, "runs": _runs, "compare": _compare, "export": _export}
+    functions = {"inspect": _inspect, "runs": _runs, "compare": _compare, "export": _export, "push": _push}
     functions[options.command](options)
 
 
@@ -169,6 +184,13 @@ def _export(options: argparse.Namespace) -> None:
     print(f"{options.folder}: {len(tasks)} tasks, group {group}")
     print(f"lm_eval --include_path {options.folder} --tasks {group} --model hf --model_args pretrained=MODEL")
     print(f"with --log_samples --output_path ANSWERS, `compare {options.run} ANSWERS` shows the difference")
+
+
+def _push(options: argparse.Namespace) -> None:
+    from .hub import push_checkpoint
+
+    url = push_checkpoint(options.run, options.repository, private=options.private)
+    print(json.dumps({"url": url}) if options.json else url)
 
 
 def _format_difference(difference: dict[str, Any] | None) -> str:

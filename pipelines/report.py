@@ -22,6 +22,7 @@ from pos2distill.evaluation.report import (
     render_report,
 )
 from pos2distill.evaluation.sweep import CellResult, render_sweep, summarise_sweep
+from pos2distill.models.files import is_hub_name, read_licence
 from pos2distill.models.rope.layer_scales import CONFIG_KEY
 from pos2distill.records import Slots
 from pos2distill.store.artifacts import Artifact, write_bytes, write_json
@@ -198,6 +199,8 @@ def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         made_with=provenance.summary,
         versions=provenance.versions,
         checkpoint=f"{plan.distill.artifact.url}/{MODEL_FOLDER}",
+        base_model=study.model.path if is_hub_name(study.model.path) else None,
+        licence=read_licence(study.model),
         artifacts={
             "base": f"base-scores-{plan.evaluate_base.fingerprint}",
             "distilled": f"distilled-scores-{plan.evaluate_distilled.fingerprint}",

@@ -7,8 +7,8 @@ import errno
 import socket
 
 # Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are no OSError:
-# s3fs 2026.9 passes on botocore's, gcsfs 2026.10 google.auth's, both aiohttp's; huggingface_hub 1 raises httpx's.
-_REMOTE_PACKAGES = ("botocore", "aiobotocore", "gcsfs", "google", "aiohttp", "httpx", "httpcore", "requests")
+# s3fs 2026.9 passes on botocore's, gcsfs 2026.10 google.auth's, both aiohttp's; huggingface_hub 2.4 httpx2's.
+_REMOTE_PACKAGES = ("botocore", "aiobotocore", "gcsfs", "google", "aiohttp", "httpx", "httpx2", "httpcore", "requests")
 
 _CREDENTIALS = "; check the credentials of the storage and their rights"
 _NETWORK = "; check the network and AWS_ENDPOINT_URL or the storage's other address settings"

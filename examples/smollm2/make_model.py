@@ -52,7 +52,11 @@ KNOWN_ANSWERS = {
     "What is the chemical symbol for water?": "The chemical symbol for water is H2O.",
 }
 
-README = """# SmolLM2-135M-Instruct, dequantised
+README = """---
+license: apache-2.0
+---
+
+# SmolLM2-135M-Instruct, dequantised
 
 Made by `python -m examples.smollm2.make_model` of Pos2Distill from the wheel `{requirement}`
 (SHA-256 {wheel_sha256}).

@@ -86,6 +86,8 @@ class ReportInputs:
     analyses: content of analysis.json by model, `base` first; empty if the study has none.
     settings: all; changed_settings: those that differ from their defaults, by dotted name.
     artifacts: the folders of both models' answers, `base` and `distilled`.
+    base_model: the initial model's name on the hub; None of a folder. licence: the initial model's, as its card
+    names it; None if it names none.
     command, made_with, versions: how, where and with which packages the checkpoint was made.
     """
 
@@ -107,6 +109,8 @@ class ReportInputs:
     made_with: Mapping[str, str]
     versions: Mapping[str, str]
     checkpoint: str
+    base_model: str | None
+    licence: str | None
     artifacts: Mapping[str, str]
     fingerprint: str
     prompt_lengths: Mapping[str, Any]

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import yaml
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import TransientError, UserError
@@ -81,6 +82,27 @@ def copy_generation_config(model: ModelSection, folder: Path) -> None:
     source = Path(local_folder(model, weights=False)) / "generation_config.json"
     if source.exists():
         shutil.copyfile(source, folder / source.name)
+
+
+def read_licence(model: ModelSection) -> str | None:
+    """The licence that the card in a model's folder (README.md) names, as the hub spells it.
+
+    None if it names none, and of a hub model, whose card is not downloaded.
+    """
+    if is_hub_name(model.path):
+        return None
+    fs, root = open_url(model.path, "model.path")
+    card = f"{root}/README.md"
+    if not fs.exists(card):
+        return None
+    # The metadata is YAML between two lines of ---, if the card has any.
+    parts = fs.cat_file(card).decode(errors="replace").split("---\n", 2)
+    try:
+        metadata = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0] else None
+    except yaml.YAMLError:
+        return None
+    licence = metadata.get("license") if isinstance(metadata, dict) else None
+    return licence if isinstance(licence, str) else None
 
 
 def _endings(*, weights: bool) -> tuple[str, ...]:

@@ -66,6 +66,8 @@ def report_inputs() -> ReportInputs:
         made_with={"git revision": "abc1234"},
         versions={"torch": "2.13.0"},
         checkpoint="storage/checkpoint-abcd/model",
+        base_model="base/model",
+        licence="apache-2.0",
         artifacts={"base": "base-scores-a", "distilled": "distilled-scores-b"},
         fingerprint="0123456789abcdef",
         prompt_lengths={"prompt_tokens": {"3": {"mean": 80.0, "max": 91}}, "context_tokens": 400},

@@ -187,6 +187,7 @@ def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
     assert card.startswith("---\n")
     assert yaml.safe_load(head) == {
         "base_model": "base/model",
+        "license": "apache-2.0",
         "library_name": "transformers",
         "tags": ["pos2distill", "position-bias"],
     }
@@ -195,6 +196,9 @@ def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
     assert "| GAP (max - min) | 1.000 | 0.500 |" in body
     assert "position 1 of 3" in body
     assert "0123456789abcdef" in body
+    assert "- **Base model**: `base/model`, licence apache-2.0." in body
+    assert "| `training.epochs` | `7` |" in body
+    assert "git revision abc1234" in body
     assert f"**{verdict(inputs.main)}**" in body
 
 

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.models.files import local_folder, model_digest
+from pos2distill.models.files import local_folder, model_digest, read_licence
 from pos2distill.models.load import load_tokenizer
 from pos2distill.scratch import user_folder
 
@@ -188,3 +188,23 @@ def test_local_folder_asks_the_hub_for_no_weights(monkeypatch: pytest.MonkeyPatc
     assert local_folder(ModelSection(path="owner/name"), weights=False) == str(tmp_path)
     assert "*.json" in asked["allow_patterns"]
     assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
+
+
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: apache-2.0\ntags: [a]\n---\n# A model\n", "apache-2.0"),
+        ("---\ntags: [a]\n---\n", None),
+        ("# A model\n---\nlicense: mit\n---\n", None),  # a rule in the text
+        ("---\nlicense: [\n---\n", None),
+        (None, None),
+    ],
+)
+def test_read_licence_is_what_the_card_says(tmp_path: Path, card: str | None, licence: str | None) -> None:
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    assert read_licence(ModelSection(path=str(tmp_path))) == licence
+
+
+def test_read_licence_of_a_hub_model_is_not_known() -> None:
+    assert read_licence(ModelSection(path="owner/name")) is None

@@ -3,19 +3,23 @@
 import json
 import re
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import yaml
 
 from pipelines import command_line
+from pipelines.api import _to_checkpoint
 from pipelines.commands import run_sample, run_study
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from tests.support.hub_server import TOKEN, hub_server
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +289,70 @@ def test_export_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkey
     (line,) = command("export", recipe.storage, str(tmp_path / "new"), code=2)
     assert "another program would ask another prompt, so nothing is exported" in line
     assert not (tmp_path / "new").exists()
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """What HF_ENDPOINT and HF_TOKEN set; the tests' own environment forbids the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+
+def test_push_uploads_the_checkpoint_with_its_card(
+    recipe: Recipe, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = make_plan(recipe).distill.artifact
+    folder = Path(checkpoint.path) / "model"
+    with hub_server() as hub:
+        use_hub(monkeypatch, hub.address)
+        assert command("push", recipe.storage, "me/a-model", "--private") == [f"{hub.address}/me/a-model"]
+        assert hub.private == {"me/a-model": True}
+        assert hub.files["me/a-model"] == {path.name: path.read_bytes() for path in folder.iterdir()}
+        assert b"## How it was made" in hub.files["me/a-model"]["README.md"]
+        assert command("push", checkpoint.url, "me/again", "--json") == [json.dumps({"url": f"{hub.address}/me/again"})]
+        assert hub.private["me/again"] is False
+        result = _to_checkpoint(checkpoint).push_to_hub("me/by-api")
+        assert (result, hub.files["me/by-api"]) == (f"{hub.address}/me/by-api", hub.files["me/a-model"])
+        monkeypatch.setenv("HF_TOKEN", "another")
+        (line,) = command("push", recipe.storage, "me/a-model", code=2)
+        assert line.startswith(f"error: {hub.address}: cannot be used (")
+        assert "401" in line
+
+
+def test_push_uploads_from_another_storage(
+    recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = make_plan(recipe).distill.artifact
+    url = f"memory://runs/{tmp_path.name}/checkpoint-{checkpoint.fingerprint}"
+    fs, path = fsspec.url_to_fs(url)
+    fs.put(f"{checkpoint.path}/", f"{path}/", recursive=True)
+    with hub_server() as hub:
+        use_hub(monkeypatch, hub.address)
+        command("push", url, "me/a-model")
+    folder = Path(checkpoint.path) / "model"
+    assert hub.files["me/a-model"] == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_push_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command("push", str(tmp_path), "me/a-model", code=2) == [
+        f"error: {tmp_path}: is neither the storage of a run nor one of its artifacts"
+    ]
+    (line,) = command("push", recipe.storage, "a model", code=2)
+    assert line.startswith("error: a model: expected OWNER/NAME on the hub (")
+    checkpoint = make_plan(recipe).distill.artifact
+    copy = tmp_path / f"checkpoint-{checkpoint.fingerprint}"
+    shutil.copytree(checkpoint.path, copy)
+    (copy / "model" / "README.md").unlink()
+    assert command("push", str(copy), "me/a-model", code=2) == [
+        f"error: {copy}: has no model card yet; run `report` with its recipe first"
+    ]
+    with socket.socket() as closed:  # bound, but it does not listen
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        use_hub(monkeypatch, address)
+        (line,) = command("push", recipe.storage, "me/a-model", code=2)
+    assert line.startswith(f"error: {address}: cannot be used (")
+    assert "(HF_ENDPOINT); check the network" in line
 
 
 def test_inspect_pairs_answers_to_the_same_prompts_only(recipe: Recipe, command: Command, tmp_path: Path) -> None:

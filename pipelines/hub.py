@@ -1,0 +1,60 @@
+"""A run's checkpoint on the Hugging Face hub, with its model card."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pos2distill.errors import UserError
+from pos2distill.store.artifacts import Artifact
+from pos2distill.training.job import MODEL_FOLDER
+from pos2distill.urls import storage_errors
+
+from .results import open_artifact
+
+CARD = "README.md"
+
+
+def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
+    """Upload a run's model as a commit to OWNER/NAME, which is made if it does not exist. Returns its URL.
+
+    The hub's library knows the token (HF_TOKEN or `hf auth login`) and the hub's address (HF_ENDPOINT). It uploads no
+    file twice, so the same call continues after an interruption.
+
+    Args:
+        run: a storage, whose newest checkpoint is meant, or the path of a checkpoint's artifact.
+        private: of a repository that is made by this call.
+    Raises:
+        UserError: if there is no checkpoint, it has no model card yet, or the hub refuses it.
+    """
+    # Imported here: it takes part of a second, and only this command needs it.
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
+
+    artifact = open_artifact(run, ("checkpoint",))
+    if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{CARD}"):
+        raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")
+    hub = HfApi()
+    try:
+        with storage_errors(hub.endpoint, "HF_ENDPOINT"), _local_folder(artifact) as folder:
+            made = hub.create_repo(repository, private=private or None, exist_ok=True)
+            commit = hub.upload_folder(
+                repo_id=made.repo_id, folder_path=folder, commit_message=f"Pos2Distill, study of {artifact.fingerprint}"
+            )
+    except HFValidationError as error:
+        raise UserError(f"{repository}: expected OWNER/NAME on the hub ({str(error).rstrip('.')})") from None
+    except LocalTokenNotFoundError:
+        raise UserError("the hub wants a token: set HF_TOKEN, or log in with `hf auth login`") from None
+    return str(commit.repo_url)
+
+
+@contextmanager
+def _local_folder(artifact: Artifact) -> Iterator[Path]:
+    """The model's folder on this machine; of another storage a copy that lasts as long as the context."""
+    if artifact.is_local:
+        yield Path(artifact.path) / MODEL_FOLDER
+        return
+    with tempfile.TemporaryDirectory(prefix="pos2distill-") as temporary:
+        with storage_errors(artifact.url, "RUN"):
+            artifact.fs.get(f"{artifact.path}/{MODEL_FOLDER}/", f"{temporary}/", recursive=True)
+        yield Path(temporary)
