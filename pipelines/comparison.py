@@ -98,8 +98,10 @@ def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
     lengths = pc.unique(table["documents"]).to_pylist()
     if not lengths:
         raise UserError(f"{folder}: its logs of samples are empty")
+    if documents is None or documents not in lengths:
+        documents = min(lengths)
     try:
-        return to_grid(table, documents if documents in lengths else min(lengths))
+        return to_grid(table, documents)
     except ValueError:
         raise UserError(
             f"{folder}: expected an answer to each question at every position; run all tasks of the exported group"
