@@ -3,6 +3,7 @@
 import functools
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from pos2distill.records import Example, example_from_row
 from pos2distill.sampling.prompting import prompt_builder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.datasets import load_split, read_examples
+from pos2distill.tasks.prompts import MessageBuilder
 from pos2distill.urls import open_url
 
 from .plan import Plan
@@ -26,17 +28,33 @@ _MAX_EXAMPLES = 5_000  # whose lengths are compared
 _LONGEST = 8  # examples that are tokenised
 
 
-def check_data(plan: Plan, stages: Sequence[Stage]) -> None:
+@dataclass(frozen=True, slots=True)
+class CheckedPrompts:
+    """Prompts of one length. text: of the longest one, special tokens included.
+
+    tokens: of the longest one; None behind a server. reserve: tokens kept free for the answer.
+    """
+
+    task: str | None
+    documents: int
+    tokens: int | None
+    reserve: int
+    text: str
+
+
+def check_data(plan: Plan, stages: Sequence[Stage]) -> list[CheckedPrompts]:
     """For `--dry-run`: read the records that are not prepared yet, and check prompts of them (`check_prompts`).
 
     Of a file above 64 MiB only the first 2,000 records are read; a run reads all of them before it starts Ray.
     """
+    checked = []
     for name, study, prepare in _tasks(plan):
         if prepare not in stages:
             continue
         with naming_task(name):
             examples = _read(prepare) if prepare.artifact.manifest() is None else _prepared(prepare)
-            _check_prompts(study, plan, stages, *examples)
+            checked += _check_prompts(name, study, plan, stages, *examples)
+    return checked
 
 
 def check_prompts(plan: Plan, stages: Sequence[Stage]) -> None:
@@ -44,7 +62,7 @@ def check_prompts(plan: Plan, stages: Sequence[Stage]) -> None:
     for name, study, prepare in _tasks(plan):
         if prepare in stages:
             with naming_task(name):
-                _check_prompts(study, plan, stages, *_prepared(prepare))
+                _check_prompts(name, study, plan, stages, *_prepared(prepare))
 
 
 def _tasks(plan: Plan) -> Iterator[tuple[str | None, Study, Stage]]:
@@ -80,16 +98,24 @@ def _read(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
 
 
 def _check_prompts(
-    study: Study, plan: Plan, stages: Sequence[Stage], train: Iterable[Example], evaluation: Iterable[Example]
-) -> None:
+    name: str | None,
+    study: Study,
+    plan: Plan,
+    stages: Sequence[Stage],
+    train: Iterable[Example],
+    evaluation: Iterable[Example],
+) -> list[CheckedPrompts]:
     from pos2distill.models.load import load_config
 
     vocabulary = 0
     if not study.model.is_served_name:
         vocabulary = load_config(study.model).get_text_config().vocab_size
 
+    checked: list[CheckedPrompts] = []
+
     def check(examples: Iterable[Example], documents: int, reserve: int) -> None:
         build = prompt_builder(study, reserve)
+        prompts = []
         for example in examples:
             prompt = build(example, documents, tuple(range(len(example.golds))))
             # Of a message, only the server knows the tokens.
@@ -98,6 +124,14 @@ def _check_prompts(
                     f"{study.model.path}: its tokenizer gives token {prompt.max()}, its config.json describes "
                     f"{vocabulary} tokens; the tokenizer and the model do not belong together"
                 )
+            prompts.append(prompt)
+        if not prompts or documents in {each.documents for each in checked}:
+            return
+        longest = max(prompts, key=len)
+        if isinstance(build, MessageBuilder) or isinstance(longest, str):
+            checked.append(CheckedPrompts(name, documents, None, reserve, str(longest)))
+        else:
+            checked.append(CheckedPrompts(name, documents, len(longest), reserve, str(build.tokenizer.decode(longest))))
 
     documents = study.data.documents
     if any(stage.name.endswith(("evaluate base", "evaluate distilled")) for stage in stages):
@@ -109,6 +143,7 @@ def _check_prompts(
         # A sample whose prompt is too long is a failed one, of which some are allowed. If the shortest is, all are.
         length = functools.partial(_characters, documents=documents)
         check(heapq.nsmallest(1, islice(train, _MAX_EXAMPLES), key=length), documents, study.sampling.max_new_tokens)
+    return checked
 
 
 def _characters(example: Example, documents: int) -> int:

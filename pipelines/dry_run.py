@@ -1,5 +1,7 @@
 """`--dry-run`: check everything, show the settings and what a command would run."""
 
+from collections.abc import Sequence
+
 import yaml
 
 from pos2distill.config import Recipe
@@ -7,20 +9,25 @@ from pos2distill.config.defaults import all_settings, changed_settings
 from pos2distill.store.artifacts import check_storage
 
 from .commands import make_cells, stages_of_command, with_analysis
-from .data_checks import check_data
+from .data_checks import CheckedPrompts, check_data
 from .preflight import preflight
 from .report import reported_fingerprint
 from .stages.stage import Stage
 from .terminal import format_settings
 
+_WIDTH = 100  # of a prompt's lines
+_PROMPT_LINES = 5  # shown of its start and of its end
+
 
 def show(recipe: Recipe, command: str, *, full: bool) -> None:
-    """Print the settings that differ from the defaults, or all of them (`full`), and what the command would run.
+    """Print the settings that differ from the defaults, what the command would run, and parts of a prompt.
+
+    full: all settings, and the whole prompt.
 
     Raises:
         UserError: as `describe`; then nothing is printed.
     """
-    stages = describe(recipe, command)
+    stages = describe(recipe, command, full=full)
     settings = all_settings(recipe) if full else changed_settings(recipe)
     # Unsorted, so that the sections are in the order in which recipes have them.
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
@@ -29,8 +36,8 @@ def show(recipe: Recipe, command: str, *, full: bool) -> None:
     print(stages)
 
 
-def describe(recipe: Recipe, command: str = "study") -> str:
-    """What is shown below the settings: which stages the command would run, and where results are.
+def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> str:
+    """What is shown below the settings: which stages the command would run, where results are, and prompts.
 
     Raises:
         UserError: as the command itself would, before its first stage or for its data.
@@ -39,13 +46,15 @@ def describe(recipe: Recipe, command: str = "study") -> str:
     if command == "analyse":
         recipe = with_analysis(recipe)
     cells = make_cells(recipe)
+    prompts: list[CheckedPrompts] = []
     for cell in cells:
         plan, stages = cell.plan, stages_of_command(command, cell.plan)
         if command == "report":  # it runs no stage
             check_storage(recipe.storage, recipe.name)
         else:
             preflight(cell.recipe, plan, stages)
-            check_data(plan, stages)
+            checked = check_data(plan, stages)
+            prompts = prompts or checked  # of a sweep, those of its first study
         lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
         for stage in stages:
             lines.append(f"#   {_state(stage, command):<8}  {stage.name:<18}  {stage.artifact.url}")
@@ -54,7 +63,25 @@ def describe(recipe: Recipe, command: str = "study") -> str:
         lines.append(
             f"#   {'cached' if is_current else 'to write':<8}  {'report':<18}  {recipe.storage}/report/index.html"
         )
-    return "\n".join(lines)
+    return "\n".join(lines + _prompt_lines(prompts, full=full))
+
+
+def _prompt_lines(prompts: Sequence[CheckedPrompts], *, full: bool) -> list[str]:
+    """The tokens of all prompts, and the first of them."""
+    lines = []
+    for each in prompts:
+        task = f"{each.task}, " if each.task else ""
+        count = "the server counts the tokens" if each.tokens is None else f"up to {each.tokens} tokens"
+        lines.append(f"# prompt    {task}{each.documents} documents: {count}, and {each.reserve} for the answer")
+    if not prompts:
+        return lines
+    text = prompts[0].text.splitlines()
+    if not full:
+        text = [line if len(line) <= _WIDTH else f"{line[: _WIDTH // 2]} … {line[-_WIDTH // 2 :]}" for line in text]
+        if len(text) > 2 * _PROMPT_LINES:
+            hidden = len(text) - 2 * _PROMPT_LINES
+            text[_PROMPT_LINES:-_PROMPT_LINES] = [f"… {hidden} more lines (--full shows them)"]
+    return lines + [f"#   | {line}" for line in text]
 
 
 def _state(stage: Stage, command: str) -> str:

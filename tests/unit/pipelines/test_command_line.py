@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -84,8 +85,13 @@ def test_recipes_lists_names_and_descriptions(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("options", [[], ["--full"]])
 def test_dry_run_shows_settings_and_writes_nothing(
-    recipe: str, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+    recipe: str,
+    tmp_path: Path,
+    options: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("pipelines.dry_run._PROMPT_LINES", 2)
     assert command_line.main(["study", recipe, "training.epochs=5", "--dry-run", *options]) == 0
     shown = capsys.readouterr().out
     again = tmp_path / "again.yaml"
@@ -102,6 +108,13 @@ def test_dry_run_shows_settings_and_writes_nothing(
         assert f"#   to run    {stage.name:<18}  {stage.artifact.url}\n" in shown
     assert f"#   to write  {'report':<18}  {resolved.storage}/report/index.html\n" in shown
     assert not Path(resolved.storage).exists()
+    prompt = re.search(
+        r"^# prompt    4 documents: up to (\d+) tokens, and 8 for the answer\n((?:#   \| .*\n)+)", shown, re.M
+    )
+    assert prompt is not None
+    assert "<s><|user|>Title: " in prompt[2]
+    assert prompt[2].endswith("<|assistant|>\n")
+    assert ("more lines (--full shows them)" in prompt[2]) != bool(options)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +131,7 @@ def test_dry_run_shows_the_stages_of_its_command(
 ) -> None:
     assert command_line.main([command, recipe, "--dry-run"]) == 0
     lines = [line.removeprefix("#   ") for line in capsys.readouterr().out.splitlines() if line.startswith("#   ")]
-    lines = [line for line in lines if not line.endswith("index.html")]
+    lines = [line for line in lines if not line.endswith("index.html") and not line.startswith("| ")]
     assert [line[10:28].rstrip() for line in lines] == stages
     assert all(line.startswith("missing" if command == "report" else "to run") for line in lines)
 
