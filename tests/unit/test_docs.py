@@ -1,12 +1,15 @@
+import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
+import yaml
 
 from pipelines.preflight import check_against_model
 from pos2distill.config import METHODS
 from pos2distill.config.inference import InferenceSection
-from pos2distill.config.load import load_recipe, project_root
+from pos2distill.config.load import load_recipe, make_recipe, project_root
 from scripts.reference_tables import CLUSTER_PAGE, PAGE, render, render_cluster
 
 
@@ -52,3 +55,48 @@ def test_methods_by_command_name_every_method() -> None:
     assert {f"method.name={name}" for name in METHODS} <= set(settings)
     methods = InferenceSection.model_json_schema()["properties"]["method"]["enum"]
     assert {f"inference.method={name}" for name in methods if name != "none"} <= set(settings)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (project_root() / page).read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", blocks("docs/running.md", "yaml"), ids=["laptop", "one GPU", "several GPUs"])
+def test_settings_of_running_are_those_of_a_recipe(block: str) -> None:
+    data = {"format": "jsonl", "path": "q.jsonl", "documents": 10, "train_examples": 8, "eval_examples": 8}
+    recipe = {"name": "mine", "description": "Mine.", "model": {"path": "m"}, "data": data}
+    for section, settings in yaml.safe_load(block).items():
+        recipe[section] = {**recipe.get(section, {}), **settings}  # type: ignore[dict-item]
+    make_recipe(recipe, [], source="running.md")
+
+
+def test_own_data_is_what_the_readme_shows() -> None:
+    """The record in the README is one of the file's, shortened, and the recipe is of that file."""
+    folder = project_root() / "examples" / "own_data"
+    records = {json.loads(line)["question"]: json.loads(line) for line in (folder / "questions.jsonl").open()}
+    (shown,) = (json.loads(block) for block in blocks("README.md", "json"))
+    record = records[shown["question"]]
+    assert (shown["answers"], shown["documents"][0]["title"]) == (record["answers"], record["documents"][0]["title"])
+    for record in records.values():
+        (document,) = record["documents"]
+        assert any(answer.lower() in document["text"].lower() for answer in record["answers"])
+    recipe = load_recipe(str(folder / "recipe.yaml"))
+    assert Path(recipe.study.data.path).name == "questions.jsonl"
+    assert len(records) == 24
+
+
+PAGES = sorted(
+    str(path.relative_to(project_root()))
+    for pattern in ("*.md", "docs/*.md", "benchmarks/**/*.md", "examples/*/*.md")
+    for path in project_root().glob(pattern)
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_prose_has_short_lines(page: str) -> None:
+    """Tables, code and links cannot be wrapped."""
+    in_code = False
+    for number, line in enumerate((project_root() / page).read_text().splitlines(), start=1):
+        in_code ^= line.startswith("```")
+        if not in_code and not line.startswith(("|", "![")) and "](" not in line:
+            assert len(line) <= 120, f"{page}, line {number}"
