@@ -83,7 +83,7 @@ def load_model(
         packed: load the model for packed rows (`response_hidden_states`); it then accepts no others.
 
     Raises:
-        UserError: if the folder holds no safetensors; if the model's attention cannot be computed exactly on packed
+        UserError: if the folder holds no safetensors, or lacks weights of the model; if the model's attention cannot be computed exactly on packed
             rows.
     """
     folder = local_folder(model)
@@ -98,12 +98,20 @@ def load_model(
         register_kernels()
         implementation = PACKED[attention]
     with attention_errors(model, attention):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        # Untyped: transformers 5.19 does not tell mypy that it returns two things here.
+        result: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=weights,
             attn_implementation=implementation,
             trust_remote_code=model.trust_remote_code,
             use_safetensors=True,
+            output_loading_info=True,
+        )
+    loaded, loading = result
+    missing = sorted(loading["missing_keys"])
+    if missing:  # transformers would fill them with random numbers
+        raise UserError(
+            f"{model.path}: its files lack {len(missing)} weights of the model, such as {missing[0]}; download it again"
         )
     if packed:
         refuse_unpackable(loaded, context=context_length(model), shown=model.path)

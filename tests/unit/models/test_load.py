@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from pos2distill.config import ModelSection
@@ -48,6 +49,19 @@ def test_load_names_the_file_that_a_model_folder_lacks(
 def test_load_model_refuses_a_folder_without_safetensors(copy_model: Callable[..., ModelSection]) -> None:
     with pytest.raises(UserError, match="safetensors"):
         load_model(copy_model("model.safetensors"))
+
+
+def test_load_model_refuses_weights_that_transformers_would_fill_with_random_numbers(
+    copy_model: Callable[..., ModelSection],
+) -> None:
+    """Of a hub name nothing else looks: its files are not checked before a run."""
+    model = copy_model()
+    file = Path(model.path, "model.safetensors")
+    weights = load_file(file)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"lack 1 weights of the model, such as model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(model)
 
 
 def test_context_length_must_be_set_if_the_config_has_none(copy_model: Callable[..., ModelSection]) -> None:
