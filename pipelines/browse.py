@@ -49,6 +49,9 @@ def add_browsing(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     inspect.add_argument("--limit", type=int, default=5, metavar="N", help="questions to show (default 5); 0: all")
     inspect.add_argument("--samples", action="store_true", help="the samples, not the answers of evaluations")
+    inspect.add_argument(
+        "--entropy", action="store_true", help="of kept samples, the teacher's entropy at each token, in nats"
+    )
     inspect.add_argument("--prompts", action="store_true", help="the text of each prompt too")
     runs = commands.add_parser("runs", help="list finished studies: date, method, mean and GAP")
     runs.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs, or one run (default: runs)")
@@ -92,7 +95,8 @@ def _inspect(options: argparse.Namespace) -> None:
     require_outcome(options.outcome)
     selection = Selection(options.example, options.position, options.outcome, options.limit or None)
     count = 0
-    for row in inspect(options.run, selection, samples=options.samples, prompts=options.prompts):
+    shown = {"samples": options.samples, "prompts": options.prompts, "entropy": options.entropy}
+    for row in inspect(options.run, selection, **shown):
         count += 1
         print(json.dumps(row, ensure_ascii=False) if options.json else _format_row(row))
     if not count and not options.json:
@@ -117,6 +121,9 @@ def _format_row(row: dict[str, Any]) -> str:
         lines.append(f"sampled   {row['text']}")
         if row["kept_text"] and row["kept_text"] != row["text"]:
             lines.append(f"kept      {row['kept_text']}")
+        if "entropy" in row:
+            tokens = "  ".join(f"{token.strip() or repr(token)} {nats:.2f}" for token, nats in row["entropy"]["tokens"])
+            lines.append(f"entropy   mean {row['entropy']['mean']:.2f} nats: {tokens}")
         if row["error"]:
             lines.append(f"error     {row['error']}")
     return "\n".join(lines)

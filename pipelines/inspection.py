@@ -50,18 +50,29 @@ class Selection:
         )
 
 
-def inspect(run: str, selection: Selection, *, samples: bool, prompts: bool) -> Iterator[Row]:
+def inspect(run: str, selection: Selection, *, samples: bool, prompts: bool, entropy: bool = False) -> Iterator[Row]:
     """The selected questions of a run, in the order of its examples.
 
     Args:
         run: a storage, or the path of an artifact with answers or samples.
         samples: of a storage, its samples, not its answers. prompts: with the text of each prompt.
+        entropy: of kept samples, with the teacher's entropy at each token.
     Raises:
-        UserError: if the run has no answers or samples.
+        UserError: if the run has no answers or samples, or its samples no teacher states although `entropy` needs them.
     """
     artifact = open_artifact(run, SAMPLES + SCORES if samples else SCORES + SAMPLES)
     study = study_of(artifact)
-    rows = _sample_rows(artifact) if artifact.name == "samples" else _answer_rows(artifact, study)
+    if entropy and artifact.name != "samples":
+        raise UserError("--entropy: is of samples; give --samples too")
+    if entropy and study.method.teacher != "cached":
+        raise UserError(
+            f"--entropy: {artifact.url} holds no teacher states, which method.teacher=cached stores "
+            f"(here {study.method.teacher})"
+        )
+    if artifact.name == "samples":
+        rows = _sample_rows(artifact, _TeacherEntropy(study) if entropy else None)
+    else:
+        rows = _answer_rows(artifact, study)
     decoder = _PromptText(study) if prompts else None
     shown = 0
     for row in rows:
@@ -167,8 +178,8 @@ def _outcomes(row: Row) -> list[str]:
     return outcomes
 
 
-def _sample_rows(artifact: Artifact) -> Iterator[Row]:
-    """Every sampled answer, with why it was kept or not."""
+def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Iterator[Row]:
+    """Every sampled answer, with why it was kept or not, and the teacher's entropy if it is asked for."""
     examples = input_artifact(artifact, "examples")
     locations = read_locations(examples)
     questions = {
@@ -181,8 +192,9 @@ def _sample_rows(artifact: Artifact) -> Iterator[Row]:
     store = SampleStore(artifact)
     index = store.index(ids)
     columns = ["example_id", "documents", "slots", "text", "truncated_text", "outcome", "error", "finish_reason"]
+    columns += ["prompt_ids", *(("response_ids", "hidden", "hidden_dtype") if entropy else ())]
     stored = np.flatnonzero(index.stored)
-    for sample in store.load(index, ids, stored, [*columns, "prompt_ids"]).to_pylist():
+    for sample in store.load(index, ids, stored, columns).to_pylist():
         example_id = example_of[sample["example_id"]]
         question = questions[example_id]
         yield {
@@ -197,8 +209,36 @@ def _sample_rows(artifact: Artifact) -> Iterator[Row]:
             "text": sample["text"],
             "kept_text": sample["truncated_text"],
             "error": sample["error"],
+            **({"entropy": entropy(sample)} if entropy and sample["hidden"] else {}),
             "build": sample["prompt_ids"],
         }
+
+
+class _TeacherEntropy:
+    """How uncertain the teacher is at the tokens of a response.
+
+    H_t = - sum_v p_tv log p_tv, in nats, of the teacher's distribution p_t at token t
+    """
+
+    def __init__(self, study: Study) -> None:
+        # Imported where needed: torch and transformers take seconds to import.
+        from pos2distill.models.head import FrozenHead
+        from pos2distill.models.load import load_tokenizer, torch_dtype
+
+        self.tokenizer = load_tokenizer(study.model)
+        self.head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
+
+    def __call__(self, sample: Mapping[str, Any]) -> Row:
+        """The mean over tokens, and each token's text and entropy."""
+        import torch
+
+        from pos2distill.models.hidden_states import hidden_from_bytes
+
+        response = sample["response_ids"]
+        hidden_TH = hidden_from_bytes(sample["hidden"], sample["hidden_dtype"], len(response))
+        entropy_T = torch.distributions.Categorical(logits=self.head(hidden_TH)).entropy()
+        tokens = [self.tokenizer.decode([token]) for token in response]
+        return {"mean": entropy_T.mean().item(), "tokens": list(zip(tokens, entropy_T.tolist(), strict=True))}
 
 
 class _PromptText:

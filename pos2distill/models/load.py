@@ -83,8 +83,8 @@ def load_model(
         packed: load the model for packed rows (`response_hidden_states`); it then accepts no others.
 
     Raises:
-        UserError: if the folder holds no safetensors, or lacks weights of the model; if the model's attention cannot be computed exactly on packed
-            rows.
+        UserError: if the folder holds no safetensors, or lacks weights of the model; if the model's attention cannot be
+            computed exactly on packed rows.
     """
     folder = local_folder(model)
     weights = dtype or torch_dtype(model.dtype)

@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
+import torch
 import yaml
+from transformers import AutoModelForCausalLM
 
 from pipelines import command_line
 from pipelines.api import _to_checkpoint
 from pipelines.commands import run_sample, run_study
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
+from pipelines.stages.sample import sample_ids_of
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.store.samples import SampleStore
 from tests.support.hub_server import TOKEN, hub_server
 
 
@@ -102,6 +107,43 @@ def test_inspect_samples_shows_what_was_kept(recipe: Recipe, command: Command) -
     # The folder of the samples says what it is.
     folder = make_plan(recipe).sample.artifact.path
     assert len(command("inspect", folder, "--json", "--limit", "0")) == 8
+
+
+def test_inspect_samples_shows_the_teachers_entropy(recipe: Recipe, command: Command) -> None:
+    """Against transformers' own forward pass over prompt and response."""
+    lines = command("inspect", recipe.storage, "--samples", "--entropy", "--json", "--limit", "2")
+    shown = [json.loads(line)["entropy"] for line in lines]
+    model = AutoModelForCausalLM.from_pretrained(recipe.study.model.path, dtype=torch.float32)
+    store = SampleStore(make_plan(recipe).sample.artifact)
+    ids = sample_ids_of(make_plan(recipe).sample)
+    samples = store.load(store.index(ids), ids, np.arange(2), ["prompt_ids", "response_ids"]).to_pylist()
+    for sample, entropy in zip(samples, shown, strict=True):
+        response = sample["response_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*sample["prompt_ids"], *response]])).logits[0, -len(response) - 1 : -1]
+        logs = logits.log_softmax(-1)
+        expected = -(logs.exp() * logs).sum(-1)
+        assert [nats for _, nats in entropy["tokens"]] == pytest.approx(expected.tolist(), rel=1e-4)
+        assert entropy["mean"] == pytest.approx(expected.mean().item(), rel=1e-4)
+    text = command("inspect", recipe.storage, "--samples", "--entropy", "--limit", "1")
+    (line,) = (line for line in text if line.startswith("entropy   mean "))
+    assert line.count(".") == len(shown[0]["tokens"]) + 1
+
+
+def test_inspect_refuses_the_entropy_of_answers(recipe: Recipe, command: Command) -> None:
+    assert command("inspect", recipe.storage, "--entropy", code=2) == [
+        "error: --entropy: is of samples; give --samples too"
+    ]
+
+
+def test_inspect_refuses_the_entropy_of_a_teacher_that_was_not_stored(
+    make_shared_recipe: Callable[..., Recipe], command: Command, tmp_path: Path
+) -> None:
+    recipe = make_shared_recipe(tmp_path, method={"teacher": "resident"}, runtime={"executor": "local"})
+    run_sample(recipe)
+    command("runs", recipe.storage)  # reads what the command has printed
+    (line,) = command("inspect", recipe.storage, "--samples", "--entropy", code=2)
+    assert line.endswith("holds no teacher states, which method.teacher=cached stores (here resident)")
 
 
 def test_inspect_of_the_base_model_alone_has_no_answer_after(recipe: Recipe, command: Command) -> None:
