@@ -4,12 +4,14 @@ They take what the command line takes, print the same progress, use the same sto
 whose results are stored already returns them at once.
 """
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 
@@ -20,7 +22,8 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.charts import AFTER, BEFORE, curve_chart, loss_chart, to_png
 from pos2distill.evaluation.result import Evaluation, Picture
 from pos2distill.evaluation.scores import Curve
-from pos2distill.store.artifacts import Artifact
+from pos2distill.scratch import user_folder
+from pos2distill.store.artifacts import Artifact, write_bytes
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.job import MODEL_FOLDER
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
 AnyRecipe = str | Path | Recipe | Mapping[str, Any]
 Settings = Mapping[str, Any]
+Questions = str | Path | Iterable[Mapping[str, Any]]
 
 # Of a sample, without token ids and tensors.
 _SAMPLE_COLUMNS = ["example_id", "slots", "text", "truncated_text", "correct", "outcome", "error", "finish_reason"]
@@ -106,7 +110,7 @@ def evaluate(
     recipe: AnyRecipe | None = None,
     *,
     model: str | None = None,
-    data: str | None = None,
+    data: Questions | None = None,
     base_url: str | None = None,
     documents: int | None = None,
     slots: int | str | Sequence[int] = DEFAULT_SLOTS,
@@ -118,7 +122,8 @@ def evaluate(
 
     Args:
         recipe: a built-in name, the path of a YAML file, a mapping of sections as in a file, or a `Recipe`.
-        model, data, base_url, documents, slots, examples: instead of a recipe, see `evaluation_recipe`.
+        model, data, base_url, documents, slots, examples: instead of a recipe, see `evaluation_recipe`. data: a file,
+            or the records themselves in the format `jsonl` (docs/data.md), such as a list or a `datasets.Dataset`.
         settings: values by dotted name, for example `{"data.prompt": "plain"}`.
     Raises:
         UserError: in one line, naming the setting at fault.
@@ -126,7 +131,7 @@ def evaluate(
     if model is not None and data is not None and recipe is None:
         loaded = evaluation_recipe(
             model,
-            data,
+            _to_file(data),
             base_url=base_url,
             documents=documents,
             slots=slots,
@@ -194,6 +199,22 @@ def _load(recipe: AnyRecipe, settings: Settings | None) -> Recipe:
         # Copied, since loading changes the mapping.
         return make_recipe(json.loads(json.dumps(recipe)), overrides)
     return load_recipe(str(recipe), overrides)
+
+
+def _to_file(data: Questions) -> str:
+    """The path of a data file; of records, a file of them, which stays for later calls in the temporary folder."""
+    if isinstance(data, str | Path):
+        return str(data)
+    lines = []
+    for number, record in enumerate(data, start=1):
+        try:
+            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+        except (TypeError, ValueError) as error:
+            raise UserError(f"data: record {number} cannot be written as JSON ({error})") from None
+    text = "".join(lines).encode()
+    path = user_folder("data") / f"questions-{hashlib.sha256(text).hexdigest()[:16]}.jsonl"
+    write_bytes(fsspec.filesystem("file"), str(path), text)
+    return str(path)
 
 
 def _to_overrides(settings: Settings | None) -> list[str]:

@@ -1,6 +1,7 @@
 """`import pos2distill` in scripts and notebooks."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import pos2distill
+from pipelines.api import Questions
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.evaluation.result import Evaluation
@@ -68,6 +70,28 @@ def test_evaluate_takes_a_model_and_data_inside_a_running_loop(tiny_model_path: 
     picture = evaluation.plot()
     picture.save(tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes() == picture._repr_png_()
+
+
+def test_evaluate_takes_records(tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    questions = write_examples(tmp_path / "questions.jsonl", 20, 6)
+    records = [json.loads(line) for line in questions.read_text().splitlines()]
+
+    def evaluate(data: Questions) -> Evaluation:
+        settings = {
+            "data.prompt": "plain",
+            "evaluation.max_new_tokens": 4,
+            "runtime.storage": str(tmp_path / type(data).__name__),
+        }
+        made: Evaluation = pos2distill.evaluate(
+            model=tiny_model_path, data=data, documents=4, slots=2, examples=5, settings=settings
+        )
+        return made
+
+    expected = evaluate(questions)
+    assert evaluate(iter(records)).summary()["curves"] == expected.summary()["curves"]
+    with pytest.raises(UserError, match=r"^data: record 2 cannot be written as JSON \("):
+        evaluate([records[0], {"question": {1, 2}}])
 
 
 def test_evaluate_takes_a_mapping_and_changes_nothing_in_it(make_recipe: Callable[..., Recipe]) -> None:
