@@ -118,15 +118,16 @@ def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int
     """The change of the corrected GAP, after - before, on the same examples, and its 95 % interval.
 
     The interval is normal, with the bootstrap's standard error: examples are resampled whole and stay in their half.
+    It is never narrower than what E equal examples leave open, Wilson's bound for 0 of E.
     """
     examples = len(before_ES)
     both = (before_ES, after_ES)
     before, after = (corrected_gap(correct_ES, seed=seed) for correct_ES in both)
     count_RE = _resample_counts(examples, resamples, seed)
     before_R, after_R = (_cross_fitted_gaps(correct_ES, count_RE, seed, _SPLITS) for correct_ES in both)
-    margin = _Z * float((after_R - before_R).std(ddof=1))
+    margin = max(_Z * float((after_R - before_R).std(ddof=1)), _wilson(0.0, examples)[1])
     change = after - before
-    return change, (change - margin, change + margin)
+    return change, (max(-1.0, change - margin), min(1.0, change + margin))
 
 
 def position_p_value(correct_ES: Floats, *, permutations: int, seed: int) -> float:

@@ -131,9 +131,12 @@ def test_gap_interval_raises_few_false_alarms() -> None:
 
 
 def test_gap_change_by_hand() -> None:
-    """From 1 to 0, in every example: no error."""
+    """From 1 to 0, or not at all, in every example: only as certain as 60 examples can be."""
     before, after = np.tile([1.0, 0.0], (60, 1)), np.ones((60, 2))
-    assert gap_change(before, after, resamples=100, seed=0) == (-1.0, (-1.0, -1.0))
+    open_end = 1.959964**2 / (60 + 1.959964**2)  # Wilson's bound for 0 of 60
+    assert gap_change(before, after, resamples=100, seed=0) == (-1.0, (-1.0, pytest.approx(-1 + open_end)))
+    unchanged, (low, high) = gap_change(before, before, resamples=100, seed=0)
+    assert (unchanged, low, high) == (0.0, pytest.approx(-open_end), pytest.approx(open_end))
 
 
 def test_gap_change_contains_the_truth() -> None:
