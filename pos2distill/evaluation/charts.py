@@ -28,6 +28,7 @@ _DARK = {
     "grid": "#334155",
     "category": ["#fb923c", "#2dd4bf", "#c4b5fd", "#93c5fd", "#fde047", "#94a3b8"],
 }
+_MOST_BANDS = 3  # intervals that are drawn as bands, one over the other
 # Groups of steps in a chart of training, whatever the number of steps. A step weighs few positions, so that single
 # steps would make a heat map of weights noise.
 _LOSS_BUCKETS, _WEIGHT_BUCKETS = 120, 24
@@ -71,7 +72,7 @@ def theme(*, dark: bool = False) -> Spec:
     }
 
 
-def curve_chart(curves: Mapping[str, Curve], *, advantageous: int | None = None) -> Spec:
+def curve_chart(curves: Mapping[str, Curve], *, advantageous: int | None = None, selectable: bool = False) -> Spec:
     """Accuracy by placement of the gold documents with 95 % intervals, for one curve or several.
 
     One gold document: lines over its positions. Two gold documents at every ordered pair of some slots: a heat map for
@@ -79,19 +80,21 @@ def curve_chart(curves: Mapping[str, Curve], *, advantageous: int | None = None)
 
     Args:
         curves: by name, of prompts of one length.
-        advantageous: 0-based slot to mark where the chart has lines.
+        advantageous: 0-based slot to mark where the chart has lines. selectable: lines fade when a name of the legend
+            is chosen, except its own; for more curves than can be told apart.
     """
     any_curve = next(iter(curves.values()))
     names = {name: f"{name} (mean {curve.mean:.3f})" for name, curve in curves.items()}
     rows = [row for name, curve in curves.items() for row in _curve_rows(names[name], curve)]
-    color = {"field": "model", "title": None, "scale": {"domain": list(names.values())}, "legend": {"orient": "top"}}
+    legend = {"orient": "top", **({"columns": 3} if selectable else {})}
+    color = {"field": "model", "title": None, "scale": {"domain": list(names.values())}, "legend": legend}
     description = f"Accuracy by position of the gold document among {any_curve.documents}, with 95 % intervals"
     base = {"data": {"values": rows}, "description": description}
     if is_pair_grid(any_curve):
         return base | _heat_maps(names, any_curve)
     if any(not isinstance(slot, int) for slot in any_curve.slots):
         return base | _bars(names, any_curve, color)
-    return base | _lines(any_curve, color, advantageous)
+    return base | _lines(any_curve, color, advantageous, selectable=selectable)
 
 
 def _curve_rows(name: str, curve: Curve) -> list[dict[str, Any]]:
@@ -116,7 +119,7 @@ def _curve_rows(name: str, curve: Curve) -> list[dict[str, Any]]:
     return rows
 
 
-def _lines(curve: Curve, color: Spec, advantageous: int | None) -> Spec:
+def _lines(curve: Curve, color: Spec, advantageous: int | None, *, selectable: bool) -> Spec:
     ticks = position_ticks(curve.documents)
     title = f"position of the gold document among {curve.documents} (from 1)"
     scale = {"domain": [1, curve.documents], "nice": False}
@@ -125,7 +128,7 @@ def _lines(curve: Curve, color: Spec, advantageous: int | None) -> Spec:
     y = {"field": "accuracy", "type": "quantitative", "scale": {"domain": [0, 1]}, "axis": _ACCURACY_AXIS}
     tooltip = [field for field in _CURVE_TOOLTIP if field["field"] != "group"]
     # Two shapes, since colours alone do not distinguish the models for everyone.
-    shape = {"field": "model", "title": None, "scale": color["scale"], "legend": {"orient": "top"}}
+    shape = {"field": "model", "title": None, "scale": color["scale"], "legend": color["legend"]}
     area: Spec = {
         "mark": {"type": "area", "opacity": 0.15},
         "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
@@ -133,8 +136,17 @@ def _lines(curve: Curve, color: Spec, advantageous: int | None) -> Spec:
     points: Spec = {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 1}}
     points["encoding"] = {"y": y, "shape": shape, "tooltip": tooltip}
     layers: list[Spec] = [area, {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"y": y}}, points]
+    if len(color["scale"]["domain"]) > _MOST_BANDS:
+        layers.remove(area)  # many bands hide the lines; the tooltip has the interval
     for layer in layers:
         layer["encoding"] |= {"x": x, "color": color}
+        if selectable:
+            shown = layer["mark"].get("opacity", 1)
+            layer["encoding"]["opacity"] = {"condition": {"param": "chosen", "value": shown}, "value": 0.05}
+    if selectable:
+        # Without a choice all are chosen. In a layered chart a parameter belongs to one of the layers.
+        select = {"type": "point", "fields": ["model"]}
+        points["params"] = [{"name": "chosen", "select": select, "bind": "legend"}]
     if advantageous is not None:
         rule, name = _mark_advantageous(advantageous, curve.documents)
         # The line is below the points, which answer to the pointer.

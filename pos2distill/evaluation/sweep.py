@@ -1,16 +1,18 @@
 """The report of a sweep: one table and one plot, with every setting's interval over seeds."""
 
+import csv
+import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from pos2distill.evaluation.charts import sweep_chart, to_png
+from pos2distill.evaluation.charts import BEFORE, curve_chart, sweep_chart, to_png
 from pos2distill.evaluation.report import TEMPLATES, Comparison, chart_library, summarise, themes
-from pos2distill.evaluation.scores import Curve
+from pos2distill.evaluation.scores import Curve, format_slots
 from pos2distill.evaluation.statistics import Interval
 
 SEED = "seed"
@@ -85,7 +87,10 @@ def estimate(values: Sequence[float], single_seed_interval: Interval) -> Estimat
 def render_sweep(
     name: str, description: str, cells: Sequence[CellResult], versions: Mapping[str, str]
 ) -> dict[str, bytes]:
-    """The files of a sweep's report: `index.html`, and `sweep.png`, which shows the training task."""
+    """The files of a sweep's report: `index.html`, and of the training task `sweep.png` with means and GAPs.
+
+    Where all its studies were evaluated at the same slots, also `curves.png` and `curves.csv`, accuracy by slot.
+    """
     rows = _to_rows(cells)
     # Every task of any row, in order of appearance. Settings may differ in the tasks that they are evaluated on.
     task_names: list[str] = []
@@ -96,18 +101,63 @@ def render_sweep(
     for row in rows:
         estimates = row.tasks[training_task]
         points.append((row.label, _to_points(estimates.before), _to_points(estimates.after)))
-    chart = sweep_chart(points)
+    charts = {"sweep": sweep_chart(points)}
+    curves = _curves(cells, training_task)
+    if curves:
+        charts["curves"] = curve_chart(curves, selectable=True)
     html = TEMPLATES.get_template("sweep.html.j2").render(
         name=name,
         description=description,
         rows=rows,
         tasks={task: _describe_task(task, cells) for task in task_names},
         versions=versions,
-        chart=chart,
+        charts=charts,
         themes=themes(),
         chart_library=chart_library(),
     )
-    return {"index.html": html.encode(), "sweep.png": to_png(chart)}
+    pictures = {f"{chart}.png": to_png(spec) for chart, spec in charts.items()}
+    return {"index.html": html.encode(), **pictures, **({"curves.csv": _curves_csv(curves)} if curves else {})}
+
+
+def _curves(cells: Sequence[CellResult], task: str) -> dict[str, Curve]:
+    """Accuracy by slot before distillation and after it, by setting, over seeds; empty if the slots differ.
+
+    Settings may differ in what they distil; then each has a curve of its own before.
+    """
+    groups = [
+        (label, [cell.tasks[task] for cell in group]) for label, group in _groups(cells) if task in group[0].tasks
+    ]
+    if len({(each.before.documents, each.before.slots) for _, comparisons in groups for each in comparisons}) != 1:
+        return {}
+    before = {label: _mean_curve([each.before for each in comparisons]) for label, comparisons in groups}
+    after = {label: _mean_curve([each.after for each in comparisons]) for label, comparisons in groups}
+    if len({curve.accuracy_by_slot for curve in before.values()}) == 1:
+        return {BEFORE: next(iter(before.values())), **after}
+    return {**{f"{label}, {BEFORE}": curve for label, curve in before.items()}, **after}
+
+
+def _mean_curve(curves: Sequence[Curve]) -> Curve:
+    """The curve over seeds; of its summary only the mean."""
+    first = curves[0]
+    estimates = []
+    for slot, interval in enumerate(first.accuracy_ci95):
+        estimates.append(estimate([curve.accuracy_by_slot[slot] for curve in curves], interval))
+    return replace(
+        first,
+        accuracy_by_slot=tuple(each.value for each in estimates),
+        accuracy_ci95=tuple((max(0.0, each.low), min(1.0, each.high)) for each in estimates),
+        mean=float(np.mean([curve.mean for curve in curves])),
+    )
+
+
+def _curves_csv(curves: Mapping[str, Curve]) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["setting", "documents", "position", "accuracy", "low", "high", "questions"])
+    for label, curve in curves.items():
+        for slot, accuracy, (low, high) in zip(curve.slots, curve.accuracy_by_slot, curve.accuracy_ci95, strict=True):
+            writer.writerow([label, curve.documents, format_slots(slot), accuracy, low, high, curve.examples])
+    return text.getvalue().encode()
 
 
 def summarise_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
@@ -121,19 +171,27 @@ def summarise_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
     return {"name": name, "cells": summaries}
 
 
-def _to_rows(cells: Sequence[CellResult]) -> list[SweepRow]:
-    """One row for all cells whose settings differ in the seed only."""
+def _groups(cells: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
+    """The cells whose settings differ in the seed only, together, with a name for those settings."""
     # By their settings as JSON, since dicts cannot be keys. Cells keep their order.
     groups: dict[str, list[CellResult]] = {}
     for cell in cells:
         groups.setdefault(json.dumps(_without_seed(cell.settings)), []).append(cell)
-    rows = []
+    named = []
     for group in groups.values():
         labels = [_label(key, value) for key, value in _without_seed(group[0].settings).items()]
+        named.append((", ".join(labels) or "all", group))
+    return named
+
+
+def _to_rows(cells: Sequence[CellResult]) -> list[SweepRow]:
+    """One row for each group of cells."""
+    rows = []
+    for label, group in _groups(cells):
         tasks = {}
         for task in group[0].tasks:
             tasks[task] = _estimate_task([cell.tasks[task] for cell in group])
-        rows.append(SweepRow(", ".join(labels) or "all", len(group), tasks))
+        rows.append(SweepRow(label, len(group), tasks))
     return rows
 
 

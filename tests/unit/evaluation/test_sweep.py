@@ -1,5 +1,7 @@
+import csv
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,6 +72,39 @@ def test_render_sweep_shows_a_row_for_each_setting_of_every_task() -> None:
     assert "r1 2" in chains
     assert "sft" not in chains
     assert "connected 0.625" in chains
+
+
+def test_render_sweep_shows_the_curve_of_each_setting_over_seeds() -> None:
+    cells = [
+        CellResult({"method.name": "r1", "seed": seed}, {"training task": replace(comparison(0.5), after=after)})
+        for seed, after in enumerate([curve(0.5, accuracy_by_slot=(0.4, 0.6)), curve(0.5, accuracy_by_slot=(0.6, 0.6))])
+    ]
+    files = render_sweep("ablation", "One method.", [*cells, cell("sft", 0, 0.75)], {})
+    rows = list(csv.reader(files["curves.csv"].decode().splitlines()))
+    # Student's t of 1 degree of freedom 12.706: 12.706 * .1414 / sqrt(2) = 1.27, more than the ends of the scale.
+    assert rows == [
+        ["setting", "documents", "position", "accuracy", "low", "high", "questions"],
+        ["before", "30", "1", "0.5", "0.5", "0.5", "7"],
+        ["before", "30", "30", "0.5", "0.5", "0.5", "7"],
+        ["r1", "30", "1", "0.5", "0.0", "1.0", "7"],
+        ["r1", "30", "30", "0.6", "0.6", "0.6", "7"],
+        ["sft", "30", "1", "0.75", "0.75", "0.75", "7"],
+        ["sft", "30", "30", "0.75", "0.75", "0.75", "7"],
+    ]
+    assert files["curves.png"].startswith(b"\x89PNG")
+    data = files["index.html"].decode().partition('id="page-data">')[2].partition("</script>")[0]
+    names = {row["model"] for row in json.loads(data)["charts"]["curves"]["data"]["values"]}
+    assert names == {"before (mean 0.500)", "r1 (mean 0.500)", "sft (mean 0.750)"}
+
+
+def test_render_sweep_of_initial_models_or_slots_that_differ() -> None:
+    other = CellResult({"method.name": "seqkd", "seed": 0}, {"training task": comparison(0.5)})
+    base = replace(other.tasks["training task"], before=curve(0.25))
+    differ = [cell("r1", 0, 0.75), CellResult(other.settings, {"training task": base})]
+    rows = list(csv.reader(render_sweep("two", "", differ, {})["curves.csv"].decode().splitlines()))
+    assert [row[0] for row in rows[1::2]] == ["r1, before", "seqkd, before", "r1", "seqkd"]
+    slots = CellResult(other.settings, {"training task": comparison(0.5, slots=(0, 15))})
+    assert render_sweep("two", "", [cell("r1", 0, 0.75), slots], {}).keys() == {"index.html", "sweep.png"}
 
 
 def test_summarise_sweep_holds_every_cell() -> None:
