@@ -1,12 +1,16 @@
 """What `pip install .` installs, in an environment of its own, used from another folder."""
 
+import base64
+import json
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import pos2distill
 from pos2distill.config.load import recipe_names
@@ -117,3 +121,38 @@ def test_installed_package_evaluates_in_a_script(installed: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "24 (0, 14, 29)"
     assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+CELLS = (
+    "import pos2distill",
+    "settings = {'runtime.executor': 'local', 'runtime.trainers.strategy': 'torch', 'training.epochs': 1,\n"
+    "            'data.train_examples': 8, 'data.eval_examples': 8, 'evaluation.slots': 3,\n"
+    "            'evaluation.other_documents': []}\n"
+    "result = pos2distill.study('quickstart', settings)",
+    "result.plot()",
+    "result.to_pandas().groupby('model')['correct'].size()",
+)
+
+
+def test_installed_package_runs_a_study_in_a_notebook(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a kernel of the environment's own, in a folder that holds nothing else."""
+    kernel = tmp_path / "jupyter" / "kernels" / "installed"
+    kernel.mkdir(parents=True)
+    command = [str(installed / "python"), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(
+        json.dumps({"argv": command, "display_name": "installed", "language": "python"})
+    )
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    folder = tmp_path / "notebook"
+    folder.mkdir()
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    NotebookClient(
+        notebook, timeout=240, kernel_name="installed", resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    shown = [cell.outputs[-1].get("data", {}) for cell in notebook.cells[-2:]]
+    assert base64.b64decode(shown[0]["image/png"]).startswith(b"\x89PNG")
+    assert "after     24" in shown[1]["text/plain"]
+    assert (folder / "runs" / "quickstart" / "report" / "index.html").exists()
