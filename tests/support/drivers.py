@@ -18,9 +18,9 @@ class Driver:
     """`run.py distill`, or another command, in a process of its own, with all that it starts."""
 
     def __init__(
-        self, recipe: Path, storage: Path, environment: dict[str, str] | None = None, command: str = "distill"
+        self, recipe: Path, storage: Path | str, environment: dict[str, str] | None = None, command: str = "distill"
     ) -> None:
-        self.log = recipe.parent / f"{storage.name}-{time.monotonic_ns()}.log"
+        self.log = recipe.parent / f"{Path(storage).name}-{time.monotonic_ns()}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "run.py", command, str(recipe), f"runtime.storage={storage}"],

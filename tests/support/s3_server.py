@@ -21,6 +21,8 @@ class Faulty:
         app: the store.
         fault_probability: of each request, 0 to 1.
         seed: of the random numbers; the clients determine the order of the requests.
+
+    While `is_down` is true, every request is refused.
     """
 
     def __init__(self, app: Callable[..., Iterable[bytes]], fault_probability: float, seed: int) -> None:
@@ -29,11 +31,14 @@ class Faulty:
         self.random = random.Random(seed)
         self.lock = threading.Lock()
         self.requests: Counter[str] = Counter()
+        self.is_down = False
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         with self.lock:
             fault = "answered"
-            if self.random.random() < self.fault_probability:
+            if self.is_down:
+                fault = "refused"
+            elif self.random.random() < self.fault_probability:
                 fault = self.random.choice(FAULTS)
             self.requests[fault] += 1
         if fault == "answered":

@@ -1,0 +1,64 @@
+"""Count what becomes of wrong input: how many cases the tests give to the program, by kind and outcome.
+
+A case is refused if its test passes, which requires one line that names what is wrong, exit code 2, and nothing left
+behind; random cases (of hypothesis) may also be accepted. Writes `wrong_input.json`.
+
+Example (two minutes on two cores):
+  python -m benchmarks.wrong_input.count
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+from benchmarks.circumstances import circumstances
+
+# Kinds of input, by the tests all of whose cases are wrong input, but for a few in whole files.
+KINDS = {
+    "settings": ["pipelines/test_wrong_input.py::test_settings_are_refused_in_one_line"],
+    "environment variables": ["pipelines/test_wrong_input.py::test_environments_are_refused_in_one_line"],
+    "recipe files": [
+        "pipelines/test_wrong_input.py::test_recipes_are_refused_in_one_line",
+        "pipelines/test_wrong_input.py::test_paths_of_recipes_are_refused_in_one_line",
+    ],
+    "data files": ["pipelines/test_wrong_input.py::test_data_files_are_refused_in_one_line"],
+    "model folders": ["pipelines/test_wrong_input.py::test_model_folders_are_refused_in_one_line"],
+    "damaged results": ["pipelines/test_damaged_results.py"],
+    "cluster specs": [
+        "cluster/test_spec.py::test_load_cluster_refuses_a_wrong_spec_in_one_line",
+        "cluster/test_spec.py::test_make_entrypoint_refuses_a_recipe_that_cannot_run",
+    ],
+    "manifests": ["cluster/test_rules.py"],
+}
+
+
+def run(tests: list[str], folder: Path) -> Counter[str]:
+    """The number of cases by outcome of their tests."""
+    report = folder / "report.xml"
+    files = [f"tests/unit/{test}" for test in tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"--junitxml={report}", *files]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    outcomes: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        names = {child.tag for child in case}
+        outcomes["failed" if names & {"failure", "error"} else "skipped" if "skipped" in names else "refused"] += 1
+    return outcomes
+
+
+def main() -> None:
+    """Run the tests of every kind and write the counts."""
+    with tempfile.TemporaryDirectory() as folder:
+        counts = {kind: dict(run(tests, Path(folder))) for kind, tests in KINDS.items()}
+    report = {**circumstances("pydantic", "ray", "transformers"), "cases": counts}
+    path = Path(__file__).parent / "wrong_input.json"
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    for kind, outcomes in counts.items():
+        print(f"{kind:<22} {outcomes}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A storage that is full, or does not answer for a minute, while a study samples and trains: nothing is lost."""
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from s3fs import S3FileSystem
+
+from pipelines.commands import run_distill
+from pos2distill.config import Recipe
+from tests.support.drivers import LIMIT, Driver
+from tests.support.results import artifact_of, assert_exactly_once, read_steps, sample_store
+from tests.support.s3_server import Faulty, s3_server
+from tests.support.tiny import write_examples
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(900)]
+
+EXAMPLES = 24
+DISK_BYTES = 64 << 20
+
+
+@pytest.fixture
+def recipe(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[[str], Recipe]:
+    """A streamed study on the tiny model that writes samples, steps and checkpoints for half a minute."""
+    write_examples(tmp_path / "data.jsonl", 3 * EXAMPLES, 6)
+
+    def make(storage: str, executor: str = "ray") -> Recipe:
+        return make_recipe(
+            model={"engine": "fake"},
+            data={"train_examples": EXAMPLES, "eval_examples": 2},
+            method={"k": 1},
+            training={"global_batch_rows": 8, "epochs": 4, "order": "fixed"},
+            runtime={
+                "storage": storage,
+                "executor": executor,
+                "fake": {"delay_s": 1.0},
+                "samplers": {"batch_size": 4, "concurrent_batches": 1},
+                "teachers": {"batch_size": 4, "concurrent_batches": 1},
+                "trainers": {"micro_batch_tokens": 4096},
+                "checkpoints": {"steps": 3},
+            },
+        )
+
+    return make
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own in memory, which only the administrator of a machine can mount."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip("this user may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def saved_states(recipe: Recipe) -> list[Path]:
+    """The training states that are stored now."""
+    return list((Path(artifact_of(recipe, "distill").path) / "training").rglob("progress.json"))
+
+
+def assert_one_line(driver: Driver, *words: str) -> None:
+    """The driver has said what is wrong in its last line, and has shown no traceback."""
+    log = driver.log.read_text()
+    assert "Traceback" not in log, log
+    last_line = log.splitlines()[-1]
+    assert last_line.startswith("error: "), log
+    assert all(word in last_line for word in words), last_line
+
+
+def test_distill_on_a_full_disk_continues_once_there_is_space(
+    recipe: Callable[..., Recipe], small_disk: Path, tmp_path: Path
+) -> None:
+    full = recipe(str(small_disk / "run"))
+    driver = Driver(tmp_path / "recipe.yaml", small_disk / "run")
+    driver.wait_for(lambda: saved_states(full))
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(psutil.disk_usage(str(small_disk)).free))
+    assert driver.end() == 2, driver.log.read_text()
+    assert_one_line(driver, "No space left on device", "free space there")
+    filler.unlink()
+    driver = Driver(tmp_path / "recipe.yaml", small_disk / "run")
+    assert driver.end() == 0, driver.log.read_text()
+    assert_exactly_once(full)
+    reference = recipe(str(tmp_path / "reference"), "local")
+    run_distill(reference)
+    assert read_steps(full) == read_steps(reference)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    """An S3-compatible store, found through the environment."""
+    with s3_server() as (url, app):
+        for name, value in (
+            ("AWS_ENDPOINT_URL", url),
+            ("AWS_ACCESS_KEY_ID", "nobody"),
+            ("AWS_SECRET_ACCESS_KEY", "nothing"),
+            ("AWS_DEFAULT_REGION", "us-east-1"),
+        ):
+            monkeypatch.setenv(name, value)
+        S3FileSystem.clear_instance_cache()  # an instance keeps its endpoint
+        yield app
+        S3FileSystem.clear_instance_cache()
+
+
+def test_distill_on_a_storage_that_fails_for_a_minute_loses_nothing(
+    recipe: Callable[..., Recipe], server: Faulty, tmp_path: Path
+) -> None:
+    """Whether the run outlives the minute or ends in one line: the same command ends as if nothing had happened."""
+    S3FileSystem().mkdir("bucket")
+    remote = recipe("s3://bucket/run")
+    store = sample_store(remote)
+    path = tmp_path / "recipe.yaml"
+
+    driver = Driver(path, "s3://bucket/run")
+    driver.wait_for(lambda: len(store.part_names()) >= 2)
+    parts = set(store.part_names())
+    server.is_down = True
+    end_of_outage = threading.Timer(60, lambda: setattr(server, "is_down", False))
+    end_of_outage.start()
+    code = driver.process.wait(LIMIT)
+    end_of_outage.join()
+    if code:
+        assert code == 2, driver.log.read_text()
+        assert_one_line(driver, "cannot be used", "run the same command again")
+        driver = Driver(path, "s3://bucket/run")
+        assert driver.end() == 0, driver.log.read_text()
+    assert parts <= set(store.part_names())
+    assert_exactly_once(remote)
+    reference = recipe(str(tmp_path / "reference"), "local")
+    run_distill(reference)
+    assert read_steps(remote) == read_steps(reference)
