@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
@@ -18,7 +19,6 @@ from .spec import ClusterSpec
 _DASHBOARD = "http://127.0.0.1:8265"  # of the head, on which the driver runs
 _RESOURCES = ("gpus", "cpus")
 _CHECKOUT = Path(__file__).parent.parent
-_ROUNDING = 1e-9  # a quotient such as 0.3 / 0.1 is slightly less than 3 in floating point
 
 
 def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str] = ()) -> str:
@@ -108,13 +108,13 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
     _check_pool(recipe, "teachers", "max", "sampling", sampling)
     _check_pool(recipe, "trainers", "workers", "training", [spec.training])
     for resource in _RESOURCES:
-        needed = sum(pool.max * getattr(pool, resource) for pool in (runtime.samplers, runtime.teachers))
-        available = sum(group.max * getattr(group.node, resource) for group in sampling)
+        needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in (runtime.samplers, runtime.teachers))
+        available = sum(group.max * _exact(getattr(group.node, resource)) for group in sampling)
         if needed > available:
             unit = "GPUs" if resource == "gpus" else "CPUs"
             raise UserError(
-                f"{recipe.name}: runtime.samplers.max: samplers and teachers need {needed:g} {unit}, but sampling has "
-                f"at most {available:g}; raise spec.sampling.max or lower runtime.samplers.max"
+                f"{recipe.name}: runtime.samplers.max: samplers and teachers need {float(needed):g} {unit}, but "
+                f"sampling has at most {float(available):g}; raise spec.sampling.max or lower runtime.samplers.max"
             )
 
 
@@ -147,7 +147,12 @@ def _actors_per_node(pool: PoolSection | TrainersSection, group: NodeGroup, *, i
     for resource in _RESOURCES:
         per_actor = getattr(pool, resource)
         if per_actor:
-            fits.append(int(getattr(group.node, resource) / per_actor + _ROUNDING))
+            fits.append(math.floor(_exact(getattr(group.node, resource)) / _exact(per_actor)))
     if is_trainer:
         fits.append(TRAINING.units(group.node.gpus))  # a worker takes one unit of the custom resource
     return min(fits)
+
+
+def _exact(number: float) -> Fraction:
+    """The decimal number as it was written: 0.3 / 0.1 is 3, and numbers of any size do not overflow."""
+    return Fraction(str(number))

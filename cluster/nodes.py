@@ -6,7 +6,9 @@ from pydantic import Field, model_validator
 
 from pos2distill.config import Section
 
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(Mi|Gi|Ti)$"
+# As many digits as the amounts of real machines have, so that sums of them are finite.
+_QUANTITY = r"^[0-9]{1,7}(\.[0-9]{1,3})?(Mi|Gi|Ti)$"
+INT32 = 2**31 - 1  # the largest value of most numbers in Kubernetes
 _BYTES = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 # Training differs from the other groups: a lost node stops all workers, and the grace period must fit a checkpoint.
@@ -38,9 +40,11 @@ class Toleration(Section):
 class NodeSection(Section):
     """One Ray node, which is one pod, and the machine that it requires. Requests equal limits."""
 
-    cpus: float = Field(gt=0)
+    cpus: float = Field(ge=0.001, le=10_000)
     memory: str = Field(pattern=_QUANTITY, description="for example 64Gi; includes /dev/shm")
-    gpus: int = Field(0, ge=0, description="GPUs per pod; 0 for both sampling and training: everything runs on CPUs")
+    gpus: int = Field(
+        0, ge=0, le=1000, description="GPUs per pod; 0 for both sampling and training: everything runs on CPUs"
+    )
     shm: str = Field("8Gi", pattern=_QUANTITY, description="size of /dev/shm: Ray's object store (0.9 of it), NCCL")
     scratch: str = Field(
         "50Gi",
@@ -75,14 +79,15 @@ class NodeGroup(Section):
 
     node: NodeSection
     min: int = Field(0, ge=0, description="nodes that stay even when idle")
-    max: int = Field(ge=1)
+    max: int = Field(ge=1, le=100_000)
     spot: bool = Field(True, description="use spot machines, which the cloud may reclaim; always false for training")
     idle_timeout_s: int = Field(
-        120, ge=1, description="seconds until an idle node is removed; default of training: 600"
+        120, ge=1, le=INT32, description="seconds until an idle node is removed; default of training: 600"
     )
     grace_s: int = Field(
         30,
         ge=20,
+        le=INT32,
         description="seconds between the termination notice and the end of a pod; default of training: 600, so that a "
         "checkpoint can be saved",
     )

@@ -13,6 +13,7 @@ from pos2distill.placement import DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DE
 from pos2distill.secrets import holds_secret
 
 from .names import SET_BY_KUBERAY
+from .nodes import INT32
 
 STORES = ("gs", "s3")  # URL schemes that the image can write to; a test checks that it can open all of them
 READABLE = (*STORES, "hf", "http", "https")
@@ -78,7 +79,7 @@ class SecretReference(Section):
 
     @model_validator(mode="after")
     def _check_names(self) -> "SecretReference":
-        if not _ENV_NAME.match(self.env):
+        if not _ENV_NAME.fullmatch(self.env):
             raise ValueError("env: expected the name of an environment variable, for example HF_TOKEN")
         return self
 
@@ -100,7 +101,7 @@ class PodsSection(Section):
     """Settings of all pods of the cluster."""
 
     project: str = Field("/opt/pos2distill", pattern=_FOLDER, description="folder of run.py in the image")
-    user: int = Field(1000, ge=1, description="user and group id of the pods; never root")
+    user: int = Field(1000, ge=1, le=INT32, description="user and group id of the pods; never root")
     service_account: str | None = Field(
         None,
         pattern=DNS_LABEL,
@@ -136,7 +137,7 @@ class PodsSection(Section):
                     f"'{name}' looks like a secret in clear text; put it into a Kubernetes Secret and name it in "
                     f"pods.secrets"
                 )
-            if not _ENV_NAME.match(str(name)):
+            if not _ENV_NAME.fullmatch(str(name)):
                 raise ValueError(f"'{name}' is not a valid name of an environment variable")
         return env
 
@@ -235,15 +236,21 @@ class JobSection(Section):
     deadline_s: int = Field(
         7 * 24 * 3600,
         ge=1,
+        le=INT32,
         description="a job whose attempts take longer together is stopped, if `cluster submit` applied it; otherwise "
         "an attempt that takes longer",
     )
     start_deadline_s: int = Field(
-        3600, ge=1, description="an attempt that has not started by then ends; the next one begins"
+        3600, ge=1, le=INT32, description="an attempt that has not started by then ends; the next one begins"
     )
-    ttl_s: int = Field(600, ge=0, description="seconds between the end of the job and the deletion of its cluster")
+    ttl_s: int = Field(
+        600, ge=0, le=INT32, description="seconds between the end of the job and the deletion of its cluster"
+    )
     backoff_limit: int = Field(
-        2, ge=0, description="retries after a failure other than a user error, each on a new cluster; the study resumes"
+        2,
+        ge=0,
+        le=INT32,
+        description="retries after a failure other than a user error, each on a new cluster; the study resumes",
     )
     queue: str | None = Field(
         None,

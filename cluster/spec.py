@@ -39,6 +39,7 @@ class ClusterSpec(Section):
     model_billions: float | None = Field(
         None,
         gt=0,
+        le=1_000_000,
         description="billions of parameters of the model, from which disks are computed; default: read from its "
         "folder, or known for the models of the recipes",
     )
@@ -100,7 +101,7 @@ class ClusterSpec(Section):
     @field_validator("ray_version")
     @classmethod
     def _check_ray_version(cls, version: str) -> str:
-        match = re.match(r"^(\d+)\.(\d+)\.(\d+)$", version)
+        match = re.fullmatch(r"([0-9]+)\.([0-9]+)\.([0-9]+)", version)
         if not match:
             raise ValueError(f"expected a full version, for example 2.60.0, got {version}")
         if (int(match[1]), int(match[2])) != RAY:
@@ -133,7 +134,7 @@ class ClusterSpec(Section):
         if self.training.spot:
             raise ValueError("training.spot: the loss of one training node stops all workers; set false")
         for name in self.sampling_fallbacks:
-            if not re.match(DNS_LABEL, name) or name in ("sampling", "training", "data", "headgroup"):
+            if not re.fullmatch(DNS_LABEL, name) or name in ("sampling", "training", "data", "headgroup"):
                 raise ValueError(f"sampling_fallbacks: '{name}' is no name for a group; choose another DNS label")
         training_gpus = self.training.node.gpus
         for sampling, group in self.sampling_groups.items():

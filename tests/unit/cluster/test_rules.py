@@ -391,11 +391,15 @@ def test_check_reports_a_repeated_name(job: KubeManifest) -> None:
         (".5", 0.5),
         ("0.5Gi", 2**29),
         ("2E", 2 * 10**18),
+        ("10E", 2**63 - 1),
+        ("9" * 5000, 2**63 - 1),
+        (f"-{'9' * 400}Gi", 1 - 2**63),
         *((text, None) for text in ("", "1 Gi", "Gi", "1GiB", "1e9999", "١")),
         (True, None),
         (None, None),
         ([], None),
     ],
+    ids=lambda value: str(value)[:20],
 )
 def test_quantity_reads_amounts_as_kubernetes_does(text: Any, amount: float | None) -> None:
     assert quantity(text) == amount

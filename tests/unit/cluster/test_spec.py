@@ -112,6 +112,22 @@ WRONG = [
     ("job.elastic=true", "job.elastic: applies to jobs in a Kueue queue; set queue too, or remove it"),
     ("network.dns=[kube-dns]", "network.dns: expected a network, for example 10.0.0.0/16, got kube-dns"),
     ("network.pod_monitor={release: p}", "network.pod_monitor: set metrics_namespace too, from which Prometheus may"),
+    *(
+        (f"{field}={value}", f"{field}: {message}")
+        for field, value, message in (
+            ("sampling.node.scratch", f"{'9' * 400}Gi", "string should match pattern"),
+            ("sampling.node.memory", "1.0000Gi", "string should match pattern"),
+            ("sampling.node.gpus", "9" * 400, "input should be less than or equal to 1000, got 999"),
+            ("sampling.node.cpus", "1e300", "input should be less than or equal to 10000, got"),
+            ("sampling.node.cpus", "1e-9", "input should be greater than or equal to 0.001, got"),
+            ("sampling.max", "9" * 400, "input should be less than or equal to 100000, got 999"),
+            ("sampling.max", "9" * 5000, "cannot read the value: line 1: a number of more than 1000 characters"),
+            ("training.grace_s", "9" * 400, "input should be less than or equal to 2147483647, got 999"),
+            ("job.deadline_s", "9" * 400, "input should be less than or equal to 2147483647, got 999"),
+            ("pods.user", "9" * 400, "input should be less than or equal to 2147483647, got 999"),
+            ("model_billions", "1e300", "input should be less than or equal to 1000000, got"),
+        )
+    ),
     ("ray_version=newest", "ray_version: expected a full version, for example 2.60.0, got newest"),
     ("sampling.min=3", "sampling.min: 3 is more than max, 2"),
     ("training.max=0", "training.max: input should be greater than or equal to 1, got 0"),
@@ -168,7 +184,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("override", "message"), WRONG)
+@pytest.mark.parametrize(("override", "message"), WRONG, ids=lambda text: text[:60])
 def test_load_cluster_refuses_a_wrong_spec_in_one_line(
     load: Callable[..., ClusterSpec], override: str, message: str
 ) -> None:
@@ -176,9 +192,17 @@ def test_load_cluster_refuses_a_wrong_spec_in_one_line(
         load(override)
     error = str(caught.value)
     assert message in error
-    assert error.startswith(("command line: ", "/"))
+    assert error.startswith(("command line: ", "/", f"{override.partition('=')[0]}: cannot read the value: "))
     assert "\n" not in error
     assert WORD not in error
+
+
+@pytest.mark.parametrize("override", ['ray_version="2.60.0\\n"', 'pods.env={"A\\n": b}', 'name="a\\n"'])
+def test_load_cluster_refuses_a_line_break_behind_a_valid_value(
+    load: Callable[..., ClusterSpec], override: str
+) -> None:
+    with pytest.raises(UserError, match=r"(expected a full version|is not a valid name|should match pattern)"):
+        load(override)
 
 
 def test_load_cluster_suggests_the_nearest_name() -> None:
@@ -292,3 +316,35 @@ def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert WORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"runtime.samplers.max={'9' * 400}"], "only 2 fit on the nodes of sampling"),
+        ([f"runtime.samplers={{max: {'9' * 400}, cpus: 1.0e-300}}"], "runtime.samplers.max: 999"),
+        (["runtime.samplers.cpus=5.0e-324"], None),
+        ([f"runtime.samplers={{max: {'9' * 400}, cpus: 0}}"], None),
+    ],
+    ids=range(4),
+)
+def test_make_entrypoint_compares_pools_of_any_size(
+    load: Callable[..., ClusterSpec], overrides: list[str], message: str | None
+) -> None:
+    spec = load("sampling.node.cpus=1")
+    if message is None:
+        assert make_entrypoint(spec, "quickstart", overrides)
+    else:
+        with pytest.raises(UserError, match=message):
+            make_entrypoint(spec, "quickstart", overrides)
+
+
+def test_make_entrypoint_divides_as_decimals() -> None:
+    """In floating point, 0.3 / 0.1 is less than 3, and 10 * 0.1 in fractions is more than 1."""
+    for cpus, samplers in ((0.3, 3), (1, 10)):
+        spec = load_cluster("kind", [f"sampling.node.cpus={cpus}", "training.node.cpus=2"])
+        pools = [f"runtime.samplers={{max: {samplers}, cpus: 0.1, threads: 1}}", "runtime.teachers.cpus=0"]
+        assert make_entrypoint(spec, "quickstart", pools)
+        pools[0] = f"runtime.samplers={{max: {samplers + 1}, cpus: 0.1, threads: 1}}"
+        with pytest.raises(UserError, match=f"{samplers + 1}, but only {samplers} fit"):
+            make_entrypoint(spec, "quickstart", pools)

@@ -330,6 +330,7 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
     ("text", "message"),
     [
         ("apiVersion: v1\nkind: A\non: 1\n", "line 3: the key 'on' is not a string; put it in quotes"),
+        (f"kind: A\nspec: 0x{'f' * 5000}\n", "line 2: a number of more than 1000 characters"),
         ("kind: A\nkind: B\n", "line 2: the key 'kind' appears twice; remove one"),
         ("kind: A\n---\n[]\n", "document 2 is not a manifest; expected apiVersion, kind, metadata and spec"),
         (
@@ -338,6 +339,7 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
         ),
         ("kind: [\n", "not valid YAML: line 2: did not find expected node content"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_run_cluster_validate_refuses_a_file_that_it_cannot_read(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
