@@ -36,6 +36,18 @@ def environment(**variables: str) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
+def node_affinity(key: str, operator: str, *values: str) -> dict[str, Any]:
+    expression = {"key": key, "operator": operator, **({"values": list(values)} if values else {})}
+    terms = [{"matchExpressions": [expression]}]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+LOST_NODE: list[dict[str, Any]] = [
+    {"key": f"node.kubernetes.io/{name}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}
+    for name in ("not-ready", "unreachable")
+]
+TOKEN_VOLUME = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+
 # In a path, ~ is a dot inside a name. ... removes a field.
 ERRORS: list[tuple[str, Any, str]] = [
     ("kind", "RayJbo", "kind: 'RayJbo' is no kind of KubeRay; set one of RayJob, RayCluster"),
@@ -233,9 +245,120 @@ POLICIES: list[tuple[str, Any, str]] = [
         [{"name": "a", "image": "b:1", "securityContext": {"runAsUser": 0}}],
         "initContainers[0].securityContext.runAsUser: 0 is root; set for example 1000",
     ),
-    (f"{SAMPLING}.{POD}.automountServiceAccountToken", True, "automountServiceAccountToken: gives workers a token of"),
+    (f"{SAMPLING}.{POD}.automountServiceAccountToken", True, "automountServiceAccountToken: gives all containers of"),
     (f"{SAMPLING}.{POD}.hostNetwork", True, "hostNetwork: gives the pod access to the host; remove it"),
     (f"{SAMPLING}.{POD}.volumes[0]", {"name": "tmp", "hostPath": {"path": "/"}}, "hostPath: gives the pod files of"),
+    # The head stays where it is as long as it can, and is replaced where it cannot.
+    *(
+        (
+            f"{HEAD}.{POD}.nodeSelector",
+            {key: value},
+            "nodeSelector: the head must not be on machines that the cloud may",
+        )
+        for key, value in (
+            ("karpenter.sh/capacity-type", "spot"),
+            ("eks.amazonaws.com/capacityType", "SPOT"),
+            ("cloud.google.com/gke-spot", "true"),
+            ("cloud.google.com/gke-preemptible", "true"),
+            ("kubernetes.azure.com/scalesetpriority", "spot"),
+        )
+    ),
+    (f"{HEAD}.labels.ray~io/market-type", "spot", "nodeSelector: the head must not be on machines that the cloud may"),
+    (
+        f"{HEAD}.{POD}",
+        {"affinity": node_affinity("cloud.google.com/gke-spot", "Exists")},
+        "headGroupSpec.template.spec.nodeSelector: the head must not be on machines that the cloud may reclaim; use",
+    ),
+    (
+        f"{HEAD}.{POD}",
+        {"affinity": node_affinity("karpenter.sh/capacity-type", "In", "on-demand", "spot")},
+        "headGroupSpec.template.spec.nodeSelector: the head must not be on machines that the cloud may reclaim; use",
+    ),
+    (
+        f"{SUBMITTER}.spec.nodeSelector",
+        {"karpenter.sh/capacity-type": "spot"},
+        "nodeSelector: the submitter must not be on machines that the cloud may reclaim; use on-demand machines",
+    ),
+    *(
+        (
+            f"{HEAD}.{POD}.tolerations",
+            tolerations,
+            "tolerations: the head stays on a lost node too long; tolerate node.kubernetes.io/",
+        )
+        for tolerations in (
+            [],
+            LOST_NODE[:1],
+            LOST_NODE[1:],
+            [{"operator": "Exists"}, *LOST_NODE],
+            [{**LOST_NODE[0], "tolerationSeconds": 300}, LOST_NODE[1]],
+            [{key: value for key, value in LOST_NODE[0].items() if key != "tolerationSeconds"}, LOST_NODE[1]],
+        )
+    ),
+    # The submitter waits for the end of the job.
+    (f"{SUBMITTER}", ..., "submitterPodTemplate.spec.containers[0].command: KubeRay's own may end before the job; set"),
+    (
+        f"{SUBMITTER}.spec.containers[0].command",
+        ...,
+        "containers[0].command: KubeRay's own may end before the job; set",
+    ),
+    (
+        f"{SUBMITTER}.spec.containers[0].command[2]",
+        "ray",
+        "containers[0].command: KubeRay's own may end before the job",
+    ),
+    (
+        f"{SUBMITTER}.spec.containers[0].command[3]",
+        "ls",
+        "containers[0].command: does not submit spec.entrypoint; make",
+    ),
+    (
+        f"{SUBMITTER}.spec.restartPolicy",
+        "Always",
+        "restartPolicy: the pod of a Job must end; set Never, and retries in",
+    ),
+    (f"{SUBMITTER}.spec.restartPolicy", ..., "restartPolicy: the pod of a Job must end; set Never, and retries in"),
+    ("spec.submissionMode", "HTTPMode", "submissionMode: has no submitter of its own that waits for the job; set K8s"),
+    # The token of the Kubernetes API.
+    *(
+        (f"{pod}.automountServiceAccountToken", value, "spec.automountServiceAccountToken: gives all containers of the")
+        for pod in (f"{HEAD}.{POD}", f"{SUBMITTER}.spec", f"{TRAINING}.{POD}")
+        for value in (True, ...)
+    ),
+    (
+        f"{HEAD}.{RAY}.volumeMounts[3]",
+        {"name": "api-access", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"},
+        "containers[0].volumeMounts[3].name: gives the container a token of the API; remove this mount",
+    ),
+    (
+        f"{HEAD}.{POD}.initContainers",
+        [{"name": "a", "image": "b:1", "volumeMounts": [{"name": "api-access", "mountPath": "/x"}]}],
+        "initContainers[0].volumeMounts[0].name: gives the container a token of the API; remove this mount",
+    ),
+    *(
+        (f"{pod}.volumes[2]", TOKEN_VOLUME, "volumes[2].projected: only the autoscaler on the head may have a token")
+        for pod in (f"{SAMPLING}.{POD}", f"{TRAINING}.{POD}", f"{SUBMITTER}.spec")
+    ),
+    (f"{HEAD}.{POD}.volumes[3]", ..., "autoscalerOptions.volumeMounts: no token of the API, so that no node is ever"),
+    (f"{CLUSTER}.autoscalerOptions.volumeMounts[2]", ..., "volumeMounts: no token of the API, so that no node is ever"),
+    (f"{HEAD}.{POD}.shareProcessNamespace", True, "shareProcessNamespace: shows a container's files to the others; re"),
+    # The machine.
+    *(
+        (f"{pod}.{field}", value, message)
+        for pod in (f"{HEAD}.{POD}", f"{TRAINING}.{POD}", f"{SUBMITTER}.spec")
+        for field, value, message in (
+            (
+                "containers[0].ports",
+                [{"containerPort": 1, "hostPort": 80}],
+                "ports[0].hostPort: opens a port of the mac",
+            ),
+            ("containers[0].securityContext.procMount", "Unmasked", "procMount: shows more of /proc; remove it"),
+            (
+                "securityContext.sysctls",
+                [{"name": "kernel.msgmax", "value": "1"}],
+                "securityContext.sysctls: changes settings of the kernel; remove it",
+            ),
+        )
+    ),
     (f"{CLUSTER}.autoscalerOptions.securityContext", ..., "autoscalerOptions.securityContext.readOnlyRootFilesystem"),
     (f"{SAMPLING}.template.metadata.labels", {}, "labels.app.kubernetes.io/part-of: is not that of the object; set"),
 ]
@@ -245,6 +368,8 @@ WARNINGS: list[tuple[str, Any, str]] = [
 # Of the objects beside the job, by position: ServiceAccount, two policies, the budgets of head and training.
 OBJECTS: list[tuple[Level, int, str, Any, str]] = [
     (Level.ERROR, 0, "metadata.name", "Upper", "metadata.name: 'Upper' is not a valid name; use a to z"),
+    (Level.POLICY, 0, "automountServiceAccountToken", True, "automountServiceAccountToken: gives all pods a token of"),
+    (Level.POLICY, 0, "automountServiceAccountToken", ..., "automountServiceAccountToken: gives all pods a token of"),
     (
         Level.ERROR,
         0,
@@ -336,6 +461,15 @@ def test_check_reports_risks_of_other_projects_as_warnings(job: KubeManifest) ->
         assert [finding.level for finding in findings] == [Level.WARNING]
         assert message in findings[0].line("job.yaml")
         assert not findings[0].is_refused
+
+
+def test_check_accepts_a_head_that_can_only_be_on_demand(job: KubeManifest) -> None:
+    """The selector decides where the affinity allows both, and an order among taints where several are tolerated."""
+    both = node_affinity("karpenter.sh/capacity-type", "In", "on-demand", "spot")
+    assert check([changed(job, f"{HEAD}.{POD}.affinity", both)]) == []
+    not_spot = node_affinity("cloud.google.com/gke-spot", "DoesNotExist")
+    assert check([changed(job, f"{HEAD}.{POD}.affinity", not_spot)]) == []
+    assert check([changed(job, f"{HEAD}.{POD}.tolerations", [*LOST_NODE, {"operator": "Exists"}])]) == []
 
 
 def test_check_requires_a_queued_job_to_release_its_quota(job: KubeManifest) -> None:
