@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 
 from ..types import KubeManifest, Level, Violation
-from . import interruptions, kuberay, kubernetes, objects, pipeline, pods, rights
+from . import interruptions, kuberay, kubernetes, network, objects, pipeline, pods, rights
 from .fields import Fields, is_own
 
 Rule = Callable[[Fields], Iterator[Violation]]
 
-ERRORS: tuple[Rule, ...] = (*kubernetes.RULES, *kuberay.RULES)
+ERRORS: tuple[Rule, ...] = (*kubernetes.RULES, *network.RULES, *kuberay.RULES)
 # What a study needs: only in manifests that carry the label of this project.
 POLICIES: tuple[Rule, ...] = (
     *objects.POLICIES,

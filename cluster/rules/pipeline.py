@@ -7,7 +7,7 @@ from pos2distill.placement import DRAIN_VARIABLE, POOLS_LABEL, SAMPLING, SUBCLUS
 
 from ..names import ELASTIC_ANNOTATION, GPU, MARKET_LABEL, QUEUE_LABEL
 from ..types import Violation
-from .fields import Fields, cluster_of, gpu_limit, groups_of, job_of, pods_of, ray_container
+from .fields import SHOWN, Fields, cluster_of, gpu_limit, groups_of, job_of, pods_of, ray_container
 from .interruptions import selects_spot
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -171,7 +171,7 @@ def group_names_are_valid(manifest: Fields) -> Iterator[Violation]:
     for group in groups_of(manifest):
         name = group.text("groupName")
         if name in names:
-            yield group.violation("groupName", f"'{name[:60]}' is used twice; rename one")
+            yield group.violation("groupName", f"'{name[:SHOWN]}' is used twice; rename one")
         elif not _DNS_LABEL.fullmatch(name):
             yield group.violation("groupName", "is not a valid part of a pod's name; use a to z, 0 to 9 and -")
         names.add(name)
@@ -253,7 +253,7 @@ def _check_sampling_group(group: Fields) -> Iterator[Violation]:
         choices = f"{SUBCLUSTER_LABEL}: {SAMPLING.value}, or {TRAINING.label}: {TRAINING.value}"
         yield group.violation("labels", f"no work is placed on this group; set {choices}")
     elif subcluster != SAMPLING.value:
-        yield labels.violation(SUBCLUSTER_LABEL, f"'{subcluster[:60]}' is not a pool; set {SAMPLING.value}")
+        yield labels.violation(SUBCLUSTER_LABEL, f"'{subcluster[:SHOWN]}' is not a pool; set {SAMPLING.value}")
     # Nodes without GPUs need no resource: they may be for data tasks.
     elif gpu_limit(ray_container(group)) or _serves(group, SAMPLING):
         yield from _check_units(group, SAMPLING, "sampling")

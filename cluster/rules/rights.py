@@ -10,7 +10,7 @@ from pos2distill.secrets import holds_secret, looks_secret
 
 from ..names import TOKEN_FOLDER
 from ..types import Violation
-from .fields import Fields, all_containers, autoscaler_of, cluster_of, containers_of, pods_of, strings_in
+from .fields import SHOWN, Fields, all_containers, autoscaler_of, cluster_of, containers_of, pods_of, strings_in
 
 _HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC")
 # Required values in the security context of every container, and the reason.
@@ -47,7 +47,7 @@ def no_secret_in_clear_text(manifest: Fields) -> Iterator[Violation]:
     for path, text in strings_in(manifest.values):
         name = named.get(path)
         if name is not None and holds_secret(name, text):
-            yield Violation(path, f"'{name[:60]}' looks like a secret in clear text; use valueFrom.secretKeyRef")
+            yield Violation(path, f"'{name[:SHOWN]}' looks like a secret in clear text; use valueFrom.secretKeyRef")
         elif name is None and looks_secret(text):
             yield Violation(path, "contains what looks like a secret; use a Kubernetes Secret and a secretKeyRef")
 

@@ -128,6 +128,45 @@ ERRORS: list[tuple[str, Any, str]] = [
         "env[0].valueFrom: is not supported together with value; remove one of them",
     ),
     (f"{SAMPLING}.{POD}.containers[1]", {"name": "ray-worker"}, "containers[1].name: 'ray-worker' is used twice in"),
+    ("metadata.annotations.a b", "x", "metadata.annotations.a b: is not a valid key; use at most 63 letters"),
+    (f"{HEAD}.template.metadata.annotations.{'a' * 64}", "x", "is not a valid key; use at most 63 letters"),
+    ("metadata.annotations.a", "x" * 300_000, "metadata.annotations: have 300001 bytes; shorten them to 262144"),
+    *(
+        (f"{SAMPLING}.{POD}.tolerations[0]", toleration, f"tolerations[0].{message}")
+        for toleration, message in (
+            ({"key": "a b", "operator": "Exists"}, "key: is not a valid key; use at most 63"),
+            ({"key": "a", "operator": "Exist"}, "operator: 'Exist' is unknown; did you mean 'Exists'?"),
+            ({"operator": "Equal"}, "operator: a toleration of all taints requires Exists; set it, or a key"),
+            ({"key": "a", "operator": "Exists", "value": "b"}, "value: is not supported with the operator Exists"),
+            ({"key": "a", "value": "b c"}, "value: 'b c' is not a valid value; use at most 63 letters and digits"),
+            ({"key": "a", "effect": "NoScheduled"}, "effect: 'NoScheduled' is unknown; did you mean 'NoSchedule'?"),
+            (
+                {"key": "a", "effect": "NoSchedule", "tolerationSeconds": 60},
+                "tolerationSeconds: requires the effect NoExecute; set that, or remove it",
+            ),
+        )
+    ),
+    (f"{HEAD}.{POD}.priorityClassName", "High", "priorityClassName: 'High' is not a valid name; use a to z"),
+    (f"{HEAD}.{POD}.serviceAccountName", "a_b", "serviceAccountName: 'a_b' is not a valid name; use a to z"),
+    (
+        f"{SAMPLING}.{RAY}.env[1]",
+        {"name": "T", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b/c"}}},
+        "secretKeyRef.key: is not a valid key of a Secret; use letters, digits",
+    ),
+    (f"{HEAD}.{RAY}.ports[0].containerPort", 70000, "ports[0].containerPort: is 70000; set a number from 1 to 65535"),
+    (f"{HEAD}.{RAY}.ports[0].protocol", "tcp", "ports[0].protocol: 'tcp' is no protocol; did you mean 'TCP'?"),
+    (
+        f"{SAMPLING}.{RAY}.resources.limits.gpu",
+        "1",
+        "limits.gpu: is no resource; set one of cpu, memory, ephemeral-storage, or of",
+    ),
+    (
+        f"{SAMPLING}.{RAY}.resources.limits.ephemeral_storage",
+        "1Gi",
+        "limits.ephemeral_storage: is no resource; set one of cpu, memory, ephemeral-storage, or of a device, such as",
+    ),
+    (f"{SAMPLING}.{RAY}.resources.limits.rdma/h c", "1", "limits.rdma/h c: is no resource; set one of"),
+    (f"{SAMPLING}.{RAY}.resources.limits.nvidia~com/gpu", "0.5", "limits.nvidia.com/gpu: 0.5 is not a whole number"),
     (f"{SUBMITTER}.spec", [], "submitterPodTemplate.spec: expected a mapping, got a list"),
 ]
 POLICIES: list[tuple[str, Any, str]] = [
@@ -382,6 +421,46 @@ OBJECTS: list[tuple[Level, int, str, Any, str]] = [
     (Level.ERROR, 3, "spec.minAvailble", 1, "spec.minAvailble: unknown field; did you mean 'minAvailable'?"),
     (Level.ERROR, 3, "spec.maxUnavailable", 1, "spec.maxUnavailable: is not supported together with minAvailable"),
     (Level.ERROR, 3, "spec.minAvailable", [], "spec.minAvailable: expected an integer or a string; set one of them"),
+    *(
+        (Level.ERROR, 1, f"spec.egress[2].to[0].ipBlock.{field}", value, f"ipBlock.{message}")
+        for field, value, message in (
+            ("cidr", "everywhere", "cidr: 'everywhere' is no block of addresses; set for example 10.0.0.0/16"),
+            ("cidr", "10.0.0.1", "cidr: '10.0.0.1' is no block of addresses; set for example 10.0.0.0/16"),
+            ("cidr", "10.0.0.0/33", "cidr: '10.0.0.0/33' is no block of addresses"),
+            ("cidr", "10.0.0.0/255.0.0.0", "cidr: '10.0.0.0/255.0.0.0' is no block of addresses"),
+            ("cidr", "", "cidr: '' is no block of addresses"),
+            ("cidr", ..., "cidr: '' is no block of addresses"),
+            ("except", ["10.0.0.0"], "except[0]: is no block of addresses; set for example 10.1.0.0/16"),
+            ("except", ["0.0.0.0/0"], "except[0]: must be a smaller part of 0.0.0.0/0; remove it"),
+            ("except", ["fd00::/8"], "except[0]: must be a smaller part of 0.0.0.0/0; remove it"),
+        )
+    ),
+    *(
+        (Level.ERROR, 1, f"spec.egress[2].ports[0].{field}", value, f"ports[0].{message}")
+        for field, value, message in (
+            ("port", 0, "port: is 0; set a number from 1 to 65535"),
+            ("port", 65536, "port: is 65536; set a number from 1 to 65535"),
+            ("port", "HTTPS", "port: 'HTTPS' is no name of a port; set a number from 1 to 65535"),
+            ("protocol", "TPC", "protocol: 'TPC' is no protocol; did you mean 'TCP'?"),
+            ("protocol", "tcp", "protocol: 'tcp' is no protocol; did you mean 'TCP'?"),
+            ("endPort", 80, "endPort: is 80; set a number from 443 to 65535"),
+        )
+    ),
+    (
+        Level.ERROR,
+        1,
+        "spec.egress[2].ports[0]",
+        {"port": "https", "endPort": 500},
+        "endPort: requires a number as port; set it, or remove endPort",
+    ),
+    (Level.ERROR, 1, "spec.egress[2].to[0]", {}, "spec.egress[2].to[0]: names nobody; set podSelector, namespace"),
+    (
+        Level.ERROR,
+        1,
+        "spec.egress[2].to[0].podSelector",
+        {},
+        "to[0].podSelector: is not supported together with ipBlock; use two peers",
+    ),
     (Level.POLICY, 1, "apiVersion", "extensions/v1beta1", "apiVersion: is 'extensions/v1beta1', but NetworkPolicy is"),
     (Level.POLICY, 1, "spec.podSelector.matchLabels", {}, "part-of: is not that of the object; set pos2distill"),
     (Level.POLICY, 1, "spec.podSelector.matchLabels.app", "x", "matchLabels.app: no pod carries this label; remove it"),
@@ -470,6 +549,29 @@ def test_check_accepts_a_head_that_can_only_be_on_demand(job: KubeManifest) -> N
     not_spot = node_affinity("cloud.google.com/gke-spot", "DoesNotExist")
     assert check([changed(job, f"{HEAD}.{POD}.affinity", not_spot)]) == []
     assert check([changed(job, f"{HEAD}.{POD}.tolerations", [*LOST_NODE, {"operator": "Exists"}])]) == []
+
+
+def test_check_accepts_what_the_server_accepts(manifests: list[KubeManifest], job: KubeManifest) -> None:
+    policy = manifests[1]
+    path: str
+    value: Any
+    for path, value in (
+        ("spec.egress[2].to[0].ipBlock.cidr", "10.0.0.5/8"),  # the server ignores the bits of the host
+        ("spec.egress[2].to[0].ipBlock", {"cidr": "fd00::/8", "except": ["fd00:1::/32"]}),
+        ("spec.egress[2].ports[0]", {"port": "https"}),
+        ("spec.egress[2].ports[0]", {"protocol": "SCTP", "port": 30000, "endPort": 32767}),
+        ("spec.egress[2].ports[0].protocol", ...),
+    ):
+        assert check_lines(changed(policy, path, value), Level.ERROR) == []
+    for path, value in (
+        (f"{SAMPLING}.{POD}.tolerations[0]", {"operator": "Exists"}),
+        (f"{SAMPLING}.{POD}.tolerations[0]", {"key": "example.org/a", "value": "b", "effect": ""}),
+        (f"{SAMPLING}.{RAY}.resources.limits.hugepages-2Mi", "64Mi"),
+        (f"{SAMPLING}.{RAY}.resources.limits.rdma/hca", 1),
+        (f"{SAMPLING}.template.metadata.annotations.Example~org/a", "any text\n"),
+        (f"{HEAD}.{POD}.priorityClassName", "system-node-critical"),
+    ):
+        assert check_lines(changed(job, path, value), Level.ERROR) == []
 
 
 def test_check_requires_a_queued_job_to_release_its_quota(job: KubeManifest) -> None:
