@@ -14,6 +14,7 @@ from pos2distill.secrets import holds_secret
 
 from .names import SET_BY_KUBERAY
 from .nodes import INT32
+from .syntax import SHOWN, check_annotations, check_labels, check_name, is_config_key
 
 STORES = ("gs", "s3")  # URL schemes that the image can write to; a test checks that it can open all of them
 READABLE = (*STORES, "hf", "http", "https")
@@ -74,14 +75,22 @@ class SecretReference(Section):
     """One key of a Kubernetes Secret as an environment variable. The spec never contains its value."""
 
     env: str = Field(description="name of the environment variable")
-    secret: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", description="name of the Secret")
-    key: str = Field(min_length=1, description="key in the Secret")
+    secret: str = Field(description="name of the Secret")
+    key: str = Field(description="key in the Secret")
 
     @model_validator(mode="after")
     def _check_names(self) -> "SecretReference":
         if not _ENV_NAME.fullmatch(self.env):
             raise ValueError("env: expected the name of an environment variable, for example HF_TOKEN")
+        if not is_config_key(self.key):
+            raise ValueError(f"key: '{self.key[:SHOWN]}' is no key of a Secret; use letters, digits, '-', '_' and '.'")
         return self
+
+    @field_validator("secret")
+    @classmethod
+    def _check_secret(cls, name: str) -> str:
+        check_name(name)
+        return name
 
 
 class VolumeSection(Section):
@@ -124,6 +133,26 @@ class PodsSection(Section):
     )
     env: dict[str, str] = Field({}, description="environment variables; use `secrets` for secrets")
     secrets: tuple[SecretReference, ...] = ()
+
+    @field_validator("pull_secrets")
+    @classmethod
+    def _check_pull_secrets(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check_name(name)
+        return names
+
+    @field_validator("priority_class")
+    @classmethod
+    def _check_priority_class(cls, name: str | None) -> str | None:
+        if name is not None:
+            check_name(name)
+        return name
+
+    @field_validator("annotations", "service_account_annotations")
+    @classmethod
+    def _check_annotations(cls, annotations: dict[str, str]) -> dict[str, str]:
+        check_annotations(annotations)
+        return annotations
 
     # Before validation, because pydantic's own errors would repeat the value.
     @field_validator("env", mode="before")
@@ -173,9 +202,12 @@ class PodsSection(Section):
 
 def _check_cidr(field: str, cidr: str) -> None:
     try:
-        ipaddress.ip_network(cidr)
+        network = ipaddress.ip_network(cidr)
     except ValueError:
-        raise ValueError(f"{field}: expected a network, for example 10.0.0.0/16, got {cidr}") from None
+        network = None
+    # Kubernetes takes neither a single address nor a netmask.
+    if network is None or not re.search(r"/[0-9]{1,3}$", cidr):
+        raise ValueError(f"{field}: expected a network, for example 10.0.0.0/16, got {cidr}")
 
 
 class EgressRule(Section):
@@ -221,6 +253,17 @@ class NetworkSection(Section):
         description="storage, model hub, trackers and the cloud's identity service",
     )
 
+    @property
+    def has_egress(self) -> bool:
+        """Whether pods may connect to anything outside the cluster, apart from DNS."""
+        return any(rule.protocol == "TCP" for rule in self.egress)
+
+    @field_validator("pod_monitor")
+    @classmethod
+    def _check_pod_monitor(cls, labels: dict[str, str] | None) -> dict[str, str] | None:
+        check_labels(labels or {})
+        return labels
+
     @model_validator(mode="after")
     def _check_dns_and_monitor(self) -> "NetworkSection":
         for cidr in self.dns:
@@ -263,6 +306,12 @@ class JobSection(Section):
     labels: dict[str, str] = Field(
         {}, description="of the RayJob or RayCluster, for example the queue of a gang scheduler: kai.scheduler/queue"
     )
+
+    @field_validator("labels")
+    @classmethod
+    def _check_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        check_labels(labels)
+        return labels
 
     @model_validator(mode="after")
     def _check_job(self) -> "JobSection":

@@ -9,7 +9,6 @@ from ..names import GPU, PART_OF_LABEL, PROJECT
 from ..types import Violation
 
 RAY_API = "ray.io/v1"
-SHOWN = 60  # characters of a name or value in a message
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?")
 _DECIMAL_SUFFIXES = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}

@@ -6,8 +6,18 @@ from collections.abc import Callable, Iterator
 from pos2distill.errors import did_you_mean
 
 from ..names import GPU, RAY_CLUSTER_NAME_LENGTH, RAY_JOB_NAME_LENGTH
+from ..syntax import (
+    KEY_MESSAGE,
+    LABEL_MESSAGE,
+    NAME_MESSAGE,
+    SHOWN,
+    is_config_key,
+    is_dns_name,
+    is_label_value,
+    is_qualified_name,
+)
 from ..types import Violation
-from .fields import SHOWN, Fields, containers_of, pods_of, quantity, templates_of
+from .fields import Fields, containers_of, pods_of, quantity, templates_of
 from .network import check_port, check_protocol
 
 _RAY_KINDS = ("RayJob", "RayCluster", "RayService", "RayCronJob")
@@ -17,19 +27,12 @@ _OBJECT_KINDS = ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")
 _GENERATED_LENGTH = 5  # characters that Kubernetes appends to generateName
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # services may not begin with a digit
-_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-_CONFIG_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _RESOURCES = ("cpu", "memory", "ephemeral-storage")  # those without a domain, beside hugepages-SIZE
 _OPERATORS = ("Exists", "Equal", "Lt", "Gt")  # the last two since Kubernetes 1.35, behind a feature gate
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _ANNOTATIONS_LENGTH = 256 << 10  # of all keys and values of an object
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
-
-
-_KEY_MESSAGE = "is not a valid key; use at most 63 letters, digits, '-', '_' and '.', after an optional domain"
 
 
 def kind_exists(manifest: Fields) -> Iterator[Violation]:
@@ -52,8 +55,8 @@ def name_is_valid(manifest: Fields) -> Iterator[Violation]:
     elif kind in _RAY_NAME_LENGTHS and not _DNS_1035.fullmatch(checked):
         message = f"'{shown}' is not a valid DNS label; use a to z, 0 to 9 and -, and start with a letter"
         yield metadata.violation(field, message)
-    elif kind in _OBJECT_KINDS and not _DNS_SUBDOMAIN.fullmatch(checked):
-        yield metadata.violation(field, f"'{shown}' is not a valid name; use a to z, 0 to 9, - and dots")
+    elif kind in _OBJECT_KINDS and not is_dns_name(checked):
+        yield metadata.violation(field, f"'{shown}' {NAME_MESSAGE}")
     longest = _RAY_NAME_LENGTHS.get(kind, 253)
     if length > longest:
         message = f"has {length} characters; shorten it to {longest}, because longer names are derived from it"
@@ -72,22 +75,9 @@ def check_labels(labels: Fields) -> Iterator[Violation]:
     """Keys and values in the syntax of labels. Source: IsQualifiedName and IsValidLabelValue of Kubernetes."""
     for key, value in labels.values.items():
         if not is_qualified_name(key):
-            yield labels.violation(key[:SHOWN], _KEY_MESSAGE)
-        elif isinstance(value, str) and not _LABEL_VALUE.fullmatch(value):
-            message = f"'{value[:SHOWN]}' is not a valid label; use at most 63 letters, digits, '-', '_' and '.'"
-            yield labels.violation(key, message)
-
-
-def is_qualified_name(key: str) -> bool:
-    """Whether a text is a name with an optional domain before it. Source: IsQualifiedName of Kubernetes."""
-    prefix, separator, name = key.rpartition("/")
-    is_domain = len(prefix) <= 253 and _DNS_SUBDOMAIN.fullmatch(prefix)
-    return bool(_NAME_PART.fullmatch(name) and (is_domain or not separator))
-
-
-def is_dns_name(name: str) -> bool:
-    """Whether an object can have this name. Source: IsDNS1123Subdomain of Kubernetes."""
-    return len(name) <= 253 and bool(_DNS_SUBDOMAIN.fullmatch(name))
+            yield labels.violation(key[:SHOWN], KEY_MESSAGE)
+        elif isinstance(value, str) and not is_label_value(value):
+            yield labels.violation(key, f"'{value[:SHOWN]}' {LABEL_MESSAGE}")
 
 
 def annotations_are_valid(manifest: Fields) -> Iterator[Violation]:
@@ -96,7 +86,7 @@ def annotations_are_valid(manifest: Fields) -> Iterator[Violation]:
         annotations = owner.mapping("metadata", "annotations")
         for key in annotations.values:
             if not is_qualified_name(key.lower()):
-                yield annotations.violation(key[:SHOWN], _KEY_MESSAGE)
+                yield annotations.violation(key[:SHOWN], KEY_MESSAGE)
         length = sum(len(f"{key}{value}".encode()) for key, value in annotations.values.items())
         if length > _ANNOTATIONS_LENGTH:
             yield owner.violation("metadata.annotations", f"have {length} bytes; shorten them to {_ANNOTATIONS_LENGTH}")
@@ -113,14 +103,14 @@ def _check_toleration(toleration: Fields) -> Iterator[Violation]:
     key, value = toleration.text("key"), toleration.text("value")
     operator, effect = toleration.text("operator"), toleration.text("effect")
     if key and not is_qualified_name(key):
-        yield toleration.violation("key", _KEY_MESSAGE)
+        yield toleration.violation("key", KEY_MESSAGE)
     if operator and operator not in _OPERATORS:
         yield toleration.violation("operator", f"'{operator[:SHOWN]}' is unknown{did_you_mean(operator, _OPERATORS)}")
     elif not key and operator != "Exists":
         yield toleration.violation("operator", "a toleration of all taints requires Exists; set it, or a key")
     elif operator == "Exists" and value:
         yield toleration.violation("value", "is not supported with the operator Exists; remove it, or set Equal")
-    elif not _LABEL_VALUE.fullmatch(value):
+    elif not is_label_value(value):
         yield toleration.violation(
             "value", f"'{value[:SHOWN]}' is not a valid value; use at most 63 letters and digits"
         )
@@ -136,12 +126,12 @@ def references_are_valid(manifest: Fields) -> Iterator[Violation]:
         for field in ("priorityClassName", "serviceAccountName"):
             name = pod.text(field)
             if name and not is_dns_name(name):
-                yield pod.violation(field, f"'{name[:SHOWN]}' is not a valid name; use a to z, 0 to 9, - and dots")
+                yield pod.violation(field, f"'{name[:SHOWN]}' {NAME_MESSAGE}")
         for container in containers_of(pod):
             for variable in container.mappings("env"):
                 for source in ("secretKeyRef", "configMapKeyRef"):
                     reference = variable.mapping("valueFrom", source)
-                    if reference.text("key") and not _CONFIG_KEY.fullmatch(reference.text("key")):
+                    if reference.text("key") and not is_config_key(reference.text("key")):
                         message = "is not a valid key of a Secret; use letters, digits, '-', '_' and '.'"
                         yield reference.violation("key", message)
 

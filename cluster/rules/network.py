@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 from pos2distill.errors import did_you_mean
 
+from ..syntax import SHOWN
 from ..types import Violation
-from .fields import SHOWN, Fields
+from .fields import Fields
 
 PROTOCOLS = ("TCP", "UDP", "SCTP")
 LARGEST_PORT = 65535

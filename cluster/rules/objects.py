@@ -6,8 +6,9 @@ from typing import Any
 from pos2distill.errors import did_you_mean
 
 from ..names import GROUP_LABEL, INSTANCE_LABEL, NODE_TYPE_LABEL, PART_OF_LABEL
+from ..syntax import SHOWN
 from ..types import Violation
-from .fields import RAY_API, SHOWN, Fields, templates_of
+from .fields import RAY_API, Fields, templates_of
 
 API_VERSIONS = {
     "RayJob": RAY_API,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from pos2distill.placement import DRAIN_VARIABLE, POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING, Pool
 
 from ..names import ELASTIC_ANNOTATION, GPU, MARKET_LABEL, QUEUE_LABEL
+from ..syntax import SHOWN
 from ..types import Violation
-from .fields import SHOWN, Fields, cluster_of, gpu_limit, groups_of, job_of, pods_of, ray_container
+from .fields import Fields, cluster_of, gpu_limit, groups_of, job_of, pods_of, ray_container
 from .interruptions import selects_spot
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

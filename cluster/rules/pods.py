@@ -5,9 +5,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..names import GPU, GPU_COUNT_LABEL, INSTANCE_TYPE_LABEL, SET_BY_KUBERAY
+from ..syntax import SHOWN
 from ..types import Violation
 from .fields import (
-    SHOWN,
     Fields,
     all_containers,
     containers_of,

@@ -9,8 +9,9 @@ from typing import Any
 from pos2distill.secrets import holds_secret, looks_secret
 
 from ..names import TOKEN_FOLDER
+from ..syntax import SHOWN
 from ..types import Violation
-from .fields import SHOWN, Fields, all_containers, autoscaler_of, cluster_of, containers_of, pods_of, strings_in
+from .fields import Fields, all_containers, autoscaler_of, cluster_of, containers_of, pods_of, strings_in
 
 _HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC")
 # Required values in the security context of every container, and the reason.

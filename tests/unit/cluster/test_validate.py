@@ -307,7 +307,7 @@ def test_run_cluster_validate_needs_a_server_that_answers(
         ("spec.pods.env={REDIS_USERNAME: me}", "REDIS_USERNAME is not supported here; use gcsFaultToleranceOptions"),
         (
             "spec.head.node_selector={pool: a b}",
-            "nodeSelector.pool: 'a b' is not a valid label; use at most 63",
+            "head.node_selector: 'a b' is not a valid label; use at most 63",
         ),
         (
             "spec.training.node.gpus=16",
