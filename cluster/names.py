@@ -14,10 +14,11 @@ MARKET_LABEL = "ray.io/market-type"  # Ray node label: spot or on-demand
 # KubeRay before 1.4 chose the autoscaler's version by this variable; `autoscalerOptions.version` replaces it.
 AUTOSCALER_V2_VARIABLE = "RAY_enable_autoscaler_v2"
 
-# Environment variables that KubeRay sets itself.
+# Environment variables that KubeRay sets itself. It refuses a cluster that sets the last three by hand.
 SET_BY_KUBERAY = (
     *(AUTOSCALER_V2_VARIABLE, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_PORT", "RAY_IP", "FQ_RAY_IP"),
     *("RAY_CLUSTER_NAME", "RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME"),
+    *("RAY_REDIS_ADDRESS", "REDIS_USERNAME", "KUBERAY_GEN_AUTOSCALER_START_CMD"),
 )
 
 RAY_JOB_NAME_LENGTH = 47  # KubeRay 1.7.0: it appends suffixes to the name of a RayJob

@@ -75,8 +75,6 @@ ERRORS: list[tuple[str, Any, str]] = [
     ("spec.preRunningDeadlineSeconds", 0, "spec.preRunningDeadlineSeconds: is 0; set it to 1 or more"),
     ("spec.shutdownAfterJobFinishes", False, "spec.ttlSecondsAfterFinished: requires shutdownAfterJobFinishes: true"),
     ("spec.submissionMode", "K8JobMode", "spec.submissionMode: expected one of: K8sJobMode, HTTPMode"),
-    ("spec.submissionMode", "InteractiveMode", "spec.backoffLimit: is not supported in InteractiveMode; set 0"),
-    ("spec.submissionMode", "SidecarMode", "spec.submitterPodTemplate: is not supported in SidecarMode; remove it"),
     ("spec.rayClusterSpec", ..., "spec.rayClusterSpec: missing; describe the job's cluster"),
     (f"{CLUSTER}.workerGroupSpecs", "x", "workerGroupSpecs: expected a list, got a string"),
     (f"{CLUSTER}.workerGroupSpecs[0]", None, "workerGroupSpecs[0]: expected a mapping, got nothing"),
@@ -85,19 +83,6 @@ ERRORS: list[tuple[str, Any, str]] = [
     (f"{CLUSTER}.rayVersion", "new", "rayVersion: 'new' is not a valid version; expected for example 2.60.0"),
     (f"{CLUSTER}.authOptions.mode", "tokn", "authOptions.mode: expected one of: disabled, token"),
     (f"{CLUSTER}.autoscalerOptions.version", "v1", "idleTimeoutSeconds: requires autoscaler v2; set"),
-    (
-        f"{CLUSTER}.autoscalerOptions.env[1]",
-        {"name": "KUBERAY_GEN_AUTOSCALER_START_CMD", "value": "x"},
-        "autoscalerOptions.env[1].name: is set by KubeRay; remove it",
-    ),
-    *(
-        (f"{HEAD}.{RAY}.env", environment(HOME="/scratch", **variables), message)
-        for variables, message in (
-            ({"RAY_enable_autoscaler_v2": "1"}, "RAY_enable_autoscaler_v2 repeats autoscalerOptions.version; remove"),
-            ({"RAY_REDIS_ADDRESS": "r:6379"}, "RAY_REDIS_ADDRESS requires gcsFaultToleranceOptions; remove the"),
-            ({"REDIS_USERNAME": "me"}, "REDIS_USERNAME is not supported here; use gcsFaultToleranceOptions"),
-        )
-    ),
     (f"{HEAD}.{POD}.restartPolicy", "Always", "restartPolicy: is Always, but autoscaler v2 replaces pods itself; set"),
     (f"{HEAD}.template", {}, "headGroupSpec.template.spec.containers: missing; a pod requires the Ray container"),
     (f"{SAMPLING}.{POD}.containers", [], "containers: missing; a pod requires the Ray container"),
@@ -107,7 +92,6 @@ ERRORS: list[tuple[str, Any, str]] = [
     (f"{SAMPLING}.maxReplicas", "8", "maxReplicas: expected an integer, got a string"),
     (f"{SAMPLING}.idleTimeoutSeconds", -5, "idleTimeoutSeconds: is negative; set 0 or more"),
     (f"{SAMPLING}.rayStartParams", [], "rayStartParams: expected a mapping, got a list"),
-    (f"{SAMPLING}.rayStartParams.labels", "a=b", "rayStartParams.labels: KubeRay does not support labels here; move"),
     (f"{SAMPLING}.rayStartParams.num-gpus", "1", "rayStartParams.num-gpus: is not supported together with"),
     (f"{SAMPLING}.resources.sampler", 1, "resources.sampler: expected a string (in quotes), got a number"),
     (f"{SAMPLING}.labels.a~~b/x", "y", "labels.a..b/x: is not a valid key; use at most 63"),
@@ -250,6 +234,23 @@ POLICIES: list[tuple[str, Any, str]] = [
     (f"{SAMPLING}.{RAY}.env[0]", ..., "env: HOME is no mounted folder, so that caches cannot be written"),
     (f"{SAMPLING}.{RAY}.env[1].name", "HOME", "env[1].name: 'HOME' is set twice; remove one"),
     (f"{SAMPLING}.{RAY}.env[1].name", "RAY_AUTH_MODE", "env[1].name: 'RAY_AUTH_MODE' is set by KubeRay; remove it"),
+    *(
+        (f"{HEAD}.{RAY}.env[1].name", name, f"env[1].name: '{name}' is set by KubeRay; remove it")
+        for name in ("RAY_enable_autoscaler_v2", "RAY_REDIS_ADDRESS", "REDIS_USERNAME")
+    ),
+    (
+        f"{CLUSTER}.autoscalerOptions.env[1]",
+        {"name": "KUBERAY_GEN_AUTOSCALER_START_CMD", "value": "x"},
+        "autoscalerOptions.env[1].name: 'KUBERAY_GEN_AUTOSCALER_START_CMD' is set by KubeRay; remove it",
+    ),
+    *(
+        (
+            "spec.submissionMode",
+            mode,
+            "submissionMode: has no submitter of its own that waits for the job; set K8sJobMode",
+        )
+        for mode in ("InteractiveMode", "SidecarMode")
+    ),
     (f"{HEAD}.{RAY}.env[1].name", "RAY_ADDRESS", "env[1].name: 'RAY_ADDRESS' is set by KubeRay; remove it"),
     (
         f"{SAMPLING}.{RAY}.env[1]",
@@ -589,22 +590,6 @@ def test_check_priority_requires_a_new_ray(job: KubeManifest) -> None:
     assert check([changed(job, f"{SAMPLING}.priority", 5)]) == []
     old = changed(changed(job, f"{SAMPLING}.priority", 5), f"{CLUSTER}.rayVersion", "2.55.0")
     assert any("priority: requires rayVersion 2.56 or newer" in line for line in check_lines(old, Level.ERROR))
-
-
-def test_check_autoscaler_variable_requires_autoscaling(job: KubeManifest) -> None:
-    fixed = changed(job, f"{CLUSTER}.enableInTreeAutoscaling", False)
-    fixed = changed(fixed, f"{HEAD}.{RAY}.env[0]", {"name": "RAY_enable_autoscaler_v2", "value": "true"})
-    lines = check_lines(fixed, Level.ERROR)
-    assert any("RAY_enable_autoscaler_v2 without autoscaling; set enableInTreeAutoscaling" in line for line in lines)
-
-
-def test_check_accepts_redis_with_fault_tolerance() -> None:
-    cluster = render(load_cluster("onprem"))[-1]
-    variable = {"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}
-    with_redis = changed(cluster, "spec.headGroupSpec.template.spec.containers[0].env[1]", variable)
-    assert any("RAY_REDIS_ADDRESS requires" in line for line in check_lines(with_redis, Level.ERROR))
-    annotated = changed(with_redis, "metadata.annotations", {"ray.io/ft-enabled": "true"})
-    assert check_lines(annotated, Level.ERROR) == []
 
 
 def test_check_reports_a_repeated_name(job: KubeManifest) -> None:

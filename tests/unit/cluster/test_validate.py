@@ -303,8 +303,8 @@ def test_run_cluster_validate_needs_a_server_that_answers(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("spec.pods.env={RAY_REDIS_ADDRESS: 'r:6379'}", "RAY_REDIS_ADDRESS requires gcsFaultToleranceOptions; remove"),
-        ("spec.pods.env={REDIS_USERNAME: me}", "REDIS_USERNAME is not supported here; use gcsFaultToleranceOptions"),
+        ("spec.pods.env={RAY_REDIS_ADDRESS: 'r:6379'}", "pods.env: RAY_REDIS_ADDRESS is set automatically; remove it"),
+        ("spec.pods.env={REDIS_USERNAME: me}", "pods.env: REDIS_USERNAME is set automatically; remove it"),
         (
             "spec.head.node_selector={pool: a b}",
             "head.node_selector: 'a b' is not a valid label; use at most 63",
