@@ -67,7 +67,7 @@ class NodeSection(Section):
         None,
         pattern=_QUANTITY,
         description="disk that pods can request on the machine (`kubectl describe node`: Allocatable, "
-        "ephemeral-storage); more is refused. Default: not checked",
+        "ephemeral-storage); more is refused. Default: not checked, of which `render` warns",
     )
     instance_type: str | None = Field(None, description="the cloud's name of the machine, for example p4d.24xlarge")
     resources: dict[str, str] = Field(

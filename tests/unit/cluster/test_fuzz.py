@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.render import render
 from cluster.spec import PRESETS, ClusterSpec, load_cluster
+from cluster.spec_warnings import spec_warnings
 from cluster.validate import check, load_manifests
 from pipelines import command_line
 from pos2distill.config.validation import dotted_names
@@ -78,7 +79,9 @@ def test_render_never_fails_on_a_spec(tmp_path: Path, data: st.DataObject, value
     path.write_text(yaml.safe_dump(replace_somewhere(data, SPEC, value), allow_unicode=True))
     for recipe, overrides in ((None, []), ("nq_mistral_7b", ["data.path=gs://b/x", "runtime.trainers.workers=8"])):
         with contextlib.suppress(UserError):
-            check(render(load_cluster(str(path)), recipe, overrides))
+            spec = load_cluster(str(path))
+            check(render(spec, recipe, overrides))
+            spec_warnings(spec, recipe, overrides)
 
 
 # A value at each field of the spec, since a random path rarely meets the field that a value breaks.

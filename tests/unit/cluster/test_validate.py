@@ -327,6 +327,72 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [
+                "gke",
+                "nq_mistral_7b",
+                "data.path=gs://b/x",
+                "runtime.trainers.workers=8",
+                "spec.training.node.disk=null",
+            ],
+            "training.node.disk: not set, so it is not checked whether the machines hold the 159Gi that a pod writes "
+            "(model, trained model, checkpoint); set what `kubectl describe node` shows as Allocatable",
+        ),
+        (
+            ["gke", "spec.model_billions=7", "spec.sampling.node.disk=null"],
+            "sampling.node.disk: not set, so it is not checked whether the machines hold the 77Gi that a pod",
+        ),
+        (
+            ["gke", "spec.storage.url=s3://b/runs"],
+            "pods.secrets: machines of platform gke have no rights for s3://, and no variable names credentials; set "
+            "AWS_ACCESS_KEY_ID",
+        ),
+        (
+            [
+                "eks",
+                "quickstart",
+                "runtime.storage=gs://b/runs",
+                "spec.training.node={gpus: 0, cpus: 8, memory: 64Gi, disk: 100Gi}",
+                "spec.sampling.node={gpus: 0, cpus: 8, memory: 64Gi, disk: 100Gi}",
+            ],
+            "pods.secrets: machines of platform karpenter have no rights for gs://, and no variable names credentials",
+        ),
+        (
+            ["gke", "quickstart"],
+            "training.node.gpus: quickstart uses no GPU of these machines; use machines without GPUs",
+        ),
+    ],
+)
+def test_run_cluster_render_warns_of_what_only_the_cluster_can_tell(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", "render", *words]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"warning: {words[0]}: {message}")
+    assert printed.err.count("\n") == 1
+    assert "kind: Ray" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [(preset, []) for preset in ("gke", "eks", "onprem", "kind")]
+    + [
+        ("gke", ["spec.storage.url=s3://b/runs", "spec.pods.secrets=[{env: AWS_ACCESS_KEY_ID, secret: s, key: k}]"]),
+        ("gke", ["spec.model_billions=7"]),
+        ("onprem", ["spec.model_billions=7"]),
+        ("kind", ["quickstart"]),
+    ],
+)
+def test_run_cluster_render_of_a_preset_warns_of_nothing(
+    preset: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", "render", preset, *words]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("apiVersion: v1\nkind: A\non: 1\n", "line 3: the key 'on' is not a string; put it in quotes"),
