@@ -11,6 +11,7 @@ from . import rayjob
 from .kubectl import dry_run
 from .render import render, to_yaml
 from .spec import ClusterSpec, load_cluster
+from .spec_warnings import spec_warnings
 from .types import KubeManifest, Level
 from .validate import CHECKED_KINDS, check, load_manifests
 
@@ -48,16 +49,10 @@ def run_cluster(
         raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
 
     # Every action checks its manifests first, so that nothing invalid is printed, written or applied.
-    manifests = _load_manifests(action, source, words)
-    findings = check(manifests, crds)
-    for finding in findings:
-        print(finding.line(source), file=sys.stderr)
-    is_refused = any(finding.is_refused for finding in findings)
-    if server:
-        for line in dry_run(to_yaml(manifests)):
-            print(one_line(mask_secrets(f"{Level.ERROR}: {source}: {line}")), file=sys.stderr)
-            is_refused = True
-    if is_refused:
+    manifests, warnings = _load_manifests(action, source, words)
+    for warning in warnings:
+        _print_finding(Level.WARNING, source, warning)
+    if _is_refused(manifests, source, crds=crds, server=server):
         return ExitCode.USER_ERROR
     if action == "submit":
         return rayjob.submit(_load_spec(source, words), manifests)
@@ -68,6 +63,21 @@ def run_cluster(
     else:
         _write(manifests, Path(out))
     return ExitCode.SUCCESS
+
+
+def _is_refused(manifests: Sequence[KubeManifest], source: str, *, crds: str | None, server: bool) -> bool:
+    """Check manifests and print what is wrong with them."""
+    findings = check(manifests, crds)
+    for finding in findings:
+        print(finding.line(source), file=sys.stderr)
+    refusals = dry_run(to_yaml(manifests)) if server else []
+    for line in refusals:
+        _print_finding(Level.ERROR, source, line)
+    return bool(refusals) or any(finding.is_refused for finding in findings)
+
+
+def _print_finding(level: Level, source: str, message: str) -> None:
+    print(one_line(mask_secrets(f"{level}: {source}: {message}")), file=sys.stderr)
 
 
 def _report(manifests: Sequence[KubeManifest], *, crds: str | None, server: bool) -> None:
@@ -92,16 +102,17 @@ def _write(manifests: Sequence[KubeManifest], folder: Path) -> None:
     print(path)
 
 
-def _load_manifests(action: str, source: str, words: Sequence[str]) -> list[KubeManifest]:
-    """The manifests in a file (validate only), or those that a spec and its recipe are rendered to."""
+def _load_manifests(action: str, source: str, words: Sequence[str]) -> tuple[list[KubeManifest], list[str]]:
+    """The manifests in a file (validate only), or those that a spec and its recipe are rendered to, with warnings."""
     if action == "validate" and Path(source).is_file():
         manifests = load_manifests(Path(source))
         if manifests is not None:
             if words:
                 raise UserError(f"{words[0]}: {source} contains manifests, which take no recipe and no overrides")
-            return manifests
+            return manifests, []
     recipe, overrides = _split_words(words)
-    return render(_load_spec(source, words), recipe, overrides)
+    spec = _load_spec(source, words)
+    return render(spec, recipe, overrides), spec_warnings(spec, recipe, overrides)
 
 
 def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
@@ -18,7 +19,6 @@ from .spec import ClusterSpec
 _DASHBOARD = "http://127.0.0.1:8265"  # of the head, on which the driver runs
 _RESOURCES = ("gpus", "cpus")
 _CHECKOUT = Path(__file__).parent.parent
-_ROUNDING = 1e-9  # a quotient such as 0.3 / 0.1 is slightly less than 3 in floating point
 
 
 def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str] = ()) -> str:
@@ -43,6 +43,7 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     sets_storage = overridden_storage(overrides) is not None
     for field, path in _paths(recipe, with_storage=sets_storage).items():
         _check_path(spec, recipe, field, path, overrides)
+    _check_hub(spec, recipe)
     _check_pools(spec, recipe)
     words = ["python", "run.py", "study", recipe_name, *overrides]
     if not sets_storage:
@@ -64,13 +65,25 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
     paths = {"data.path": recipe.study.data.path}
     if with_storage:
         paths["runtime.storage"] = recipe.storage
-    model = recipe.study.model.path
-    is_hub_name = "://" not in model and not model.startswith(("/", ".", "~"))
-    if not is_hub_name:
-        paths["model.path"] = model
+    if not _is_hub_name(recipe.study.model.path):
+        paths["model.path"] = recipe.study.model.path
     for name, other in recipe.other_tasks.items():
         paths[f"evaluation.also_evaluate: {name}: data.path"] = other.data.path
     return paths
+
+
+def _is_hub_name(model: str) -> bool:
+    return "://" not in model and not model.startswith(("/", ".", "~"))
+
+
+def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
+    """A model of the hub must be downloaded, unless a cache may hold it already."""
+    model = recipe.study.model.path
+    if _is_hub_name(model) and not spec.network.has_egress and not spec.pods.model_cache:
+        raise UserError(
+            f"{recipe.name}: model.path: {model} would be downloaded, but no rule of network.egress lets the pods "
+            f"connect to the hub; add one, or set a folder of a mounted volume"
+        )
 
 
 def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overrides: Sequence[str]) -> None:
@@ -83,6 +96,11 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
         if scheme not in schemes:
             hint = did_you_mean(scheme, schemes)
             raise UserError(f"{recipe.name}: {field}: the image cannot open {scheme}://{hint}")
+        if not spec.network.has_egress:
+            raise UserError(
+                f"{recipe.name}: {field}: {path}: no rule of network.egress lets the pods connect to it; add for "
+                f"example {{cidr: 0.0.0.0/0}}"
+            )
         return
     mounts = spec.writable_mounts if field == "runtime.storage" else spec.mounts
     if any(PurePosixPath(path).is_relative_to(mount) for mount in mounts):
@@ -108,14 +126,33 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
     _check_pool(recipe, "teachers", "max", "sampling", sampling)
     _check_pool(recipe, "trainers", "workers", "training", [spec.training])
     for resource in _RESOURCES:
-        needed = sum(pool.max * getattr(pool, resource) for pool in (runtime.samplers, runtime.teachers))
-        available = sum(group.max * getattr(group.node, resource) for group in sampling)
+        needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in (runtime.samplers, runtime.teachers))
+        available = sum(group.max * _exact(getattr(group.node, resource)) for group in sampling)
         if needed > available:
             unit = "GPUs" if resource == "gpus" else "CPUs"
             raise UserError(
-                f"{recipe.name}: runtime.samplers.max: samplers and teachers need {needed:g} {unit}, but sampling has "
-                f"at most {available:g}; raise spec.sampling.max or lower runtime.samplers.max"
+                f"{recipe.name}: runtime.samplers.max: samplers and teachers need {float(needed):g} {unit}, but "
+                f"sampling has at most {float(available):g}; raise spec.sampling.max or lower runtime.samplers.max"
             )
+    _check_gpu_use(spec, recipe)
+
+
+def _check_gpu_use(spec: ClusterSpec, recipe: Recipe) -> None:
+    """On nodes with GPUs, all pools use them or none: a toy may run on the CPUs of any cluster."""
+    if not spec.training.node.gpus:
+        return
+    study, runtime = recipe.study, recipe.runtime
+    pools: dict[str, PoolSection | TrainersSection] = {"trainers": runtime.trainers}
+    if study.model.engine != "openai":  # a server samples
+        pools["samplers"] = runtime.samplers
+    if study.method.teacher == "cached":
+        pools["teachers"] = runtime.teachers
+    unused = [name for name, pool in pools.items() if not pool.gpus]
+    if study.model.engine == "vllm" and "samplers" in unused:
+        raise UserError(f"{recipe.name}: runtime.samplers.gpus: 0, but vLLM of the image for GPUs needs one; set 1")
+    if unused and len(unused) < len(pools):
+        used = next(name for name in pools if name not in unused)
+        raise UserError(f"{recipe.name}: runtime.{unused[0]}.gpus: 0, but the nodes have GPUs, which {used} use; set 1")
 
 
 def _check_pool(recipe: Recipe, pool_name: str, size_field: str, group_name: str, groups: Sequence[NodeGroup]) -> None:
@@ -147,7 +184,12 @@ def _actors_per_node(pool: PoolSection | TrainersSection, group: NodeGroup, *, i
     for resource in _RESOURCES:
         per_actor = getattr(pool, resource)
         if per_actor:
-            fits.append(int(getattr(group.node, resource) / per_actor + _ROUNDING))
+            fits.append(math.floor(_exact(getattr(group.node, resource)) / _exact(per_actor)))
     if is_trainer:
         fits.append(TRAINING.units(group.node.gpus))  # a worker takes one unit of the custom resource
     return min(fits)
+
+
+def _exact(number: float) -> Fraction:
+    """The decimal number as it was written: 0.3 / 0.1 is 3, and numbers of any size do not overflow."""
+    return Fraction(str(number))

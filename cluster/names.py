@@ -14,10 +14,11 @@ MARKET_LABEL = "ray.io/market-type"  # Ray node label: spot or on-demand
 # KubeRay before 1.4 chose the autoscaler's version by this variable; `autoscalerOptions.version` replaces it.
 AUTOSCALER_V2_VARIABLE = "RAY_enable_autoscaler_v2"
 
-# Environment variables that KubeRay sets itself.
+# Environment variables that KubeRay sets itself. It refuses a cluster that sets the last three by hand.
 SET_BY_KUBERAY = (
     *(AUTOSCALER_V2_VARIABLE, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_PORT", "RAY_IP", "FQ_RAY_IP"),
     *("RAY_CLUSTER_NAME", "RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME"),
+    *("RAY_REDIS_ADDRESS", "REDIS_USERNAME", "KUBERAY_GEN_AUTOSCALER_START_CMD"),
 )
 
 RAY_JOB_NAME_LENGTH = 47  # KubeRay 1.7.0: it appends suffixes to the name of a RayJob
@@ -31,12 +32,24 @@ SPOT_SELECTORS: dict[str, dict[str, str]] = {
     "karpenter": {"karpenter.sh/capacity-type": "spot"},
     "other": {},
 }
+# Older or other names of such machines, on which nothing is rendered.
+OTHER_SPOT_SELECTORS: tuple[dict[str, str], ...] = (
+    {"cloud.google.com/gke-preemptible": "true"},
+    {"kubernetes.azure.com/scalesetpriority": "spot"},
+)
 ON_DEMAND_SELECTORS: dict[str, dict[str, str]] = {
     "gke": {},  # GKE has no label for on-demand machines; pods.py excludes spot machines by node affinity instead
     "eks": {"eks.amazonaws.com/capacityType": "ON_DEMAND"},
     "karpenter": {"karpenter.sh/capacity-type": "on-demand"},
     "other": {},
 }
+
+# Taints of a node that does not answer. Kubernetes keeps pods on it for 300 s unless they tolerate them for less.
+LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+LOST_NODE_DEFAULT_S = 300
+
+TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"  # in which clients look for a token of the API
+SUBMITTER_MODULE = "pipelines.jobs.submitter"
 
 # Every rendered object carries this label. Rules of this project apply to manifests with it only.
 PART_OF_LABEL = "app.kubernetes.io/part-of"

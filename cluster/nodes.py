@@ -1,12 +1,22 @@
 """Sections of the cluster spec that describe nodes: what one needs, and how many of them there are."""
 
+import re
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pos2distill.config import Section
 
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(Mi|Gi|Ti)$"
+from .names import GPU
+from .syntax import KEY_MESSAGE, LABEL_MESSAGE, SHOWN, check_labels, is_label_value, is_qualified_name
+
+# As many digits as the amounts of real machines have, so that sums of them are finite.
+_QUANTITY = r"^[0-9]{1,7}(\.[0-9]{1,3})?(Mi|Gi|Ti)$"
+INT32 = 2**31 - 1  # the largest value of most numbers in Kubernetes
+_DEVICES = re.compile(r"[1-9][0-9]{0,5}")
+_HUGE_PAGES = re.compile(r"hugepages-[1-9][0-9]{0,5}(Ki|Mi|Gi)")
+# Resources that a field of their own requests.
+_OF_FIELDS = {"cpu": "cpus", "memory": "memory", "ephemeral-storage": "scratch", GPU: "gpus"}
 _BYTES = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 # Training differs from the other groups: a lost node stops all workers, and the grace period must fit a checkpoint.
@@ -21,7 +31,7 @@ def quantity_bytes(quantity: str) -> float:
 class Toleration(Section):
     """A node taint that the pods of a group tolerate."""
 
-    key: str = Field(min_length=1)
+    key: str
     operator: Literal["Exists", "Equal"] = "Exists"
     value: str | None = Field(None, description="with operator Equal")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
@@ -32,15 +42,21 @@ class Toleration(Section):
             raise ValueError("value: operator 'Equal' requires a value")
         if self.operator == "Exists" and self.value is not None:
             raise ValueError("value: operator 'Exists' takes no value; remove it")
+        if not is_qualified_name(self.key):
+            raise ValueError(f"key: '{self.key[:SHOWN]}' {KEY_MESSAGE}")
+        if self.value is not None and not is_label_value(self.value):
+            raise ValueError(f"value: '{self.value[:SHOWN]}' {LABEL_MESSAGE}")
         return self
 
 
 class NodeSection(Section):
     """One Ray node, which is one pod, and the machine that it requires. Requests equal limits."""
 
-    cpus: float = Field(gt=0)
+    cpus: float = Field(ge=0.001, le=10_000)
     memory: str = Field(pattern=_QUANTITY, description="for example 64Gi; includes /dev/shm")
-    gpus: int = Field(0, ge=0, description="GPUs per pod; 0 for both sampling and training: everything runs on CPUs")
+    gpus: int = Field(
+        0, ge=0, le=1000, description="GPUs per pod; 0 for both sampling and training: everything runs on CPUs"
+    )
     shm: str = Field("8Gi", pattern=_QUANTITY, description="size of /dev/shm: Ray's object store (0.9 of it), NCCL")
     scratch: str = Field(
         "50Gi",
@@ -51,7 +67,7 @@ class NodeSection(Section):
         None,
         pattern=_QUANTITY,
         description="disk that pods can request on the machine (`kubectl describe node`: Allocatable, "
-        "ephemeral-storage); more is refused. Default: not checked",
+        "ephemeral-storage); more is refused. Default: not checked, of which `render` warns",
     )
     instance_type: str | None = Field(None, description="the cloud's name of the machine, for example p4d.24xlarge")
     resources: dict[str, str] = Field(
@@ -59,6 +75,35 @@ class NodeSection(Section):
     )
     node_selector: dict[str, str] = Field({}, description="further node labels that the machine must carry")
     tolerations: tuple[Toleration, ...] = ()
+
+    @field_validator("instance_type")
+    @classmethod
+    def _check_instance_type(cls, name: str | None) -> str | None:
+        if name is not None and not (name and is_label_value(name)):
+            raise ValueError(f"'{name[:SHOWN]}' {LABEL_MESSAGE}")
+        return name
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, resources: dict[str, str]) -> dict[str, str]:
+        for name, amount in resources.items():
+            if name in _OF_FIELDS:
+                raise ValueError(f"{name}: set {_OF_FIELDS[name]} instead")
+            if _HUGE_PAGES.fullmatch(name):
+                if not re.fullmatch(_QUANTITY, amount):
+                    raise ValueError(f"{name}: expected an amount of memory, for example 512Mi, got {amount[:SHOWN]!r}")
+                continue
+            if "/" not in name or not is_qualified_name(name):
+                raise ValueError(f"'{name[:SHOWN]}' is no resource of a device; expected for example rdma/hca")
+            if not _DEVICES.fullmatch(amount):
+                raise ValueError(f"{name}: expected a number of devices, for example '4', got {amount[:SHOWN]!r}")
+        return resources
+
+    @field_validator("node_selector")
+    @classmethod
+    def _check_node_selector(cls, labels: dict[str, str]) -> dict[str, str]:
+        check_labels(labels)
+        return labels
 
     @model_validator(mode="after")
     def _check_shm(self) -> "NodeSection":
@@ -75,14 +120,15 @@ class NodeGroup(Section):
 
     node: NodeSection
     min: int = Field(0, ge=0, description="nodes that stay even when idle")
-    max: int = Field(ge=1)
+    max: int = Field(ge=1, le=100_000)
     spot: bool = Field(True, description="use spot machines, which the cloud may reclaim; always false for training")
     idle_timeout_s: int = Field(
-        120, ge=1, description="seconds until an idle node is removed; default of training: 600"
+        120, ge=1, le=INT32, description="seconds until an idle node is removed; default of training: 600"
     )
     grace_s: int = Field(
         30,
         ge=20,
+        le=INT32,
         description="seconds between the termination notice and the end of a pod; default of training: 600, so that a "
         "checkpoint can be saved",
     )

@@ -2,7 +2,16 @@
 
 from pos2distill.placement import DRAIN_VARIABLE, RAY_VARIABLES
 
-from .names import GKE_SPOT_LABEL, GPU, INSTANCE_TYPE_LABEL, ON_DEMAND_SELECTORS, SPOT_SELECTORS
+from .names import (
+    GKE_SPOT_LABEL,
+    GPU,
+    INSTANCE_TYPE_LABEL,
+    LOST_NODE_TAINTS,
+    ON_DEMAND_SELECTORS,
+    SPOT_SELECTORS,
+    SUBMITTER_MODULE,
+    TOKEN_FOLDER,
+)
 from .nodes import NodeGroup, NodeSection
 from .spec import ClusterSpec
 from .types import KubeManifest
@@ -13,9 +22,7 @@ RAY_SHUTDOWN_S = 15  # the end of a pod's grace period, in which Ray itself shut
 SUBMITTER_SIZE = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
 AUTOSCALER_SIZE = {"cpu": "1", "memory": "2Gi"}
 
-# Kubernetes keeps pods on a node that does not answer for 300 s unless they say otherwise. KubeRay gives a job up if
-# its head has not answered for as long, so that a lost head must be replaced earlier.
-_LOST_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+# KubeRay gives a job up if its head has not answered for 300 s, so that a lost head must be replaced earlier.
 _LOST_NODE_S = 60
 
 _WRITABLE_MOUNTS = (("tmp", "/tmp"), ("scratch", HOME))
@@ -71,7 +78,7 @@ def submitter_template(spec: ClusterSpec, entrypoint: str) -> KubeManifest:
         "name": "ray-job-submitter",
         "image": spec.image,
         "workingDir": spec.pods.project,
-        "command": ["python", "-m", "pipelines.jobs.submitter", entrypoint],
+        "command": ["python", "-m", SUBMITTER_MODULE, entrypoint],
         "env": [{"name": "HOME", "value": HOME}],
         "resources": {"requests": dict(SUBMITTER_SIZE), "limits": dict(SUBMITTER_SIZE)},
         "securityContext": _container_security(),
@@ -93,7 +100,7 @@ def autoscaler_options() -> KubeManifest:
         "env": [{"name": "HOME", "value": HOME}],
         "volumeMounts": [
             *_writable_mounts(),
-            {"name": _API_ACCESS, "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True},
+            {"name": _API_ACCESS, "mountPath": TOKEN_FOLDER, "readOnly": True},
         ],
     }
 
@@ -203,7 +210,7 @@ def _scheduling(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> KubeMani
         selector[INSTANCE_TYPE_LABEL] = node.instance_type
     selector.update(node.node_selector)
     tolerations: list[KubeManifest] = [toleration.model_dump(exclude_none=True) for toleration in node.tolerations]
-    for key in _LOST_NODE_TAINTS:
+    for key in LOST_NODE_TAINTS:
         tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _LOST_NODE_S})
     if node.gpus:
         tolerations.append({"key": GPU, "operator": "Exists", "effect": "NoSchedule"})

@@ -123,7 +123,7 @@ def cluster_spec(spec: ClusterSpec, disks: Disks) -> KubeManifest:
     return fields
 
 
-def _worker_group(spec: ClusterSpec, name: str, disk_parts: dict[str, float]) -> KubeManifest:
+def _worker_group(spec: ClusterSpec, name: str, disk_parts: dict[str, int]) -> KubeManifest:
     group = spec.groups[name]
     # Nodes for data tasks carry the label of sampling, because the label selector of Ray Data applies to all its tasks.
     pool: Pool = TRAINING if name == "training" else SAMPLING

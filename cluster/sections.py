@@ -13,6 +13,8 @@ from pos2distill.placement import DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DE
 from pos2distill.secrets import holds_secret
 
 from .names import SET_BY_KUBERAY
+from .nodes import INT32
+from .syntax import SHOWN, check_annotations, check_labels, check_name, is_config_key
 
 STORES = ("gs", "s3")  # URL schemes that the image can write to; a test checks that it can open all of them
 READABLE = (*STORES, "hf", "http", "https")
@@ -73,14 +75,22 @@ class SecretReference(Section):
     """One key of a Kubernetes Secret as an environment variable. The spec never contains its value."""
 
     env: str = Field(description="name of the environment variable")
-    secret: str = Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", description="name of the Secret")
-    key: str = Field(min_length=1, description="key in the Secret")
+    secret: str = Field(description="name of the Secret")
+    key: str = Field(description="key in the Secret")
 
     @model_validator(mode="after")
     def _check_names(self) -> "SecretReference":
-        if not _ENV_NAME.match(self.env):
+        if not _ENV_NAME.fullmatch(self.env):
             raise ValueError("env: expected the name of an environment variable, for example HF_TOKEN")
+        if not is_config_key(self.key):
+            raise ValueError(f"key: '{self.key[:SHOWN]}' is no key of a Secret; use letters, digits, '-', '_' and '.'")
         return self
+
+    @field_validator("secret")
+    @classmethod
+    def _check_secret(cls, name: str) -> str:
+        check_name(name)
+        return name
 
 
 class VolumeSection(Section):
@@ -100,7 +110,7 @@ class PodsSection(Section):
     """Settings of all pods of the cluster."""
 
     project: str = Field("/opt/pos2distill", pattern=_FOLDER, description="folder of run.py in the image")
-    user: int = Field(1000, ge=1, description="user and group id of the pods; never root")
+    user: int = Field(1000, ge=1, le=INT32, description="user and group id of the pods; never root")
     service_account: str | None = Field(
         None,
         pattern=DNS_LABEL,
@@ -124,6 +134,26 @@ class PodsSection(Section):
     env: dict[str, str] = Field({}, description="environment variables; use `secrets` for secrets")
     secrets: tuple[SecretReference, ...] = ()
 
+    @field_validator("pull_secrets")
+    @classmethod
+    def _check_pull_secrets(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            check_name(name)
+        return names
+
+    @field_validator("priority_class")
+    @classmethod
+    def _check_priority_class(cls, name: str | None) -> str | None:
+        if name is not None:
+            check_name(name)
+        return name
+
+    @field_validator("annotations", "service_account_annotations")
+    @classmethod
+    def _check_annotations(cls, annotations: dict[str, str]) -> dict[str, str]:
+        check_annotations(annotations)
+        return annotations
+
     # Before validation, because pydantic's own errors would repeat the value.
     @field_validator("env", mode="before")
     @classmethod
@@ -136,7 +166,7 @@ class PodsSection(Section):
                     f"'{name}' looks like a secret in clear text; put it into a Kubernetes Secret and name it in "
                     f"pods.secrets"
                 )
-            if not _ENV_NAME.match(str(name)):
+            if not _ENV_NAME.fullmatch(str(name)):
                 raise ValueError(f"'{name}' is not a valid name of an environment variable")
         return env
 
@@ -172,9 +202,12 @@ class PodsSection(Section):
 
 def _check_cidr(field: str, cidr: str) -> None:
     try:
-        ipaddress.ip_network(cidr)
+        network = ipaddress.ip_network(cidr)
     except ValueError:
-        raise ValueError(f"{field}: expected a network, for example 10.0.0.0/16, got {cidr}") from None
+        network = None
+    # Kubernetes takes neither a single address nor a netmask.
+    if network is None or not re.search(r"/[0-9]{1,3}$", cidr):
+        raise ValueError(f"{field}: expected a network, for example 10.0.0.0/16, got {cidr}")
 
 
 class EgressRule(Section):
@@ -220,6 +253,17 @@ class NetworkSection(Section):
         description="storage, model hub, trackers and the cloud's identity service",
     )
 
+    @property
+    def has_egress(self) -> bool:
+        """Whether pods may connect to anything outside the cluster, apart from DNS."""
+        return any(rule.protocol == "TCP" for rule in self.egress)
+
+    @field_validator("pod_monitor")
+    @classmethod
+    def _check_pod_monitor(cls, labels: dict[str, str] | None) -> dict[str, str] | None:
+        check_labels(labels or {})
+        return labels
+
     @model_validator(mode="after")
     def _check_dns_and_monitor(self) -> "NetworkSection":
         for cidr in self.dns:
@@ -235,15 +279,21 @@ class JobSection(Section):
     deadline_s: int = Field(
         7 * 24 * 3600,
         ge=1,
+        le=INT32,
         description="a job whose attempts take longer together is stopped, if `cluster submit` applied it; otherwise "
         "an attempt that takes longer",
     )
     start_deadline_s: int = Field(
-        3600, ge=1, description="an attempt that has not started by then ends; the next one begins"
+        3600, ge=1, le=INT32, description="an attempt that has not started by then ends; the next one begins"
     )
-    ttl_s: int = Field(600, ge=0, description="seconds between the end of the job and the deletion of its cluster")
+    ttl_s: int = Field(
+        600, ge=0, le=INT32, description="seconds between the end of the job and the deletion of its cluster"
+    )
     backoff_limit: int = Field(
-        2, ge=0, description="retries after a failure other than a user error, each on a new cluster; the study resumes"
+        2,
+        ge=0,
+        le=INT32,
+        description="retries after a failure other than a user error, each on a new cluster; the study resumes",
     )
     queue: str | None = Field(
         None,
@@ -256,6 +306,12 @@ class JobSection(Section):
     labels: dict[str, str] = Field(
         {}, description="of the RayJob or RayCluster, for example the queue of a gang scheduler: kai.scheduler/queue"
     )
+
+    @field_validator("labels")
+    @classmethod
+    def _check_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        check_labels(labels)
+        return labels
 
     @model_validator(mode="after")
     def _check_job(self) -> "JobSection":

@@ -32,7 +32,7 @@ KNOWN_PARAMETERS = {
     "Qwen2.5-7B-Instruct": 7_615_616_512,
 }
 # Adapters of rank 64 in every linear layer are 2 % of an 8 B model.
-_ADAPTER_FRACTION = 0.05
+_ADAPTER_PERCENT = 5
 _MAX_HEADER_BYTES = 100 << 20  # of safetensors
 
 # Memory of one GPU in GB, by the beginning of the machine's name:
@@ -44,8 +44,8 @@ _GPU_MEMORY_GB = {
 }
 
 
-Disks = dict[str, dict[str, float]]
-"""For each node group, bytes by what they hold."""
+Disks = dict[str, dict[str, int]]
+"""For each node group, bytes by what they hold. Integers, since a recipe's `method.rounds` has no limit."""
 
 
 def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | None = None) -> Disks:
@@ -70,7 +70,7 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
             if name != "data":  # reads config and tokenizer only
                 disks[name] = _largest([_of_study(spec, study, name, len(studies), remote) for study in studies])
     elif spec.model_billions is not None:
-        whole = spec.model_billions * 1e9
+        whole = round(spec.model_billions * 1e9)
         for name in spec.groups:
             if name != "data":
                 trained_model = 2 * whole if remote else 0
@@ -107,27 +107,31 @@ def sharded_bytes(study: Study, parameters: float) -> float:
     frozen = WEIGHT_BYTES[study.model.dtype] * parameters
     trained = GPU_BYTES[study.training.precision] * parameters
     if study.training.lora is not None:
-        return frozen + _ADAPTER_FRACTION * trained
+        return frozen + trained * _ADAPTER_PERCENT / 100
     return trained + (frozen if study.method.teacher == "resident" else 0)
 
 
-def disk_of(scratch: str, parts: dict[str, float]) -> str:
+def disk_of(scratch: str, parts: dict[str, int]) -> str:
     """The disk of a pod as a quantity: `scratch`, and the parts that `node_disks` returns."""
-    return f"{math.ceil((quantity_bytes(scratch) + sum(parts.values())) / 2**30)}Gi"
+    return _gibibytes(math.ceil(quantity_bytes(scratch)) + sum(parts.values()))
 
 
-def _of_study(spec: ClusterSpec, study: Study, group: str, studies: int, remote: bool) -> dict[str, float]:
+def _gibibytes(size: int) -> str:
+    return f"{-(-size // 2**30)}Gi"  # rounded up
+
+
+def _of_study(spec: ClusterSpec, study: Study, group: str, studies: int, remote: bool) -> dict[str, int]:
     parameters = _parameters(spec, study.model.path)
     weights = WEIGHT_BYTES[study.model.dtype] * parameters
-    trained = parameters if study.training.lora is None else _ADAPTER_FRACTION * parameters
+    trained = parameters if study.training.lora is None else parameters * _ADAPTER_PERCENT // 100
     # Trainers begin a later round with the model of the one before; samplers generate with the models of all rounds.
     rounds = study.method.rounds
-    models = (min(rounds, 2) if group == "training" else studies * rounds) * weights if remote else 0.0
-    copy = weights if _is_copied(spec, study.model.path) else 0.0
+    models = (min(rounds, 2) if group == "training" else studies * rounds) * weights if remote else 0
+    copy = weights if _is_copied(spec, study.model.path) else 0
     return _parts(group, copy=copy, trained_model=models, state=STATE_BYTES * trained)
 
 
-def _parts(group: str, *, copy: float, trained_model: float, state: float) -> dict[str, float]:
+def _parts(group: str, *, copy: int, trained_model: int, state: int) -> dict[str, int]:
     parts = {"model": copy, "trained model": trained_model}
     if group == "training":
         # Also with storage on a volume, since workers write a checkpoint to their own disk first.
@@ -145,9 +149,9 @@ def _is_copied(spec: ClusterSpec, path: str) -> bool:
     return not is_mounted
 
 
-def _parameters(spec: ClusterSpec, path: str) -> float:
+def _parameters(spec: ClusterSpec, path: str) -> int:
     if spec.model_billions is not None:
-        return spec.model_billions * 1e9
+        return round(spec.model_billions * 1e9)
     counted = _count_parameters(Path(path))
     name = path.rstrip("/").rpartition("/")[2]
     known = counted or KNOWN_PARAMETERS.get(name)
@@ -177,17 +181,17 @@ def _count_parameters(folder: Path) -> int:
     return count
 
 
-def _largest(choices: Sequence[dict[str, float]]) -> dict[str, float]:
+def _largest(choices: Sequence[dict[str, int]]) -> dict[str, int]:
     return max(choices, key=lambda parts: sum(parts.values()))
 
 
-def _check_disk(spec: ClusterSpec, group: str, parts: dict[str, float]) -> None:
+def _check_disk(spec: ClusterSpec, group: str, parts: dict[str, int]) -> None:
     node = spec.groups[group].node
     needed = disk_of(node.scratch, parts)
     if node.disk is None or quantity_bytes(needed) <= quantity_bytes(node.disk):
         return
     named = [f"scratch {node.scratch}"]
-    named += [f"{name} {math.ceil(size / 2**30)}Gi" for name, size in parts.items()]
+    named += [f"{name} {_gibibytes(size)}" for name, size in parts.items()]
     raise UserError(
         f"{group}.node.disk: {node.disk}, but a pod writes up to {needed} ({', '.join(named)}); use machines with "
         f"larger disks"

@@ -16,6 +16,7 @@ from pos2distill.config.load import apply_override, find_yaml, read_sections, re
 from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, RAY_JOB_NAME_LENGTH
 from .nodes import TRAINING_DEFAULTS, NodeGroup, NodeSection
 from .sections import DNS_LABEL, JobSection, NetworkSection, PodsSection, StorageSection
+from .syntax import check_image
 
 RAY = (2, 60)  # of the image; a test compares it with the lock file
 # Seconds between the notice and the end of a spot machine, by platform:
@@ -31,7 +32,7 @@ class ClusterSpec(Section):
 
     name: str = Field(pattern=DNS_LABEL, max_length=RAY_JOB_NAME_LENGTH)
     namespace: str = Field("default", pattern=DNS_LABEL, max_length=63)
-    image: str = Field(min_length=1, description="with this project and its requirements/gpu.txt installed")
+    image: str = Field(description="with this project and its requirements/gpu.txt installed")
     ray_version: str = Field("2.60.0", description="of the image")
     platform: Literal["gke", "eks", "karpenter", "other"] = Field(
         "other", description="how spot machines are requested; other: not supported"
@@ -39,6 +40,7 @@ class ClusterSpec(Section):
     model_billions: float | None = Field(
         None,
         gt=0,
+        le=1_000_000,
         description="billions of parameters of the model, from which disks are computed; default: read from its "
         "folder, or known for the models of the recipes",
     )
@@ -100,7 +102,7 @@ class ClusterSpec(Section):
     @field_validator("ray_version")
     @classmethod
     def _check_ray_version(cls, version: str) -> str:
-        match = re.match(r"^(\d+)\.(\d+)\.(\d+)$", version)
+        match = re.fullmatch(r"([0-9]+)\.([0-9]+)\.([0-9]+)", version)
         if not match:
             raise ValueError(f"expected a full version, for example 2.60.0, got {version}")
         if (int(match[1]), int(match[2])) != RAY:
@@ -110,6 +112,7 @@ class ClusterSpec(Section):
     @field_validator("image")
     @classmethod
     def _check_image(cls, image: str) -> str:
+        check_image(image)
         name = image.rpartition("/")[2]  # a registry's port also follows a colon
         tag = name.partition("@")[2] or name.partition(":")[2]
         if tag in ("", "latest"):
@@ -133,7 +136,7 @@ class ClusterSpec(Section):
         if self.training.spot:
             raise ValueError("training.spot: the loss of one training node stops all workers; set false")
         for name in self.sampling_fallbacks:
-            if not re.match(DNS_LABEL, name) or name in ("sampling", "training", "data", "headgroup"):
+            if not re.fullmatch(DNS_LABEL, name) or name in ("sampling", "training", "data", "headgroup"):
                 raise ValueError(f"sampling_fallbacks: '{name}' is no name for a group; choose another DNS label")
         training_gpus = self.training.node.gpus
         for sampling, group in self.sampling_groups.items():
@@ -166,6 +169,15 @@ class ClusterSpec(Section):
             volume.mount.rstrip("/") for volume in self.pods.volumes
         ]:
             raise ValueError(f"pods.volumes: {self.storage.mount} is the mount of the storage; choose another folder")
+        return self
+
+    @model_validator(mode="after")
+    def _check_egress(self) -> "ClusterSpec":
+        if "://" in self.storage.url and not self.network.has_egress:
+            raise ValueError(
+                f"network.egress: no rule lets the pods connect to {self.storage.url}; add for example "
+                f"{{cidr: 0.0.0.0/0}}, which allows port 443"
+            )
         return self
 
 

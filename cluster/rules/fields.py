@@ -12,6 +12,7 @@ RAY_API = "ray.io/v1"
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?")
 _DECIMAL_SUFFIXES = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_LARGEST = Decimal(2**63 - 1)  # ParseQuantity of Kubernetes takes this for anything larger
 _BINARY_SUFFIXES = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
 
@@ -162,11 +163,13 @@ def quantity(value: Any) -> Decimal | None:
         return None
     number, suffix = Decimal(match[1]), match[2] or ""
     if suffix in _BINARY_SUFFIXES:
-        return number * Decimal(2) ** _BINARY_SUFFIXES[suffix]
-    exponent = _DECIMAL_SUFFIXES.get(suffix)
-    if exponent is None:
-        exponent = int(suffix[1:]) if suffix else 0
-    return number.scaleb(exponent)
+        amount = number * Decimal(2) ** _BINARY_SUFFIXES[suffix]
+    else:
+        exponent = _DECIMAL_SUFFIXES.get(suffix)
+        if exponent is None:
+            exponent = int(suffix[1:]) if suffix else 0
+        amount = number.scaleb(exponent)
+    return max(-_LARGEST, min(amount, _LARGEST))
 
 
 def gpu_limit(container: Fields) -> int:

@@ -1,8 +1,8 @@
 """What KubeRay's operator refuses, of the fields that `cluster render` writes.
 
 The operator reports these only in the status of an applied object. Each docstring names the function it follows, in
-`ray-operator/controllers/ray/utils/validation.go` of KubeRay 1.7.0. Rules on other fields are left to the server
-(`--server`), since a copy of them here would go out of date unnoticed.
+`ray-operator/controllers/ray/utils/validation.go` of KubeRay 1.7.0. Its rules on other fields are not repeated here,
+since nothing would show that a copy of them is out of date.
 """
 
 import re
@@ -14,16 +14,18 @@ from .fields import Fields, autoscaler_of, cluster_of, groups_of, job_of, nodes_
 from .kubernetes import check_labels
 
 _RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")  # of `ray start`
-_MINIMA = (("ttlSecondsAfterFinished", 0), ("backoffLimit", 0))
-_POSITIVE = (("activeDeadlineSeconds", 1), ("preRunningDeadlineSeconds", 1))
+_MINIMA = (
+    *(("ttlSecondsAfterFinished", 0), ("backoffLimit", 0)),
+    *(("activeDeadlineSeconds", 1), ("preRunningDeadlineSeconds", 1)),
+)
 _AUTH_VERSION, _PRIORITY_VERSION = (2, 52), (2, 56)
 _ENABLED = ("1", "true")  # values of a variable
 
 
 def limits_are_in_range(manifest: Fields) -> Iterator[Violation]:
-    """Source: ValidateRayJobSpec."""
+    """Source: ValidateRayJobSpec; for preRunningDeadlineSeconds, the CRD."""
     job = job_of(manifest)
-    for name, minimum in (*_MINIMA, *_POSITIVE):
+    for name, minimum in _MINIMA:
         value = job.integer(name)
         if value is not None and value < minimum:
             yield job.violation(name, f"is {value}; set it to {minimum} or more")
@@ -41,18 +43,6 @@ def cluster_is_described(manifest: Fields) -> Iterator[Violation]:
     job = job_of(manifest)
     if manifest.get("kind") == "RayJob" and not job.get("clusterSelector") and "rayClusterSpec" not in job:
         yield job.violation("rayClusterSpec", "missing; describe the job's cluster, or name one with clusterSelector")
-
-
-def submission_mode_allows_the_settings(manifest: Fields) -> Iterator[Violation]:
-    """Source: ValidateRayJobSpec."""
-    job = job_of(manifest)
-    if job.get("submissionMode") == "InteractiveMode" and (job.integer("backoffLimit") or 0) > 0:
-        # A retry keeps the id of the failed job, and so would be taken for running: ray-project/kuberay#3525.
-        yield job.violation("backoffLimit", "is not supported in InteractiveMode; set 0")
-    if job.get("submissionMode") == "SidecarMode":
-        for name in ("submitterPodTemplate", "submitterConfig"):
-            if name in job:
-                yield job.violation(name, "is not supported in SidecarMode; remove it, or use K8sJobMode")
 
 
 def pods_have_a_container(manifest: Fields) -> Iterator[Violation]:
@@ -87,9 +77,6 @@ def resources_are_set_in_one_place(manifest: Fields) -> Iterator[Violation]:
 def node_labels_are_valid(manifest: Fields) -> Iterator[Violation]:
     """Source: validateRayGroupLabels."""
     for node in nodes_of(manifest):
-        if "labels" in node.mapping("rayStartParams"):
-            message = f"KubeRay does not support labels here; move them to {node.join('labels')}"
-            yield node.violation("rayStartParams.labels", message)
         yield from check_labels(node.mapping("labels"))
 
 
@@ -109,30 +96,6 @@ def group_settings_require_autoscaler_v2(manifest: Fields) -> Iterator[Violation
                 yield group.violation(name, "requires autoscaler v2; set autoscalerOptions.version: v2")
         if group.integer("priority") and not is_new:
             yield group.violation("priority", "requires rayVersion 2.56 or newer; set it or remove the priority")
-
-
-def variables_do_not_conflict(manifest: Fields) -> Iterator[Violation]:
-    """Source: ValidateRayClusterSpec. A spec's `pods.env` can set all of these."""
-    cluster = cluster_of(manifest)
-    variables = _head_variables(cluster)
-    path = "headGroupSpec.template.spec.containers[0].env"
-    if "RAY_REDIS_ADDRESS" in variables and not cluster.mapping("gcsFaultToleranceOptions"):
-        # With the older annotation for fault tolerance, KubeRay accepts the variable.
-        annotation = manifest.mapping("metadata", "annotations").get("ray.io/ft-enabled")
-        if str(annotation).lower() != "true":
-            yield cluster.violation(path, "RAY_REDIS_ADDRESS requires gcsFaultToleranceOptions; remove the variable")
-    if "REDIS_USERNAME" in variables:
-        yield cluster.violation(path, "REDIS_USERNAME is not supported here; use gcsFaultToleranceOptions")
-    if AUTOSCALER_V2_VARIABLE in variables:
-        if autoscaler_of(manifest) is None and variables[AUTOSCALER_V2_VARIABLE] in _ENABLED:
-            message = f"{AUTOSCALER_V2_VARIABLE} without autoscaling; set enableInTreeAutoscaling: true and remove it"
-            yield cluster.violation(path, message)
-        elif autoscaler_of(manifest) and cluster.mapping("autoscalerOptions").get("version"):
-            message = f"{AUTOSCALER_V2_VARIABLE} repeats autoscalerOptions.version; remove the variable"
-            yield cluster.violation(path, message)
-    for variable in cluster.mapping("autoscalerOptions").mappings("env"):
-        if variable.get("name") == "KUBERAY_GEN_AUTOSCALER_START_CMD":
-            yield variable.violation("name", "is set by KubeRay; remove it")
 
 
 def restarts_are_left_to_the_autoscaler(manifest: Fields) -> Iterator[Violation]:
@@ -180,13 +143,11 @@ RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
     limits_are_in_range,
     ttl_requires_shutdown,
     cluster_is_described,
-    submission_mode_allows_the_settings,
     pods_have_a_container,
     replicas_are_in_range,
     resources_are_set_in_one_place,
     node_labels_are_valid,
     group_settings_require_autoscaler_v2,
-    variables_do_not_conflict,
     restarts_are_left_to_the_autoscaler,
     ray_version_supports_authentication,
 )

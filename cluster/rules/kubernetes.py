@@ -3,9 +3,22 @@
 import re
 from collections.abc import Callable, Iterator
 
-from ..names import RAY_CLUSTER_NAME_LENGTH, RAY_JOB_NAME_LENGTH
+from pos2distill.errors import did_you_mean
+
+from ..names import GPU, RAY_CLUSTER_NAME_LENGTH, RAY_JOB_NAME_LENGTH
+from ..syntax import (
+    KEY_MESSAGE,
+    LABEL_MESSAGE,
+    NAME_MESSAGE,
+    SHOWN,
+    is_config_key,
+    is_dns_name,
+    is_label_value,
+    is_qualified_name,
+)
 from ..types import Violation
 from .fields import Fields, containers_of, pods_of, quantity, templates_of
+from .network import check_port, check_protocol
 
 _RAY_KINDS = ("RayJob", "RayCluster", "RayService", "RayCronJob")
 # KubeRay derives the names of services and pods from these names.
@@ -14,19 +27,19 @@ _OBJECT_KINDS = ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")
 _GENERATED_LENGTH = 5  # characters that Kubernetes appends to generateName
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # services may not begin with a digit
-_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+_RESOURCES = ("cpu", "memory", "ephemeral-storage")  # those without a domain, beside hugepages-SIZE
+_OPERATORS = ("Exists", "Equal", "Lt", "Gt")  # the last two since Kubernetes 1.35, behind a feature gate
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_ANNOTATIONS_LENGTH = 256 << 10  # of all keys and values of an object
 _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
-_SHOWN = 60  # characters of a name in a message
 
 
 def kind_exists(manifest: Fields) -> Iterator[Violation]:
     """Source: the CRDs of KubeRay 1.7.0. Kinds of other groups are not known here."""
     kind = manifest.text("kind")
     if manifest.text("apiVersion").startswith("ray.io/") and kind not in _RAY_KINDS:
-        yield manifest.violation("kind", f"'{kind[:_SHOWN]}' is no kind of KubeRay; set one of {', '.join(_RAY_KINDS)}")
+        yield manifest.violation("kind", f"'{kind[:SHOWN]}' is no kind of KubeRay; set one of {', '.join(_RAY_KINDS)}")
 
 
 def name_is_valid(manifest: Fields) -> Iterator[Violation]:
@@ -36,14 +49,14 @@ def name_is_valid(manifest: Fields) -> Iterator[Violation]:
     name = metadata.text(field)
     length = len(name) + (_GENERATED_LENGTH if field == "generateName" else 0)
     # Kubernetes appends letters and digits, so that a generated name may have a dash before them.
-    shown, checked = name[:_SHOWN], name.rstrip("-") if field == "generateName" else name
+    shown, checked = name[:SHOWN], name.rstrip("-") if field == "generateName" else name
     if not name:
         yield metadata.violation("name", "missing; set it")
     elif kind in _RAY_NAME_LENGTHS and not _DNS_1035.fullmatch(checked):
         message = f"'{shown}' is not a valid DNS label; use a to z, 0 to 9 and -, and start with a letter"
         yield metadata.violation(field, message)
-    elif kind in _OBJECT_KINDS and not _DNS_SUBDOMAIN.fullmatch(checked):
-        yield metadata.violation(field, f"'{shown}' is not a valid name; use a to z, 0 to 9, - and dots")
+    elif kind in _OBJECT_KINDS and not is_dns_name(checked):
+        yield metadata.violation(field, f"'{shown}' {NAME_MESSAGE}")
     longest = _RAY_NAME_LENGTHS.get(kind, 253)
     if length > longest:
         message = f"has {length} characters; shorten it to {longest}, because longer names are derived from it"
@@ -61,14 +74,75 @@ def labels_are_valid(manifest: Fields) -> Iterator[Violation]:
 def check_labels(labels: Fields) -> Iterator[Violation]:
     """Keys and values in the syntax of labels. Source: IsQualifiedName and IsValidLabelValue of Kubernetes."""
     for key, value in labels.values.items():
-        prefix, separator, name = key.rpartition("/")
-        is_domain = len(prefix) <= 253 and _DNS_SUBDOMAIN.fullmatch(prefix)
-        if not _NAME_PART.fullmatch(name) or (separator and not is_domain):
-            message = "is not a valid key; use at most 63 letters, digits, '-', '_' and '.', after an optional domain"
-            yield labels.violation(key[:_SHOWN], message)
-        elif isinstance(value, str) and not _LABEL_VALUE.fullmatch(value):
-            message = f"'{value[:_SHOWN]}' is not a valid label; use at most 63 letters, digits, '-', '_' and '.'"
-            yield labels.violation(key, message)
+        if not is_qualified_name(key):
+            yield labels.violation(key[:SHOWN], KEY_MESSAGE)
+        elif isinstance(value, str) and not is_label_value(value):
+            yield labels.violation(key, f"'{value[:SHOWN]}' {LABEL_MESSAGE}")
+
+
+def annotations_are_valid(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateAnnotations of Kubernetes, for the object and for its pods."""
+    for owner in [manifest, *templates_of(manifest)]:
+        annotations = owner.mapping("metadata", "annotations")
+        for key in annotations.values:
+            if not is_qualified_name(key.lower()):
+                yield annotations.violation(key[:SHOWN], KEY_MESSAGE)
+        length = sum(len(f"{key}{value}".encode()) for key, value in annotations.values.items())
+        if length > _ANNOTATIONS_LENGTH:
+            yield owner.violation("metadata.annotations", f"have {length} bytes; shorten them to {_ANNOTATIONS_LENGTH}")
+
+
+def tolerations_are_valid(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateTolerations of Kubernetes."""
+    for pod in pods_of(manifest):
+        for toleration in pod.mappings("tolerations"):
+            yield from _check_toleration(toleration)
+
+
+def _check_toleration(toleration: Fields) -> Iterator[Violation]:
+    key, value = toleration.text("key"), toleration.text("value")
+    operator, effect = toleration.text("operator"), toleration.text("effect")
+    if key and not is_qualified_name(key):
+        yield toleration.violation("key", KEY_MESSAGE)
+    if operator and operator not in _OPERATORS:
+        yield toleration.violation("operator", f"'{operator[:SHOWN]}' is unknown{did_you_mean(operator, _OPERATORS)}")
+    elif not key and operator != "Exists":
+        yield toleration.violation("operator", "a toleration of all taints requires Exists; set it, or a key")
+    elif operator == "Exists" and value:
+        yield toleration.violation("value", "is not supported with the operator Exists; remove it, or set Equal")
+    elif not is_label_value(value):
+        yield toleration.violation(
+            "value", f"'{value[:SHOWN]}' is not a valid value; use at most 63 letters and digits"
+        )
+    if effect and effect not in _EFFECTS:
+        yield toleration.violation("effect", f"'{effect[:SHOWN]}' is unknown{did_you_mean(effect[:SHOWN], _EFFECTS)}")
+    elif "tolerationSeconds" in toleration and effect != "NoExecute":
+        yield toleration.violation("tolerationSeconds", "requires the effect NoExecute; set that, or remove it")
+
+
+def references_are_valid(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidatePodSpec and ValidateEnv of Kubernetes. The names of Secrets are not checked there."""
+    for pod in pods_of(manifest):
+        for field in ("priorityClassName", "serviceAccountName"):
+            name = pod.text(field)
+            if name and not is_dns_name(name):
+                yield pod.violation(field, f"'{name[:SHOWN]}' {NAME_MESSAGE}")
+        for container in containers_of(pod):
+            for variable in container.mappings("env"):
+                for source in ("secretKeyRef", "configMapKeyRef"):
+                    reference = variable.mapping("valueFrom", source)
+                    if reference.text("key") and not is_config_key(reference.text("key")):
+                        message = "is not a valid key of a Secret; use letters, digits, '-', '_' and '.'"
+                        yield reference.violation("key", message)
+
+
+def container_ports_are_valid(manifest: Fields) -> Iterator[Violation]:
+    """Source: validateContainerPorts of Kubernetes."""
+    for pod in pods_of(manifest):
+        for container in containers_of(pod):
+            for port in container.mappings("ports"):
+                yield from check_port(port, "containerPort")
+                yield from check_protocol(port)
 
 
 def containers_have_distinct_names(manifest: Fields) -> Iterator[Violation]:
@@ -78,7 +152,7 @@ def containers_have_distinct_names(manifest: Fields) -> Iterator[Violation]:
         for container in containers_of(pod):
             name = container.text("name")
             if name in names:
-                yield container.violation("name", f"'{name[:_SHOWN]}' is used twice in this pod; rename one")
+                yield container.violation("name", f"'{name[:SHOWN]}' is used twice in this pod; rename one")
             names.add(name)
 
 
@@ -111,17 +185,32 @@ def amounts_are_valid(manifest: Fields) -> Iterator[Violation]:
         for container in containers_of(pod):
             resources = container.mapping("resources")
             requests, limits = resources.mapping("requests"), resources.mapping("limits")
-            for amounts in (requests, limits):
-                for name, value in amounts.values.items():
-                    amount = quantity(value)
-                    if amount is None or amount < 0:
-                        message = "is not a valid quantity; expected for example 4, 500m or 16Gi"
-                        yield amounts.violation(name, message)
+            yield from _check_amounts(requests)
+            yield from _check_amounts(limits)
             for name in requests.values:
                 request, limit = quantity(requests.get(name)), quantity(limits.get(name))
                 if request is not None and limit is not None and request > limit:
                     message = f"{requests.get(name)} is more than the limit, {limits.get(name)}; lower it"
                     yield requests.violation(name, message)
+
+
+def _check_amounts(amounts: Fields) -> Iterator[Violation]:
+    for name, value in amounts.values.items():
+        amount = quantity(value)
+        if not _is_resource(name):
+            message = f"is no resource; set one of {', '.join(_RESOURCES)}, or of a device, such as {GPU}"
+            yield amounts.violation(name[:SHOWN], message)
+        elif amount is None or amount < 0:
+            yield amounts.violation(name, "is not a valid quantity; expected for example 4, 500m or 16Gi")
+        elif "/" in name and amount != int(amount):  # a device
+            yield amounts.violation(name, f"{value} is not a whole number; set one")
+
+
+def _is_resource(name: str) -> bool:
+    """Those of devices have a domain. Source: ValidateContainerResourceName of Kubernetes."""
+    if "/" in name:
+        return is_qualified_name(name)
+    return name in _RESOURCES or name.startswith("hugepages-")
 
 
 def pull_policy_is_known(manifest: Fields) -> Iterator[Violation]:
@@ -144,6 +233,10 @@ RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
     kind_exists,
     name_is_valid,
     labels_are_valid,
+    annotations_are_valid,
+    tolerations_are_valid,
+    references_are_valid,
+    container_ports_are_valid,
     containers_have_distinct_names,
     mounts_have_distinct_paths,
     variables_are_valid,

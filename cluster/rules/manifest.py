@@ -3,14 +3,20 @@
 from collections.abc import Callable, Iterator
 
 from ..types import KubeManifest, Level, Violation
-from . import kuberay, kubernetes, objects, pipeline, pods, rights
+from . import interruptions, kuberay, kubernetes, network, objects, pipeline, pods, rights
 from .fields import Fields, is_own
 
 Rule = Callable[[Fields], Iterator[Violation]]
 
-ERRORS: tuple[Rule, ...] = (*kubernetes.RULES, *kuberay.RULES)
+ERRORS: tuple[Rule, ...] = (*kubernetes.RULES, *network.RULES, *kuberay.RULES)
 # What a study needs: only in manifests that carry the label of this project.
-POLICIES: tuple[Rule, ...] = (*objects.POLICIES, *pipeline.POLICIES, *pods.POLICIES, *rights.POLICIES)
+POLICIES: tuple[Rule, ...] = (
+    *objects.POLICIES,
+    *pipeline.POLICIES,
+    *interruptions.POLICIES,
+    *pods.POLICIES,
+    *rights.POLICIES,
+)
 # Policies here, warnings in manifests of others.
 RISKS: tuple[Rule, ...] = (*rights.RISKS, *pods.RISKS, *pipeline.RISKS)
 WARNINGS: tuple[Rule, ...] = pipeline.WARNINGS

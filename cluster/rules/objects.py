@@ -6,6 +6,7 @@ from typing import Any
 from pos2distill.errors import did_you_mean
 
 from ..names import GROUP_LABEL, INSTANCE_LABEL, NODE_TYPE_LABEL, PART_OF_LABEL
+from ..syntax import SHOWN
 from ..types import Violation
 from .fields import RAY_API, Fields, templates_of
 
@@ -26,9 +27,11 @@ def kind_is_rendered(manifest: Fields) -> Iterator[Violation]:
     """This project renders six kinds; another one with its label is a misspelt one."""
     kind, api_version = manifest.text("kind"), manifest.text("apiVersion")
     if kind not in API_VERSIONS:
-        yield manifest.violation("kind", f"'{kind[:60]}' is not rendered here{did_you_mean(kind[:60], API_VERSIONS)}")
+        yield manifest.violation(
+            "kind", f"'{kind[:SHOWN]}' is not rendered here{did_you_mean(kind[:SHOWN], API_VERSIONS)}"
+        )
     elif api_version != API_VERSIONS[kind]:
-        message = f"is '{api_version[:60]}', but {kind} is served as {API_VERSIONS[kind]}; set that"
+        message = f"is '{api_version[:SHOWN]}', but {kind} is served as {API_VERSIONS[kind]}; set that"
         yield manifest.violation("apiVersion", message)
 
 
@@ -56,7 +59,7 @@ def _missing_labels(labels: Fields, manifest: Fields) -> Iterator[Violation]:
         if name not in own:
             yield own.violation(name, "missing; set the name of the cluster")
         elif labels.get(name) != own.get(name):
-            yield labels.violation(name, f"is not that of the object; set {own.text(name)[:60]}")
+            yield labels.violation(name, f"is not that of the object; set {own.text(name)[:SHOWN]}")
 
 
 def budget_protects_what_may_not_be_drained(manifest: Fields) -> Iterator[Violation]:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 
 from pos2distill.placement import DRAIN_VARIABLE, POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING, Pool
 
-from ..names import ELASTIC_ANNOTATION, GPU, MARKET_LABEL, QUEUE_LABEL, SPOT_SELECTORS
+from ..names import ELASTIC_ANNOTATION, GPU, MARKET_LABEL, QUEUE_LABEL
+from ..syntax import SHOWN
 from ..types import Violation
 from .fields import Fields, cluster_of, gpu_limit, groups_of, job_of, pods_of, ray_container
+from .interruptions import selects_spot
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DEFAULT_GRACE_S = 30  # terminationGracePeriodSeconds of Kubernetes
@@ -170,7 +172,7 @@ def group_names_are_valid(manifest: Fields) -> Iterator[Violation]:
     for group in groups_of(manifest):
         name = group.text("groupName")
         if name in names:
-            yield group.violation("groupName", f"'{name[:60]}' is used twice; rename one")
+            yield group.violation("groupName", f"'{name[:SHOWN]}' is used twice; rename one")
         elif not _DNS_LABEL.fullmatch(name):
             yield group.violation("groupName", "is not a valid part of a pod's name; use a to z, 0 to 9 and -")
         names.add(name)
@@ -240,7 +242,7 @@ def _check_training_group(group: Fields) -> Iterator[Violation]:
     if labels.get(TRAINING.label) != TRAINING.value:
         yield labels.violation(TRAINING.label, f"missing on nodes for training; set {TRAINING.value}")
     yield from _check_units(group, TRAINING, "training")
-    if labels.get(MARKET_LABEL) == "spot" or _selects_spot(group):
+    if labels.get(MARKET_LABEL) == "spot" or selects_spot(group.mapping("template", "spec")):
         message = "training must not use spot machines, since the loss of one stops all workers; use on-demand machines"
         yield group.violation("template.spec.nodeSelector", message)
 
@@ -252,7 +254,7 @@ def _check_sampling_group(group: Fields) -> Iterator[Violation]:
         choices = f"{SUBCLUSTER_LABEL}: {SAMPLING.value}, or {TRAINING.label}: {TRAINING.value}"
         yield group.violation("labels", f"no work is placed on this group; set {choices}")
     elif subcluster != SAMPLING.value:
-        yield labels.violation(SUBCLUSTER_LABEL, f"'{subcluster[:60]}' is not a pool; set {SAMPLING.value}")
+        yield labels.violation(SUBCLUSTER_LABEL, f"'{subcluster[:SHOWN]}' is not a pool; set {SAMPLING.value}")
     # Nodes without GPUs need no resource: they may be for data tasks.
     elif gpu_limit(ray_container(group)) or _serves(group, SAMPLING):
         yield from _check_units(group, SAMPLING, "sampling")
@@ -294,23 +296,6 @@ def _serves(group: Fields, pool: Pool) -> bool:
     """Whether a group is meant for a pool: it has the pool's resource, or the label that only training has."""
     is_labelled = pool is TRAINING and group.mapping("labels").get(pool.label) == pool.value
     return is_labelled or pool.resource in group.mapping("resources")
-
-
-def _selects_spot(group: Fields) -> bool:
-    """Whether the node selector, or the required node affinity, requests spot machines of some platform."""
-    pod = group.mapping("template", "spec")
-    wanted = dict(pod.mapping("nodeSelector").values)
-    affinity = pod.mapping("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-    for term in affinity.mappings("nodeSelectorTerms"):
-        for expression in term.mappings("matchExpressions"):
-            values = expression.items_of("values")
-            if expression.get("operator") == "In" and len(values) == 1:
-                wanted[expression.text("key")] = values[0]
-    for labels in SPOT_SELECTORS.values():
-        for key, value in labels.items():
-            if wanted.get(key) == value:
-                return True
-    return False
 
 
 def _gpu_violation(node: Fields, message: str) -> Violation:

@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..names import GPU, GPU_COUNT_LABEL, INSTANCE_TYPE_LABEL, SET_BY_KUBERAY
+from ..syntax import SHOWN
 from ..types import Violation
 from .fields import (
     Fields,
@@ -116,7 +117,7 @@ def mounted_volumes_exist(manifest: Fields) -> Iterator[Violation]:
             for mount in container.mappings("volumeMounts"):
                 name = mount.text("name")
                 if name not in volumes:
-                    yield mount.violation("name", f"there is no volume '{name[:60]}'; add it to the pod's volumes")
+                    yield mount.violation("name", f"there is no volume '{name[:SHOWN]}'; add it to the pod's volumes")
 
 
 def written_folders_are_mounted(manifest: Fields) -> Iterator[Violation]:
@@ -174,9 +175,9 @@ def variables_are_set_once(manifest: Fields) -> Iterator[Violation]:
         for variable in container.mappings("env"):
             name = variable.text("name")
             if name in names:
-                yield variable.violation("name", f"'{name[:60]}' is set twice; remove one")
+                yield variable.violation("name", f"'{name[:SHOWN]}' is set twice; remove one")
             if name in SET_BY_KUBERAY:
-                yield variable.violation("name", f"'{name[:60]}' is set by KubeRay; remove it")
+                yield variable.violation("name", f"'{name[:SHOWN]}' is set by KubeRay; remove it")
             names.add(name)
             reference = variable.mapping("valueFrom", "secretKeyRef")
             if "secretKeyRef" in variable.mapping("valueFrom") and not (reference.get("name") and reference.get("key")):

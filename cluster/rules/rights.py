@@ -8,8 +8,10 @@ from typing import Any
 
 from pos2distill.secrets import holds_secret, looks_secret
 
+from ..names import TOKEN_FOLDER
+from ..syntax import SHOWN
 from ..types import Violation
-from .fields import Fields, all_containers, cluster_of, containers_of, groups_of, pods_of, strings_in
+from .fields import Fields, all_containers, autoscaler_of, cluster_of, containers_of, pods_of, strings_in
 
 _HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC")
 # Required values in the security context of every container, and the reason.
@@ -46,7 +48,7 @@ def no_secret_in_clear_text(manifest: Fields) -> Iterator[Violation]:
     for path, text in strings_in(manifest.values):
         name = named.get(path)
         if name is not None and holds_secret(name, text):
-            yield Violation(path, f"'{name[:60]}' looks like a secret in clear text; use valueFrom.secretKeyRef")
+            yield Violation(path, f"'{name[:SHOWN]}' looks like a secret in clear text; use valueFrom.secretKeyRef")
         elif name is None and looks_secret(text):
             yield Violation(path, "contains what looks like a secret; use a Kubernetes Secret and a secretKeyRef")
 
@@ -109,12 +111,68 @@ def rights_are_dropped(manifest: Fields) -> Iterator[Violation]:
             yield capabilities.violation("add", "gives back a right; remove it")
 
 
-def workers_have_no_api_token(manifest: Fields) -> Iterator[Violation]:
-    """Only the autoscaler talks to the Kubernetes API, and it runs on the head."""
-    for group in groups_of(manifest):
-        pod = group.mapping("template", "spec")
+def kernel_is_not_changed(manifest: Fields) -> Iterator[Violation]:
+    """Source: level Baseline. A namespace that enforces it refuses the pod."""
+    for pod in pods_of(manifest):
+        if pod.mapping("securityContext").items_of("sysctls"):
+            yield pod.violation("securityContext.sysctls", "changes settings of the kernel; remove it")
+        # The containers of a pod have one user, so that one could read the files of the other in /proc.
+        if pod.get("shareProcessNamespace"):
+            yield pod.violation("shareProcessNamespace", "shows a container's files to the others; remove it")
+        for container in containers_of(pod):
+            if container.mapping("securityContext").get("procMount") not in (None, "Default"):
+                yield container.violation("securityContext.procMount", "shows more of /proc; remove it")
+            for port in container.mappings("ports"):
+                if port.get("hostPort"):
+                    yield port.violation("hostPort", "opens a port of the machine; remove it")
+
+
+# --- The token of the Kubernetes API, which only the autoscaler uses: whoever may submit jobs runs code beside it
+
+
+def token_is_not_mounted_by_default(manifest: Fields) -> Iterator[Violation]:
+    """Kubernetes mounts it in every container of a pod, unless the pod says otherwise."""
+    for pod in pods_of(manifest):
         if pod.get("automountServiceAccountToken") is not False:
-            yield pod.violation("automountServiceAccountToken", "gives workers a token of the API; set false")
+            message = "gives all containers of the pod a token of the API; set false"
+            yield pod.violation("automountServiceAccountToken", message)
+    if manifest.get("kind") == "ServiceAccount" and manifest.get("automountServiceAccountToken") is not False:
+        yield manifest.violation("automountServiceAccountToken", "gives all pods a token of the API; set false")
+
+
+def token_is_mounted_by_the_autoscaler_only(manifest: Fields) -> Iterator[Violation]:
+    """The head has a volume with the token, which the options of the autoscaler mount."""
+    head = cluster_of(manifest).mapping("headGroupSpec", "template", "spec")
+    for pod in pods_of(manifest):
+        tokens = _token_volumes(pod)
+        if pod.path != head.path or autoscaler_of(manifest) is None:
+            for volume in tokens.values():
+                yield volume.violation("projected", "only the autoscaler on the head may have a token; remove it")
+        for container in containers_of(pod):
+            for mount in container.mappings("volumeMounts"):
+                if mount.text("name") in tokens:
+                    yield mount.violation("name", "gives the container a token of the API; remove this mount")
+
+
+def autoscaler_has_its_token(manifest: Fields) -> Iterator[Violation]:
+    """Without it, the autoscaler cannot add a node."""
+    autoscaler = autoscaler_of(manifest)
+    if autoscaler is None:
+        return
+    tokens = _token_volumes(cluster_of(manifest).mapping("headGroupSpec", "template", "spec"))
+    mounts = autoscaler.mappings("volumeMounts")
+    if not any(mount.get("mountPath") == TOKEN_FOLDER and mount.text("name") in tokens for mount in mounts):
+        message = f"no token of the API, so that no node is ever added; mount a projected volume at {TOKEN_FOLDER}"
+        yield autoscaler.violation("volumeMounts", message)
+
+
+def _token_volumes(pod: Fields) -> dict[str, Fields]:
+    """The volumes of a pod that hold a token, by their names."""
+    volumes = {}
+    for volume in pod.mappings("volumes"):
+        if any("serviceAccountToken" in source for source in volume.mapping("projected").mappings("sources")):
+            volumes[volume.text("name")] = volume
+    return volumes
 
 
 def head_is_not_public(manifest: Fields) -> Iterator[Violation]:
@@ -131,6 +189,9 @@ POLICIES: tuple[Rule, ...] = (
     pods_do_not_run_as_root,
     system_calls_are_filtered,
     rights_are_dropped,
-    workers_have_no_api_token,
+    kernel_is_not_changed,
+    token_is_not_mounted_by_default,
+    token_is_mounted_by_the_autoscaler_only,
+    autoscaler_has_its_token,
     head_is_not_public,
 )

@@ -15,10 +15,12 @@ from pos2distill.errors import UserError
 MAX_DEPTH = 100  # of nested lists and mappings; the schema of a RayJob has 32, a rendered manifest 14
 MAX_VALUES = 1_000_000  # with every alias counted as what it stands for; the CRDs of KubeRay 1.7 have about 100,000
 MAX_SHOWN = 60  # characters of a key in a message
+MAX_NUMBER = 1000  # characters of a number; Python prints no integer of more than 4300 digits
 
 # libyaml is ten times as fast. PyYAML can be built without it.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # PyYAML 6.0 passes on what Python's own conversions raise, for example for `!!int x`, `!!bool x`, `!!timestamp x`.
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _CONVERSION_ERRORS = (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError)
 
 
@@ -110,9 +112,11 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tu
     Raises:
         _InvalidYaml: if a limit is exceeded, or a key is no string or appears twice.
     """
-    if isinstance(node, yaml.ScalarNode):
-        return 1, 0
     line = _line(node)
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag in _NUMBERS and len(node.value) > MAX_NUMBER:
+            raise _InvalidYaml(f"line {line}: a number of more than {MAX_NUMBER} characters")
+        return 1, 0
     if id(node) in measured:
         known = measured[id(node)]
         if known is None:

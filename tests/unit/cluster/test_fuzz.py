@@ -10,9 +10,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.spec import PRESETS, load_cluster
+from cluster.render import render
+from cluster.spec import PRESETS, ClusterSpec, load_cluster
+from cluster.spec_warnings import spec_warnings
 from cluster.validate import check, load_manifests
 from pipelines import command_line
+from pos2distill.config.validation import dotted_names
 from pos2distill.errors import UserError
 from scripts.render_presets import RENDERED
 
@@ -27,12 +30,20 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 WORDS = st.sampled_from(
     ["", "0", "-1", "1e9", "16Gi", "a b", "RayJob", "token", "é", "x" * 5000, "../..", "${A}", "a: b", "<<", "1.2.3"]
 )
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXT | WORDS
+# Amounts of up to 6000 digits, with and without a unit, and numbers beyond the range of floats.
+AMOUNTS = st.builds(
+    lambda digits, fraction, unit: f"{'9' * digits}{fraction}{unit}",
+    st.sampled_from([1, 3, 7, 8, 20, 400, 6000]),
+    st.sampled_from(["", ".5", f".{'5' * 400}"]),
+    st.sampled_from(["", "m", "Mi", "Gi", "Ti", "E", "e3", "e999"]),
+)
+NUMBERS = st.sampled_from([2**31, 2**63, 10**100, 10**400, -(10**400), 5e-324, 1e308])
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | NUMBERS | AMOUNTS | TEXT | WORDS
 KEYS = st.sampled_from(["name", "env", "spec", "labels", "template", "containers", "kind", "min", "node", ""]) | TEXT
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=8
 )
-MANIFESTS = load_manifests(RENDERED / "onprem.yaml") or []
+MANIFESTS = [manifest for name in ("onprem", "eks") for manifest in load_manifests(RENDERED / f"{name}.yaml") or []]
 SPEC = yaml.safe_load((PRESETS / "gke.yaml").read_text())
 
 
@@ -62,12 +73,25 @@ def test_check_never_fails_on_a_manifest(data: st.DataObject, value: Any) -> Non
 
 
 @BOUNDED
-@given(st.data(), VALUES)
-def test_load_cluster_never_fails_on_a_spec(tmp_path: Path, data: st.DataObject, value: Any) -> None:
+@given(st.data(), VALUES | AMOUNTS | NUMBERS)
+def test_render_never_fails_on_a_spec(tmp_path: Path, data: st.DataObject, value: Any) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump(replace_somewhere(data, SPEC, value), allow_unicode=True))
+    for recipe, overrides in ((None, []), ("nq_mistral_7b", ["data.path=gs://b/x", "runtime.trainers.workers=8"])):
+        with contextlib.suppress(UserError):
+            spec = load_cluster(str(path))
+            check(render(spec, recipe, overrides))
+            spec_warnings(spec, recipe, overrides)
+
+
+# A value at each field of the spec, since a random path rarely meets the field that a value breaks.
+@pytest.mark.parametrize(
+    "value", ["9" * 400, f"{'9' * 400}Gi", "9" * 6000, "1e308", "5e-324", "-1"], ids=lambda text: text[:10]
+)
+@pytest.mark.parametrize("field", list(dotted_names(ClusterSpec)))
+def test_render_never_fails_on_a_field_of_a_spec(field: str, value: str) -> None:
     with contextlib.suppress(UserError):
-        load_cluster(str(path))
+        check(render(load_cluster("gke", [f"{field}={value}"]), "nq_mistral_7b", ["data.path=gs://b/x"]))
 
 
 SNIPPETS = (

@@ -10,16 +10,22 @@ from cluster.spec import load_cluster
 from cluster.types import KubeManifest, Level
 from cluster.validate import check
 from tests.support.manifests import changed
-
-CLUSTER = "spec.rayClusterSpec"
-HEAD = f"{CLUSTER}.headGroupSpec"
-SAMPLING, TRAINING = (f"{CLUSTER}.workerGroupSpecs[{index}]" for index in (0, 1))
-POD = "template.spec"
-RAY = f"{POD}.containers[0]"
-SUBMITTER = "spec.submitterPodTemplate"
-WORKERS = "runtime.trainers.workers=8"
-WORD = "hunter2"  # in the position of a password
-VARIABLE = {"name": "A", "value": "b"}
+from tests.unit.cluster.faults import (
+    CLUSTER,
+    ERRORS,
+    HEAD,
+    LOST_NODE,
+    OBJECTS,
+    POD,
+    POLICIES,
+    RAY,
+    RISKS,
+    SAMPLING,
+    WARNINGS,
+    WORD,
+    WORKERS,
+    node_affinity,
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,252 +36,6 @@ def manifests() -> list[KubeManifest]:
 @pytest.fixture(scope="module")
 def job(manifests: list[KubeManifest]) -> KubeManifest:
     return manifests[-1]
-
-
-def environment(**variables: str) -> list[dict[str, str]]:
-    return [{"name": name, "value": value} for name, value in variables.items()]
-
-
-# In a path, ~ is a dot inside a name. ... removes a field.
-ERRORS: list[tuple[str, Any, str]] = [
-    ("kind", "RayJbo", "kind: 'RayJbo' is no kind of KubeRay; set one of RayJob, RayCluster"),
-    ("kind", ["RayJob"], "kind: expected a string (in quotes), got a list"),
-    ("kind", ..., "kind: missing; add it"),
-    ("apiVersion", ..., "apiVersion: missing; add it"),
-    ("metadata", None, "metadata: expected a mapping, got nothing"),
-    ("metadata", [], "metadata: expected a mapping, got a list"),
-    ("metadata.name", ..., "metadata.name: missing; set it"),
-    ("metadata.name", "a" * 48, "metadata.name: has 48 characters; shorten it to 47"),
-    ("metadata.name", "a" * 100_000, "metadata.name: has 100000 characters; shorten it to 47"),
-    ("metadata.name", "9lives", "metadata.name: '9lives' is not a valid DNS label; use a to z"),
-    ("metadata.name", 5, "metadata.name: expected a string (in quotes), got a number"),
-    ("metadata.anotations", {}, "metadata.anotations: unknown field; did you mean 'annotations'?"),
-    ("metadata.labels.team", "a b", "metadata.labels.team: 'a b' is not a valid label; use at most"),
-    ("metadata.labels.a b", "x", "metadata.labels.a b: is not a valid key; use at most"),
-    ("metadata.labels.team", True, "metadata.labels.team: expected a string (in quotes), got true or false"),
-    ("spec", None, "spec: expected a mapping, got nothing"),
-    ("spec", "x", "spec: expected a mapping, got a string"),
-    ("spec.entrypoint", 5, "spec.entrypoint: expected a string (in quotes), got a number"),
-    ("spec.backoffLimit", True, "spec.backoffLimit: expected an integer, got true or false"),
-    ("spec.backoffLimit", -1, "spec.backoffLimit: is -1; set it to 0 or more"),
-    ("spec.ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished: is -1; set it to 0 or more"),
-    ("spec.activeDeadlineSeconds", 0, "spec.activeDeadlineSeconds: is 0; set it to 1 or more"),
-    ("spec.preRunningDeadlineSeconds", 0, "spec.preRunningDeadlineSeconds: is 0; set it to 1 or more"),
-    ("spec.shutdownAfterJobFinishes", False, "spec.ttlSecondsAfterFinished: requires shutdownAfterJobFinishes: true"),
-    ("spec.submissionMode", "K8JobMode", "spec.submissionMode: expected one of: K8sJobMode, HTTPMode"),
-    ("spec.submissionMode", "InteractiveMode", "spec.backoffLimit: is not supported in InteractiveMode; set 0"),
-    ("spec.submissionMode", "SidecarMode", "spec.submitterPodTemplate: is not supported in SidecarMode; remove it"),
-    ("spec.rayClusterSpec", ..., "spec.rayClusterSpec: missing; describe the job's cluster"),
-    (f"{CLUSTER}.workerGroupSpecs", "x", "workerGroupSpecs: expected a list, got a string"),
-    (f"{CLUSTER}.workerGroupSpecs[0]", None, "workerGroupSpecs[0]: expected a mapping, got nothing"),
-    (f"{CLUSTER}.rayVersion", ..., "rayVersion: missing: authOptions requires it; set the version in the image"),
-    (f"{CLUSTER}.rayVersion", "2.51.0", "rayVersion: authOptions requires Ray 2.52 or newer, got 2.51.0; use a newer"),
-    (f"{CLUSTER}.rayVersion", "new", "rayVersion: 'new' is not a valid version; expected for example 2.60.0"),
-    (f"{CLUSTER}.authOptions.mode", "tokn", "authOptions.mode: expected one of: disabled, token"),
-    (f"{CLUSTER}.autoscalerOptions.version", "v1", "idleTimeoutSeconds: requires autoscaler v2; set"),
-    (
-        f"{CLUSTER}.autoscalerOptions.env[1]",
-        {"name": "KUBERAY_GEN_AUTOSCALER_START_CMD", "value": "x"},
-        "autoscalerOptions.env[1].name: is set by KubeRay; remove it",
-    ),
-    *(
-        (f"{HEAD}.{RAY}.env", environment(HOME="/scratch", **variables), message)
-        for variables, message in (
-            ({"RAY_enable_autoscaler_v2": "1"}, "RAY_enable_autoscaler_v2 repeats autoscalerOptions.version; remove"),
-            ({"RAY_REDIS_ADDRESS": "r:6379"}, "RAY_REDIS_ADDRESS requires gcsFaultToleranceOptions; remove the"),
-            ({"REDIS_USERNAME": "me"}, "REDIS_USERNAME is not supported here; use gcsFaultToleranceOptions"),
-        )
-    ),
-    (f"{HEAD}.{POD}.restartPolicy", "Always", "restartPolicy: is Always, but autoscaler v2 replaces pods itself; set"),
-    (f"{HEAD}.template", {}, "headGroupSpec.template.spec.containers: missing; a pod requires the Ray container"),
-    (f"{SAMPLING}.{POD}.containers", [], "containers: missing; a pod requires the Ray container"),
-    (f"{SAMPLING}.minReplicas", 99, "minReplicas: 99 is more than maxReplicas, 16; lower it"),
-    (f"{SAMPLING}.minReplicas", -1, "minReplicas: is -1; set 0 or more"),
-    (f"{SAMPLING}.maxReplicas", -1, "maxReplicas: is -1; set 0 or more"),
-    (f"{SAMPLING}.maxReplicas", "8", "maxReplicas: expected an integer, got a string"),
-    (f"{SAMPLING}.idleTimeoutSeconds", -5, "idleTimeoutSeconds: is negative; set 0 or more"),
-    (f"{SAMPLING}.rayStartParams", [], "rayStartParams: expected a mapping, got a list"),
-    (f"{SAMPLING}.rayStartParams.labels", "a=b", "rayStartParams.labels: KubeRay does not support labels here; move"),
-    (f"{SAMPLING}.rayStartParams.num-gpus", "1", "rayStartParams.num-gpus: is not supported together with"),
-    (f"{SAMPLING}.resources.sampler", 1, "resources.sampler: expected a string (in quotes), got a number"),
-    (f"{SAMPLING}.labels.a~~b/x", "y", "labels.a..b/x: is not a valid key; use at most 63"),
-    (f"{SAMPLING}.labels.{'p' * 254}/x", "y", "is not a valid key; use at most 63"),
-    (f"{SAMPLING}.{POD}.tolerations", {}, "tolerations: expected a list, got a mapping"),
-    (f"{SAMPLING}.{POD}.nodeSelector.pool", "a b", "nodeSelector.pool: 'a b' is not a valid label"),
-    (f"{SAMPLING}.{POD}.hostNetwork", "yes", "hostNetwork: expected true or false, got a string"),
-    (f"{SAMPLING}.{RAY}.resources.limits.cpu", "many", "limits.cpu: is not a valid quantity; expected for example 4"),
-    (f"{SAMPLING}.{RAY}.resources.limits.cpu", -1, "limits.cpu: is not a valid quantity; expected for example 4"),
-    (f"{SAMPLING}.{RAY}.resources.requests.cpu", "14001m", "requests.cpu: 14001m is more than the limit, 14; lower it"),
-    (f"{SAMPLING}.{RAY}.imagePullPolicy", "Sometimes", "imagePullPolicy: expected one of: Always, IfNotPresent, Never"),
-    (f"{SAMPLING}.{RAY}.volumeMounts[1].mountPath", "/tmp", "volumeMounts[1].mountPath: is used twice in this"),
-    (f"{SAMPLING}.{RAY}.env[0].name", "A B", "env[0].name: is not a valid name of an environment variable; set one"),
-    (f"{SAMPLING}.{RAY}.env[0].value", 1, "env[0].value: expected a string (in quotes), got a number"),
-    (
-        f"{SAMPLING}.{RAY}.env[0]",
-        {**VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "x"}}},
-        "env[0].valueFrom: is not supported together with value; remove one of them",
-    ),
-    (f"{SAMPLING}.{POD}.containers[1]", {"name": "ray-worker"}, "containers[1].name: 'ray-worker' is used twice in"),
-    (f"{SUBMITTER}.spec", [], "submitterPodTemplate.spec: expected a mapping, got a list"),
-]
-POLICIES: list[tuple[str, Any, str]] = [
-    ("apiVersion", "ray.io/v1alpha1", "apiVersion: is 'ray.io/v1alpha1', but RayJob is served as ray.io/v1; set that"),
-    ("kind", "RayCronJob", "kind: 'RayCronJob' is not rendered here; did you mean 'RayJob'?"),
-    ("spec.entrypoint", ..., "spec.entrypoint: missing; set the command"),
-    ("spec.activeDeadlineSeconds", ..., "spec.activeDeadlineSeconds: missing: a job that hangs would keep its GPUs"),
-    ("spec.preRunningDeadlineSeconds", 604800, "604800 is not before activeDeadlineSeconds, 172800; lower it"),
-    ("spec.suspend", True, "spec.suspend: without a queue, the job would never start; remove it"),
-    ("spec.entrypointNumCpus", 2, "spec.entrypointNumCpus: the driver runs on the head, which offers no resources"),
-    ("spec.entrypointNumGpus", 1, "spec.entrypointNumGpus: the driver runs on the head, which offers no resources"),
-    ("spec.shutdownAfterJobFinishes", ..., "spec.shutdownAfterJobFinishes: missing: the cluster would stay after"),
-    (
-        "metadata.labels.kueue~x-k8s~io/queue-name",
-        "research",
-        "queue-name: Kueue rejects clusters that autoscale; remove",
-    ),
-    ("metadata.labels.app~kubernetes~io/instance", "x", "instance: is not that of the object; set x"),
-    ("metadata.labels.app~kubernetes~io/instance", ..., "instance: missing; set the name of the cluster"),
-    (f"{CLUSTER}.authOptions", ..., "authOptions.mode: anyone who can reach the head may run code on it; set token"),
-    (f"{CLUSTER}.enableInTreeAutoscaling", False, "enableInTreeAutoscaling: is off, so that 'sampling' never grows"),
-    (SAMPLING, ..., "workerGroupSpecs: no group for sampling; add one with the resource sampler"),
-    (TRAINING, ..., "workerGroupSpecs: no group for training; add one with the resource trainer"),
-    (f"{CLUSTER}.workerGroupSpecs", [], "workerGroupSpecs: no group for sampling; add one with the resource sampler"),
-    (f"{HEAD}.rayStartParams.num-cpus", "4", 'rayStartParams.num-cpus: the head must not run work; set "0"'),
-    (f"{HEAD}.rayStartParams.num-cpus", ..., 'rayStartParams.num-cpus: the head must not run work; set "0"'),
-    (f"{HEAD}.rayStartParams.dashboard-host", "127.0.0.1", "dashboard-host: other pods cannot reach the dashboard"),
-    (f"{HEAD}.serviceType", "LoadBalancer", "serviceType: opens the dashboard to other networks; remove it"),
-    (f"{HEAD}.{RAY}.resources.limits.nvidia~com/gpu", "1", "the head runs no work and needs no GPU; remove it"),
-    (f"{HEAD}.labels", {"pool": "trainer", "routing": "pools"}, "headGroupSpec.labels: the head must not be in a pool"),
-    (f"{HEAD}.labels", ..., "headGroupSpec.labels.routing: missing: work would be placed on nodes of any pool; set"),
-    (f"{SAMPLING}.replicas", 99, "replicas: 99 is not between minReplicas and maxReplicas; set 0"),
-    (f"{SAMPLING}.maxReplicas", 0, "maxReplicas: is 0, so that work for this group waits forever; set 1 or more"),
-    (f"{SAMPLING}.numOfHosts", 2, "numOfHosts: is 2, but a replica must be one node; set 1"),
-    (f"{SAMPLING}.suspend", True, "suspend: the group would have no nodes; remove it"),
-    (f"{SAMPLING}.groupName", "training", "groupName: 'training' is used twice; rename one"),
-    (f"{SAMPLING}.groupName", "Sampling_A", "groupName: is not a valid part of a pod's name; use a to z"),
-    (f"{SAMPLING}.labels.ray-subcluster", ..., "labels: no work is placed on this group; set ray-subcluster: sampling"),
-    (f"{SAMPLING}.labels.ray-subcluster", "smapling", "ray-subcluster: 'smapling' is not a pool; set sampling"),
-    (f"{SAMPLING}.resources", ..., "resources.sampler: missing on nodes for sampling; set one for each GPU"),
-    (f"{SAMPLING}.resources.sampler", "0", 'resources.sampler: expected one for each GPU; set "1"'),
-    (f"{SAMPLING}.resources.trainer", "1", "provides both sampling and training; make two groups of it"),
-    (f"{TRAINING}.resources.trainer", "1", 'resources.trainer: expected one for each GPU; set "8"'),
-    (f"{TRAINING}.resources.trainer", "eight", 'resources.trainer: expected one for each GPU; set "8"'),
-    (f"{TRAINING}.labels.ray-subcluster", "sampling", "ray-subcluster: with this label, training never gets its nodes"),
-    (f"{TRAINING}.labels.pool", ..., "labels.pool: missing on nodes for training; set trainer"),
-    (f"{TRAINING}.resources", ..., "resources.trainer: missing on nodes for training; set one for each"),
-    (f"{TRAINING}.labels.ray~io/market-type", "spot", "training must not use spot machines, since the loss of one"),
-    (
-        f"{TRAINING}.{POD}.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms",
-        [{"matchExpressions": [{"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["spot"]}]}],
-        "training must not use spot machines, since the loss of one",
-    ),
-    (f"{TRAINING}.{RAY}.resources.limits.nvidia~com/gpu", ..., "missing: training needs GPUs; set the number of a pod"),
-    (f"{TRAINING}.{POD}.tolerations", [], "tolerations: missing for nvidia.com/gpu: machines with GPUs are tainted"),
-    (
-        f"{SAMPLING}.{POD}.nodeSelector",
-        {"nvidia.com/gpu.count": "0"},
-        "1 GPUs, but the selected machines have 0, so that the pod would wait forever; lower it",
-    ),
-    (
-        f"{TRAINING}.{POD}.nodeSelector.node~kubernetes~io/instance-type",
-        "g6.12xlarge",
-        "8 GPUs, but g6.12xlarge has 4, so that the pod would wait forever",
-    ),
-    (f"{TRAINING}.{POD}.terminationGracePeriodSeconds", 500, "must be a number below terminationGracePeriodSeconds, 5"),
-    (f"{TRAINING}.{RAY}.env", [], "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S is missing: work stops after 30 s; set"),
-    (f"{SAMPLING}.{RAY}.resources.requests.cpu", "1", "requests.cpu: 1 is not the limit, 14, which the machine may"),
-    (f"{SAMPLING}.{RAY}.resources.limits.memory", ..., "limits.memory: missing: Ray takes the size of its node from"),
-    (f"{SAMPLING}.{RAY}.resources.limits.memory", "2Gi", "limits.memory: must be more than the volume at /dev/shm"),
-    (f"{SAMPLING}.rayStartParams.object-store-memory", "9" * 16, "object-store-memory: is more than the volume at"),
-    (f"{SAMPLING}.rayStartParams.object-store-memory", "12Gi", "object-store-memory: expected a number of bytes"),
-    (f"{SAMPLING}.{POD}.volumes[2].emptyDir", {}, "volumeMounts: no volume in memory at /dev/shm; mount an emptyDir"),
-    (f"{SAMPLING}.{RAY}.volumeMounts[2]", ..., "volumeMounts: no volume in memory at /dev/shm; mount an emptyDir"),
-    (f"{SAMPLING}.{RAY}.image", "repo/p:latest", "image: 'repo/p:latest' may change between pods; name a version"),
-    (f"{SAMPLING}.{RAY}.image", "repo/other:1", "containers[0].image: is not that of the head; set"),
-    (f"{SUBMITTER}.spec.containers[0].image", "busybox:1.37", "submitterPodTemplate.spec.containers[0].image: is not"),
-    (f"{SAMPLING}.{POD}.volumes[0].name", "temp", "volumeMounts[0].name: there is no volume 'tmp'; add it"),
-    (f"{SAMPLING}.{RAY}.volumeMounts", [], "volumeMounts: Ray writes to /tmp, which is read-only; mount an emptyDir"),
-    (f"{SAMPLING}.{RAY}.env[0].value", "/home/ray", "env: HOME is no mounted folder, so that caches cannot be written"),
-    (f"{SAMPLING}.{RAY}.env[0]", ..., "env: HOME is no mounted folder, so that caches cannot be written"),
-    (f"{SAMPLING}.{RAY}.env[1].name", "HOME", "env[1].name: 'HOME' is set twice; remove one"),
-    (f"{SAMPLING}.{RAY}.env[1].name", "RAY_AUTH_MODE", "env[1].name: 'RAY_AUTH_MODE' is set by KubeRay; remove it"),
-    (f"{HEAD}.{RAY}.env[1].name", "RAY_ADDRESS", "env[1].name: 'RAY_ADDRESS' is set by KubeRay; remove it"),
-    (
-        f"{SAMPLING}.{RAY}.env[1]",
-        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "", "key": "token"}}},
-        "secretKeyRef.name: name and key of the Secret are required; set both",
-    ),
-    (f"{SAMPLING}.{RAY}.env[0]", {"name": "DB_PASS", "value": WORD}, "'DB_PASS' looks like a secret in clear"),
-    (
-        f"{CLUSTER}.autoscalerOptions.env[1]",
-        {"name": "API_TOKEN", "value": WORD},
-        "autoscalerOptions.env[1].value: 'API_TOKEN' looks like a secret in clear text; use valueFrom.secretKeyRef",
-    ),
-    (f"{SAMPLING}.{RAY}.args", [f"--url=https://me:{WORD}@host/x"], "args[0]: contains what looks like a secret; use"),
-    (
-        "spec.runtimeEnvYAML",
-        f"env_vars:\n  PGPASSWORD: {WORD}\n",
-        "spec.runtimeEnvYAML: contains what looks like a secret; use a Kubernetes Secret",
-    ),
-    (f"{SAMPLING}.{RAY}.securityContext.readOnlyRootFilesystem", ..., "readOnlyRootFilesystem: writable by default"),
-    (f"{SAMPLING}.{RAY}.securityContext.allowPrivilegeEscalation", ..., "allowPrivilegeEscalation: allowed by default"),
-    (f"{SAMPLING}.{RAY}.securityContext.capabilities", ..., "capabilities.drop: capabilities are kept by default; set"),
-    (f"{SAMPLING}.{RAY}.securityContext.capabilities.add", ["SYS_ADMIN"], "capabilities.add: gives back a right"),
-    (f"{SAMPLING}.{RAY}.securityContext.privileged", True, "privileged: gives the container all rights on the host"),
-    (f"{SAMPLING}.{RAY}.securityContext.runAsNonRoot", False, "runAsNonRoot: the container may run as root; remove it"),
-    (f"{SAMPLING}.{RAY}.securityContext.seccompProfile", {"type": "Unconfined"}, "seccompProfile.type: every system"),
-    (f"{SAMPLING}.{POD}.securityContext.runAsNonRoot", ..., "runAsNonRoot: missing: the pod may run as root; set true"),
-    (f"{SAMPLING}.{POD}.securityContext.runAsUser", 0, "securityContext.runAsUser: 0 is root; set for example 1000"),
-    (f"{SAMPLING}.{POD}.securityContext.seccompProfile", ..., "seccompProfile: missing: every system call is allowed"),
-    (f"{SAMPLING}.{POD}.initContainers", [{"name": "a", "image": "b"}], "initContainers[0].image: 'b' may change"),
-    (
-        f"{SAMPLING}.{POD}.initContainers",
-        [{"name": "a", "image": "b:1", "securityContext": {"runAsUser": 0}}],
-        "initContainers[0].securityContext.runAsUser: 0 is root; set for example 1000",
-    ),
-    (f"{SAMPLING}.{POD}.automountServiceAccountToken", True, "automountServiceAccountToken: gives workers a token of"),
-    (f"{SAMPLING}.{POD}.hostNetwork", True, "hostNetwork: gives the pod access to the host; remove it"),
-    (f"{SAMPLING}.{POD}.volumes[0]", {"name": "tmp", "hostPath": {"path": "/"}}, "hostPath: gives the pod files of"),
-    (f"{CLUSTER}.autoscalerOptions.securityContext", ..., "autoscalerOptions.securityContext.readOnlyRootFilesystem"),
-    (f"{SAMPLING}.template.metadata.labels", {}, "labels.app.kubernetes.io/part-of: is not that of the object; set"),
-]
-WARNINGS: list[tuple[str, Any, str]] = [
-    (f"{SAMPLING}.idleTimeoutSeconds", 0, "idleTimeoutSeconds: is 0: nodes are removed between two tasks; set for"),
-]
-# Of the objects beside the job, by position: ServiceAccount, two policies, the budgets of head and training.
-OBJECTS: list[tuple[Level, int, str, Any, str]] = [
-    (Level.ERROR, 0, "metadata.name", "Upper", "metadata.name: 'Upper' is not a valid name; use a to z"),
-    (
-        Level.ERROR,
-        0,
-        "automountServiceAccountTokn",
-        False,
-        "unknown field; did you mean 'automountServiceAccountToken'",
-    ),
-    (Level.ERROR, 1, "spec.podselector", {}, "spec.podselector: unknown field; did you mean 'podSelector'?"),
-    (Level.ERROR, 1, "spec.policyTypes", ["Egres"], "spec.policyTypes[0]: expected one of: Ingress, Egress"),
-    (Level.ERROR, 3, "spec.minAvailble", 1, "spec.minAvailble: unknown field; did you mean 'minAvailable'?"),
-    (Level.ERROR, 3, "spec.maxUnavailable", 1, "spec.maxUnavailable: is not supported together with minAvailable"),
-    (Level.ERROR, 3, "spec.minAvailable", [], "spec.minAvailable: expected an integer or a string; set one of them"),
-    (Level.POLICY, 1, "apiVersion", "extensions/v1beta1", "apiVersion: is 'extensions/v1beta1', but NetworkPolicy is"),
-    (Level.POLICY, 1, "spec.podSelector.matchLabels", {}, "part-of: is not that of the object; set pos2distill"),
-    (Level.POLICY, 1, "spec.podSelector.matchLabels.app", "x", "matchLabels.app: no pod carries this label; remove it"),
-    (Level.POLICY, 1, "spec.egress", [{}], "spec.egress[0]: allows every address; set to"),
-    (Level.POLICY, 1, "spec.ingress", [{}], "spec.ingress[0]: allows every address; set from"),
-    (Level.POLICY, 1, "spec.ingress", [], "spec.ingress: the cluster's pods cannot reach each other; add their labels"),
-    (Level.POLICY, 1, "spec.egress[0]", ..., "spec.egress: the cluster's pods cannot reach each other; add their"),
-    (Level.POLICY, 1, "spec.egress[1]", ..., "spec.egress: names cannot be looked up; allow port 53"),
-    (Level.POLICY, 1, "spec.policyTypes", ["Egress"], "spec.policyTypes: ingress is not restricted; add Ingress"),
-    (Level.POLICY, 3, "spec.selector.matchLabels.ray~io/node-type", "worker", "only the head and training are"),
-    (Level.POLICY, 4, "spec.selector.matchLabels.ray~io/group", "sampling", "only the head and training are"),
-    (
-        Level.POLICY,
-        4,
-        "spec.minAvailable",
-        ...,
-        "spec.minAvailable: missing: all pods may be drained; set",
-    ),
-]
 
 
 def check_lines(manifest: KubeManifest, level: Level) -> list[str]:
@@ -323,19 +83,48 @@ def test_check_reports_an_object(
     assert any(message in line for line in lines), lines
 
 
-def test_check_reports_risks_of_other_projects_as_warnings(job: KubeManifest) -> None:
+@pytest.mark.parametrize(("path", "value", "message"), RISKS)
+def test_check_reports_a_risk_of_another_project_as_a_warning(
+    job: KubeManifest, path: str, value: Any, message: str
+) -> None:
     foreign = changed(job, "metadata.labels", {})
     assert check([foreign]) == []
-    for path, value, message in (
-        (f"{SAMPLING}.{POD}.hostPID", True, "hostPID: gives the pod access to the host"),
-        (f"{SAMPLING}.{RAY}.image", "rayproject/ray", "'rayproject/ray' may change between pods"),
-        (f"{SAMPLING}.{RAY}.env[0]", {"name": "DB_PASS", "value": WORD}, "'DB_PASS' looks like a secret"),
-        (f"{CLUSTER}.authOptions", ..., "authOptions.mode: anyone who can reach the head may run code on it"),
+    findings = check([changed(foreign, path, value)])
+    assert [finding.level for finding in findings] == [Level.WARNING]
+    assert message in findings[0].line("job.yaml")
+    assert not findings[0].is_refused
+
+
+def test_check_accepts_a_head_that_can_only_be_on_demand(job: KubeManifest) -> None:
+    """The selector decides where the affinity allows both, and an order among taints where several are tolerated."""
+    both = node_affinity("karpenter.sh/capacity-type", "In", "on-demand", "spot")
+    assert check([changed(job, f"{HEAD}.{POD}.affinity", both)]) == []
+    not_spot = node_affinity("cloud.google.com/gke-spot", "DoesNotExist")
+    assert check([changed(job, f"{HEAD}.{POD}.affinity", not_spot)]) == []
+    assert check([changed(job, f"{HEAD}.{POD}.tolerations", [*LOST_NODE, {"operator": "Exists"}])]) == []
+
+
+def test_check_accepts_what_the_server_accepts(manifests: list[KubeManifest], job: KubeManifest) -> None:
+    policy = manifests[1]
+    path: str
+    value: Any
+    for path, value in (
+        ("spec.egress[2].to[0].ipBlock.cidr", "10.0.0.5/8"),  # the server ignores the bits of the host
+        ("spec.egress[2].to[0].ipBlock", {"cidr": "fd00::/8", "except": ["fd00:1::/32"]}),
+        ("spec.egress[2].ports[0]", {"port": "https"}),
+        ("spec.egress[2].ports[0]", {"protocol": "SCTP", "port": 30000, "endPort": 32767}),
+        ("spec.egress[2].ports[0].protocol", ...),
     ):
-        findings = check([changed(foreign, path, value)])
-        assert [finding.level for finding in findings] == [Level.WARNING]
-        assert message in findings[0].line("job.yaml")
-        assert not findings[0].is_refused
+        assert check_lines(changed(policy, path, value), Level.ERROR) == []
+    for path, value in (
+        (f"{SAMPLING}.{POD}.tolerations[0]", {"operator": "Exists"}),
+        (f"{SAMPLING}.{POD}.tolerations[0]", {"key": "example.org/a", "value": "b", "effect": ""}),
+        (f"{SAMPLING}.{RAY}.resources.limits.hugepages-2Mi", "64Mi"),
+        (f"{SAMPLING}.{RAY}.resources.limits.rdma/hca", 1),
+        (f"{SAMPLING}.template.metadata.annotations.Example~org/a", "any text\n"),
+        (f"{HEAD}.{POD}.priorityClassName", "system-node-critical"),
+    ):
+        assert check_lines(changed(job, path, value), Level.ERROR) == []
 
 
 def test_check_requires_a_queued_job_to_release_its_quota(job: KubeManifest) -> None:
@@ -353,22 +142,6 @@ def test_check_priority_requires_a_new_ray(job: KubeManifest) -> None:
     assert check([changed(job, f"{SAMPLING}.priority", 5)]) == []
     old = changed(changed(job, f"{SAMPLING}.priority", 5), f"{CLUSTER}.rayVersion", "2.55.0")
     assert any("priority: requires rayVersion 2.56 or newer" in line for line in check_lines(old, Level.ERROR))
-
-
-def test_check_autoscaler_variable_requires_autoscaling(job: KubeManifest) -> None:
-    fixed = changed(job, f"{CLUSTER}.enableInTreeAutoscaling", False)
-    fixed = changed(fixed, f"{HEAD}.{RAY}.env[0]", {"name": "RAY_enable_autoscaler_v2", "value": "true"})
-    lines = check_lines(fixed, Level.ERROR)
-    assert any("RAY_enable_autoscaler_v2 without autoscaling; set enableInTreeAutoscaling" in line for line in lines)
-
-
-def test_check_accepts_redis_with_fault_tolerance() -> None:
-    cluster = render(load_cluster("onprem"))[-1]
-    variable = {"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}
-    with_redis = changed(cluster, "spec.headGroupSpec.template.spec.containers[0].env[1]", variable)
-    assert any("RAY_REDIS_ADDRESS requires" in line for line in check_lines(with_redis, Level.ERROR))
-    annotated = changed(with_redis, "metadata.annotations", {"ray.io/ft-enabled": "true"})
-    assert check_lines(annotated, Level.ERROR) == []
 
 
 def test_check_reports_a_repeated_name(job: KubeManifest) -> None:
@@ -391,11 +164,15 @@ def test_check_reports_a_repeated_name(job: KubeManifest) -> None:
         (".5", 0.5),
         ("0.5Gi", 2**29),
         ("2E", 2 * 10**18),
+        ("10E", 2**63 - 1),
+        ("9" * 5000, 2**63 - 1),
+        (f"-{'9' * 400}Gi", 1 - 2**63),
         *((text, None) for text in ("", "1 Gi", "Gi", "1GiB", "1e9999", "١")),
         (True, None),
         (None, None),
         ([], None),
     ],
+    ids=lambda value: str(value)[:20],
 )
 def test_quantity_reads_amounts_as_kubernetes_does(text: Any, amount: float | None) -> None:
     assert quantity(text) == amount

@@ -74,6 +74,12 @@ def test_node_disks_of_an_on_policy_method_hold_the_model_of_every_round() -> No
     assert disks["training"]["trained model"] == 4 * P  # it begins with the one, and writes the other
 
 
+def test_node_disks_of_any_number_of_rounds_are_compared() -> None:
+    settings = [DATA, "method.name=r1-on-policy", f"method.rounds={'9' * 400}"]
+    with pytest.raises(UserError, match=r"sampling.node.disk: 150Gi, but a pod writes up to [0-9]{100}"):
+        node_disks(load_cluster("gke"), load_recipe("nq_mistral_7b", settings))
+
+
 def test_node_disks_of_a_cluster_without_a_job_follow_the_stated_size() -> None:
     assert node_disks(load_cluster("gke")) == {"sampling": {}, "training": {}, "data": {}}
     disks = node_disks(load_cluster("gke", ["model_billions=1"]))

@@ -7,8 +7,11 @@ import pytest
 import yaml
 
 from cluster.entrypoint import make_entrypoint
+from cluster.render import render
 from cluster.sections import READABLE
 from cluster.spec import ClusterSpec, load_cluster
+from cluster.types import Level
+from cluster.validate import check
 from pipelines import command_line
 from pos2distill.errors import UserError
 
@@ -112,6 +115,80 @@ WRONG = [
     ("job.elastic=true", "job.elastic: applies to jobs in a Kueue queue; set queue too, or remove it"),
     ("network.dns=[kube-dns]", "network.dns: expected a network, for example 10.0.0.0/16, got kube-dns"),
     ("network.pod_monitor={release: p}", "network.pod_monitor: set metrics_namespace too, from which Prometheus may"),
+    *(
+        (f"{field}={value}", f"{field}: {message}")
+        for field, value, message in (
+            ("sampling.node.scratch", f"{'9' * 400}Gi", "string should match pattern"),
+            ("sampling.node.memory", "1.0000Gi", "string should match pattern"),
+            ("sampling.node.gpus", "9" * 400, "input should be less than or equal to 1000, got 999"),
+            ("sampling.node.cpus", "1e300", "input should be less than or equal to 10000, got"),
+            ("sampling.node.cpus", "1e-9", "input should be greater than or equal to 0.001, got"),
+            ("sampling.max", "9" * 400, "input should be less than or equal to 100000, got 999"),
+            ("sampling.max", "9" * 5000, "cannot read the value: line 1: a number of more than 1000 characters"),
+            ("training.grace_s", "9" * 400, "input should be less than or equal to 2147483647, got 999"),
+            ("job.deadline_s", "9" * 400, "input should be less than or equal to 2147483647, got 999"),
+            ("pods.user", "9" * 400, "input should be less than or equal to 2147483647, got 999"),
+            ("model_billions", "1e300", "input should be less than or equal to 1000000, got"),
+        )
+    ),
+    (
+        "image=Reg/Proj:1",
+        "image: 'Reg/Proj:1' is no reference of an image; expected REGISTRY/NAME:VERSION, with a lower-case name; did "
+        "you mean 'reg/proj:1'?",
+    ),
+    ("image=registry.example.org:5000/Team/P:V1", "did you mean 'registry.example.org:5000/team/p:V1'?"),
+    ("image=https://registry.example.org/p:1", "'https://registry.example.org/p:1' is no reference of an image"),
+    ("image='a b:1'", "image: 'a b:1' is no reference of an image; expected REGISTRY/NAME:VERSION"),
+    ("image=''", "image: '' is no reference of an image; expected REGISTRY/NAME:VERSION"),
+    ("pods.pull_secrets=[ok, Reg_1]", "pods.pull_secrets: 'Reg_1' is not a valid name; use a to z, 0 to 9, - and dots"),
+    ("pods.pull_secrets=[Reg_1]", "; did you mean 'reg-1'?"),
+    (
+        "pods.priority_class=High",
+        "pods.priority_class: 'High' is not a valid name; use a to z, 0 to 9, - and dots; did",
+    ),
+    ("pods.secrets=[{env: A, secret: a..b, key: c}]", "pods.secrets[0].secret: 'a..b' is not a valid name; use a to z"),
+    ("pods.secrets=[{env: A, secret: a, key: b/c}]", "pods.secrets[0].key: 'b/c' is no key of a Secret; use letters"),
+    ("pods.secrets=[{env: A, secret: a, key: ''}]", "pods.secrets[0].key: '' is no key of a Secret; use letters"),
+    ("pods.annotations={a b: c}", "pods.annotations: 'a b' is not a valid key; use at most 63 letters, digits"),
+    ("pods.service_account_annotations={a b: c}", "pods.service_account_annotations: 'a b' is not a valid key; use at"),
+    ("job.labels={a b: c}", "job.labels: 'a b' is not a valid key; use at most 63 letters, digits"),
+    ("job.labels={a: b c}", "job.labels: 'b c' is not a valid label; use at most 63 letters, digits"),
+    (
+        "network={metrics_namespace: m, pod_monitor: {a b: c}}",
+        "network.pod_monitor: 'a b' is not a valid key; use at most 63 letters, digits",
+    ),
+    ("head.node_selector={a b: c}", "head.node_selector: 'a b' is not a valid key; use at most 63 letters"),
+    ("training.node.instance_type='a b'", "training.node.instance_type: 'a b' is not a valid label; use at most 63"),
+    ("training.node.instance_type=''", "training.node.instance_type: '' is not a valid label; use at most 63"),
+    ("head.tolerations=[{key: a b}]", "head.tolerations[0].key: 'a b' is not a valid key; use at most 63 letters"),
+    ("head.tolerations=[{key: ''}]", "head.tolerations[0].key: '' is not a valid key; use at most 63 letters"),
+    (
+        "head.tolerations=[{key: a, operator: Equal, value: b c}]",
+        "head.tolerations[0].value: 'b c' is not a valid label; use at most 63 letters",
+    ),
+    (
+        "head.tolerations=[{key: a, effect: NoSchedul}]",
+        "head.tolerations[0].effect: input should be 'NoSchedule', 'PreferNoSchedule' or 'NoExecute', got 'NoSchedul'",
+    ),
+    *(
+        (f"training.node.resources={{{resource}}}", f"training.node.resources: {message}")
+        for resource, message in (
+            ("rdma/h c: '1'", "'rdma/h c' is no resource of a device; expected for example rdma/hca"),
+            ("hca: '1'", "'hca' is no resource of a device; expected for example rdma/hca"),
+            ("rdma/hca: '0.5'", "rdma/hca: expected a number of devices, for example '4', got '0.5'"),
+            ("rdma/hca: 2Gi", "rdma/hca: expected a number of devices, for example '4', got '2Gi'"),
+            ("hugepages-2Mi: '4'", "hugepages-2Mi: expected an amount of memory, for example 512Mi, got '4'"),
+            ("nvidia.com/gpu: '4'", "nvidia.com/gpu: set gpus instead"),
+            ("cpu: '4'", "cpu: set cpus instead"),
+        )
+    ),
+    ("network.egress=[]", "network.egress: no rule lets the pods connect to gs://bucket/runs; add for example {cidr:"),
+    ("network.egress=[{cidr: 0.0.0.0/0, protocol: UDP}]", "network.egress: no rule lets the pods connect to gs://"),
+    (
+        "network.egress=[{cidr: 10.0.0.1}]",
+        "network.egress[0].cidr: expected a network, for example 10.0.0.0/16, got 10",
+    ),
+    ("network.dns=[10.0.0.0/255.0.0.0]", "network.dns: expected a network, for example 10.0.0.0/16, got 10.0.0.0/255"),
     ("ray_version=newest", "ray_version: expected a full version, for example 2.60.0, got newest"),
     ("sampling.min=3", "sampling.min: 3 is more than max, 2"),
     ("training.max=0", "training.max: input should be greater than or equal to 1, got 0"),
@@ -168,7 +245,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("override", "message"), WRONG)
+@pytest.mark.parametrize(("override", "message"), WRONG, ids=lambda text: text[:60])
 def test_load_cluster_refuses_a_wrong_spec_in_one_line(
     load: Callable[..., ClusterSpec], override: str, message: str
 ) -> None:
@@ -176,9 +253,45 @@ def test_load_cluster_refuses_a_wrong_spec_in_one_line(
         load(override)
     error = str(caught.value)
     assert message in error
-    assert error.startswith(("command line: ", "/"))
+    assert error.startswith(("command line: ", "/", f"{override.partition('=')[0]}: cannot read the value: "))
     assert "\n" not in error
     assert WORD not in error
+
+
+@pytest.mark.parametrize("override", ['ray_version="2.60.0\\n"', 'pods.env={"A\\n": b}', 'name="a\\n"'])
+def test_load_cluster_refuses_a_line_break_behind_a_valid_value(
+    load: Callable[..., ClusterSpec], override: str
+) -> None:
+    with pytest.raises(UserError, match=r"(expected a full version|is not a valid name|should match pattern)"):
+        load(override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "image=localhost:5000/team/pos2distill:v0.1_2",
+        "image=pos2distill:0.1.0",
+        f"image=ghcr.io/me/my__project@sha256:{'0a' * 32}",
+        f"image=ghcr.io/me/my-project:1@sha256:{'0a' * 32}",
+        "pods.pull_secrets=[registry.example.org, a1]",
+        "pods.priority_class=system-node-critical",
+        "pods.secrets=[{env: A, secret: a.b, key: .dockerconfigjson}]",
+        "pods.annotations={K8s.io/x: 'any {text}', plain: ''}",
+        "job.labels={kai.scheduler/queue: ''}",
+        "training.node.resources={rdma/hca: '8', hugepages-2Mi: 512Mi}",
+        "head.tolerations=[{key: example.org/team, operator: Equal, value: ''}]",
+        "network.egress=[{cidr: 'fd00::/8'}]",
+    ],
+)
+def test_load_cluster_accepts_every_valid_name(load: Callable[..., ClusterSpec], override: str) -> None:
+    manifests = render(load(override))
+    assert [finding for finding in check(manifests) if finding.level is Level.ERROR] == []
+
+
+def test_make_entrypoint_accepts_a_model_that_a_cache_may_hold(load: Callable[..., ClusterSpec]) -> None:
+    volume = "pods={volumes: [{claim: m, mount: /models}], model_cache: /models/hub}"
+    spec = load("storage={url: /mnt/storage/runs, claim: c}", "network.egress=[]", volume, "sampling.max=6")
+    assert make_entrypoint(spec, "nq_mistral_7b", ["data.path=/mnt/storage/x"])
 
 
 def test_load_cluster_suggests_the_nearest_name() -> None:
@@ -260,6 +373,36 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         ),
         (
             "quickstart",
+            ["runtime.samplers={max: 1, gpus: 1}", "runtime.teachers={max: 1, gpus: 1}"],
+            "quickstart: runtime.trainers.gpus: 0, but the nodes have GPUs, which samplers use; set 1",
+        ),
+        (
+            "quickstart",
+            ["runtime.trainers.gpus=1", "runtime.teachers={max: 1, gpus: 1}"],
+            "quickstart: runtime.samplers.gpus: 0, but the nodes have GPUs, which trainers use; set 1",
+        ),
+        (
+            "quickstart",
+            ["runtime.trainers.gpus=1", "runtime.samplers.gpus=1", "method.teacher=cached"],
+            "quickstart: runtime.teachers.gpus: 0, but the nodes have GPUs, which trainers use; set 1",
+        ),
+        (
+            "quickstart",
+            ["model.engine=vllm"],
+            "quickstart: runtime.samplers.gpus: 0, but vLLM of the image for GPUs needs one; set 1",
+        ),
+        (
+            "nq_mistral_7b",
+            ["spec.storage={url: /mnt/storage/runs, claim: c}", "spec.network.egress=[]", "data.path=/mnt/storage/x"],
+            "nq_mistral_7b: model.path: mistralai/Mistral-7B-Instruct-v0.3 would be downloaded, but no rule of network",
+        ),
+        (
+            "quickstart",
+            ["spec.storage={url: /mnt/storage/runs, claim: c}", "spec.network.egress=[]", "data.path=https://host/x"],
+            "quickstart: data.path: https://host/x: no rule of network.egress lets the pods connect to it; add for",
+        ),
+        (
+            "quickstart",
             [f"data.path={CHECKOUT}/examples/toy/data.jsonl.gz"],
             "does not exist in the pods; set a URL, or a path relative to the project",
         ),
@@ -292,3 +435,35 @@ def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert WORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"runtime.samplers.max={'9' * 400}"], "only 2 fit on the nodes of sampling"),
+        ([f"runtime.samplers={{max: {'9' * 400}, cpus: 1.0e-300}}"], "runtime.samplers.max: 999"),
+        (["runtime.samplers.cpus=5.0e-324"], None),
+        ([f"runtime.samplers={{max: {'9' * 400}, cpus: 0}}"], None),
+    ],
+    ids=range(4),
+)
+def test_make_entrypoint_compares_pools_of_any_size(
+    load: Callable[..., ClusterSpec], overrides: list[str], message: str | None
+) -> None:
+    spec = load("sampling.node.cpus=1")
+    if message is None:
+        assert make_entrypoint(spec, "quickstart", overrides)
+    else:
+        with pytest.raises(UserError, match=message):
+            make_entrypoint(spec, "quickstart", overrides)
+
+
+def test_make_entrypoint_divides_as_decimals() -> None:
+    """In floating point, 0.3 / 0.1 is less than 3, and 10 * 0.1 in fractions is more than 1."""
+    for cpus, samplers in ((0.3, 3), (1, 10)):
+        spec = load_cluster("kind", [f"sampling.node.cpus={cpus}", "training.node.cpus=2"])
+        pools = [f"runtime.samplers={{max: {samplers}, cpus: 0.1, threads: 1}}", "runtime.teachers.cpus=0"]
+        assert make_entrypoint(spec, "quickstart", pools)
+        pools[0] = f"runtime.samplers={{max: {samplers + 1}, cpus: 0.1, threads: 1}}"
+        with pytest.raises(UserError, match=f"{samplers + 1}, but only {samplers} fit"):
+            make_entrypoint(spec, "quickstart", pools)

@@ -303,11 +303,11 @@ def test_run_cluster_validate_needs_a_server_that_answers(
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("spec.pods.env={RAY_REDIS_ADDRESS: 'r:6379'}", "RAY_REDIS_ADDRESS requires gcsFaultToleranceOptions; remove"),
-        ("spec.pods.env={REDIS_USERNAME: me}", "REDIS_USERNAME is not supported here; use gcsFaultToleranceOptions"),
+        ("spec.pods.env={RAY_REDIS_ADDRESS: 'r:6379'}", "pods.env: RAY_REDIS_ADDRESS is set automatically; remove it"),
+        ("spec.pods.env={REDIS_USERNAME: me}", "pods.env: REDIS_USERNAME is set automatically; remove it"),
         (
             "spec.head.node_selector={pool: a b}",
-            "nodeSelector.pool: 'a b' is not a valid label; use at most 63",
+            "head.node_selector: 'a b' is not a valid label; use at most 63",
         ),
         (
             "spec.training.node.gpus=16",
@@ -327,9 +327,76 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            [
+                "gke",
+                "nq_mistral_7b",
+                "data.path=gs://b/x",
+                "runtime.trainers.workers=8",
+                "spec.training.node.disk=null",
+            ],
+            "training.node.disk: not set, so it is not checked whether the machines hold the 159Gi that a pod writes "
+            "(model, trained model, checkpoint); set what `kubectl describe node` shows as Allocatable",
+        ),
+        (
+            ["gke", "spec.model_billions=7", "spec.sampling.node.disk=null"],
+            "sampling.node.disk: not set, so it is not checked whether the machines hold the 77Gi that a pod",
+        ),
+        (
+            ["gke", "spec.storage.url=s3://b/runs"],
+            "pods.secrets: machines of platform gke have no rights for s3://, and no variable names credentials; set "
+            "AWS_ACCESS_KEY_ID",
+        ),
+        (
+            [
+                "eks",
+                "quickstart",
+                "runtime.storage=gs://b/runs",
+                "spec.training.node={gpus: 0, cpus: 8, memory: 64Gi, disk: 100Gi}",
+                "spec.sampling.node={gpus: 0, cpus: 8, memory: 64Gi, disk: 100Gi}",
+            ],
+            "pods.secrets: machines of platform karpenter have no rights for gs://, and no variable names credentials",
+        ),
+        (
+            ["gke", "quickstart"],
+            "training.node.gpus: quickstart uses no GPU of these machines; use machines without GPUs",
+        ),
+    ],
+)
+def test_run_cluster_render_warns_of_what_only_the_cluster_can_tell(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", "render", *words]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"warning: {words[0]}: {message}")
+    assert printed.err.count("\n") == 1
+    assert "kind: Ray" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [(preset, []) for preset in ("gke", "eks", "onprem", "kind")]
+    + [
+        ("gke", ["spec.storage.url=s3://b/runs", "spec.pods.secrets=[{env: AWS_ACCESS_KEY_ID, secret: s, key: k}]"]),
+        ("gke", ["spec.model_billions=7"]),
+        ("onprem", ["spec.model_billions=7"]),
+        ("kind", ["quickstart"]),
+    ],
+)
+def test_run_cluster_render_of_a_preset_warns_of_nothing(
+    preset: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", "render", preset, *words]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("apiVersion: v1\nkind: A\non: 1\n", "line 3: the key 'on' is not a string; put it in quotes"),
+        (f"kind: A\nspec: 0x{'f' * 5000}\n", "line 2: a number of more than 1000 characters"),
         ("kind: A\nkind: B\n", "line 2: the key 'kind' appears twice; remove one"),
         ("kind: A\n---\n[]\n", "document 2 is not a manifest; expected apiVersion, kind, metadata and spec"),
         (
@@ -338,6 +405,7 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
         ),
         ("kind: [\n", "not valid YAML: line 2: did not find expected node content"),
     ],
+    ids=lambda text: text[:60],
 )
 def test_run_cluster_validate_refuses_a_file_that_it_cannot_read(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

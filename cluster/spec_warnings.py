@@ -1,0 +1,57 @@
+"""What may be wrong with a spec and its recipe although they render: only the cluster or the image can tell."""
+
+from collections.abc import Iterator, Sequence
+
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+
+from .entrypoint import overridden_storage
+from .sizing import disk_of, node_disks
+from .spec import ClusterSpec
+
+# The store whose credentials are not those of a platform's machines, and the variables that name some.
+_OTHER_STORES = {"gke": "s3", "eks": "gs", "karpenter": "gs"}
+_CREDENTIALS = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),
+}
+
+
+def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: Sequence[str] = ()) -> list[str]:
+    """One line for each risk, which begins with the field. The spec and recipe are those that `render` accepts."""
+    recipe = load_recipe(recipe_name, overrides) if recipe_name else None
+    storage = overridden_storage(overrides) or spec.storage.url
+    warnings = [*_unchecked_disks(spec, recipe, storage), *_missing_credentials(spec, storage)]
+    if recipe is not None:
+        warnings += _unused_gpus(spec, recipe)
+    return warnings
+
+
+def _unchecked_disks(spec: ClusterSpec, recipe: Recipe | None, storage: str) -> Iterator[str]:
+    for name, parts in node_disks(spec, recipe, storage).items():
+        node = spec.groups[name].node
+        if parts and node.disk is None:
+            yield (
+                f"{name}.node.disk: not set, so it is not checked whether the machines hold the "
+                f"{disk_of(node.scratch, parts)} that a pod writes ({', '.join(parts)}); set what `kubectl describe "
+                f"node` shows as Allocatable"
+            )
+
+
+def _missing_credentials(spec: ClusterSpec, storage: str) -> Iterator[str]:
+    scheme = storage.partition("://")[0]
+    if _OTHER_STORES.get(spec.platform) != scheme:
+        return
+    variables = {*spec.pods.env, *(secret.env for secret in spec.pods.secrets)}
+    if not variables.intersection(_CREDENTIALS[scheme]):
+        yield (
+            f"pods.secrets: machines of platform {spec.platform} have no rights for {scheme}://, and no variable names "
+            f"credentials; set {_CREDENTIALS[scheme][0]}"
+        )
+
+
+def _unused_gpus(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
+    runtime = recipe.runtime
+    pools = (runtime.samplers, runtime.teachers, runtime.trainers)
+    if spec.training.node.gpus and not any(pool.gpus for pool in pools):
+        yield f"training.node.gpus: {recipe.name} uses no GPU of these machines; use machines without GPUs"
