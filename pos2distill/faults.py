@@ -25,6 +25,8 @@ _FIXES = {
     errno.ELOOP: "; a symbolic link leads back to itself",
     errno.EMFILE: "; raise the limit on open files (`ulimit -n`)",
     errno.ENFILE: "; raise the limit on open files (`ulimit -n`)",
+    errno.EBUSY: "; the storage is overloaded or down",
+    errno.EREMOTEIO: "; the storage is overloaded or down",
     errno.EIO: "; check the disk or its mount",
     errno.ESTALE: "; mount the network file system again",
 }
@@ -92,10 +94,21 @@ def fix(error: BaseException) -> str:
     return ""
 
 
+def will_not_pass(error: BaseException) -> bool:
+    """Whether another try would end in the same way: nothing is there, or the rights are missing."""
+    name = type(error).__name__
+    if isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+        return True
+    refused = getattr(error, "code", None) in (401, 403, 404)  # gcsfs 2026.10
+    return refused or "Credential" in name or "Token" in name
+
+
 def describe(error: BaseException) -> str | None:
     """The line for an error that nobody closer to its cause has described, or None if it is a bug."""
     if not is_fault(error) and not disk_is_full(error):
         return None
-    filename = getattr(error, "filename", None)
-    name = filename or type(error).__name__
+    name = getattr(error, "filename", None) or type(error).__name__
+    # As s3fs 2026.9 raises what an S3 answers: without the name of the object.
+    if name == "OSError":
+        name = "a storage"
     return f"{name}: {reason(error)}{fix(error)}; POS2DISTILL_DEBUG=1 shows the traceback"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import fsspec
 
 from pos2distill.errors import TransientError, UserError
-from pos2distill.faults import fix, is_fault, reason, where
+from pos2distill.faults import fix, is_fault, reason, where, will_not_pass
 
 _CONNECT_SECONDS = 10.0
 
@@ -54,7 +54,7 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
         cause = why_not_found(error) or error
         if not is_fault(cause):
             raise
-        kind = UserError if _will_not_pass(cause) else TransientError
+        kind = UserError if will_not_pass(cause) else TransientError
         raise kind(f"{url}: cannot be used ({reason(cause)}{where(cause, url)}) ({setting}){fix(cause)}") from None
 
 
@@ -64,15 +64,6 @@ def why_not_found(error: BaseException) -> BaseException | None:
     if not isinstance(error, FileNotFoundError) or cause is None or isinstance(cause, FileNotFoundError):
         return None
     return cause if is_fault(cause) else None
-
-
-def _will_not_pass(error: BaseException) -> bool:
-    """Whether another try would end in the same way: nothing is there, or the rights are missing."""
-    name = type(error).__name__
-    if isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
-        return True
-    refused = getattr(error, "code", None) in (401, 403, 404)  # gcsfs 2026.10
-    return refused or "Credential" in name or "Token" in name
 
 
 def _endpoint(url: str) -> tuple[str, int] | None:

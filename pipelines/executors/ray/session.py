@@ -45,7 +45,7 @@ def ray_session() -> Iterator[None]:
             raise TransientError(f"{corrupt_part}; run the same command again to continue") from None
         fault = find_fault(error)
         if fault is not None:
-            raise UserError(fault) from error
+            raise fault from error
         raise
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs
 import ray
 import ray.train
 import ray.train.torch
@@ -24,7 +23,6 @@ from ray.train.v2.api.report_config import CheckpointUploadMode
 
 from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
-from pos2distill.store.artifacts import Artifact
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import STATE_FOLDER, TrainingJob
 
@@ -34,6 +32,7 @@ from .errors import find_user_error
 from .preemption import PreemptionNotice
 from .progress import RayTracker
 from .session import stream_options, trainer_arguments
+from .states import arrow_filesystem, remove_unlisted_states
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train
 _POLL_SECONDS = 0.5
@@ -48,6 +47,7 @@ def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcom
     """
     trainers = job.runtime.trainers
     job.checkpoint.fs.makedirs(job.checkpoint.path, exist_ok=True)
+    remove_unlisted_states(job.checkpoint)
     trainer = TorchTrainer(
         _train_function,
         train_loop_config={"job": job, "tracker": tracker},
@@ -117,6 +117,7 @@ class RaySession:
         self.local_rank = context.get_local_rank()
         self.node_rank = context.get_node_rank()
         self.tracker = tracker
+        self.is_local = job.checkpoint.is_local
         # Rounded up, so that one poll of all workers together can fill a global batch.
         self.rows_per_poll = math.ceil(samples_per_batch(job.study) / world)
         self.stop_result: Any = None  # of a call that is under way
@@ -132,7 +133,7 @@ class RaySession:
         if checkpoint is None:
             yield None
             return
-        if isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem):
+        if self.is_local:
             yield Path(checkpoint.path)
             return
         # `Checkpoint.as_directory` (Ray 2.60) leaves its copy on the disk for ever if a worker dies that reads it.
@@ -212,11 +213,3 @@ class ShardReader:
             self.parts.put(None)
         except BaseException as error:  # raised again by `poll`
             self.parts.put(error)
-
-
-def arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem | None:
-    """The artifact's file system as Ray Train takes it, so that both reach the storage in the same way."""
-    # Ray Train opens a plain path itself.
-    if artifact.is_local:
-        return None
-    return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(artifact.fs))

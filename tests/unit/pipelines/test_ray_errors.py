@@ -1,5 +1,7 @@
+import errno
+
 from pipelines.executors.ray.errors import find_corrupt_part, find_fault, find_user_error
-from pos2distill.errors import CorruptPart, UserError
+from pos2distill.errors import CorruptPart, TransientError, UserError
 
 
 def test_find_user_error_follows_every_kind_of_link() -> None:
@@ -57,9 +59,19 @@ def test_find_fault_follows_what_ray_wrapped_alone() -> None:
     workers = RuntimeError("b")
     workers.worker_failures = {0: ValueError("other"), 1: remote}  # type: ignore[attr-defined]
     for error in (fault, remote, workers):
-        line = find_fault(error)
-        assert line is not None
-        assert line.startswith("/x: Permission denied; check the permissions")
+        found = find_fault(error)
+        assert type(found) is UserError
+        assert str(found).startswith("/x: Permission denied; check the permissions")
     bug = KeyError("x")
     bug.__context__ = fault  # raised while the fault was handled
     assert find_fault(bug) is None
+
+
+def test_find_fault_tells_what_may_pass() -> None:
+    """As s3fs raises it of a storage that is overloaded: the same command, or a job's next attempt, may succeed."""
+    found = find_fault(OSError(errno.EBUSY, "Service Unavailable"))
+    assert isinstance(found, TransientError)
+    assert str(found) == (
+        "a storage: Service Unavailable; the storage is overloaded or down; POS2DISTILL_DEBUG=1 shows the traceback; "
+        "run the same command again to continue"
+    )

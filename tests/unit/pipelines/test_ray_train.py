@@ -1,3 +1,7 @@
+import errno
+import io
+import json
+import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +13,11 @@ import pytest
 import ray.train
 from ray.train import Checkpoint
 
-from pipelines.executors.ray.train import RaySession, arrow_filesystem
+from pipelines.executors.ray.states import arrow_filesystem, remove_unlisted_states
+from pipelines.executors.ray.train import RaySession
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
+from pos2distill.errors import UserError
 from pos2distill.training.distributed import DistContext
 
 
@@ -25,14 +31,70 @@ def test_arrow_filesystem_wraps_the_artifacts_own(make_recipe: Callable[..., Rec
     assert artifact.fs.cat_file(f"{artifact.path}/note") == b"42"
 
 
-def test_arrow_filesystem_of_a_local_folder_is_none(make_recipe: Callable[..., Recipe]) -> None:
-    assert arrow_filesystem(make_plan(make_recipe()).distill.artifact) is None
+def test_arrow_filesystem_writes_local_files_whole_or_not_at_all(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = make_plan(make_recipe()).distill.artifact
+    filesystem = arrow_filesystem(artifact)
+    filesystem.create_dir(artifact.path)
+    path = f"{artifact.path}/list.json"
+
+    def write(data: bytes) -> None:
+        with filesystem.open_output_stream(path) as file:
+            file.write(data)
+            assert Path(path).exists() == (data != b"first")
+
+    write(b"first")
+    write(b"second" * 1000)
+    assert Path(path).read_bytes() == b"second" * 1000
+    assert filesystem.open_input_stream(path).read() == b"second" * 1000
+    monkeypatch.setattr("pipelines.executors.ray.states.FileIO", FullDisk)
+    with pytest.raises(OSError, match="No space left on device"):
+        write(b"third")
+    assert Path(path).read_bytes() == b"second" * 1000
+    assert [each.name for each in Path(artifact.path).iterdir()] == ["list.json"]
+
+
+class FullDisk(io.FileIO):
+    """A file, the first write to which takes two bytes, and the next one none."""
+
+    def write(self, data: Any) -> int:
+        if self.tell():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data[:2])
+
+
+def test_states_that_are_not_listed_are_removed(make_recipe: Callable[..., Recipe]) -> None:
+    artifact = make_plan(make_recipe()).distill.artifact
+    folder = Path(artifact.path) / "training"
+    remove_unlisted_states(artifact)  # of a new run there is nothing
+    for name in ("checkpoint_1", "checkpoint_2", "checkpoint_3"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "state").write_text("state")
+    (folder / "checkpoint_manager_snapshot.json").write_text(
+        json.dumps({"checkpoint_results": [{"checkpoint_dir_name": "checkpoint_2"}]})
+    )
+    remove_unlisted_states(artifact)
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_2", "checkpoint_manager_snapshot.json"]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"checkpoint_results": [{}]}'])
+def test_a_corrupt_list_of_states_is_named(make_recipe: Callable[..., Recipe], content: str) -> None:
+    artifact = make_plan(make_recipe()).distill.artifact
+    folder = Path(artifact.path) / "training"
+    (folder / "checkpoint_1").mkdir(parents=True)
+    (folder / "checkpoint_manager_snapshot.json").write_text(content)
+    with pytest.raises(
+        UserError, match=r"checkpoint_manager_snapshot.json: corrupt; remove .*/training to train again"
+    ):
+        remove_unlisted_states(artifact)
+    assert (folder / "checkpoint_1").exists()
 
 
 @pytest.fixture
 def session() -> RaySession:
     made = object.__new__(RaySession)  # the constructor asks Ray Train for the worker's rank
-    made.dist, made.local_rank, made.node_rank = DistContext(), 0, 0
+    made.dist, made.local_rank, made.node_rank, made.is_local = DistContext(), 0, 0, False
     return made
 
 
@@ -57,6 +119,7 @@ def test_last_checkpoint_of_a_mounted_storage_is_read_in_place(
     stored = tmp_path / "stored"
     stored.mkdir()
     monkeypatch.setattr(ray.train, "get_checkpoint", lambda: Checkpoint.from_directory(stored))
+    session.is_local = True
     scratch = tmp_path / "scratch"
     with session.last_checkpoint(scratch) as folder:
         assert folder == stored

@@ -1,0 +1,109 @@
+"""The storage of Ray Train: training states, and its list of them (`checkpoint_manager_snapshot.json`).
+
+Ray Train 2.60 uploads a state, then writes the list, then removes older states. A run resumes from the list's last one.
+"""
+
+import json
+import os
+from io import FileIO
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+
+from pos2distill.errors import UserError
+from pos2distill.store.artifacts import Artifact
+from pos2distill.training.job import STATE_FOLDER
+from pos2distill.urls import storage_errors
+
+_LIST = "checkpoint_manager_snapshot.json"
+_STATES = "checkpoint_"  # how the names of states begin
+
+
+def arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem:
+    """The artifact's file system as Ray Train takes it, so that both reach the storage in the same way."""
+    handler = _WholeFiles if artifact.is_local else pyarrow.fs.FSSpecHandler
+    return pyarrow.fs.PyFileSystem(handler(artifact.fs))
+
+
+def remove_unlisted_states(checkpoint: Artifact) -> None:
+    """Remove states whose upload was cut off: they would fill the disk, and nothing reads them.
+
+    Raises:
+        UserError: if the list is corrupt, with what to do.
+    """
+    folder = f"{checkpoint.path}/{STATE_FOLDER}"
+    with storage_errors(checkpoint.url, "runtime.storage"):
+        states = [str(path) for path in checkpoint.fs.glob(f"{folder}/{_STATES}*")]
+        listed = _listed_states(checkpoint) if checkpoint.fs.exists(f"{folder}/{_LIST}") else set()
+        for path in states:
+            if path.rstrip("/").rpartition("/")[2] not in {_LIST, *listed}:
+                checkpoint.fs.rm(path, recursive=True)
+
+
+def _listed_states(checkpoint: Artifact) -> set[str]:
+    try:
+        content = json.loads(checkpoint.fs.cat_file(f"{checkpoint.path}/{STATE_FOLDER}/{_LIST}"))
+        return {str(state["checkpoint_dir_name"]) for state in content["checkpoint_results"]}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{checkpoint.url}/{STATE_FOLDER}/{_LIST}: corrupt; remove {checkpoint.url}/{STATE_FOLDER} to train again "
+            f"from the samples"
+        ) from None
+
+
+class _WholeFiles(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
+    """Local files that appear whole or not at all.
+
+    Ray Train 2.60 writes its list in place: on a full disk, or if it is killed, an empty list would be left, with which
+    no run could continue.
+    """
+
+    def open_output_stream(self, path: str, _metadata: object) -> pa.PythonFile:
+        """As pyarrow calls it."""
+        return pa.PythonFile(_WholeFile(path), mode="w")
+
+
+class _WholeFile:
+    """A file that is written beside its path, and takes its place when it is closed without an error."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.partial = f"{path}.partial"
+        # Without a buffer, so that a disk is full while something is written, not when the file is closed.
+        self.file = FileIO(self.partial, "wb")
+        self.failed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self.file.closed
+
+    def write(self, data: Any) -> int:
+        """Write all of it."""
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        try:
+            while rest:
+                rest = rest[self.file.write(rest) :]
+        except OSError:
+            self.failed = True
+            raise
+        return size
+
+    def tell(self) -> int:
+        """The number of bytes so far."""
+        return self.file.tell()
+
+    def flush(self) -> None:
+        """Nothing waits in a buffer."""
+
+    def close(self) -> None:
+        """Put the file into its place, unless a part of it could not be written."""
+        if self.file.closed:
+            return
+        self.file.close()
+        if self.failed:
+            os.unlink(self.partial)
+        else:
+            os.replace(self.partial, self.path)
