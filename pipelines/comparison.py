@@ -1,36 +1,34 @@
 """Several finished studies side by side: their curves, and paired differences where they asked the same prompts."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pyarrow.compute as pc
 
 from pos2distill.config.study import EvaluationSection
 from pos2distill.errors import UserError
-from pos2distill.evaluation.scores import Grid, format_slots, paired_difference, to_curve, to_grid
-from pos2distill.store.artifacts import Artifact
+from pos2distill.evaluation.scores import Curve, Grid, format_slots, paired_difference, to_curve, to_grid
 
 from .lm_eval import find_sample_logs, read_sample_logs
-from .results import read_summaries, read_summary
-from .stages.evaluate import PREDICTIONS
+from .results import is_study_summary, read_reports, read_study_summary, to_study_summary
 
 
 def list_runs(folder: str) -> list[dict[str, Any]]:
     """One entry for every report in a folder of runs, or in one run's storage."""
     runs = []
-    for path, summary in read_summaries(folder).items():
-        entry = {"report": path, "name": summary["name"]}
+    for report, summary in read_reports(folder).items():
+        entry = {"report": report, "name": summary["name"]}
         # The report of a sweep has no single curve, one of an earlier version no date.
-        if "base" in summary and "made_with" in summary:
+        if is_study_summary(summary):
+            study = to_study_summary(report, summary)
+            base, distilled = study.curves["base"], study.curves["distilled"]
             entry |= {
-                "fingerprint": summary["fingerprint"],
-                "date": summary["made_with"].get("date", ""),
-                "method": summary["method"],
-                "model": summary["settings"]["model"]["path"],
-                "dataset": summary["dataset"],
-                "mean": [summary["base"]["mean"], summary["distilled"]["mean"]],
-                "gap": [summary["base"]["gap"], summary["distilled"]["gap"]],
+                "fingerprint": study.fingerprint,
+                "date": study.date,
+                "method": study.method,
+                "model": study.model,
+                "dataset": study.dataset,
+                "mean": [base.mean, distilled.mean],
+                "gap": [base.gap, distilled.gap],
             }
         runs.append(entry)
     return runs
@@ -44,7 +42,7 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
     Returns: `runs`, in order: report, name, method, positions, accuracy, interval, mean and GAP of each; the base model
     of the first one comes before it. `differences`: of all but the first, paired, or null where prompts differ.
     Raises:
-        UserError: if a run has neither a report nor such answers.
+        UserError: if a run has neither a report nor such answers, or its report is corrupt.
     """
     entries: list[dict[str, Any]] = []
     grids: list[Grid] = []
@@ -55,36 +53,32 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
             defaults = EvaluationSection()
             bootstrap = bootstrap or {"bootstrap_samples": defaults.bootstrap_samples, "seed": 0}
             grid = _logged_grid(logs, run, entries[0]["documents"] if entries else None)
-            curve = asdict(to_curve(grid, **bootstrap))
+            curve = to_curve(grid, **bootstrap)
             entries.append({"report": run, "name": run, "model": "lm-eval", "method": "lm-eval"} | _curve_values(curve))
             grids.append(grid)
             continue
-        folder, summary = read_summary(run)
-        settings = summary["settings"]["evaluation"]
-        bootstrap = bootstrap or {name: settings[name] for name in ("bootstrap_samples", "seed")}
+        study = read_study_summary(run)
+        bootstrap = bootstrap or study.bootstrap
         for model in ("distilled",) if entries else ("base", "distilled"):
-            curve = summary[model]
-            method = summary["method"] if model == "distilled" else "none"
-            entry = {"report": folder, "name": summary["name"], "model": model, "method": method}
+            curve = study.curves[model]
+            method = study.method if model == "distilled" else "none"
+            entry = {"report": study.report, "name": study.name, "model": model, "method": method}
             entries.append(entry | _curve_values(curve))
-            name, _, fingerprint = summary["artifacts"][model].rpartition("-")
-            artifact = Artifact(folder.rpartition("/")[0], name, fingerprint)
-            grids.append(to_grid(artifact.read_table(PREDICTIONS), curve["documents"]))
+            grids.append(to_grid(study.read_predictions(model), curve.documents))
     differences = [_difference(grids[0], grid, bootstrap) for grid in grids[1:]]
     return {"runs": entries, "differences": differences}
 
 
-def _curve_values(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values of a report's curve, or of a `Curve`, that are compared."""
-    slots = [slot if isinstance(slot, int) else tuple(slot) for slot in curve["slots"]]
+def _curve_values(curve: Curve) -> dict[str, Any]:
+    """Those values of a curve that are compared."""
     return {
-        "documents": curve["documents"],
-        "questions": curve["examples"],
-        "positions": [format_slots(slot) for slot in slots],
-        "accuracy": curve["accuracy_by_slot"],
-        "accuracy_ci95": curve["accuracy_ci95"],
-        "mean": curve["mean"],
-        "gap": curve["gap"],
+        "documents": curve.documents,
+        "questions": curve.examples,
+        "positions": [format_slots(slot) for slot in curve.slots],
+        "accuracy": list(curve.accuracy_by_slot),
+        "accuracy_ci95": [list(interval) for interval in curve.accuracy_ci95],
+        "mean": curve.mean,
+        "gap": curve.gap,
     }
 
 
