@@ -87,9 +87,10 @@ def run_browsing(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from .inspection import Selection, inspect, require_outcome
+    from .inspection import Selection, inspect, require_limit, require_outcome
 
     require_outcome(options.outcome)
+    require_limit(options.limit)
     selection = Selection(options.example, options.position, options.outcome, options.limit or None)
     count = 0
     for row in inspect(options.run, selection, samples=options.samples, prompts=options.prompts):

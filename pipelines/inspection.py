@@ -237,6 +237,12 @@ class _PromptText:
         return prompt if isinstance(prompt, str) else str(self.tokenizer.decode(prompt))
 
 
+def require_limit(limit: int) -> None:
+    """Refuse a number of questions that cannot be shown."""
+    if limit < 0:
+        raise UserError(f"--limit: {limit}: expected 1 or more, or 0 for all")
+
+
 def require_outcome(name: str | None) -> None:
     """Refuse an outcome that no answer can have."""
     if name is not None and name not in OUTCOMES:

@@ -125,10 +125,12 @@ def read_reports(folder: str) -> dict[str, dict[str, Any]]:
     """The reports in a run's storage, or of all runs in a folder: `summary.json` by the report's folder.
 
     Raises:
-        UserError: if one of them is corrupt.
+        UserError: if there is no such folder, or a report is corrupt.
     """
     with storage_errors(folder, "FOLDER"):
         fs, root = open_url(folder.rstrip("/"), "FOLDER")
+        if not fs.isdir(root):
+            raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
         pattern = (
             f"{root}/report*/summary.json" if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*/report*/summary.json"
         )

@@ -115,6 +115,7 @@ def test_inspect_of_the_base_model_alone_has_no_answer_after(recipe: Recipe, com
     ("words", "message"),
     [
         (["--outcome", "gone"], "--outcome: gone: expected one of right, wrong, gained, "),
+        (["--limit", "-1"], "--limit: -1: expected 1 or more, or 0 for all"),
         (["--limit", "1"], "is neither the storage of a run nor one of its artifacts"),
     ],
 )
@@ -142,6 +143,15 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     lines = command("compare", recipe.storage)
     assert lines[0].startswith(f"[0] {recipe.storage}/report: base model, 4 documents, 4 questions")
     assert lines[-1].startswith("[1] - [0]: mean ")
+
+
+def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "typo", tmp_path / "file"):
+        assert command("runs", str(path), code=2) == [
+            f"error: {path}: no such folder; expected a folder of runs, or the storage of one run"
+        ]
+    assert command("runs", str(tmp_path)) == [f"{tmp_path}: no report"]
 
 
 def test_compare_without_a_report_is_refused(tmp_path: Path, command: Command) -> None:
