@@ -162,7 +162,7 @@ class Artifact:
         """
         # Opened as a file: of a folder, pyarrow 23 would read the files that are in it.
         with self.reading(name), self.fs.open(f"{self.path}/{name}") as file:
-            return pq.read_table(file, columns=columns)
+            return pq.read_table(file, columns=columns, page_checksum_verification=True)
 
     def read_json(self, name: str, *keys: str) -> dict[str, Any]:
         """Read one JSON file of the artifact: an object with at least these keys.

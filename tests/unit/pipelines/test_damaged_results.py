@@ -102,6 +102,7 @@ CASES: list[tuple[str, Damage, list[str], str]] = [
     ("checkpoint-*/steps", _remove, ["study"], f"steps: missing; delete DIR {AGAIN}"),
     ("checkpoint-*/steps", _remove, ["report"], f"steps: missing; delete DIR {AGAIN}"),
     ("checkpoint-*/steps/*.jsonl", _garble, ["report"], f"steps: corrupt; delete DIR {AGAIN}"),
+    ("checkpoint-*/steps/*.jsonl", _to_object, ["report"], f"steps: corrupt; delete DIR {AGAIN}"),
     (
         "examples-*/train.parquet",
         _remove,
