@@ -12,10 +12,11 @@ _INSPECT = """Single questions of a run: answers before and after at every posit
 
 RUN is the storage of a run (runs/quickstart), or one of its folders distilled-scores-…, base-scores-…, samples-….
 """
-_EXPORT = """The questions of a run as tasks of lm-evaluation-harness: one for each position, and a group.
+_EXPORT = """The questions of a run as tasks of lm-evaluation-harness: one for each position, and a group for each
+prompt length.
 
   export runs/quickstart tasks
-  lm_eval --include_path tasks --tasks pos2distill_quickstart --model hf --model_args pretrained=MODEL \\
+  lm_eval --include_path tasks --tasks pos2distill_quickstart_30_documents --model hf --model_args pretrained=MODEL \\
     --log_samples --output_path answers
   compare runs/quickstart answers
 
@@ -178,12 +179,14 @@ def _compare(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     from .lm_eval import export_tasks
 
-    group, tasks = export_tasks(options.run, options.folder)
+    groups = export_tasks(options.run, options.folder)
     if options.json:
-        print(json.dumps({"group": group, "tasks": tasks}))
+        print(json.dumps({"groups": groups}))
         return
-    print(f"{options.folder}: {len(tasks)} tasks, group {group}")
-    print(f"lm_eval --include_path {options.folder} --tasks {group} --model hf --model_args pretrained=MODEL")
+    for group, tasks in groups.items():
+        print(f"{options.folder}: group {group}, {len(tasks)} tasks")
+    names = ",".join(groups)
+    print(f"lm_eval --include_path {options.folder} --tasks {names} --model hf --model_args pretrained=MODEL")
     print(f"with --log_samples --output_path ANSWERS, `compare {options.run} ANSWERS` shows the difference")
 
 

@@ -98,7 +98,7 @@ def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
         return to_grid(table, documents)
     except ValueError:
         raise UserError(
-            f"{folder}: expected an answer to each question at every position; run all tasks of the exported group"
+            f"{folder}: expected an answer to each question at every position; run all tasks of an exported group"
         ) from None
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from pipelines import command_line
 from pipelines.api import _to_checkpoint
-from pipelines.commands import run_sample, run_study
+from pipelines.commands import run_evaluate, run_sample, run_study
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
 from pos2distill.config import Recipe
@@ -206,13 +206,12 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
 def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     (line,) = command("export", recipe.storage, str(folder), "--json")
-    written = json.loads(line)
-    group = written["group"]
-    assert group == "pos2distill_" + re.sub(r"\W+", "_", Path(recipe.storage).name)
-    assert written["tasks"] == [f"{group}_4_documents_position_{position}" for position in (1, 2, 3, 4)]
-    assert yaml.safe_load((folder / f"{group}.yaml").read_text())["task"] == written["tasks"]
+    ((group, tasks),) = json.loads(line)["groups"].items()
+    assert group == "pos2distill_" + re.sub(r"\W+", "_", Path(recipe.storage).name) + "_4_documents"
+    assert tasks == [f"{group}_position_{position}" for position in (1, 2, 3, 4)]
+    assert yaml.safe_load((folder / f"{group}.yaml").read_text())["task"] == tasks
     rows = [json.loads(row) for row in command("inspect", recipe.storage, "--prompts", "--limit", "0", "--json")]
-    for position, task in enumerate(written["tasks"], start=1):
+    for position, task in enumerate(tasks, start=1):
         text = (folder / f"{task}.yaml").read_text()
         assert text.endswith("process_results: !function scoring.process_results\n")
         settings = yaml.safe_load(text.replace("!function ", ""))
@@ -226,7 +225,34 @@ def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command
     assert scoring["process_results"](doc, ["It is paris.\nNo."]) == {"accuracy": 1.0, "f1": pytest.approx(0.5)}
     assert scoring["process_results"](doc, ["Rome"]) == {"accuracy": 0.0, "f1": 0.0}
     shown = command("export", recipe.storage, str(tmp_path / "again"))
-    assert shown[0] == f"{tmp_path / 'again'}: 4 tasks, group {group}"
+    assert shown[0] == f"{tmp_path / 'again'}: group {group}, 4 tasks"
+    assert shown[1].startswith(f"lm_eval --include_path {tmp_path / 'again'} --tasks {group} --model hf ")
+
+
+def test_export_writes_a_group_for_each_prompt_length(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """The mean of each, as lm-eval takes it, is the one that `evaluate` shows for this length."""
+    storage = tmp_path / "storage"
+    shutil.copytree(recipe.storage, storage)
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    words = [f"runtime.storage={storage}", "evaluation.other_documents=[3]", "evaluation.other_slots=all"]
+    evaluation = run_evaluate(load_recipe(path, words))[-1]
+    command("runs", str(storage))  # reads what the evaluation has printed
+    (line,) = command("export", str(storage), str(tmp_path / "tasks"), "--json")
+    groups = json.loads(line)["groups"]
+    assert list(groups) == [f"pos2distill_storage_{documents}_documents" for documents in (3, 4)]
+    rows = [json.loads(row) for row in command("inspect", str(storage), "--limit", "0", "--json")]
+    right = {(row["example_id"], row["documents"], row["position"]): row["after"]["right"] for row in rows}
+    for (group, tasks), curve in zip(groups.items(), reversed(evaluation.curves), strict=True):
+        settings = yaml.safe_load((tmp_path / "tasks" / f"{group}.yaml").read_text())
+        assert settings["task"] == tasks
+        assert [metric["weight_by_size"] for metric in settings["aggregate_metric_list"]] == [True, True]
+        docs = []
+        for task in tasks:
+            lines = (tmp_path / "tasks" / f"{task}.jsonl").read_text().splitlines()
+            docs += [json.loads(line) for line in lines]
+        scores = [right[doc["id"], doc["documents"], doc["position"]] for doc in docs]
+        assert sum(scores) / len(scores) == pytest.approx(curve.mean)
+        assert {doc["documents"] for doc in docs} == {curve.documents}
 
 
 def write_logs(tasks: Path, output: Path, scores: dict[tuple[str, str], bool], date: str) -> None:
@@ -275,7 +301,7 @@ def test_compare_refuses_other_logs(recipe: Recipe, command: Command, tmp_path: 
     log, *others = sorted((answers / "one").iterdir())
     log.write_text(log.read_text().partition("\n")[2])
     assert command("compare", str(answers / "one"), code=2) == [
-        f"error: {answers / 'one'}: expected an answer to each question at every position; run all tasks of the "
+        f"error: {answers / 'one'}: expected an answer to each question at every position; run all tasks of an "
         f"exported group"
     ]
     for each in (log, *others):
