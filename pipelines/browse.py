@@ -51,9 +51,13 @@ def add_browsing(commands: "argparse._SubParsersAction[Any]") -> None:
     inspect.add_argument("--limit", type=int, default=5, metavar="N", help="questions to show (default 5); 0: all")
     inspect.add_argument("--samples", action="store_true", help="the samples, not the answers of evaluations")
     inspect.add_argument("--prompts", action="store_true", help="the text of each prompt too")
-    runs = commands.add_parser("runs", help="list finished studies: date, method, mean and GAP")
+    runs = commands.add_parser(
+        "runs", help="list finished studies and evaluations: date, method or model, mean and GAP"
+    )
     runs.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs, or one run (default: runs)")
-    compare = commands.add_parser("compare", help="curves of several studies side by side, with paired differences")
+    compare = commands.add_parser(
+        "compare", help="curves of several studies or evaluated models side by side, with paired differences"
+    )
     compare.add_argument(
         "runs",
         metavar="RUN",
@@ -141,14 +145,14 @@ def _runs(options: argparse.Namespace) -> None:
         print(json.dumps(runs, ensure_ascii=False))
         return
     if not runs:
-        print(f"{options.folder}: no report")
+        print(f"{options.folder}: no report and no results of evaluate")
     for run in runs:
         if "mean" not in run:
             print(f"{run['report']}  {run['name']}: a sweep, or of an earlier version")
             continue
-        (before, after), (gap_before, gap_after) = run["mean"], run["gap"]
-        scores = f"mean {before:.3f} to {after:.3f}, GAP {gap_before:.3f} to {gap_after:.3f}"
-        print(f"{run['report']}  {run['date'] or 'date unknown'}  {run['method']} on {run['dataset']}: {scores}")
+        mean, gap = (" to ".join(f"{value:.3f}" for value in run[name]) for name in ("mean", "gap"))
+        what = run["model"] if run["method"] == "none" else run["method"]
+        print(f"{run['report']}  {run['date'] or 'date unknown'}  {what} on {run['dataset']}: mean {mean}, GAP {gap}")
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -160,7 +164,8 @@ def _compare(options: argparse.Namespace) -> None:
         return
     entries = result["runs"]
     for number, entry in enumerate(entries):
-        model = {"base": "base model", "lm-eval": "answers of lm-eval"}.get(entry["model"], entry["method"])
+        names = {"base": f"base model {entry.get('path')}", "lm-eval": "answers of lm-eval"}
+        model = names.get(entry["model"], entry["method"])
         print(f"[{number}] {entry['report']}: {model}, {entry['documents']} documents, {entry['questions']} questions")
     print("\nposition" + "".join(f"{f'[{number}]':>8}" for number in range(len(entries))))
     # A dict, because a set would lose the order.

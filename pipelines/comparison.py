@@ -9,40 +9,45 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Curve, Grid, format_slots, paired_difference, to_curve, to_grid
 
 from .lm_eval import find_sample_logs, read_sample_logs
-from .results import is_study_summary, read_reports, read_study_summary, to_study_summary
+from .results import is_complete, read_run_summary, read_summaries, to_run_summary
 
 
 def list_runs(folder: str) -> list[dict[str, Any]]:
-    """One entry for every report in a folder of runs, or in one run's storage."""
+    """One entry for every report in a folder of runs or in one run's storage, and for every run that has none but was
+    evaluated.
+
+    `mean` and `gap`: of the base model and, if there is one, of the distilled one.
+    """
     runs = []
-    for report, summary in read_reports(folder).items():
-        entry = {"report": report, "name": summary["name"]}
+    for path, content in read_summaries(folder).items():
+        entry = {"report": path, "name": content["name"]}
         # The report of a sweep has no single curve, one of an earlier version no date.
-        if is_study_summary(summary):
-            study = to_study_summary(report, summary)
-            base, distilled = study.curves["base"], study.curves["distilled"]
+        if is_complete(content):
+            summary = to_run_summary(path, content)
             entry |= {
-                "fingerprint": study.fingerprint,
-                "date": study.date,
-                "method": study.method,
-                "model": study.model,
-                "dataset": study.dataset,
-                "mean": [base.mean, distilled.mean],
-                "gap": [base.gap, distilled.gap],
+                "fingerprint": summary.fingerprint,
+                "date": summary.date,
+                "method": summary.method,
+                "model": summary.model,
+                "dataset": summary.dataset,
+                "mean": [curve.mean for curve in summary.curves.values()],
+                "gap": [curve.gap for curve in summary.curves.values()],
             }
         runs.append(entry)
     return runs
 
 
 def compare_runs(runs: list[str]) -> dict[str, Any]:
-    """Curves of distilled models, and the difference of each to the first one.
+    """Curves of models, and the difference of each to the first one.
 
     Args:
-        runs: storages with a report, reports, or folders with lm-evaluation-harness's answers to exported questions.
-    Returns: `runs`, in order: report, name, method, positions, accuracy, interval, mean and GAP of each; the base model
-    of the first one comes before it. `differences`: of all but the first, paired, or null where prompts differ.
+        runs: storages with a report or results of `evaluate`, reports, or folders with lm-evaluation-harness's answers
+            to exported questions.
+    Returns: `runs`, in order: report, name, path of the base model, method, positions, accuracy, interval, mean and GAP
+    of each run's last model; the base model of the first run comes before it. `differences`: of all but the first,
+    paired, or null where prompts differ.
     Raises:
-        UserError: if a run has neither a report nor such answers, or its report is corrupt.
+        UserError: if a run has none of these, or its summary is corrupt.
     """
     entries: list[dict[str, Any]] = []
     grids: list[Grid] = []
@@ -57,14 +62,21 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
             entries.append({"report": run, "name": run, "model": "lm-eval", "method": "lm-eval"} | _curve_values(curve))
             grids.append(grid)
             continue
-        study = read_study_summary(run)
-        bootstrap = bootstrap or study.bootstrap
-        for model in ("distilled",) if entries else ("base", "distilled"):
-            curve = study.curves[model]
-            method = study.method if model == "distilled" else "none"
-            entry = {"report": study.report, "name": study.name, "model": model, "method": method}
+        summary = read_run_summary(run)
+        bootstrap = bootstrap or summary.bootstrap
+        models = list(summary.curves)
+        # Of the first run all models, of the others the last one.
+        for model in models[-1:] if entries else models:
+            curve = summary.curves[model]
+            entry = {
+                "report": summary.folder,
+                "name": summary.name,
+                "model": model,
+                "path": summary.model,
+                "method": summary.method if model == "distilled" else "none",
+            }
             entries.append(entry | _curve_values(curve))
-            grids.append(to_grid(study.read_predictions(model), curve.documents))
+            grids.append(to_grid(summary.read_predictions(model), curve.documents))
     differences = [_difference(grids[0], grid, bootstrap) for grid in grids[1:]]
     return {"runs": entries, "differences": differences}
 

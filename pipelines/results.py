@@ -17,6 +17,8 @@ from pos2distill.urls import open_url, storage_errors
 from .provenance import Provenance, corrupt_provenance, read_provenance
 from .stages.evaluate import PREDICTIONS
 
+_EVALUATION = "evaluation"  # the folder of the results of `evaluate`
+
 
 def list_artifacts(storage: str, names: Sequence[str]) -> list[Artifact]:
     """The finished artifacts of these names in a storage, the newest first; those of unknown date come last.
@@ -94,14 +96,15 @@ def input_artifact(artifact: Artifact, name: str) -> Artifact:
 
 
 @dataclass(frozen=True, slots=True)
-class StudySummary:
-    """What the report of a study says, of what is listed and compared.
+class RunSummary:
+    """What the report of a study, or the results of `evaluate`, say of what is listed and compared.
 
-    report: its folder. models: the curves of the models `base` and `distilled`; artifacts: the folders of their
-    answers. model: the path of the base model. bootstrap: the settings of intervals.
+    folder: of the report or the results. curves: of the models `base` and `distilled`, of which an evaluation may have
+    the first one only; artifacts: the folders of their answers. model: the path of the base model. method: `none` if
+    the base model alone was evaluated. bootstrap: the settings of intervals.
     """
 
-    report: str
+    folder: str
     name: str
     fingerprint: str
     date: str
@@ -115,56 +118,64 @@ class StudySummary:
     def read_predictions(self, model: str) -> pa.Table:
         """The answers of a model."""
         name, _, fingerprint = self.artifacts[model].rpartition("-")
-        return Artifact(self.report.rpartition("/")[0], name, fingerprint).read_table(PREDICTIONS)
+        return Artifact(self.folder.rpartition("/")[0], name, fingerprint).read_table(PREDICTIONS)
 
 
-_STUDY_SUMMARY = pydantic.TypeAdapter(StudySummary)
+_RUN_SUMMARY = pydantic.TypeAdapter(RunSummary)
 
 
-def read_reports(folder: str) -> dict[str, dict[str, Any]]:
-    """The reports in a run's storage, or of all runs in a folder: `summary.json` by the report's folder.
+def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
+    """Content of `summary.json` by its folder: of all reports in a run's storage, or of all runs in a folder.
+
+    Of a run without a report, of the results of `evaluate`.
 
     Raises:
-        UserError: if there is no such folder, or a report is corrupt.
+        UserError: if there is no such folder, or one of the files is corrupt.
     """
     with storage_errors(folder, "FOLDER"):
         fs, root = open_url(folder.rstrip("/"), "FOLDER")
         if not fs.isdir(root):
             raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
-        pattern = (
-            f"{root}/report*/summary.json" if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*/report*/summary.json"
-        )
-        reports = [str(path).rpartition("/")[0] for path in sorted(fs.glob(pattern))]
-        return {report: _read_summary(fs, report) for report in reports}
+        storages = root if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*"
+        reports = [_parent(path) for path in fs.glob(f"{storages}/report*/summary.json")]
+        reported = {_parent(report) for report in reports}
+        evaluations = [_parent(path) for path in fs.glob(f"{storages}/{_EVALUATION}/summary.json")]
+        unreported = [evaluation for evaluation in evaluations if _parent(evaluation) not in reported]
+        return {found: _read_summary(fs, found) for found in sorted(reports + unreported)}
 
 
-def is_study_summary(summary: Mapping[str, Any]) -> bool:
-    """Whether a report is of one study, by a version that recorded what is listed; that of a sweep has no curve."""
-    return all(name in summary for name in ("base", "made_with", "artifacts"))
+def is_complete(summary: Mapping[str, Any]) -> bool:
+    """Whether it is of one study or evaluation, by a version that recorded what is listed; a sweep has no curve."""
+    return "base" in summary and "made_with" in summary and ("artifacts" in summary or _is_evaluation(summary))
 
 
-def read_study_summary(run: str) -> StudySummary:
-    """The report of a run's storage, or the report in a folder.
+def read_run_summary(run: str) -> RunSummary:
+    """The report of a run's storage, or the report in a folder; without a report, the results of `evaluate`.
 
     Raises:
         UserError: if there is none, it is corrupt, or it is that of a sweep.
     """
     with storage_errors(run, "RUN"):
-        for folder in (run.rstrip("/"), f"{run.rstrip('/')}/report"):
+        storage = run.rstrip("/")
+        for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):
             fs, path = open_url(folder, "RUN")
             if not fs.exists(f"{path}/summary.json"):
                 continue
             summary = _read_summary(fs, path)
             if "base" not in summary:
                 raise UserError(f"{run}: is the report of a sweep; expected that of one study")
-            if not is_study_summary(summary):
-                raise UserError(f"{run}: is a report of an earlier version; make it again with `report`")
-            return to_study_summary(folder, summary)
-    raise UserError(f"{run}: holds no report; expected a run's storage or a folder report-FINGERPRINT")
+            if not is_complete(summary):
+                command = _command(folder)
+                kind = "an evaluation" if command == "evaluate" else "a report"
+                raise UserError(f"{run}: is {kind} of an earlier version; make it again with `{command}`")
+            return to_run_summary(folder, summary)
+    raise UserError(
+        f"{run}: holds no report and no results of `evaluate`; expected a run's storage or a folder report-FINGERPRINT"
+    )
 
 
-def to_study_summary(report: str, summary: Mapping[str, Any]) -> StudySummary:
-    """The content of a report's `summary.json`.
+def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
+    """The content of a `summary.json`.
 
     Raises:
         UserError: if values are missing or are no such values.
@@ -172,31 +183,60 @@ def to_study_summary(report: str, summary: Mapping[str, Any]) -> StudySummary:
     try:
         settings = summary["settings"]
         values = {
-            "report": report,
+            "folder": folder,
+            "name": summary["name"],
             "date": summary["made_with"].get("date", ""),
-            "model": settings["model"]["path"],
-            "curves": {model: summary[model] for model in ("base", "distilled")},
             "bootstrap": {name: settings["evaluation"][name] for name in ("bootstrap_samples", "seed")},
         }
-        values |= {name: summary[name] for name in ("name", "fingerprint", "method", "dataset", "artifacts")}
-        return _STUDY_SUMMARY.validate_python(values)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise _corrupt_summary(report) from None
+        if _is_evaluation(summary):
+            models = [model for model in ("base", "distilled") if model in summary]
+            last = models[-1]
+            values |= {
+                "fingerprint": summary[last]["fingerprint"],
+                "method": settings["method"]["name"] if last == "distilled" else "none",
+                "model": summary["base"]["model"],
+                "dataset": summary["base"]["dataset"],
+                "curves": {model: summary[model]["curves"][0] for model in models},
+                "artifacts": {model: f"{model}-scores-{summary[model]['fingerprint']}" for model in models},
+            }
+        else:
+            values |= {name: summary[name] for name in ("fingerprint", "method", "dataset", "artifacts")}
+            values["model"] = settings["model"]["path"]
+            values["curves"] = {model: summary[model] for model in ("base", "distilled")}
+        return _RUN_SUMMARY.validate_python(values)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise _corrupt_summary(folder) from None
 
 
-def _read_summary(fs: fsspec.AbstractFileSystem, report: str) -> dict[str, Any]:
-    """The content of a report's `summary.json`: an object with a name."""
+def _is_evaluation(summary: Mapping[str, Any]) -> bool:
+    """Whether it is of `evaluate`, which writes all curves of a model at once."""
+    base = summary["base"]
+    return isinstance(base, dict) and "curves" in base
+
+
+def _read_summary(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, Any]:
+    """The content of a folder's `summary.json`: an object with a name."""
     try:
-        summary = json.loads(fs.cat_file(f"{report}/summary.json"))
+        summary = json.loads(fs.cat_file(f"{folder}/summary.json"))
     except ValueError:
-        raise _corrupt_summary(report) from None
+        raise _corrupt_summary(folder) from None
     if not isinstance(summary, dict) or "name" not in summary:
-        raise _corrupt_summary(report)
+        raise _corrupt_summary(folder)
     return summary
 
 
-def _corrupt_summary(report: str) -> UserError:
+def _corrupt_summary(folder: str) -> UserError:
+    command = _command(folder)
     return UserError(
-        f"{report}/summary.json: corrupt; expected the summary of a report; run `report` with the recipe of the run to "
-        f"make it again, or delete {report}"
+        f"{folder}/summary.json: corrupt; expected what `{command}` writes; run `{command}` for this run to make it "
+        f"again, or delete {folder}"
     )
+
+
+def _command(folder: str) -> str:
+    """The command that writes a folder."""
+    return "evaluate" if folder.endswith(f"/{_EVALUATION}") else "report"
+
+
+def _parent(path: str) -> str:
+    return str(path).rpartition("/")[0]

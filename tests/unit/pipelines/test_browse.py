@@ -141,7 +141,7 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     expected = first["mean"] - base["mean"]
     assert [each["mean_difference"] for each in result["differences"]] == pytest.approx([expected, expected])
     lines = command("compare", recipe.storage)
-    assert lines[0].startswith(f"[0] {recipe.storage}/report: base model, 4 documents, 4 questions")
+    assert lines[0].startswith(f"[0] {recipe.storage}/report: base model {recipe.study.model.path}, 4 documents, 4 ")
     assert lines[-1].startswith("[1] - [0]: mean ")
 
 
@@ -151,12 +151,85 @@ def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> Non
         assert command("runs", str(path), code=2) == [
             f"error: {path}: no such folder; expected a folder of runs, or the storage of one run"
         ]
-    assert command("runs", str(tmp_path)) == [f"{tmp_path}: no report"]
+    assert command("runs", str(tmp_path)) == [f"{tmp_path}: no report and no results of evaluate"]
 
 
 def test_compare_without_a_report_is_refused(tmp_path: Path, command: Command) -> None:
     assert command("compare", str(tmp_path), code=2) == [
-        f"error: {tmp_path}: holds no report; expected a run's storage or a folder report-FINGERPRINT"
+        f"error: {tmp_path}: holds no report and no results of `evaluate`; expected a run's storage or a folder "
+        f"report-FINGERPRINT"
+    ]
+
+
+@pytest.fixture(scope="module")
+def evaluated(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two runs that were evaluated only: the base model as it is, and with shorter answers."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    for name, words in (("one", []), ("two", ["evaluation.max_new_tokens=2"])):
+        path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+        run_evaluate(load_recipe(path, [f"runtime.storage={folder / name}", *words]))
+    return folder
+
+
+def test_runs_lists_evaluated_models(evaluated: Path, recipe: Recipe, command: Command) -> None:
+    command("runs", recipe.storage)  # reads what the evaluations have printed
+    one, two = json.loads(command("runs", str(evaluated), "--json")[0])
+    assert (one["report"], two["report"]) == (f"{evaluated}/one/evaluation", f"{evaluated}/two/evaluation")
+    assert (one["method"], one["dataset"], one["model"]) == ("none", "jsonl", recipe.study.model.path)
+    (study,) = json.loads(command("runs", recipe.storage, "--json")[0])
+    assert (one["mean"], one["gap"]) == (study["mean"][:1], study["gap"][:1])
+    (line,) = command("runs", str(evaluated / "one"))
+    assert line.startswith(f"{evaluated}/one/evaluation  20")
+    assert f" {recipe.study.model.path} on jsonl: mean {one['mean'][0]:.3f}, GAP " in line
+
+
+def test_runs_lists_a_reported_run_once(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    shutil.copytree(recipe.storage, storage)
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    run_evaluate(load_recipe(path, [f"runtime.storage={storage}"]))
+    command("inspect", str(storage))  # reads what the evaluation has printed
+    (line,) = command("runs", str(storage))
+    assert line.startswith(f"{storage}/report  ")
+    shutil.rmtree(storage / "report")
+    for report in storage.glob("report-*"):
+        shutil.rmtree(report)
+    base, distilled = json.loads(command("compare", str(storage), "--json")[0])["runs"]
+    assert (base["method"], distilled["method"]) == ("none", "r1")
+    shown = json.loads(command("compare", recipe.storage, "--json")[0])["runs"]
+    assert [base["accuracy"], distilled["accuracy"]] == [each["accuracy"] for each in shown]
+
+
+def test_compare_takes_evaluated_models(evaluated: Path, recipe: Recipe, command: Command) -> None:
+    one, two = str(evaluated / "one"), str(evaluated / "two")
+    result = json.loads(command("compare", one, two, recipe.storage, "--json")[0])
+    assert [(run["report"], run["model"]) for run in result["runs"]] == [
+        (f"{one}/evaluation", "base"),
+        (f"{two}/evaluation", "base"),
+        (f"{recipe.storage}/report", "distilled"),
+    ]
+    means = [run["mean"] for run in result["runs"]]
+    differences = [each["mean_difference"] for each in result["differences"]]
+    assert differences == pytest.approx([means[1] - means[0], means[2] - means[0]])
+    (of_study,) = json.loads(command("compare", recipe.storage, "--json")[0])["differences"]
+    assert result["differences"][1] == of_study
+    assert command("compare", f"{one}/evaluation")[0].startswith(f"[0] {one}/evaluation: base model ")
+
+
+def test_compare_refuses_evaluations_that_cannot_be_read(evaluated: Path, command: Command, tmp_path: Path) -> None:
+    storage = shutil.copytree(evaluated / "one", tmp_path / "storage")
+    path = storage / "evaluation" / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["made_with"]
+    path.write_text(json.dumps(summary))
+    assert command("compare", str(storage), code=2) == [
+        f"error: {storage}: is an evaluation of an earlier version; make it again with `evaluate`"
+    ]
+    summary |= {"made_with": {}, "base": summary["base"] | {"curves": []}}
+    path.write_text(json.dumps(summary))
+    assert command("compare", str(storage), code=2) == [
+        f"error: {path}: corrupt; expected what `evaluate` writes; run `evaluate` for this run to make it again, or "
+        f"delete {path.parent}"
     ]
 
 

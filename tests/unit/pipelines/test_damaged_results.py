@@ -84,7 +84,7 @@ def _to_file(path: Path) -> None:
 Damage = Callable[[Path], None]
 AGAIN = "and run again to make it again"
 UNUSABLE = "corrupt, or of another version; expected how the artifact was made"
-SUMMARY = "corrupt; expected the summary of a report; run `report` with the recipe of the run to make it again"
+SUMMARY = "corrupt; expected what `report` writes; run `report` for this run to make it again"
 # The damaged path, the damage, the command, words of the line.
 CASES: list[tuple[str, Damage, list[str], str]] = [
     ("base-scores-*/predictions.parquet", _remove, ["report"], f"predictions.parquet: missing; delete DIR {AGAIN}"),

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines import command_line
-from pipelines.commands import run_study
+from pipelines.commands import run_evaluate, run_study
 from pos2distill.config import Recipe, Study
 from pos2distill.config.validation import dotted_names
 
@@ -206,6 +206,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, make_shared_recipe: Calla
         evaluation={"slots": "all", "other_documents": []},
     )
     run_study(recipe)
+    run_evaluate(recipe)
     return recipe
 
 
