@@ -12,10 +12,11 @@ _INSPECT = """Single questions of a run: answers before and after at every posit
 
 RUN is the storage of a run (runs/quickstart), or one of its folders distilled-scores-…, base-scores-…, samples-….
 """
-_EXPORT = """The questions of a run as tasks of lm-evaluation-harness: one for each position, and a group.
+_EXPORT = """The questions of a run as tasks of lm-evaluation-harness: one for each position, and a group for each
+prompt length.
 
   export runs/quickstart tasks
-  lm_eval --include_path tasks --tasks pos2distill_quickstart --model hf --model_args pretrained=MODEL \\
+  lm_eval --include_path tasks --tasks pos2distill_quickstart_30_documents --model hf --model_args pretrained=MODEL \\
     --log_samples --output_path answers
   compare runs/quickstart answers
 
@@ -53,9 +54,13 @@ def add_browsing(commands: "argparse._SubParsersAction[Any]") -> None:
         "--entropy", action="store_true", help="of kept samples, the teacher's entropy at each token, in nats"
     )
     inspect.add_argument("--prompts", action="store_true", help="the text of each prompt too")
-    runs = commands.add_parser("runs", help="list finished studies: date, method, mean and GAP")
+    runs = commands.add_parser(
+        "runs", help="list finished studies and evaluations: date, method or model, mean and GAP"
+    )
     runs.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs, or one run (default: runs)")
-    compare = commands.add_parser("compare", help="curves of several studies side by side, with paired differences")
+    compare = commands.add_parser(
+        "compare", help="curves of several studies or evaluated models side by side, with paired differences"
+    )
     compare.add_argument(
         "runs",
         metavar="RUN",
@@ -90,9 +95,10 @@ def run_browsing(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from .inspection import Selection, inspect, require_outcome
+    from .inspection import Selection, inspect, require_limit, require_outcome
 
     require_outcome(options.outcome)
+    require_limit(options.limit)
     selection = Selection(options.example, options.position, options.outcome, options.limit or None)
     count = 0
     shown = {"samples": options.samples, "prompts": options.prompts, "entropy": options.entropy}
@@ -146,14 +152,14 @@ def _runs(options: argparse.Namespace) -> None:
         print(json.dumps(runs, ensure_ascii=False))
         return
     if not runs:
-        print(f"{options.folder}: no report")
+        print(f"{options.folder}: no report and no results of evaluate")
     for run in runs:
         if "mean" not in run:
             print(f"{run['report']}  {run['name']}: a sweep, or of an earlier version")
             continue
-        (before, after), (gap_before, gap_after) = run["mean"], run["gap"]
-        scores = f"mean {before:.3f} to {after:.3f}, GAP {gap_before:.3f} to {gap_after:.3f}"
-        print(f"{run['report']}  {run['date'] or 'date unknown'}  {run['method']} on {run['dataset']}: {scores}")
+        mean, gap = (" to ".join(f"{value:.3f}" for value in run[name]) for name in ("mean", "gap"))
+        what = run["model"] if run["method"] == "none" else run["method"]
+        print(f"{run['report']}  {run['date'] or 'date unknown'}  {what} on {run['dataset']}: mean {mean}, GAP {gap}")
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -165,7 +171,8 @@ def _compare(options: argparse.Namespace) -> None:
         return
     entries = result["runs"]
     for number, entry in enumerate(entries):
-        model = {"base": "base model", "lm-eval": "answers of lm-eval"}.get(entry["model"], entry["method"])
+        names = {"base": f"base model {entry.get('path')}", "lm-eval": "answers of lm-eval"}
+        model = names.get(entry["model"], entry["method"])
         print(f"[{number}] {entry['report']}: {model}, {entry['documents']} documents, {entry['questions']} questions")
     print("\nposition" + "".join(f"{f'[{number}]':>8}" for number in range(len(entries))))
     # A dict, because a set would lose the order.
@@ -184,12 +191,14 @@ def _compare(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     from .lm_eval import export_tasks
 
-    group, tasks = export_tasks(options.run, options.folder)
+    groups = export_tasks(options.run, options.folder)
     if options.json:
-        print(json.dumps({"group": group, "tasks": tasks}))
+        print(json.dumps({"groups": groups}))
         return
-    print(f"{options.folder}: {len(tasks)} tasks, group {group}")
-    print(f"lm_eval --include_path {options.folder} --tasks {group} --model hf --model_args pretrained=MODEL")
+    for group, tasks in groups.items():
+        print(f"{options.folder}: group {group}, {len(tasks)} tasks")
+    names = ",".join(groups)
+    print(f"lm_eval --include_path {options.folder} --tasks {names} --model hf --model_args pretrained=MODEL")
     print(f"with --log_samples --output_path ANSWERS, `compare {options.run} ANSWERS` shows the difference")
 
 

@@ -1,50 +1,53 @@
 """Several finished studies side by side: their curves, and paired differences where they asked the same prompts."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pyarrow.compute as pc
 
 from pos2distill.config.study import EvaluationSection
 from pos2distill.errors import UserError
-from pos2distill.evaluation.scores import Grid, format_slots, paired_difference, to_curve, to_grid
-from pos2distill.store.artifacts import Artifact
+from pos2distill.evaluation.scores import Curve, Grid, format_slots, paired_difference, to_curve, to_grid
 
 from .lm_eval import find_sample_logs, read_sample_logs
-from .results import read_summaries, read_summary
-from .stages.evaluate import PREDICTIONS
+from .results import is_complete, read_run_summary, read_summaries, to_run_summary
 
 
 def list_runs(folder: str) -> list[dict[str, Any]]:
-    """One entry for every report in a folder of runs, or in one run's storage."""
+    """One entry for every report in a folder of runs or in one run's storage, and for every run that has none but was
+    evaluated.
+
+    `mean` and `gap`: of the base model and, if there is one, of the distilled one.
+    """
     runs = []
-    for path, summary in read_summaries(folder).items():
-        entry = {"report": path, "name": summary["name"]}
+    for path, content in read_summaries(folder).items():
+        entry = {"report": path, "name": content["name"]}
         # The report of a sweep has no single curve, one of an earlier version no date.
-        if "base" in summary and "made_with" in summary:
+        if is_complete(content):
+            summary = to_run_summary(path, content)
             entry |= {
-                "fingerprint": summary["fingerprint"],
-                "date": summary["made_with"].get("date", ""),
-                "method": summary["method"],
-                "model": summary["settings"]["model"]["path"],
-                "dataset": summary["dataset"],
-                "mean": [summary["base"]["mean"], summary["distilled"]["mean"]],
-                "gap": [summary["base"]["gap"], summary["distilled"]["gap"]],
+                "fingerprint": summary.fingerprint,
+                "date": summary.date,
+                "method": summary.method,
+                "model": summary.model,
+                "dataset": summary.dataset,
+                "mean": [curve.mean for curve in summary.curves.values()],
+                "gap": [curve.gap for curve in summary.curves.values()],
             }
         runs.append(entry)
     return runs
 
 
 def compare_runs(runs: list[str]) -> dict[str, Any]:
-    """Curves of distilled models, and the difference of each to the first one.
+    """Curves of models, and the difference of each to the first one.
 
     Args:
-        runs: storages with a report, reports, or folders with lm-evaluation-harness's answers to exported questions.
-    Returns: `runs`, in order: report, name, method, positions, accuracy, interval, mean and GAP of each; the base model
-    of the first one comes before it. `differences`: of all but the first, paired, or null where prompts differ.
+        runs: storages with a report or results of `evaluate`, reports, or folders with lm-evaluation-harness's answers
+            to exported questions.
+    Returns: `runs`, in order: report, name, path of the base model, method, positions, accuracy, interval, mean and GAP
+    of each run's last model; the base model of the first run comes before it. `differences`: of all but the first,
+    paired, or null where prompts differ.
     Raises:
-        UserError: if a run has neither a report nor such answers.
+        UserError: if a run has none of these, or its summary is corrupt.
     """
     entries: list[dict[str, Any]] = []
     grids: list[Grid] = []
@@ -55,36 +58,39 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
             defaults = EvaluationSection()
             bootstrap = bootstrap or {"bootstrap_samples": defaults.bootstrap_samples, "seed": 0}
             grid = _logged_grid(logs, run, entries[0]["documents"] if entries else None)
-            curve = asdict(to_curve(grid, **bootstrap))
+            curve = to_curve(grid, **bootstrap)
             entries.append({"report": run, "name": run, "model": "lm-eval", "method": "lm-eval"} | _curve_values(curve))
             grids.append(grid)
             continue
-        folder, summary = read_summary(run)
-        settings = summary["settings"]["evaluation"]
-        bootstrap = bootstrap or {name: settings[name] for name in ("bootstrap_samples", "seed")}
-        for model in ("distilled",) if entries else ("base", "distilled"):
-            curve = summary[model]
-            method = summary["method"] if model == "distilled" else "none"
-            entry = {"report": folder, "name": summary["name"], "model": model, "method": method}
+        summary = read_run_summary(run)
+        bootstrap = bootstrap or summary.bootstrap
+        models = list(summary.curves)
+        # Of the first run all models, of the others the last one.
+        for model in models[-1:] if entries else models:
+            curve = summary.curves[model]
+            entry = {
+                "report": summary.folder,
+                "name": summary.name,
+                "model": model,
+                "path": summary.model,
+                "method": summary.method if model == "distilled" else "none",
+            }
             entries.append(entry | _curve_values(curve))
-            name, _, fingerprint = summary["artifacts"][model].rpartition("-")
-            artifact = Artifact(folder.rpartition("/")[0], name, fingerprint)
-            grids.append(to_grid(artifact.read_table(PREDICTIONS), curve["documents"]))
+            grids.append(to_grid(summary.read_predictions(model), curve.documents))
     differences = [_difference(grids[0], grid, bootstrap) for grid in grids[1:]]
     return {"runs": entries, "differences": differences}
 
 
-def _curve_values(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values of a report's curve, or of a `Curve`, that are compared."""
-    slots = [slot if isinstance(slot, int) else tuple(slot) for slot in curve["slots"]]
+def _curve_values(curve: Curve) -> dict[str, Any]:
+    """Those values of a curve that are compared."""
     return {
-        "documents": curve["documents"],
-        "questions": curve["examples"],
-        "positions": [format_slots(slot) for slot in slots],
-        "accuracy": curve["accuracy_by_slot"],
-        "accuracy_ci95": curve["accuracy_ci95"],
-        "mean": curve["mean"],
-        "gap": curve["gap"],
+        "documents": curve.documents,
+        "questions": curve.examples,
+        "positions": [format_slots(slot) for slot in curve.slots],
+        "accuracy": list(curve.accuracy_by_slot),
+        "accuracy_ci95": [list(interval) for interval in curve.accuracy_ci95],
+        "mean": curve.mean,
+        "gap": curve.gap,
     }
 
 
@@ -104,7 +110,7 @@ def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
         return to_grid(table, documents)
     except ValueError:
         raise UserError(
-            f"{folder}: expected an answer to each question at every position; run all tasks of the exported group"
+            f"{folder}: expected an answer to each question at every position; run all tasks of an exported group"
         ) from None
 
 

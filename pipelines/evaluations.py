@@ -13,6 +13,7 @@ from pos2distill.training.job import MODEL_FOLDER
 from pos2distill.urls import open_url
 
 from .plan import Plan
+from .provenance import Provenance, read_provenance
 from .stages.evaluate import PREDICTIONS
 from .stages.stage import Stage
 
@@ -30,7 +31,16 @@ def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     fs.makedirs(f"{root}/evaluation", exist_ok=True)
     for name, evaluation in evaluations.items():
         write_bytes(fs, f"{root}/evaluation/{name}-accuracy.png", evaluation.plot().png)
-    summary: dict[str, Any] = {"name": recipe.name, "description": recipe.description}
+    # An artifact of an earlier version may say nothing of how it was made.
+    provenance = read_provenance(plan.evaluate_base.artifact) or Provenance.now(recipe)
+    summary: dict[str, Any] = {
+        "name": recipe.name,
+        "description": recipe.description,
+        "settings": plan.study.model_dump(mode="json"),
+        "command": provenance.command,
+        "made_with": provenance.summary,
+        "versions": provenance.versions,
+    }
     for name, evaluation in evaluations.items():
         summary[name] = evaluation.summary()
     # Last, since its fingerprints say that the pictures are those of these results.

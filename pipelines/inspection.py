@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import ValidationError
 
 from pos2distill.config import Study
 from pos2distill.errors import UserError
@@ -15,6 +16,7 @@ from pos2distill.records import example_from_row, sample_ids
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 
+from .provenance import corrupt_provenance
 from .results import input_artifact, list_artifacts, of_other_task, open_artifact, provenance_of
 from .stages.evaluate import PREDICTIONS, eval_specs
 from .stages.prepare import EVALUATION, TRAIN, read_locations, training_ids
@@ -91,7 +93,11 @@ def study_of(artifact: Artifact) -> Study:
         raise UserError(f"{artifact.url}: is of another task ({provenance.stage}); its questions are in the report")
     settings = provenance.settings
     # The section `analysis` is left out where a study has none.
-    return Study.model_validate({name: settings[name] for name in Study.model_fields if name in settings})
+    sections = {name: settings[name] for name in Study.model_fields if name in settings}
+    try:
+        return Study.model_validate(sections)
+    except ValidationError:
+        raise corrupt_provenance(artifact) from None
 
 
 def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
@@ -152,11 +158,11 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
 
 def _asked_with(artifact: Artifact) -> list[Any]:
     """The settings that decide which model is asked which prompts, before it is distilled."""
-    settings = provenance_of(artifact).settings
-    asked: list[Any] = [settings["model"], settings["inference"]]
-    asked += [settings["data"][name] for name in ("prompt", "metric", "hops", "documents")]
+    study = study_of(artifact)
+    asked: list[Any] = [study.model, study.inference]
+    asked += [getattr(study.data, name) for name in ("prompt", "metric", "hops", "documents")]
     names = ("slots", "other_documents", "other_slots", "distractor_orders", "max_new_tokens")
-    return asked + [settings["evaluation"][name] for name in names]
+    return asked + [getattr(study.evaluation, name) for name in names]
 
 
 def _by_prompt(artifact: Artifact) -> dict[str, dict[tuple[int, int], Mapping[str, Any]]]:
@@ -269,6 +275,12 @@ class _PromptText:
             shuffle = {"order": "reshuffled" if order else "fixed", "seed": order}
             prompt = self.builder(example, documents, slots, slot_of_rank=slot_of_rank, **shuffle)
         return prompt if isinstance(prompt, str) else str(self.tokenizer.decode(prompt))
+
+
+def require_limit(limit: int) -> None:
+    """Refuse a number of questions that cannot be shown."""
+    if limit < 0:
+        raise UserError(f"--limit: {limit}: expected 1 or more, or 0 for all")
 
 
 def require_outcome(name: str | None) -> None:

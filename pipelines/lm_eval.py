@@ -1,7 +1,7 @@
 """The questions of a run as tasks of lm-evaluation-harness, so that it asks the same prompts of any model.
 
-One task for each prompt length and position, and a group with their mean. The harness's logs of samples are read back
-as scores by position. Written for lm-eval 0.4.13.
+One task for each prompt length and position, and for each prompt length a group, whose mean is that of the report. The
+harness's logs of samples are read back as scores by position. Written for lm-eval 0.4.13.
 """
 
 import json
@@ -37,12 +37,12 @@ def process_results(doc, results):
 '''
 
 
-def export_tasks(run: str, folder: Path) -> tuple[str, list[str]]:
+def export_tasks(run: str, folder: Path) -> dict[str, list[str]]:
     """Write the questions of a run at every evaluated position as tasks.
 
     Args:
         run: a storage, or the path of an artifact with answers. folder: a new or empty one.
-    Returns: the names of the group and of its tasks.
+    Returns: the names of the tasks by their group: one group for each prompt length, the shortest first.
     Raises:
         UserError: if the run has no answers or its model is behind a server, if the folder holds files, or if the text
             of a prompt would not be read as the tokens of the prompt.
@@ -55,17 +55,20 @@ def export_tasks(run: str, folder: Path) -> tuple[str, list[str]]:
         raise UserError(f"{folder}: expected a new or empty folder")
     rows = list(_checked(inspect(artifact.url, Selection(limit=None), samples=False, prompts=True), study))
     folder.mkdir(parents=True, exist_ok=True)
-    group = "pos2distill_" + _as_name(artifact.url.rstrip("/").split("/")[-2])
+    run_name = "pos2distill_" + _as_name(artifact.url.rstrip("/").split("/")[-2])
     _write_yaml(folder / _COMMON, _common(study))
     (folder / "scoring.py").write_text(_SCORING)
-    tasks = []
+    groups: dict[str, list[str]] = {}
     for (documents, position), task_rows in groupby(sorted(rows, key=_task_key), key=_task_key):
-        task = f"{group}_{documents}_documents_position_{_as_name(position)}"
-        tasks.append(task)
+        group = f"{run_name}_{documents}_documents"
+        task = f"{group}_position_{_as_name(position)}"
+        groups.setdefault(group, []).append(task)
         _write_task(folder, task, [_doc(row, study) for row in task_rows])
-    metrics = [{"metric": name, "aggregation": "mean", "weight_by_size": False} for name in ("accuracy", "f1")]
-    _write_yaml(folder / f"{group}.yaml", {"group": group, "task": tasks, "aggregate_metric_list": metrics})
-    return group, tasks
+    # Every answer counts the same, as in a curve: where examples differ in their hops, tasks differ in size.
+    metrics = [{"metric": name, "aggregation": "mean", "weight_by_size": True} for name in ("accuracy", "f1")]
+    for group, tasks in groups.items():
+        _write_yaml(folder / f"{group}.yaml", {"group": group, "task": tasks, "aggregate_metric_list": metrics})
+    return groups
 
 
 def find_sample_logs(folder: str) -> list[str]:

@@ -2,11 +2,10 @@
 
 import argparse
 
-import yaml
-
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation import DEFAULT_EXAMPLES, DEFAULT_SLOTS, evaluation_recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import UserError
 
 _OPTIONS = ("data", "base_url", "documents", "examples", "slots")
@@ -22,12 +21,7 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--examples", type=int, metavar="N", help=f"questions, at every slot (default {DEFAULT_EXAMPLES})"
     )
-    group.add_argument(
-        "--slots",
-        type=yaml.safe_load,
-        metavar="N|all|[…]",
-        help=f"evaluated slots, spread evenly (default {DEFAULT_SLOTS})",
-    )
+    group.add_argument("--slots", metavar="N|all|[…]", help=f"evaluated slots, spread evenly (default {DEFAULT_SLOTS})")
 
 
 def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> Recipe:
@@ -53,4 +47,9 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
     if options.data is None:
         raise UserError("--data: missing; expected the file with the questions")
     given = {name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None}
+    if options.slots is not None:
+        try:
+            given["slots"] = parse_value(options.slots)
+        except ValueError as error:
+            raise UserError(f"--slots: cannot read the value: {error}") from None
     return evaluation_recipe(options.model, overrides=overrides, **given)

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from pos2distill.urls import open_url, storage_errors
 from .plan import Plan
 from .stages.stage import Stage
 
-_CONNECT_SECONDS = 10.0
+_CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10
 
 _STATE_BYTES = 12  # of one trained parameter: its value and two moments of Adam, in float32
 _GIB = 1 << 30
@@ -84,7 +85,7 @@ def check_needs_weights(task: Task) -> None:
 
 
 def check_ray(task: Task) -> None:
-    """RAY_ADDRESS names a cluster that answers. Ray 2.60 itself tries for minutes."""
+    """RAY_ADDRESS names a cluster that answers. Ray 2.60 itself tries for minutes, or without end."""
     address = os.environ.get("RAY_ADDRESS", "")
     if task.recipe.runtime.executor != "ray" or address in ("", "auto", "local"):
         return
@@ -95,13 +96,43 @@ def check_ray(task: Task) -> None:
         host, port = None, None
     if not host or not port or target.scheme not in ("gcs", "ray") or " " in address:
         raise UserError(f"RAY_ADDRESS: expected HOST:PORT, ray://HOST:PORT, auto or local, got '{address}'")
+    deadline = time.monotonic() + _CONNECT_SECONDS
     try:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
-        raise UserError(
-            f"RAY_ADDRESS: no Ray cluster answers at {address} ({reason(error)}); start it, correct the address, or "
-            f"unset RAY_ADDRESS to run on this machine"
-        ) from None
+        why = reason(error)
+    else:
+        if _answers_as_ray(target, max(1.0, deadline - time.monotonic())):
+            return
+        why = "what listens there does not answer as Ray does"
+    raise UserError(
+        f"RAY_ADDRESS: no Ray cluster answers at {address} ({why}); start it, correct the address, or unset "
+        f"RAY_ADDRESS to run on this machine"
+    )
+
+
+def _answers_as_ray(target: urllib.parse.SplitResult, seconds: float) -> bool:
+    """Whether the server is a cluster's control store (GCS), or for `ray://` any server of gRPC.
+
+    A cluster with TLS is not asked: its certificates are Ray's to read.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True
+    # Imported where needed: few commands run on a cluster.
+    import grpc
+
+    options = [("grpc.enable_http_proxy", 0)]  # as Ray 2.60
+    with grpc.insecure_channel(target.netloc, options=options) as channel:
+        # The first call of every client of Ray 2.60. Its request is empty, and it needs no token.
+        get_cluster_id = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
+        try:
+            get_cluster_id(b"", timeout=seconds, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return target.scheme == "ray"  # the server of Ray Client has other calls
+            # Whatever else the server says, it is there, and Ray says what it lacks.
+            return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    return True
 
 
 def check_installed(task: Task) -> None:

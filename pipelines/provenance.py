@@ -1,6 +1,5 @@
 """How a result was made: command, settings, version, revision, date, hardware and packages, beside every artifact."""
 
-import json
 import os
 import platform
 import re
@@ -14,11 +13,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from pos2distill import __version__
 from pos2distill.config import Recipe
 from pos2distill.config.load import project_root
+from pos2distill.errors import UserError
 from pos2distill.secrets import looks_secret
 from pos2distill.store.artifacts import Artifact, write_json
+from pos2distill.urls import storage_errors
 
 _FILE = "provenance.json"
 # Names of installed packages. vLLM's build for CPUs is a separate package.
@@ -66,6 +69,9 @@ class Provenance:
         return {name: value for name, value in shown.items() if value}
 
 
+_PROVENANCE = pydantic.TypeAdapter(Provenance)
+
+
 def record_provenance(artifact: Artifact, provenance: Provenance, stage: str, inputs: Mapping[str, Artifact]) -> None:
     """Write it beside the manifest of a finished artifact, unless it is there: a later command did not make it."""
     path = f"{artifact.path}/{_FILE}"
@@ -75,12 +81,28 @@ def record_provenance(artifact: Artifact, provenance: Provenance, stage: str, in
 
 
 def read_provenance(artifact: Artifact) -> Provenance | None:
-    """How an artifact was made; None if a version that did not record it made it."""
+    """How an artifact was made; None if a version that did not record it made it.
+
+    Raises:
+        UserError: if the record is corrupt.
+    """
     path = f"{artifact.path}/{_FILE}"
-    if not artifact.fs.exists(path):
-        return None
-    raw: Mapping[str, Any] = json.loads(artifact.fs.cat_file(path))
-    return Provenance(**raw)
+    with storage_errors(artifact.url, "runtime.storage"):
+        if not artifact.fs.exists(path):
+            return None
+        content = artifact.fs.cat_file(path)
+    try:
+        return _PROVENANCE.validate_json(content)
+    except ValueError:
+        raise corrupt_provenance(artifact) from None
+
+
+def corrupt_provenance(artifact: Artifact) -> UserError:
+    """The error of an artifact whose record cannot be used."""
+    return UserError(
+        f"{artifact.url}/{_FILE}: corrupt, or of another version; expected how the artifact was made; delete "
+        f"{artifact.url} and run again to make it again, or this file alone, which only inspect and export need"
+    )
 
 
 def command_line(words: list[str]) -> str:

@@ -249,7 +249,7 @@ class _Results:
 def _shown_settings(study: Study, checkpoint: Artifact) -> dict[str, Any]:
     """All settings of the study, with the RoPE scales that the checkpoint has: its initial model may bring its own."""
     settings = study.model_dump(mode="json")
-    config = json.loads(checkpoint.fs.cat_file(f"{checkpoint.path}/{MODEL_FOLDER}/config.json"))
+    config = checkpoint.read_json(f"{MODEL_FOLDER}/config.json")
     settings["model"]["rope_scales"] = config.get(CONFIG_KEY, [])
     return settings
 

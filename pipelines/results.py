@@ -2,13 +2,22 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import fsspec
+import pyarrow as pa
+import pydantic
+
 from pos2distill.errors import UserError, did_you_mean
+from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import RUN_FILE, Artifact
 from pos2distill.urls import open_url, storage_errors
 
-from .provenance import Provenance, read_provenance
+from .provenance import Provenance, corrupt_provenance, read_provenance
+from .stages.evaluate import PREDICTIONS
+
+_EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 
 
 def list_artifacts(storage: str, names: Sequence[str]) -> list[Artifact]:
@@ -78,36 +87,156 @@ def provenance_of(artifact: Artifact) -> Provenance:
 
 def input_artifact(artifact: Artifact, name: str) -> Artifact:
     """An artifact that another one was made from."""
-    folder = provenance_of(artifact).inputs[name]
+    inputs = provenance_of(artifact).inputs
+    if name not in inputs:
+        raise corrupt_provenance(artifact)
+    folder = inputs[name]
     input_name, _, fingerprint = folder.rpartition("-")
     return Artifact(artifact.url.rpartition("/")[0], input_name, fingerprint)
 
 
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What the report of a study, or the results of `evaluate`, say of what is listed and compared.
+
+    folder: of the report or the results. curves: of the models `base` and `distilled`, of which an evaluation may have
+    the first one only; artifacts: the folders of their answers. model: the path of the base model. method: `none` if
+    the base model alone was evaluated. bootstrap: the settings of intervals.
+    """
+
+    folder: str
+    name: str
+    fingerprint: str
+    date: str
+    method: str
+    model: str
+    dataset: str
+    curves: dict[str, Curve]
+    artifacts: dict[str, str]
+    bootstrap: dict[str, int]
+
+    def read_predictions(self, model: str) -> pa.Table:
+        """The answers of a model."""
+        name, _, fingerprint = self.artifacts[model].rpartition("-")
+        return Artifact(self.folder.rpartition("/")[0], name, fingerprint).read_table(PREDICTIONS)
+
+
+_RUN_SUMMARY = pydantic.TypeAdapter(RunSummary)
+
+
 def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
-    """The reports in a run's storage, or of all runs in a folder: `summary.json` by the report's folder."""
-    with storage_errors(folder, "FOLDER"):
-        fs, root = open_url(folder.rstrip("/"), "FOLDER")
-        pattern = (
-            f"{root}/report*/summary.json" if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*/report*/summary.json"
-        )
-        return {str(path).rpartition("/")[0]: json.loads(fs.cat_file(path)) for path in sorted(fs.glob(pattern))}
+    """Content of `summary.json` by its folder: of all reports in a run's storage, or of all runs in a folder.
 
-
-def read_summary(run: str) -> tuple[str, Mapping[str, Any]]:
-    """The newest report of a run's storage, or the report in a folder: its folder and its summary.
+    Of a run without a report, of the results of `evaluate`.
 
     Raises:
-        UserError: if there is none, or it is that of a sweep.
+        UserError: if there is no such folder, or one of the files is corrupt.
+    """
+    with storage_errors(folder, "FOLDER"):
+        fs, root = open_url(folder.rstrip("/"), "FOLDER")
+        if not fs.isdir(root):
+            raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
+        storages = root if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*"
+        reports = [_parent(path) for path in fs.glob(f"{storages}/report*/summary.json")]
+        reported = {_parent(report) for report in reports}
+        evaluations = [_parent(path) for path in fs.glob(f"{storages}/{_EVALUATION}/summary.json")]
+        unreported = [evaluation for evaluation in evaluations if _parent(evaluation) not in reported]
+        return {found: _read_summary(fs, found) for found in sorted(reports + unreported)}
+
+
+def is_complete(summary: Mapping[str, Any]) -> bool:
+    """Whether it is of one study or evaluation, by a version that recorded what is listed; a sweep has no curve."""
+    return "base" in summary and "made_with" in summary and ("artifacts" in summary or _is_evaluation(summary))
+
+
+def read_run_summary(run: str) -> RunSummary:
+    """The report of a run's storage, or the report in a folder; without a report, the results of `evaluate`.
+
+    Raises:
+        UserError: if there is none, it is corrupt, or it is that of a sweep.
     """
     with storage_errors(run, "RUN"):
-        for folder in (run.rstrip("/"), f"{run.rstrip('/')}/report"):
+        storage = run.rstrip("/")
+        for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):
             fs, path = open_url(folder, "RUN")
             if not fs.exists(f"{path}/summary.json"):
                 continue
-            summary = json.loads(fs.cat_file(f"{path}/summary.json"))
+            summary = _read_summary(fs, path)
             if "base" not in summary:
                 raise UserError(f"{run}: is the report of a sweep; expected that of one study")
-            if "artifacts" not in summary:
-                raise UserError(f"{run}: is a report of an earlier version; make it again with `report`")
-            return folder, summary
-    raise UserError(f"{run}: holds no report; expected a run's storage or a folder report-FINGERPRINT")
+            if not is_complete(summary):
+                command = _command(folder)
+                kind = "an evaluation" if command == "evaluate" else "a report"
+                raise UserError(f"{run}: is {kind} of an earlier version; make it again with `{command}`")
+            return to_run_summary(folder, summary)
+    raise UserError(
+        f"{run}: holds no report and no results of `evaluate`; expected a run's storage or a folder report-FINGERPRINT"
+    )
+
+
+def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
+    """The content of a `summary.json`.
+
+    Raises:
+        UserError: if values are missing or are no such values.
+    """
+    try:
+        settings = summary["settings"]
+        values = {
+            "folder": folder,
+            "name": summary["name"],
+            "date": summary["made_with"].get("date", ""),
+            "bootstrap": {name: settings["evaluation"][name] for name in ("bootstrap_samples", "seed")},
+        }
+        if _is_evaluation(summary):
+            models = [model for model in ("base", "distilled") if model in summary]
+            last = models[-1]
+            values |= {
+                "fingerprint": summary[last]["fingerprint"],
+                "method": settings["method"]["name"] if last == "distilled" else "none",
+                "model": summary["base"]["model"],
+                "dataset": summary["base"]["dataset"],
+                "curves": {model: summary[model]["curves"][0] for model in models},
+                "artifacts": {model: f"{model}-scores-{summary[model]['fingerprint']}" for model in models},
+            }
+        else:
+            values |= {name: summary[name] for name in ("fingerprint", "method", "dataset", "artifacts")}
+            values["model"] = settings["model"]["path"]
+            values["curves"] = {model: summary[model] for model in ("base", "distilled")}
+        return _RUN_SUMMARY.validate_python(values)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        raise _corrupt_summary(folder) from None
+
+
+def _is_evaluation(summary: Mapping[str, Any]) -> bool:
+    """Whether it is of `evaluate`, which writes all curves of a model at once."""
+    base = summary["base"]
+    return isinstance(base, dict) and "curves" in base
+
+
+def _read_summary(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, Any]:
+    """The content of a folder's `summary.json`: an object with a name."""
+    try:
+        summary = json.loads(fs.cat_file(f"{folder}/summary.json"))
+    except ValueError:
+        raise _corrupt_summary(folder) from None
+    if not isinstance(summary, dict) or "name" not in summary:
+        raise _corrupt_summary(folder)
+    return summary
+
+
+def _corrupt_summary(folder: str) -> UserError:
+    command = _command(folder)
+    return UserError(
+        f"{folder}/summary.json: corrupt; expected what `{command}` writes; run `{command}` for this run to make it "
+        f"again, or delete {folder}"
+    )
+
+
+def _command(folder: str) -> str:
+    """The command that writes a folder."""
+    return "evaluate" if folder.endswith(f"/{_EVALUATION}") else "report"
+
+
+def _parent(path: str) -> str:
+    return str(path).rpartition("/")[0]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import shutil
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pydantic
 
 from pos2distill.config import PoolSection, Runtime
 from pos2distill.errors import CorruptPart, UserError
@@ -29,6 +29,7 @@ from .protocol import ActorCalls, Stream, Tracker, TrainingOutcome
 # A folder apart from Ray Train's state, because the executors list their saved states in different ways.
 _STATE = f"{STATE_FOLDER}/local"
 _LATEST = "latest.json"
+_NAMES = pydantic.TypeAdapter(list[str])
 
 
 class LocalExecutor:
@@ -264,7 +265,8 @@ class LocalSession:
 
 def _saved_folders(checkpoint: Artifact) -> list[str]:
     """Names of the saved training states, oldest first."""
-    with contextlib.suppress(FileNotFoundError):
-        names: list[str] = json.loads(checkpoint.fs.cat_file(f"{checkpoint.path}/{_STATE}/{_LATEST}"))
-        return names
-    return []
+    latest = f"{_STATE}/{_LATEST}"
+    if not checkpoint.fs.exists(f"{checkpoint.path}/{latest}"):
+        return []
+    with checkpoint.reading(latest):
+        return _NAMES.validate_json(checkpoint.fs.cat_file(f"{checkpoint.path}/{latest}"))

@@ -4,7 +4,6 @@ The analysis of the distilled model reads the responses and the initial model's 
 """
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from tqdm import tqdm
 
 from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
 from pos2distill.config.fields import restrict
-from pos2distill.evaluation.analysis import summarise_analysis
+from pos2distill.evaluation.analysis import FIGURES, summarise_analysis
 from pos2distill.records import ANSWER_SCHEMA, PASSES_SCHEMA, Example, Slots, example_from_row
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
@@ -107,8 +106,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
 def read_analysis(stage: Stage) -> dict[str, Any]:
     """The figures of a finished analysis."""
-    summary: dict[str, Any] = json.loads(stage.artifact.fs.cat_file(f"{stage.artifact.path}/{ANALYSIS}"))
-    return summary
+    return stage.artifact.read_json(ANALYSIS, *FIGURES)
 
 
 def _answer(stage: Stage, study: Study, context: RunContext) -> tuple[pa.Table, dict[str, int]]:

@@ -37,6 +37,18 @@ _METHOD = (
     "method.teacher",
     "method.teacher_topk",
 )
+# Of `training.loop.StepRecord`, which is not imported here, since it loads torch: what is read of a step.
+_STEP_FIELDS = (
+    "step",
+    "epoch",
+    "examples",
+    "fraction",
+    "rows",
+    "loss",
+    "loss_trivial",
+    "loss_anchor",
+    "weight_by_slot",
+)
 _FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", *_METHOD, "training")
 
 
@@ -190,7 +202,10 @@ def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
         # File names are zero-padded step numbers, so their order is that of the steps.
         for path in sorted(checkpoint.fs.glob(f"{folder}/*.jsonl")):
             for line in checkpoint.fs.cat_file(path).splitlines():
-                records.append(json.loads(line))
+                record = json.loads(line)
+                if not isinstance(record, dict) or not record.keys() >= set(_STEP_FIELDS):
+                    raise ValueError
+                records.append(record)
     checkpoint.require(STEPS_FOLDER)
     return records
 

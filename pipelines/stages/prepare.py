@@ -1,7 +1,6 @@
 """Stage `prepare`: read, check and split the data set, and write it as Parquet, before anything expensive starts."""
 
 import functools
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,11 +58,9 @@ def training_ids(examples: Artifact) -> pa.Array:
 
 def read_locations(examples: Artifact) -> dict[str, str]:
     """Where the data set has each example, by its id; empty for artifacts of versions that did not record it."""
-    path = f"{examples.path}/{_LOCATIONS}"
-    if not examples.fs.exists(path):
+    if not examples.fs.exists(f"{examples.path}/{_LOCATIONS}"):
         return {}
-    locations: dict[str, str] = json.loads(examples.fs.cat_file(path))
-    return locations
+    return examples.read_json(_LOCATIONS)
 
 
 def run(stage: Stage, context: RunContext, task: str | None = None) -> Manifest:

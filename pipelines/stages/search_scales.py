@@ -5,10 +5,11 @@ The folder `config` holds the model's config with the scales that were found, fo
 """
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated
+
+import pydantic
 
 from pos2distill.config import ModelSection, Study
 from pos2distill.config.fields import replace_section, restrict
@@ -30,6 +31,8 @@ from .stage import Digests, RunContext, Stage
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
 _GENERATIONS = "generations"
 _EXPORT = "config"
+# Of one generation.
+_CANDIDATES = pydantic.TypeAdapter(Annotated[list[Candidate], pydantic.Field(min_length=1)])
 
 
 def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
@@ -144,10 +147,8 @@ def _best_so_far(generations: Sequence[Sequence[Candidate]]) -> list[float]:
 def _read_generations(artifact: Artifact) -> list[list[Candidate]]:
     generations = []
     for path in sorted(artifact.fs.glob(f"{artifact.path}/{_GENERATIONS}/*.json")):
-        records: list[dict[str, Any]] = json.loads(artifact.fs.cat_file(path))
-        generations.append(
-            [Candidate(tuple(each["genome"]), tuple(each["accuracy"]), each["fitness"]) for each in records]
-        )
+        with artifact.reading(f"{_GENERATIONS}/{str(path).rpartition('/')[2]}"):
+            generations.append(_CANDIDATES.validate_json(artifact.fs.cat_file(path)))
     return generations
 
 

@@ -23,6 +23,8 @@ from pos2distill.tasks.permutations import arrange, evaluated_placements
 
 PARTS_AROUND = ("before", "after", "response")
 QUERIES = ("answer", "last_prompt_token")
+# What `summarise_analysis` returns.
+FIGURES = ("documents", "slots", "groups", "token_shift", "attention", "thought_shift", "wrong_answers")
 
 
 def summarise_analysis(

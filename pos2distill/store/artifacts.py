@@ -17,6 +17,7 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pydantic
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
@@ -26,6 +27,7 @@ from pos2distill.urls import open_url, storage_errors
 RUN_FILE = "run.json"  # names the recipe that owns the storage
 DRIVER_FILE = "driver.json"  # names the running driver (see `lease`)
 _SECONDS_FILE = "seconds.json"  # of runs that were stopped before the artifact was finished
+_SECONDS = pydantic.TypeAdapter(dict[str, float])
 
 # Rows of a Parquet row group, the least that a reader must read to get one row.
 _ROW_GROUP_SIZE = 256
@@ -121,9 +123,19 @@ class Artifact:
         """The seconds of this run and of all earlier ones, added up by name."""
         path = f"{self.path}/{_SECONDS_FILE}"
         total = dict(seconds)
-        if self.fs.exists(path):
-            for name, earlier in json.loads(self.fs.cat_file(path)).items():
-                total[name] = total.get(name, 0.0) + earlier
+        if not self.fs.exists(path):
+            return total
+        with storage_errors(path, "runtime.storage"):
+            content = self.fs.cat_file(path)
+        try:
+            before = _SECONDS.validate_json(content)
+        except ValueError:
+            raise UserError(
+                f"{path}: corrupt; expected the seconds of earlier runs by stage; delete this file and run again: all "
+                f"else is kept"
+            ) from None
+        for name, earlier in before.items():
+            total[name] = total.get(name, 0.0) + earlier
         return total
 
     def write_table(self, name: str, table: pa.Table) -> None:
@@ -150,7 +162,19 @@ class Artifact:
         """
         # Opened as a file: of a folder, pyarrow 23 would read the files that are in it.
         with self.reading(name), self.fs.open(f"{self.path}/{name}") as file:
-            return pq.read_table(file, columns=columns)
+            return pq.read_table(file, columns=columns, page_checksum_verification=True)
+
+    def read_json(self, name: str, *keys: str) -> dict[str, Any]:
+        """Read one JSON file of the artifact: an object with at least these keys.
+
+        Raises:
+            UserError: as `reading`.
+        """
+        with self.reading(name):
+            content = json.loads(self.fs.cat_file(f"{self.path}/{name}"))
+            if not isinstance(content, dict) or not content.keys() >= set(keys):
+                raise ValueError
+        return content
 
     @contextmanager
     def reading(self, name: str) -> Iterator[None]:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from pipelines import command_line
 from pipelines.api import _to_checkpoint
-from pipelines.commands import run_sample, run_study
+from pipelines.commands import run_evaluate, run_sample, run_study
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
 from pipelines.stages.sample import sample_ids_of
@@ -157,6 +157,7 @@ def test_inspect_of_the_base_model_alone_has_no_answer_after(recipe: Recipe, com
     ("words", "message"),
     [
         (["--outcome", "gone"], "--outcome: gone: expected one of right, wrong, gained, "),
+        (["--limit", "-1"], "--limit: -1: expected 1 or more, or 0 for all"),
         (["--limit", "1"], "is neither the storage of a run nor one of its artifacts"),
     ],
 )
@@ -182,13 +183,95 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     expected = first["mean"] - base["mean"]
     assert [each["mean_difference"] for each in result["differences"]] == pytest.approx([expected, expected])
     lines = command("compare", recipe.storage)
-    assert lines[0].startswith(f"[0] {recipe.storage}/report: base model, 4 documents, 4 questions")
+    assert lines[0].startswith(f"[0] {recipe.storage}/report: base model {recipe.study.model.path}, 4 documents, 4 ")
     assert lines[-1].startswith("[1] - [0]: mean ")
+
+
+def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "typo", tmp_path / "file"):
+        assert command("runs", str(path), code=2) == [
+            f"error: {path}: no such folder; expected a folder of runs, or the storage of one run"
+        ]
+    assert command("runs", str(tmp_path)) == [f"{tmp_path}: no report and no results of evaluate"]
 
 
 def test_compare_without_a_report_is_refused(tmp_path: Path, command: Command) -> None:
     assert command("compare", str(tmp_path), code=2) == [
-        f"error: {tmp_path}: holds no report; expected a run's storage or a folder report-FINGERPRINT"
+        f"error: {tmp_path}: holds no report and no results of `evaluate`; expected a run's storage or a folder "
+        f"report-FINGERPRINT"
+    ]
+
+
+@pytest.fixture(scope="module")
+def evaluated(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two runs that were evaluated only: the base model as it is, and with shorter answers."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    for name, words in (("one", []), ("two", ["evaluation.max_new_tokens=2"])):
+        path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+        run_evaluate(load_recipe(path, [f"runtime.storage={folder / name}", *words]))
+    return folder
+
+
+def test_runs_lists_evaluated_models(evaluated: Path, recipe: Recipe, command: Command) -> None:
+    command("runs", recipe.storage)  # reads what the evaluations have printed
+    one, two = json.loads(command("runs", str(evaluated), "--json")[0])
+    assert (one["report"], two["report"]) == (f"{evaluated}/one/evaluation", f"{evaluated}/two/evaluation")
+    assert (one["method"], one["dataset"], one["model"]) == ("none", "jsonl", recipe.study.model.path)
+    (study,) = json.loads(command("runs", recipe.storage, "--json")[0])
+    assert (one["mean"], one["gap"]) == (study["mean"][:1], study["gap"][:1])
+    (line,) = command("runs", str(evaluated / "one"))
+    assert line.startswith(f"{evaluated}/one/evaluation  20")
+    assert f" {recipe.study.model.path} on jsonl: mean {one['mean'][0]:.3f}, GAP " in line
+
+
+def test_runs_lists_a_reported_run_once(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    shutil.copytree(recipe.storage, storage)
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    run_evaluate(load_recipe(path, [f"runtime.storage={storage}"]))
+    command("inspect", str(storage))  # reads what the evaluation has printed
+    (line,) = command("runs", str(storage))
+    assert line.startswith(f"{storage}/report  ")
+    shutil.rmtree(storage / "report")
+    for report in storage.glob("report-*"):
+        shutil.rmtree(report)
+    base, distilled = json.loads(command("compare", str(storage), "--json")[0])["runs"]
+    assert (base["method"], distilled["method"]) == ("none", "r1")
+    shown = json.loads(command("compare", recipe.storage, "--json")[0])["runs"]
+    assert [base["accuracy"], distilled["accuracy"]] == [each["accuracy"] for each in shown]
+
+
+def test_compare_takes_evaluated_models(evaluated: Path, recipe: Recipe, command: Command) -> None:
+    one, two = str(evaluated / "one"), str(evaluated / "two")
+    result = json.loads(command("compare", one, two, recipe.storage, "--json")[0])
+    assert [(run["report"], run["model"]) for run in result["runs"]] == [
+        (f"{one}/evaluation", "base"),
+        (f"{two}/evaluation", "base"),
+        (f"{recipe.storage}/report", "distilled"),
+    ]
+    means = [run["mean"] for run in result["runs"]]
+    differences = [each["mean_difference"] for each in result["differences"]]
+    assert differences == pytest.approx([means[1] - means[0], means[2] - means[0]])
+    (of_study,) = json.loads(command("compare", recipe.storage, "--json")[0])["differences"]
+    assert result["differences"][1] == of_study
+    assert command("compare", f"{one}/evaluation")[0].startswith(f"[0] {one}/evaluation: base model ")
+
+
+def test_compare_refuses_evaluations_that_cannot_be_read(evaluated: Path, command: Command, tmp_path: Path) -> None:
+    storage = shutil.copytree(evaluated / "one", tmp_path / "storage")
+    path = storage / "evaluation" / "summary.json"
+    summary = json.loads(path.read_text())
+    del summary["made_with"]
+    path.write_text(json.dumps(summary))
+    assert command("compare", str(storage), code=2) == [
+        f"error: {storage}: is an evaluation of an earlier version; make it again with `evaluate`"
+    ]
+    summary |= {"made_with": {}, "base": summary["base"] | {"curves": []}}
+    path.write_text(json.dumps(summary))
+    assert command("compare", str(storage), code=2) == [
+        f"error: {path}: corrupt; expected what `evaluate` writes; run `evaluate` for this run to make it again, or "
+        f"delete {path.parent}"
     ]
 
 
@@ -238,13 +321,12 @@ def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Comm
 def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     (line,) = command("export", recipe.storage, str(folder), "--json")
-    written = json.loads(line)
-    group = written["group"]
-    assert group == "pos2distill_" + re.sub(r"\W+", "_", Path(recipe.storage).name)
-    assert written["tasks"] == [f"{group}_4_documents_position_{position}" for position in (1, 2, 3, 4)]
-    assert yaml.safe_load((folder / f"{group}.yaml").read_text())["task"] == written["tasks"]
+    ((group, tasks),) = json.loads(line)["groups"].items()
+    assert group == "pos2distill_" + re.sub(r"\W+", "_", Path(recipe.storage).name) + "_4_documents"
+    assert tasks == [f"{group}_position_{position}" for position in (1, 2, 3, 4)]
+    assert yaml.safe_load((folder / f"{group}.yaml").read_text())["task"] == tasks
     rows = [json.loads(row) for row in command("inspect", recipe.storage, "--prompts", "--limit", "0", "--json")]
-    for position, task in enumerate(written["tasks"], start=1):
+    for position, task in enumerate(tasks, start=1):
         text = (folder / f"{task}.yaml").read_text()
         assert text.endswith("process_results: !function scoring.process_results\n")
         settings = yaml.safe_load(text.replace("!function ", ""))
@@ -258,7 +340,34 @@ def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command
     assert scoring["process_results"](doc, ["It is paris.\nNo."]) == {"accuracy": 1.0, "f1": pytest.approx(0.5)}
     assert scoring["process_results"](doc, ["Rome"]) == {"accuracy": 0.0, "f1": 0.0}
     shown = command("export", recipe.storage, str(tmp_path / "again"))
-    assert shown[0] == f"{tmp_path / 'again'}: 4 tasks, group {group}"
+    assert shown[0] == f"{tmp_path / 'again'}: group {group}, 4 tasks"
+    assert shown[1].startswith(f"lm_eval --include_path {tmp_path / 'again'} --tasks {group} --model hf ")
+
+
+def test_export_writes_a_group_for_each_prompt_length(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """The mean of each, as lm-eval takes it, is the one that `evaluate` shows for this length."""
+    storage = tmp_path / "storage"
+    shutil.copytree(recipe.storage, storage)
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    words = [f"runtime.storage={storage}", "evaluation.other_documents=[3]", "evaluation.other_slots=all"]
+    evaluation = run_evaluate(load_recipe(path, words))[-1]
+    command("runs", str(storage))  # reads what the evaluation has printed
+    (line,) = command("export", str(storage), str(tmp_path / "tasks"), "--json")
+    groups = json.loads(line)["groups"]
+    assert list(groups) == [f"pos2distill_storage_{documents}_documents" for documents in (3, 4)]
+    rows = [json.loads(row) for row in command("inspect", str(storage), "--limit", "0", "--json")]
+    right = {(row["example_id"], row["documents"], row["position"]): row["after"]["right"] for row in rows}
+    for (group, tasks), curve in zip(groups.items(), reversed(evaluation.curves), strict=True):
+        settings = yaml.safe_load((tmp_path / "tasks" / f"{group}.yaml").read_text())
+        assert settings["task"] == tasks
+        assert [metric["weight_by_size"] for metric in settings["aggregate_metric_list"]] == [True, True]
+        docs = []
+        for task in tasks:
+            lines = (tmp_path / "tasks" / f"{task}.jsonl").read_text().splitlines()
+            docs += [json.loads(line) for line in lines]
+        scores = [right[doc["id"], doc["documents"], doc["position"]] for doc in docs]
+        assert sum(scores) / len(scores) == pytest.approx(curve.mean)
+        assert {doc["documents"] for doc in docs} == {curve.documents}
 
 
 def write_logs(tasks: Path, output: Path, scores: dict[tuple[str, str], bool], date: str) -> None:
@@ -307,7 +416,7 @@ def test_compare_refuses_other_logs(recipe: Recipe, command: Command, tmp_path: 
     log, *others = sorted((answers / "one").iterdir())
     log.write_text(log.read_text().partition("\n")[2])
     assert command("compare", str(answers / "one"), code=2) == [
-        f"error: {answers / 'one'}: expected an answer to each question at every position; run all tasks of the "
+        f"error: {answers / 'one'}: expected an answer to each question at every position; run all tasks of an "
         f"exported group"
     ]
     for each in (log, *others):

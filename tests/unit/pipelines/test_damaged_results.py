@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from pipelines import command_line
+from pipelines.executors.local import _saved_folders
+from pipelines.stages.search_scales import _read_generations
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.errors import UserError
+from pos2distill.models.rope.search import Candidate
+from pos2distill.store.artifacts import Artifact
 
 LOCAL = {"executor": "local", "trainers": {"strategy": "torch", "gradient_checkpointing": False}}
 
@@ -62,6 +67,10 @@ def _to_list(path: Path) -> None:
     path.write_text("[]")
 
 
+def _to_object(path: Path) -> None:
+    path.write_text("{}")
+
+
 def _to_folder(path: Path) -> None:
     _remove(path)
     path.mkdir()
@@ -74,6 +83,8 @@ def _to_file(path: Path) -> None:
 
 Damage = Callable[[Path], None]
 AGAIN = "and run again to make it again"
+UNUSABLE = "corrupt, or of another version; expected how the artifact was made"
+SUMMARY = "corrupt; expected what `report` writes; run `report` for this run to make it again"
 # The damaged path, the damage, the command, words of the line.
 CASES: list[tuple[str, Damage, list[str], str]] = [
     ("base-scores-*/predictions.parquet", _remove, ["report"], f"predictions.parquet: missing; delete DIR {AGAIN}"),
@@ -91,6 +102,7 @@ CASES: list[tuple[str, Damage, list[str], str]] = [
     ("checkpoint-*/steps", _remove, ["study"], f"steps: missing; delete DIR {AGAIN}"),
     ("checkpoint-*/steps", _remove, ["report"], f"steps: missing; delete DIR {AGAIN}"),
     ("checkpoint-*/steps/*.jsonl", _garble, ["report"], f"steps: corrupt; delete DIR {AGAIN}"),
+    ("checkpoint-*/steps/*.jsonl", _to_object, ["report"], f"steps: corrupt; delete DIR {AGAIN}"),
     (
         "examples-*/train.parquet",
         _remove,
@@ -104,6 +116,11 @@ CASES: list[tuple[str, Damage, list[str], str]] = [
         ["evaluate", "evaluation.max_new_tokens=9"],
         "evaluation.parquet: corrupt",
     ),
+    ("checkpoint-*/provenance.json", _garble, ["report"], f"provenance.json: {UNUSABLE}; delete DIR {AGAIN}"),
+    ("checkpoint-*/provenance.json", _to_object, ["report"], f"provenance.json: {UNUSABLE}; delete DIR {AGAIN}"),
+    ("checkpoint-*/model/config.json", _to_list, ["report"], f"config.json: corrupt; delete DIR {AGAIN}"),
+    ("checkpoint-*/model/config.json", _remove, ["report"], f"config.json: missing; delete DIR {AGAIN}"),
+    ("examples-*/locations.json", _to_list, ["report"], f"locations.json: corrupt; delete DIR {AGAIN}"),
     ("run.json", _garble, ["study"], "corrupt run.json"),
     ("run.json", _to_list, ["report"], "corrupt run.json"),
     ("run.json", _to_folder, ["report"], "run.json"),
@@ -130,6 +147,44 @@ def test_damaged_results_are_named(
     assert words.replace("DIR", str(folder)) in errors[0]
 
 
+def _without_settings(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": {}}))
+
+
+def _with_text_as_mean(path: Path) -> None:
+    summary = json.loads(path.read_text())
+    summary["base"]["mean"] = "high"
+    path.write_text(json.dumps(summary))
+
+
+@pytest.mark.parametrize("damage", [_garble, _empty, _to_list, _to_object, _with_text_as_mean])
+@pytest.mark.parametrize("command", ["runs", "compare"])
+def test_runs_and_compare_name_a_damaged_summary(
+    recipe: str, command: str, damage: Damage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _path(recipe, "report/summary.json")
+    damage(path)
+    capsys.readouterr()
+    assert command_line.main([command, load_recipe(recipe).storage]) == 2
+    assert capsys.readouterr().err == f"error: {path}: {SUMMARY}, or delete {path.parent}\n"
+
+
+@pytest.mark.parametrize("damage", [_garble, _to_list, _to_object, _without_settings])
+@pytest.mark.parametrize("command", ["inspect", "export"])
+def test_inspect_and_export_name_a_damaged_provenance(
+    recipe: str, command: str, damage: Damage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _path(recipe, "distilled-scores-*/provenance.json")
+    damage(path)
+    words = [str(tmp_path / "tasks")] if command == "export" else []
+    capsys.readouterr()
+    assert command_line.main([command, load_recipe(recipe).storage, *words]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {path}: {UNUSABLE}; delete {path.parent} {AGAIN}, or this file alone, which only inspect and export "
+        f"need\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("pattern", "damage"),
     [("report/summary.json", _garble), ("report/summary.json", _to_list), ("report", _remove)],
@@ -142,6 +197,32 @@ def test_a_damaged_report_is_written_again(recipe: str, pattern: str, damage: Da
     after = json.loads(_path(recipe, "report/summary.json").read_text())
     assert after["fingerprint"] == before["fingerprint"]
     assert _path(recipe, "report/index.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("content", ["garbage", "{}", "[]", '[{"genome": [1.0]}]'])
+def test_read_generations_refuses_a_damaged_one(tmp_path: Path, content: str) -> None:
+    artifact = Artifact(str(tmp_path), "rope-scales", "abcd")
+    folder = Path(artifact.path) / "generations"
+    folder.mkdir(parents=True)
+    (folder / "0000.json").write_text('[{"genome": [1, 2], "accuracy": [0.5, 0.25], "fitness": 0.125}]')
+    ((candidate,),) = _read_generations(artifact)
+    assert candidate == Candidate((1.0, 2.0), (0.5, 0.25), 0.125)
+    (folder / "0001.json").write_text(content)
+    with pytest.raises(UserError, match=rf"generations/0001\.json: corrupt; delete {artifact.path} {AGAIN}"):
+        _read_generations(artifact)
+
+
+@pytest.mark.parametrize("content", ["garbage", "{}", "[1]"])
+def test_saved_folders_refuses_a_damaged_list(tmp_path: Path, content: str) -> None:
+    artifact = Artifact(str(tmp_path), "checkpoint", "abcd")
+    assert _saved_folders(artifact) == []
+    folder = Path(artifact.path) / "training" / "local"
+    folder.mkdir(parents=True)
+    (folder / "latest.json").write_text('["a", "b"]')
+    assert _saved_folders(artifact) == ["a", "b"]
+    (folder / "latest.json").write_text(content)
+    with pytest.raises(UserError, match=rf"latest\.json: corrupt; delete {artifact.path} {AGAIN}"):
+        _saved_folders(artifact)
 
 
 def test_a_deleted_artifact_is_made_again(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,6 +138,10 @@ def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: 
             "--base-url: goes with --model; of a recipe, change the setting",
         ),
         (
+            ["evaluate", "--model", "m", "--data", "d", "--slots", "[1"],
+            "--slots: cannot read the value: ",
+        ),
+        (
             ["evaluate", "--model", "m", "--data", "d", "--base-url", "localhost"],
             "runtime.endpoint.base_url: expected a URL, for example http://127.0.0.1:8000/v1",
         ),

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines import command_line
+from pipelines.commands import run_evaluate, run_study
 from pos2distill.config import Recipe, Study
 from pos2distill.config.validation import dotted_names
 
@@ -194,6 +195,64 @@ def test_stores(dry_run: Callable[..., int], tmp_path: Path, data: st.DataObject
     value = data.draw(_VALUES.filter(lambda value: value is not _ABSENT))
     path.write_bytes(data.draw(st.one_of(st.binary(max_size=40), st.just(json.dumps(value).encode()))))
     dry_run(f"runtime.storage={storage}")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, make_shared_recipe: Callable[..., Recipe]) -> Recipe:
+    """The recipe of a small study that is finished."""
+    recipe = make_shared_recipe(
+        tmp_path_factory.mktemp("finished"),
+        runtime={"executor": "local"},
+        evaluation={"slots": "all", "other_documents": []},
+    )
+    run_study(recipe)
+    run_evaluate(recipe)
+    return recipe
+
+
+# Of the storage STORE of RECIPE. The first ones change nothing in it.
+_READING = ["runs STORE", "compare STORE", "inspect STORE", "inspect STORE --samples", "inspect STORE --prompts"]
+_WRITING = ["export STORE TASKS", "report RECIPE", "evaluate RECIPE"]
+
+
+def _damage(content: bytes, data: st.DataObject) -> bytes | None:
+    """The content cut, replaced, or None: without the file."""
+    kind = data.draw(st.sampled_from(["cut", "list", "object", "random", "delete"]))
+    if kind == "cut":
+        return content[: data.draw(st.integers(0, len(content)))]
+    if kind == "random":
+        return data.draw(st.binary(max_size=40))
+    return {"list": b"[]", "object": b"{}"}.get(kind)
+
+
+@fuzz
+@given(data=st.data())
+def test_finished_stores(
+    finished: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject
+) -> None:
+    """The storage of a finished study with one or two files damaged: each command works, or names what is damaged."""
+    storage, tasks = tmp_path / "damaged", tmp_path / "tasks"
+    for folder in (storage, tasks):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(finished.storage, storage)
+    names = sorted(str(path.relative_to(storage)) for path in storage.rglob("*") if path.is_file())
+    for name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
+        content = _damage((storage / name).read_bytes(), data)
+        if content is None:
+            (storage / name).unlink()
+        else:
+            (storage / name).write_bytes(content)
+    recipe = str(Path(finished.study.data.path).parent / "recipe.yaml")
+    for command in (*_READING, data.draw(st.sampled_from(_WRITING))):
+        words = command.replace("STORE", str(storage)).replace("TASKS", str(tasks)).replace("RECIPE", recipe).split()
+        if recipe in words:
+            words.append(f"runtime.storage={storage}")
+        start = time.monotonic()
+        code = command_line.main(words)
+        assert time.monotonic() - start < _SECONDS
+        errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert (code, len(errors)) in [(0, 0), (2, 1)], command
+        assert all(len(line) < 2000 for line in errors)
 
 
 def _mutate(content: bytes, data: st.DataObject) -> bytes:

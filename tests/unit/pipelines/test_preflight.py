@@ -5,10 +5,12 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+import grpc
 import pytest
 
 from pipelines import data_checks, preflight
@@ -37,18 +39,57 @@ def test_preflight_leaves_nothing(make_recipe: Make, tmp_path: Path, monkeypatch
     assert list(temporary.iterdir()) == []
 
 
-@pytest.fixture
-def listening() -> Any:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"127.0.0.1:{server.getsockname()[1]}"
+@contextmanager
+def grpc_server(**answers: Callable[..., bytes]) -> Iterator[str]:
+    """A server with these calls of the service that Ray 2.60 asks first. Yields its address."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    calls = {name: grpc.unary_unary_rpc_method_handler(answer) for name, answer in answers.items()}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("ray.rpc.NodeInfoGcsService", calls),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None).wait()
 
 
+def refuse_token(request: bytes, context: grpc.ServicerContext) -> bytes:
+    return context.abort(grpc.StatusCode.UNAUTHENTICATED, "no token")
+
+
+@pytest.mark.parametrize("answer", [lambda request, context: b"", refuse_token])
 @pytest.mark.parametrize("address", ["", "auto", "local", "ADDRESS", "ray://ADDRESS"])
 def test_check_ray_accepts_what_answers(
-    make_recipe: Make, listening: str, address: str, monkeypatch: pytest.MonkeyPatch
+    make_recipe: Make, address: str, answer: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", address.replace("ADDRESS", listening))
-    run(make_recipe())
+    with grpc_server(GetClusterId=answer) as cluster:
+        monkeypatch.setenv("RAY_ADDRESS", address.replace("ADDRESS", cluster))
+        run(make_recipe())
+
+
+NOT_RAY = r"^RAY_ADDRESS: no Ray cluster answers at .+ \(what listens there does not answer as Ray does\); start it"
+
+
+def test_check_ray_refuses_another_service(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with grpc_server() as service:
+        monkeypatch.setenv("RAY_ADDRESS", f"ray://{service}")  # Ray Client's server has other calls
+        run(make_recipe())
+        monkeypatch.setenv("RAY_ADDRESS", service)
+        with pytest.raises(UserError, match=NOT_RAY):
+            run(make_recipe())
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_check_ray_refuses_a_mute_server(make_recipe: Make, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts connections and says nothing, so that Ray would wait for it."""
+    monkeypatch.setattr(preflight, "_CONNECT_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        start = time.monotonic()
+        with pytest.raises(UserError, match=NOT_RAY):
+            run(make_recipe())
+        assert time.monotonic() - start < 10
+        monkeypatch.setenv("RAY_USE_TLS", "1")
+        run(make_recipe())  # only Ray can ask
 
 
 def test_check_ray_gives_up_after_its_time(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,34 @@ def test_artifact_publish_counts_the_seconds_of_stopped_runs(storage: str) -> No
     assert artifact.fs.ls(artifact.path, detail=False) == [f"{artifact.path}/manifest.json"]
 
 
+@pytest.mark.parametrize("content", [b"garbage", b"[]", b'{"sample": "x"}', b""])
+def test_artifact_publish_refuses_corrupt_seconds(storage: str, content: bytes) -> None:
+    artifact = Artifact(storage, "samples", "abcd")
+    artifact.fs.makedirs(artifact.path)
+    artifact.fs.pipe_file(f"{artifact.path}/seconds.json", content)
+    with pytest.raises(UserError) as caught:
+        artifact.publish(counts={}, seconds={"sample": 4.0})
+    assert str(caught.value) == (
+        f"{artifact.path}/seconds.json: corrupt; expected the seconds of earlier runs by stage; delete this file and "
+        f"run again: all else is kept"
+    )
+    artifact.remove("seconds.json")
+    assert artifact.publish(counts={}, seconds={"sample": 4.0}).seconds == {"sample": 4.0}
+
+
+@pytest.mark.parametrize("content", [b"garbage", b"[]", b'{"b": 1}', b"\xff"])
+def test_artifact_read_json_refuses_what_is_no_such_object(storage: str, content: bytes) -> None:
+    artifact = Artifact(storage, "examples", "abcd")
+    artifact.fs.makedirs(artifact.path)
+    with pytest.raises(UserError, match=r"a\.json: missing; delete .+ and run again to make it again"):
+        artifact.read_json("a.json", "a")
+    artifact.fs.pipe_file(f"{artifact.path}/a.json", b'{"a": 1, "b": 2}')
+    assert artifact.read_json("a.json", "a") == {"a": 1, "b": 2}
+    artifact.fs.pipe_file(f"{artifact.path}/a.json", content)
+    with pytest.raises(UserError, match=r"a\.json: corrupt; delete .+ and run again to make it again"):
+        artifact.read_json("a.json", "a")
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_artifact_writing_removes_the_folder_after_a_failure(storage: str, error: type[BaseException]) -> None:
     artifact = Artifact(storage, "examples", "abcd")
