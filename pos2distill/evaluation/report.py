@@ -40,6 +40,12 @@ from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
 
+
+def without_folders(value: Any) -> Any:
+    """Of a path of this machine its last part, for pages that are published; any other value as it is."""
+    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
+
+
 # Only HTML is escaped; the model card is Markdown. With StrictUndefined a misspelt name in a template is an error.
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -51,6 +57,7 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters["format_slots"] = format_slots
 TEMPLATES.filters["truncation_warning"] = truncation_warning
 TEMPLATES.filters["shortage_warning"] = shortage_warning
+TEMPLATES.filters["without_folders"] = without_folders
 METRICS = {
     "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
     "substring": "an answer in the whole text, lower case, greedy",

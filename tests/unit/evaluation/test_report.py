@@ -199,6 +199,12 @@ def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
     assert "- **Base model**: `base/model`, licence apache-2.0." in body
     assert "| `training.epochs` | `7` |" in body
     assert "git revision abc1234" in body
+    settings = {**inputs.settings, "model": {"path": "/home/me/models/mine", "rope_scales": []}}
+    private = replace(inputs, settings=settings, changed_settings={"data.path": "/home/me/q.jsonl"})
+    card = render_model_card(private)
+    assert "- **Base model**: `mine`, licence apache-2.0." in card
+    assert "| `data.path` | `q.jsonl` |" in card
+    assert "/home/me" not in card
     assert f"**{verdict(inputs.main)}**" in body
 
 
