@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.config.load import load_recipe, recipe_names
+from pos2distill.config.model import looks_like_hub_name
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TRAINING
 from pos2distill.secrets import looks_secret
@@ -65,21 +66,17 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
     paths = {"data.path": recipe.study.data.path}
     if with_storage:
         paths["runtime.storage"] = recipe.storage
-    if not _is_hub_name(recipe.study.model.path):
+    if not looks_like_hub_name(recipe.study.model.path):
         paths["model.path"] = recipe.study.model.path
     for name, other in recipe.other_tasks.items():
         paths[f"evaluation.also_evaluate: {name}: data.path"] = other.data.path
     return paths
 
 
-def _is_hub_name(model: str) -> bool:
-    return "://" not in model and not model.startswith(("/", ".", "~"))
-
-
 def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
     """A model of the hub must be downloaded, unless a cache may hold it already."""
     model = recipe.study.model.path
-    if _is_hub_name(model) and not spec.network.has_egress and not spec.pods.model_cache:
+    if looks_like_hub_name(model) and not spec.network.has_egress and not spec.pods.model_cache:
         raise UserError(
             f"{recipe.name}: model.path: {model} would be downloaded, but no rule of network.egress lets the pods "
             f"connect to the hub; add one, or set a folder of a mounted volume"

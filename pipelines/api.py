@@ -206,9 +206,13 @@ def _to_file(data: Questions) -> str:
     if isinstance(data, str | Path):
         return str(data)
     lines = []
+    if isinstance(data, Mapping):
+        raise UserError("data: expected a file or records, got one mapping; of columns, make a list of records")
     for number, record in enumerate(data, start=1):
+        if not isinstance(record, Mapping):
+            raise UserError(f"data: record {number}: expected a mapping, got {type(record).__name__}")
         try:
-            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+            lines.append(json.dumps(dict(record), ensure_ascii=False) + "\n")
         except (TypeError, ValueError) as error:
             raise UserError(f"data: record {number} cannot be written as JSON ({error})") from None
     text = "".join(lines).encode()

@@ -30,9 +30,9 @@ _LONGEST = 8  # examples that are tokenised
 
 @dataclass(frozen=True, slots=True)
 class CheckedPrompts:
-    """Prompts of one length. text: of the longest one, special tokens included.
+    """Evaluation prompts of one length. text: of the longest one that was checked, special tokens included.
 
-    tokens: of the longest one; None behind a server. reserve: tokens kept free for the answer.
+    tokens: of that one; None behind a server. reserve: tokens kept free for the answer.
     """
 
     task: str | None
@@ -111,9 +111,7 @@ def _check_prompts(
     if not study.model.is_served_name:
         vocabulary = load_config(study.model).get_text_config().vocab_size
 
-    checked: list[CheckedPrompts] = []
-
-    def check(examples: Iterable[Example], documents: int, reserve: int) -> None:
+    def check(examples: Iterable[Example], documents: int, reserve: int) -> CheckedPrompts | None:
         build = prompt_builder(study, reserve)
         prompts = []
         for example in examples:
@@ -125,20 +123,23 @@ def _check_prompts(
                     f"{vocabulary} tokens; the tokenizer and the model do not belong together"
                 )
             prompts.append(prompt)
-        if not prompts or documents in {each.documents for each in checked}:
-            return
+        if not prompts:
+            return None
         longest = max(prompts, key=len)
         if isinstance(build, MessageBuilder) or isinstance(longest, str):
-            checked.append(CheckedPrompts(name, documents, None, reserve, str(longest)))
-        else:
-            checked.append(CheckedPrompts(name, documents, len(longest), reserve, str(build.tokenizer.decode(longest))))
+            return CheckedPrompts(name, documents, None, reserve, str(longest))
+        return CheckedPrompts(name, documents, len(longest), reserve, str(build.tokenizer.decode(longest)))
 
+    checked = []
     documents = study.data.documents
     if any(stage.name.endswith(("evaluate base", "evaluate distilled")) for stage in stages):
         evaluated = list(islice(evaluation, _MAX_EXAMPLES))
         for count in (documents, *study.evaluation.other_documents):
             length = functools.partial(_characters, documents=count)
-            check(heapq.nlargest(_LONGEST, evaluated, key=length), count, study.evaluation.max_new_tokens)
+            longest = heapq.nlargest(_LONGEST, evaluated, key=length)
+            prompts = check(longest, count, study.evaluation.max_new_tokens)
+            if prompts is not None:
+                checked.append(prompts)
     if study is plan.study and plan.sample in stages:
         # A sample whose prompt is too long is a failed one, of which some are allowed. If the shortest is, all are.
         length = functools.partial(_characters, documents=documents)

@@ -71,7 +71,7 @@ def _prompt_lines(prompts: Sequence[CheckedPrompts], *, full: bool) -> list[str]
     lines = []
     for each in prompts:
         task = f"{each.task}, " if each.task else ""
-        count = "the server counts the tokens" if each.tokens is None else f"up to {each.tokens} tokens"
+        count = "the server counts the tokens" if each.tokens is None else f"{each.tokens} tokens (the longest checked)"
         lines.append(f"# prompt    {task}{each.documents} documents: {count}, and {each.reserve} for the answer")
     if not prompts:
         return lines

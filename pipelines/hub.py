@@ -13,6 +13,7 @@ from pos2distill.urls import storage_errors
 from .results import open_artifact
 
 CARD = "README.md"
+_TOKEN = "set HF_TOKEN, or log in with `hf auth login`"
 
 
 def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
@@ -29,23 +30,41 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     """
     # Imported here: it takes part of a second, and only this command needs it.
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     artifact = open_artifact(run, ("checkpoint",))
     if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{CARD}"):
         raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")
     hub = HfApi()
     try:
-        with storage_errors(hub.endpoint, "HF_ENDPOINT"), _local_folder(artifact) as folder:
-            made = hub.create_repo(repository, private=private or None, exist_ok=True)
-            commit = hub.upload_folder(
-                repo_id=made.repo_id, folder_path=folder, commit_message=f"Pos2Distill, study of {artifact.fingerprint}"
-            )
+        with _hub_errors(hub.endpoint):
+            # Of a repository that exists, huggingface_hub 2.4 ignores `private`.
+            hub.create_repo(repository, private=private or None, exist_ok=True)
+            if private and not hub.repo_info(repository).private:
+                raise UserError(f"{repository}: is public already; make it private on the hub, or choose another name")
+        with _local_folder(artifact) as folder, _hub_errors(hub.endpoint):
+            message = f"Pos2Distill, study of {artifact.fingerprint}"
+            commit = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
     except HFValidationError as error:
         raise UserError(f"{repository}: expected OWNER/NAME on the hub ({str(error).rstrip('.')})") from None
-    except LocalTokenNotFoundError:
-        raise UserError("the hub wants a token: set HF_TOKEN, or log in with `hf auth login`") from None
     return str(commit.repo_url)
+
+
+@contextmanager
+def _hub_errors(endpoint: str) -> Iterator[None]:
+    """Turns what the hub refuses into one line with the likely fix."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+    with storage_errors(endpoint, "HF_ENDPOINT"):
+        try:
+            yield
+        except LocalTokenNotFoundError:
+            raise UserError(f"{endpoint}: wants a token; {_TOKEN}") from None
+        except HfHubHTTPError as error:
+            code = error.response.status_code
+            if code not in (401, 403):
+                raise
+            raise UserError(f"{endpoint}: refuses this token, or it may not write there ({code}); {_TOKEN}") from None
 
 
 @contextmanager

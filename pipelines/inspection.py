@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pos2distill.evaluation.questions import Attribution, document_order
 from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import example_from_row, sample_ids
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.samples import SampleStore
+from pos2distill.store.samples import SampleStore, StoreIndex
 
 from .provenance import corrupt_provenance
 from .results import input_artifact, list_artifacts, of_other_task, open_artifact, provenance_of
@@ -83,6 +84,8 @@ def inspect(run: str, selection: Selection, *, samples: bool, prompts: bool, ent
         if selection.accepts(row):
             shown += 1
             build = row.pop("build")
+            if "entropy" in row:
+                row["entropy"] = row["entropy"]()
             yield row | {"prompt": decoder.text(build)} if decoder else row
 
 
@@ -198,11 +201,12 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
     store = SampleStore(artifact)
     index = store.index(ids)
     columns = ["example_id", "documents", "slots", "text", "truncated_text", "outcome", "error", "finish_reason"]
-    columns += ["prompt_ids", *(("response_ids", "hidden", "hidden_dtype") if entropy else ())]
     stored = np.flatnonzero(index.stored)
-    for sample in store.load(index, ids, stored, columns).to_pylist():
+    samples = store.load(index, ids, stored, [*columns, "prompt_ids"]).to_pylist()
+    for position, sample in zip(stored.tolist(), samples, strict=True):
         example_id = example_of[sample["example_id"]]
         question = questions[example_id]
+        is_kept = sample["outcome"] == "kept"
         yield {
             "example_id": sample["example_id"],
             "location": locations.get(example_id, ""),
@@ -215,7 +219,8 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
             "text": sample["text"],
             "kept_text": sample["truncated_text"],
             "error": sample["error"],
-            **({"entropy": entropy(sample)} if entropy and sample["hidden"] else {}),
+            # Of those that are shown alone: the states of all samples may not fit the memory.
+            **({"entropy": partial(entropy, store, index, ids, position)} if entropy and is_kept else {}),
             "build": sample["prompt_ids"],
         }
 
@@ -234,12 +239,14 @@ class _TeacherEntropy:
         self.tokenizer = load_tokenizer(study.model)
         self.head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
 
-    def __call__(self, sample: Mapping[str, Any]) -> Row:
-        """The mean over tokens, and each token's text and entropy."""
+    def __call__(self, store: SampleStore, index: StoreIndex, ids: pa.Array, position: int) -> Row:
+        """Of one sample the mean over tokens, and each token's text and entropy."""
         import torch
 
         from pos2distill.models.hidden_states import hidden_from_bytes
 
+        columns = ["response_ids", "hidden", "hidden_dtype"]
+        (sample,) = store.load(index, ids, np.array([position]), columns).to_pylist()
         response = sample["response_ids"]
         hidden_TH = hidden_from_bytes(sample["hidden"], sample["hidden_dtype"], len(response))
         entropy_T = torch.distributions.Categorical(logits=self.head(hidden_TH)).entropy()

@@ -101,7 +101,7 @@ def corrupt_provenance(artifact: Artifact) -> UserError:
     """The error of an artifact whose record cannot be used."""
     return UserError(
         f"{artifact.url}/{_FILE}: corrupt, or of another version; expected how the artifact was made; delete "
-        f"{artifact.url} and run again to make it again, or this file alone, which only inspect and export need"
+        f"{artifact.url} and run again to make it again"
     )
 
 

@@ -13,6 +13,9 @@ _REMOTE_PACKAGES = ("botocore", "aiobotocore", "gcsfs", "google", "aiohttp", "ht
 _CREDENTIALS = "; check the credentials of the storage and their rights"
 _NETWORK = "; check the network and AWS_ENDPOINT_URL or the storage's other address settings"
 
+# As s3fs 2026.9 raises what an S3 answers with 409, 500 or 503, without the name of the object.
+_BUSY = (errno.EBUSY, errno.EREMOTEIO)
+
 # Fixes for errors of the operating system.
 _FIXES = {
     errno.ENOSPC: "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)",
@@ -25,8 +28,7 @@ _FIXES = {
     errno.ELOOP: "; a symbolic link leads back to itself",
     errno.EMFILE: "; raise the limit on open files (`ulimit -n`)",
     errno.ENFILE: "; raise the limit on open files (`ulimit -n`)",
-    errno.EBUSY: "; the storage is overloaded or down",
-    errno.EREMOTEIO: "; the storage is overloaded or down",
+    **dict.fromkeys(_BUSY, "; the storage is overloaded or down"),
     errno.EIO: "; check the disk or its mount",
     errno.ESTALE: "; mount the network file system again",
 }
@@ -103,12 +105,20 @@ def will_not_pass(error: BaseException) -> bool:
     return refused or "Credential" in name or "Token" in name
 
 
+def may_pass(error: BaseException) -> bool:
+    """Whether another try may well succeed: a storage or the network did not answer as it should."""
+    if will_not_pass(error):
+        return False
+    is_remote = type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES
+    is_busy = getattr(error, "errno", None) in (*_BUSY, errno.EIO, errno.ESTALE)
+    return is_remote or is_busy or isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
+
+
 def describe(error: BaseException) -> str | None:
     """The line for an error that nobody closer to its cause has described, or None if it is a bug."""
     if not is_fault(error) and not disk_is_full(error):
         return None
     name = getattr(error, "filename", None) or type(error).__name__
-    # As s3fs 2026.9 raises what an S3 answers: without the name of the object.
-    if name == "OSError":
+    if getattr(error, "errno", None) in _BUSY:
         name = "a storage"
     return f"{name}: {reason(error)}{fix(error)}; POS2DISTILL_DEBUG=1 shows the traceback"

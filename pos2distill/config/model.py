@@ -7,6 +7,11 @@ from pydantic import Field
 from pos2distill.config.base import Precision, Section
 
 
+def looks_like_hub_name(path: str) -> bool:
+    """Whether a model's path can be OWNER/NAME on the hub, wherever there is no folder of this name."""
+    return not path.startswith((".", "/", "~")) and "://" not in path and path.count("/") == 1
+
+
 class ModelSection(Section):
     """The model that is measured, sampled from and distilled."""
 

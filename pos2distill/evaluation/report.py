@@ -40,12 +40,6 @@ from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
 
-
-def without_folders(value: Any) -> Any:
-    """Of a path of this machine its last part, for pages that are published; any other value as it is."""
-    return Path(value).name if isinstance(value, str) and value.startswith("/") else value
-
-
 # Only HTML is escaped; the model card is Markdown. With StrictUndefined a misspelt name in a template is an error.
 TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -57,7 +51,7 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters["format_slots"] = format_slots
 TEMPLATES.filters["truncation_warning"] = truncation_warning
 TEMPLATES.filters["shortage_warning"] = shortage_warning
-TEMPLATES.filters["without_folders"] = without_folders
+_PRIVATE = ("model.path", "data.path", "evaluation.also_evaluate")
 METRICS = {
     "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
     "substring": "an answer in the whole text, lower case, greedy",
@@ -283,7 +277,12 @@ def _curves_csv(inputs: ReportInputs) -> str:
 
 def render_model_card(inputs: ReportInputs) -> str:
     """The checkpoint's README.md: its base model, its method and its measured curve."""
-    return TEMPLATES.get_template("model_card.md.j2").render(report=inputs, verdict=verdict(inputs.main))
+    # A card is published, so that it shows no path or URL of the machine that made it.
+    settings = {name: value for name, value in inputs.changed_settings.items() if name not in _PRIVATE}
+    base = inputs.base_model or str(inputs.settings["model"]["path"]).rstrip("/").rpartition("/")[2]
+    return TEMPLATES.get_template("model_card.md.j2").render(
+        report=inputs, verdict=verdict(inputs.main), base=base, settings=settings
+    )
 
 
 def render_scales_card(model: str, scales: Sequence[float]) -> str:

@@ -126,7 +126,7 @@ def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int
     count_RE = _resample_counts(examples, resamples, seed)
     before_R, after_R = (_cross_fitted_gaps(correct_ES, count_RE, seed, _SPLITS) for correct_ES in both)
     margin = max(_Z * float((after_R - before_R).std(ddof=1)), _wilson(0.0, examples)[1])
-    change = after - before
+    change = min(1.0, max(-1.0, after - before))
     return change, (max(-1.0, change - margin), min(1.0, change + margin))
 
 

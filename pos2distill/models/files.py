@@ -6,12 +6,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from pos2distill.config import ModelSection
+from pos2distill.config.model import looks_like_hub_name
+from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError
 from pos2distill.scratch import locked, user_folder
-from pos2distill.urls import open_url
+from pos2distill.urls import open_url, storage_errors
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256
@@ -92,15 +93,14 @@ def read_licence(model: ModelSection) -> str | None:
     if is_hub_name(model.path):
         return None
     fs, root = open_url(model.path, "model.path")
-    card = f"{root}/README.md"
-    if not fs.exists(card):
-        return None
-    # The metadata is YAML between two lines of ---, if the card has any.
-    parts = fs.cat_file(card).decode(errors="replace").split("---\n", 2)
     try:
-        metadata = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0] else None
-    except yaml.YAMLError:
-        return None
+        with storage_errors(model.path, "model.path"):
+            card = fs.cat_file(f"{root}/README.md").decode(errors="replace")
+        # The metadata is YAML between two lines of ---, if the card has any.
+        parts = card.split("---\n", 2)
+        metadata = parse_value(parts[1]) if len(parts) == 3 and not parts[0] else None
+    except (UserError, ValueError):
+        return None  # no card, or none that can be read: a report does not need it
     licence = metadata.get("license") if isinstance(metadata, dict) else None
     return licence if isinstance(licence, str) else None
 
@@ -158,6 +158,4 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
 
 def is_hub_name(path: str) -> bool:
     """Whether a path can be OWNER/NAME on the hub. A folder of that name on this machine takes precedence."""
-    if os.path.isdir(path) or path.startswith((".", "/")) or "://" in path:
-        return False
-    return path.count("/") == 1
+    return looks_like_hub_name(path) and not os.path.isdir(path)

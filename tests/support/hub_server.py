@@ -20,26 +20,33 @@ class Hub:
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     private: dict[str, bool] = field(default_factory=dict)
 
-    def answer(self, path: str, body: bytes) -> dict[str, Any]:
-        """What the hub answers to a request."""
+    def answer(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        """The status and what the hub answers to a request."""
         if path == "/api/repos/create":
             sent = json.loads(body)
             repository = f"{sent['organization']}/{sent['name']}"
+            if repository in self.private:
+                return 409, {"error": "You already created this model repo", "url": f"{self.address}/{repository}"}
             self.files[repository] = {}
             self.private[repository] = sent.get("private") or sent.get("visibility") == "private"
-            return {"url": f"{self.address}/{repository}", "id": repository}
+            return 200, {"url": f"{self.address}/{repository}", "id": repository}
         if path == "/api/validate-yaml":
-            return {"errors": [], "warnings": []}
-        _, _, _, owner, name, action, *_ = path.split("/")
+            return 200, {"errors": [], "warnings": []}
+        _, _, _, owner, name, *actions = path.split("/")
+        if not actions:
+            return 200, {"id": f"{owner}/{name}", "private": self.private[f"{owner}/{name}"], "siblings": []}
+        action = actions[0]
         if action == "preupload":
             files = json.loads(body)["files"]
-            return {"files": [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in files]}
+            return 200, {
+                "files": [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in files]
+            }
         assert action == "commit", path
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
                 content = base64.b64decode(line["value"]["content"])
                 self.files[f"{owner}/{name}"][line["value"]["path"]] = content
-        return {"commitUrl": f"{self.address}/{owner}/{name}/commit/0123", "commitOid": "0123", "success": True}
+        return 200, {"commitUrl": f"{self.address}/{owner}/{name}/commit/0123", "commitOid": "0123", "success": True}
 
 
 @contextmanager
@@ -55,9 +62,11 @@ def hub_server() -> Iterator[Hub]:
             if self.headers.get("Transfer-Encoding") == "chunked":
                 body = self.read_chunks()
             if self.headers.get("Authorization") == f"Bearer {TOKEN}":
-                self.reply(200, hub.answer(self.path.partition("?")[0], body))
+                self.reply(*hub.answer(self.path.partition("?")[0], body))
             else:
                 self.reply(401, {"error": "Invalid credentials"})
+
+        do_GET = do_POST  # the names are those of http.server
 
         def read_chunks(self) -> bytes:
             body = b""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from pos2distill.errors import CorruptPart, TransientError, UserError
-from pos2distill.faults import describe, disk_is_full, will_not_pass
+from pos2distill.faults import describe, disk_is_full, may_pass
 
 # Ray Data 2.60 keeps nothing of an exception but the text of its traceback.
 _TRACEBACK_LINE = re.compile(r"^pos2distill\.errors\.UserError: (.+)$", re.MULTILINE)
@@ -34,7 +34,7 @@ def find_user_error(error: BaseException) -> UserError | None:
 def find_fault(error: BaseException) -> UserError | None:
     """The error to show for what the machine, the network or a storage caused in another process, or None.
 
-    A TransientError, if the same command may well continue; a job on a cluster is then tried again.
+    A TransientError if it may pass: a job on a cluster is then tried again.
 
     Unlike the others it follows only what Ray wrapped: an error that is raised while such an error is handled is a bug.
     """
@@ -45,10 +45,10 @@ def find_fault(error: BaseException) -> UserError | None:
         wrapped = [each for each in inner if isinstance(each, BaseException) and each is not current]
         waiting += wrapped
         line = None if wrapped else describe(current)
-        if line is not None and will_not_pass(current):
-            return UserError(line)
-        if line is not None:
+        if line is not None and may_pass(current):
             return TransientError(f"{line}; run the same command again to continue")
+        if line is not None:
+            return UserError(line)
     return None
 
 

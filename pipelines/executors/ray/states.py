@@ -35,7 +35,7 @@ def remove_unlisted_states(checkpoint: Artifact) -> None:
     folder = f"{checkpoint.path}/{STATE_FOLDER}"
     with storage_errors(checkpoint.url, "runtime.storage"):
         states = [str(path) for path in checkpoint.fs.glob(f"{folder}/{_STATES}*")]
-        listed = _listed_states(checkpoint) if checkpoint.fs.exists(f"{folder}/{_LIST}") else set()
+        listed = _listed_states(checkpoint) if states else set()
         for path in states:
             if path.rstrip("/").rpartition("/")[2] not in {_LIST, *listed}:
                 checkpoint.fs.rm(path, recursive=True)
@@ -43,7 +43,11 @@ def remove_unlisted_states(checkpoint: Artifact) -> None:
 
 def _listed_states(checkpoint: Artifact) -> set[str]:
     try:
-        content = json.loads(checkpoint.fs.cat_file(f"{checkpoint.path}/{STATE_FOLDER}/{_LIST}"))
+        text = checkpoint.fs.cat_file(f"{checkpoint.path}/{STATE_FOLDER}/{_LIST}")
+    except FileNotFoundError:  # not `exists`, which says no of a file that it cannot look at
+        return set()
+    try:
+        content = json.loads(text)
         return {str(state["checkpoint_dir_name"]) for state in content["checkpoint_results"]}
     except (ValueError, KeyError, TypeError):
         raise UserError(

@@ -199,13 +199,21 @@ def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
     assert "- **Base model**: `base/model`, licence apache-2.0." in body
     assert "| `training.epochs` | `7` |" in body
     assert "git revision abc1234" in body
-    settings = {**inputs.settings, "model": {"path": "/home/me/models/mine", "rope_scales": []}}
-    private = replace(inputs, settings=settings, changed_settings={"data.path": "/home/me/q.jsonl"})
-    card = render_model_card(private)
-    assert "- **Base model**: `mine`, licence apache-2.0." in card
-    assert "| `data.path` | `q.jsonl` |" in card
-    assert "/home/me" not in card
     assert f"**{verdict(inputs.main)}**" in body
+
+
+@pytest.mark.parametrize("folder", ["/home/me/models/", "s3://mine/models/"])
+def test_render_model_card_shows_no_paths_and_urls(inputs: ReportInputs, folder: str) -> None:
+    settings = {**inputs.settings, "model": {"path": f"{folder}base", "rope_scales": []}}
+    changed = {"model.path": f"{folder}base", "data.path": f"{folder}q.jsonl", "training.epochs": 7}
+    changed["evaluation.also_evaluate"] = [f"{folder}other.yaml"]
+    command = f"python run.py study {folder}recipe.yaml"
+    card = render_model_card(
+        replace(inputs, settings=settings, changed_settings=changed, base_model=None, command=command)
+    )
+    assert "- **Base model**: `base`, licence apache-2.0." in card
+    assert "| `training.epochs` | `7` |" in card
+    assert folder not in card
 
 
 def test_render_report_of_two_hops_has_a_heat_map_and_no_weights(inputs: ReportInputs, pairs: Comparison) -> None:

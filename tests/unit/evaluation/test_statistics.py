@@ -134,9 +134,18 @@ def test_gap_change_by_hand() -> None:
     """From 1 to 0, or not at all, in every example: only as certain as 60 examples can be."""
     before, after = np.tile([1.0, 0.0], (60, 1)), np.ones((60, 2))
     open_end = 1.959964**2 / (60 + 1.959964**2)  # Wilson's bound for 0 of 60
-    assert gap_change(before, after, resamples=100, seed=0) == (-1.0, (-1.0, pytest.approx(-1 + open_end)))
-    unchanged, (low, high) = gap_change(before, before, resamples=100, seed=0)
-    assert (unchanged, low, high) == (0.0, pytest.approx(-open_end), pytest.approx(open_end))
+    change, interval = gap_change(before, after, resamples=100, seed=0)
+    assert (change, *interval) == pytest.approx((-1, -1, -1 + open_end))
+    change, interval = gap_change(before, before, resamples=100, seed=0)
+    assert (change, *interval) == pytest.approx((0, -open_end, open_end))
+
+
+def test_gap_change_is_inside_its_interval() -> None:
+    """Few examples give corrected GAPs below 0, and so changes of more than 1."""
+    for seed in range(200):
+        before, after = answers([0.5] * 3, 10, seed), answers([0.5] * 3, 10, 1000 + seed)
+        change, (low, high) = gap_change(before, after, resamples=50, seed=seed)
+        assert -1 <= low <= change <= high <= 1
 
 
 def test_gap_change_contains_the_truth() -> None:

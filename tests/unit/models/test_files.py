@@ -197,6 +197,8 @@ def test_local_folder_asks_the_hub_for_no_weights(monkeypatch: pytest.MonkeyPatc
         ("---\ntags: [a]\n---\n", None),
         ("# A model\n---\nlicense: mit\n---\n", None),  # a rule in the text
         ("---\nlicense: [\n---\n", None),
+        ("---\ndate: 2024-13-45\nlicense: mit\n---\n", None),
+        ("---\nlicense: " + "[" * 5000 + "\n---\n", None),
         (None, None),
     ],
 )

@@ -92,6 +92,10 @@ def test_evaluate_takes_records(tiny_model_path: str, tmp_path: Path, monkeypatc
     assert evaluate(iter(records)).summary()["curves"] == expected.summary()["curves"]
     with pytest.raises(UserError, match=r"^data: record 2 cannot be written as JSON \("):
         evaluate([records[0], {"question": {1, 2}}])
+    with pytest.raises(UserError, match=r"^data: record 1: expected a mapping, got str$"):
+        evaluate(["a question"])  # type: ignore[list-item]
+    with pytest.raises(UserError, match=r"^data: expected a file or records, got one mapping; of columns, make"):
+        evaluate({"question": ["a", "b"]})  # type: ignore[dict-item]
 
 
 def test_evaluate_takes_a_mapping_and_changes_nothing_in_it(make_recipe: Callable[..., Recipe]) -> None:

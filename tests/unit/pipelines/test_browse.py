@@ -464,10 +464,15 @@ def test_push_uploads_the_checkpoint_with_its_card(
         assert hub.private["me/again"] is False
         result = _to_checkpoint(checkpoint).push_to_hub("me/by-api")
         assert (result, hub.files["me/by-api"]) == (f"{hub.address}/me/by-api", hub.files["me/a-model"])
+        assert command("push", recipe.storage, "me/a-model") == [f"{hub.address}/me/a-model"]  # it exists
+        assert command("push", recipe.storage, "me/again", "--private", code=2) == [
+            "error: me/again: is public already; make it private on the hub, or choose another name"
+        ]
         monkeypatch.setenv("HF_TOKEN", "another")
-        (line,) = command("push", recipe.storage, "me/a-model", code=2)
-        assert line.startswith(f"error: {hub.address}: cannot be used (")
-        assert "401" in line
+        assert command("push", recipe.storage, "me/a-model", code=2) == [
+            f"error: {hub.address}: refuses this token, or it may not write there (401); set HF_TOKEN, or log in with "
+            f"`hf auth login`"
+        ]
 
 
 def test_push_uploads_from_another_storage(

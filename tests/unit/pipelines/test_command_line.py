@@ -109,7 +109,9 @@ def test_dry_run_shows_settings_and_writes_nothing(
     assert f"#   to write  {'report':<18}  {resolved.storage}/report/index.html\n" in shown
     assert not Path(resolved.storage).exists()
     prompt = re.search(
-        r"^# prompt    4 documents: up to (\d+) tokens, and 8 for the answer\n((?:#   \| .*\n)+)", shown, re.M
+        r"^# prompt    4 documents: (\d+) tokens \(the longest checked\), and 8 for the answer\n((?:#   \| .*\n)+)",
+        shown,
+        re.M,
     )
     assert prompt is not None
     assert "<s><|user|>Title: " in prompt[2]

@@ -75,3 +75,6 @@ def test_find_fault_tells_what_may_pass() -> None:
         "a storage: Service Unavailable; the storage is overloaded or down; POS2DISTILL_DEBUG=1 shows the traceback; "
         "run the same command again to continue"
     )
+    broken_image = find_fault(OSError("libcudart.so: cannot open shared object file"))
+    assert type(broken_image) is UserError
+    assert str(broken_image).startswith("OSError: libcudart.so: cannot open")
