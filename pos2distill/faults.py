@@ -121,4 +121,5 @@ def describe(error: BaseException) -> str | None:
     name = getattr(error, "filename", None) or type(error).__name__
     if getattr(error, "errno", None) in _BUSY:
         name = "a storage"
-    return f"{name}: {reason(error)}{fix(error)}; POS2DISTILL_DEBUG=1 shows the traceback"
+    again = "; run the same command again to continue" if may_pass(error) else ""
+    return f"{name}: {reason(error)}{fix(error)}{again}; POS2DISTILL_DEBUG=1 shows the traceback"

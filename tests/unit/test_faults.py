@@ -20,7 +20,8 @@ DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
         (IsADirectoryError(21, "Is a directory", "/x"), "/x: Is a directory; expected a file, not a folder"),
         (
             ConnectionError("no Ray"),
-            "ConnectionError: no Ray; check the network and AWS_ENDPOINT_URL or the storage's other address settings",
+            "ConnectionError: no Ray; check the network and AWS_ENDPOINT_URL or the storage's other address settings; "
+            "run the same command again to continue",
         ),
         (
             NoCredentialsError(),

@@ -46,7 +46,7 @@ def find_fault(error: BaseException) -> UserError | None:
         waiting += wrapped
         line = None if wrapped else describe(current)
         if line is not None and may_pass(current):
-            return TransientError(f"{line}; run the same command again to continue")
+            return TransientError(line)
         if line is not None:
             return UserError(line)
     return None

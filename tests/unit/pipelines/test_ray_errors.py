@@ -72,8 +72,8 @@ def test_find_fault_tells_what_may_pass() -> None:
     found = find_fault(OSError(errno.EBUSY, "Service Unavailable"))
     assert isinstance(found, TransientError)
     assert str(found) == (
-        "a storage: Service Unavailable; the storage is overloaded or down; POS2DISTILL_DEBUG=1 shows the traceback; "
-        "run the same command again to continue"
+        "a storage: Service Unavailable; the storage is overloaded or down; run the same command again to continue; "
+        "POS2DISTILL_DEBUG=1 shows the traceback"
     )
     broken_image = find_fault(OSError("libcudart.so: cannot open shared object file"))
     assert type(broken_image) is UserError
