@@ -31,13 +31,13 @@ def test_arrow_filesystem_wraps_the_artifacts_own(make_recipe: Callable[..., Rec
     assert artifact.fs.cat_file(f"{artifact.path}/note") == b"42"
 
 
-def test_arrow_filesystem_writes_local_files_whole_or_not_at_all(
+def test_arrow_filesystem_writes_a_local_list_whole_or_not_at_all(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     artifact = make_plan(make_recipe()).distill.artifact
     filesystem = arrow_filesystem(artifact)
     filesystem.create_dir(artifact.path)
-    path = f"{artifact.path}/list.json"
+    path = f"{artifact.path}/checkpoint_manager_snapshot.json"
 
     def write(data: bytes) -> None:
         with filesystem.open_output_stream(path) as file:
@@ -52,7 +52,7 @@ def test_arrow_filesystem_writes_local_files_whole_or_not_at_all(
     with pytest.raises(OSError, match="No space left on device"):
         write(b"third")
     assert Path(path).read_bytes() == b"second" * 1000
-    assert [each.name for each in Path(artifact.path).iterdir()] == ["list.json"]
+    assert [each.name for each in Path(artifact.path).iterdir()] == ["checkpoint_manager_snapshot.json"]
 
 
 class FullDisk(io.FileIO):
