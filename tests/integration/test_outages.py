@@ -13,7 +13,7 @@ from s3fs import S3FileSystem
 from pipelines.commands import run_distill
 from pos2distill.config import Recipe
 from tests.support.drivers import LIMIT, Driver
-from tests.support.results import artifact_of, assert_exactly_once, read_steps, sample_store
+from tests.support.results import assert_exactly_once, read_steps, sample_store, saved_states
 from tests.support.s3_server import Faulty, s3_server
 from tests.support.tiny import write_examples
 
@@ -67,11 +67,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("this user may not mount a file system")
     yield folder
     subprocess.run([*administrator, "umount", "--lazy", str(folder)], check=True)
-
-
-def saved_states(recipe: Recipe) -> list[Path]:
-    """The training states that are stored now."""
-    return list((Path(artifact_of(recipe, "distill").path) / "training").rglob("progress.json"))
 
 
 def assert_one_line(driver: Driver, *words: str) -> None:

@@ -17,7 +17,14 @@ from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from tests.support.drivers import Driver
 from tests.support.heads import cluster_state, ray_head, ray_node
-from tests.support.results import artifact_of, assert_exactly_once, read_steps, sample_store, stored_samples
+from tests.support.results import (
+    artifact_of,
+    assert_exactly_once,
+    read_steps,
+    sample_store,
+    saved_states,
+    stored_samples,
+)
 from tests.support.tiny import write_examples
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -53,11 +60,6 @@ def streamed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
 
 def with_runtime(recipe: Recipe, **settings: Any) -> Recipe:
     return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update=settings)})
-
-
-def saved_states(recipe: Recipe) -> list[Path]:
-    """The training states that are stored now."""
-    return list((Path(artifact_of(recipe, "distill").path) / "training").rglob("progress.json"))
 
 
 def assert_same_training(recipe: Recipe, reference: Recipe) -> None:

@@ -43,6 +43,11 @@ def stored_samples(recipe: Recipe) -> int:
     return sum(pq.read_metadata(part).num_rows for part in parts.glob("part-*.parquet"))
 
 
+def saved_states(recipe: Recipe) -> list[Path]:
+    """The training states that are stored on disk now."""
+    return list((Path(artifact_of(recipe, "distill").path) / "training").rglob("progress.json"))
+
+
 def read_steps(recipe: Recipe) -> list[dict[str, Any]]:
     """The records of the training steps, in order."""
     checkpoint = artifact_of(recipe, "distill")
