@@ -35,10 +35,10 @@ install: .venv/.installed
 	.uv/bin/uv pip sync --quiet --compile-bytecode --python $(BIN)/python $(LOCK)
 	touch $@
 
-# From nothing, since the CPU builds would satisfy the same versions. torch first: flash-attn is built against it.
+# From nothing, since the CPU builds would satisfy the same versions. First torch and what else flash-attn is built with.
 install-gpu: .uv/.installed
 	env -u UV_TORCH_BACKEND .uv/bin/uv venv --quiet --clear --python $(PYTHON) .venv
-	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --python $(BIN)/python $$(grep --only-matching '^torch==[^ ]*' requirements/gpu.txt) setuptools wheel packaging ninja
+	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --python $(BIN)/python --require-hashes --requirement requirements/gpu_build.txt
 	env -u UV_TORCH_BACKEND .uv/bin/uv pip install --compile-bytecode --python $(BIN)/python --require-hashes --no-build-isolation-package flash-attn --requirement requirements/gpu.txt
 	touch .venv/.for-gpus .venv/.installed
 
@@ -74,11 +74,13 @@ format: install
 	$(BIN)/ruff check --fix $(SOURCES)
 
 # The GPU lock wants torch's CUDA build, so it is made without the folder of wheels. It is what images are built from, so
-# it has the trackers too, and the hash of every file that may be installed.
+# it has the trackers too, and the hash of every file that may be installed. gpu_build.txt: the same versions of torch and
+# of what flash-attn is built with, which are installed before it.
 LOCK_OPTIONS := --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-header
 lock: .uv/.installed
 	.uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra cpu --extra gcs --extra dev --output-file requirements/cpu.txt
 	env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --generate-hashes --extra gpu --extra s3 --extra gcs --extra trackers --output-file requirements/gpu.txt
+	printf '%s\n' torch setuptools wheel packaging ninja | env -u UV_FIND_LINKS -u UV_TORCH_BACKEND .uv/bin/uv pip compile - $(LOCK_OPTIONS) --generate-hashes --no-annotate --constraint requirements/gpu.txt --output-file requirements/gpu_build.txt
 
 # The tables of docs/recipes.md, docs/cluster.md and docs/models.md, and the manifests of the cluster's examples.
 docs: install

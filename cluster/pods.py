@@ -171,6 +171,7 @@ def _environment(spec: ClusterSpec, grace_s: int) -> list[KubeManifest]:
         "USER": "ray",  # the user id may have no name in the image, and torch looks one up
         DRAIN_VARIABLE: str(grace_s - RAY_SHUTDOWN_S),
         **RAY_VARIABLES,
+        "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to Ray's developers, unless pods.env says otherwise
         **spec.pods.env,
     }
     if spec.pods.model_cache:

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import hashlib
 import json
+import secrets
 import subprocess
 import time
 from collections import Counter
@@ -28,7 +29,8 @@ OUTAGE_S = 300.0  # following stops with an error if the cluster does not answer
 _LOG_END_S = 15.0  # how long the last lines of a log may take after the job has ended
 _MESSAGE_LENGTH = 300
 _WAIT = ("--wait=true", "--timeout=180s")  # a finalizer that nobody removes would block a deletion for ever
-_DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the applied spec of the job
+_DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the submitted spec of the job
+_SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later one of the same name
 
 # Values of jobDeploymentStatus, KubeRay 1.7.0:
 # https://github.com/ray-project/kuberay/blob/v1.7.0/ray-operator/apis/ray/v1/rayjob_types.go
@@ -36,9 +38,9 @@ _ENDED = ("Complete", "Failed", "ValidationFailed")
 
 
 def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
-    """Apply a RayJob and follow it to its end.
+    """Create a RayJob and follow it to its end.
 
-    A job that is already running is only followed. A job that has ended is deleted and applied again.
+    A job that is already running is only followed. A job that has ended is deleted and created again.
 
     Args:
         manifests: the result of `render`; the RayJob is the last one.
@@ -49,21 +51,22 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
     ray_job = manifests[-1]
     # Sorted keys, so that equal specs have equal digests.
     digest = hashlib.sha256(json.dumps(ray_job["spec"], sort_keys=True).encode()).hexdigest()[:16]
-    job = get_object("rayjob", spec.name, spec.namespace)
-    if job and _deployment_status(job) not in _ENDED:
-        _check_same_command(spec, job, ray_job)
-        # A job that was applied by other means has no digest, and counts as unchanged.
-        applied_digest = job.get("metadata", {}).get("annotations", {}).get(_DIGEST_ANNOTATION, digest)
-        change = "" if applied_digest == digest else ", with a different image or spec"
-        print(f"{spec.name} is already running{change}; following it", flush=True)
-    else:
+    while True:
+        job = get_object("rayjob", spec.name, spec.namespace)
+        if job and _deployment_status(job) not in _ENDED:
+            _check_same_command(spec, job, ray_job)
+            # A job that was applied by other means has no digest, and counts as unchanged.
+            applied_digest = job.get("metadata", {}).get("annotations", {}).get(_DIGEST_ANNOTATION, digest)
+            change = "" if applied_digest == digest else ", with a different image or spec"
+            print(f"{spec.name} is already running{change}; following it", flush=True)
+            break
         if job:
             status_text = _deployment_status(job)
             print(f"{spec.name} has ended ({status_text}); submitting it again to resume from its storage", flush=True)
-            # Waits for the end of the deletion; otherwise `apply` could still find the old object.
-            kubectl("delete", "rayjob", spec.name, "--namespace", spec.namespace, *_WAIT)
-        applied = [*manifests[:-1], _submitted(spec, ray_job, digest)]
-        print(kubectl("apply", "--filename", "-", text=to_yaml(applied)), end="", flush=True)
+            _delete_ended(spec, job)
+        print(kubectl("apply", "--filename", "-", text=to_yaml(manifests[:-1])), end="", flush=True)
+        if _create(_submitted(spec, ray_job, digest)):
+            break
     try:
         return _follow(spec)
     except KeyboardInterrupt:
@@ -75,13 +78,36 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
         return ExitCode.INTERRUPTED
 
 
+def _delete_ended(spec: ClusterSpec, job: dict[str, Any]) -> None:
+    """Delete this job, and not one of the same name that another command has created by now.
+
+    Waits for the end of the deletion; otherwise the old object would still be found.
+    """
+    submission = job.get("metadata", {}).get("labels", {}).get(_SUBMISSION_LABEL)
+    # A job that was applied by other means has no such label.
+    which = [f"--selector={_SUBMISSION_LABEL}={submission}"] if submission else [spec.name]
+    kubectl("delete", "rayjob", *which, "--namespace", spec.namespace, *_WAIT)
+
+
+def _create(ray_job: KubeManifest) -> bool:
+    """Create the job, unless another command has just done so. Unlike `apply`, this never changes one that runs."""
+    try:
+        print(kubectl("create", "--filename", "-", text=to_yaml([ray_job])), end="", flush=True)
+    except UserError as error:
+        if "(AlreadyExists)" in str(error):
+            return False
+        raise
+    return True
+
+
 def _submitted(spec: ClusterSpec, ray_job: KubeManifest, digest: str) -> KubeManifest:
-    """A copy of the job that is applied now: with its digest, and the time at which all its attempts end.
+    """A copy of the job that is created now: with its digest, and the time at which all its attempts end.
 
     KubeRay's own deadline begins anew with every attempt.
     """
     submitted = copy.deepcopy(ray_job)  # the manifest belongs to the caller
     submitted["metadata"].setdefault("annotations", {})[_DIGEST_ANNOTATION] = digest
+    submitted["metadata"].setdefault("labels", {})[_SUBMISSION_LABEL] = secrets.token_hex(8)
     (container,) = submitted["spec"]["submitterPodTemplate"]["spec"]["containers"]
     container["env"].append({"name": JOB_DEADLINE_VARIABLE, "value": str(int(time.time()) + spec.job.deadline_s)})
     return submitted

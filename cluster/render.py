@@ -223,8 +223,8 @@ def _disruption_budget(spec: ClusterSpec, name: str, labels: dict[str, str], *, 
         "metadata": _metadata(spec, f"{spec.name}-{name}"),
         "spec": {
             "minAvailable": min_available,
-            # A pod that is not ready does no work, and must not block the drain of its node.
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            # A worker under load may miss the probes of KubeRay for a while, and still trains.
+            "unhealthyPodEvictionPolicy": "IfHealthyBudget",
             "selector": {"matchLabels": {**spec.labels, **labels}},
         },
     }

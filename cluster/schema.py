@@ -50,10 +50,21 @@ def load_schemas(path: str) -> dict[tuple[str, str], Draft202012Validator]:
 
 def check_schema(manifest: KubeManifest, validator: Draft202012Validator) -> Iterator[Violation]:
     """All violations of a manifest against the schema of its kind, sorted by path."""
+    # The API server drops fields without a value (`env:`) and then names the required ones.
+    given = {name: _without_nulls(value) for name, value in manifest.items()}
     # Paths contain names and list indices, which cannot be compared with each other.
-    errors = sorted(validator.iter_errors(manifest), key=lambda error: [str(part) for part in error.absolute_path])
+    errors = sorted(validator.iter_errors(given), key=lambda error: [str(part) for part in error.absolute_path])
     for error in errors:
         yield from _to_violations(error)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A copy without the fields that have no value. Elements of a list stay, since each of them counts."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(item) for name, item in value.items() if item is not None}
 
 
 def _read_schemas(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,7 +5,7 @@ Units: bytes, unless a name says otherwise.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,7 +13,7 @@ from pos2distill.config import Recipe, Study
 from pos2distill.config.load import sweep_cells
 from pos2distill.errors import UserError
 
-from .nodes import quantity_bytes
+from .nodes import NodeSection, quantity_bytes
 from .spec import ClusterSpec
 
 STATE_BYTES = 12  # of a checkpoint per trained parameter: fp32 weight and AdamW's two moments (training/state.py)
@@ -21,6 +21,7 @@ STATE_BYTES = 12  # of a checkpoint per trained parameter: fp32 weight and AdamW
 # (`grad_accum_dtype`), fp32 weight 4 and two moments 8. In fp32, the model computes with the fp32 weight.
 GPU_BYTES = {"bfloat16": 18, "float32": 16}
 WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
+ENGINE_RESERVE = 1.6e9  # of vLLM on a GPU, beside weights and cache; an estimate
 GPU_RESERVE = 6e9  # per GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate
 
 # Parameters of the models in the recipes, by the last part of their names: a copy usually keeps that.
@@ -30,6 +31,14 @@ KNOWN_PARAMETERS = {
     "Llama-3.1-8B-Instruct": 8_030_261_248,
     "Qwen1.5-7B-Chat": 7_721_324_544,
     "Qwen2.5-7B-Instruct": 7_615_616_512,
+}
+# Layers and width of the same models.
+KNOWN_SHAPES = {
+    "Mistral-7B-Instruct-v0.3": (32, 4096),
+    "Meta-Llama-3-8B-Instruct": (32, 4096),
+    "Llama-3.1-8B-Instruct": (32, 4096),
+    "Qwen1.5-7B-Chat": (32, 4096),
+    "Qwen2.5-7B-Instruct": (28, 3584),
 }
 # Adapters of rank 64 in every linear layer are 2 % of an 8 B model.
 _ADAPTER_PERCENT = 5
@@ -81,25 +90,93 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
 
 
 def check_gpu_memory(spec: ClusterSpec, recipe: Recipe) -> None:
-    """Refuse training whose sharded state does not fit the GPUs of the machine, where these are known.
+    """Refuse what does not fit the GPUs of the machines, where these are known.
 
     Raises:
-        UserError: naming how many workers suffice.
+        UserError: naming how many workers, or GPUs of an engine, suffice.
     """
-    trainers, instance = recipe.runtime.trainers, str(spec.training.node.instance_type)
-    memory = [gigabytes * 1e9 for prefix, gigabytes in _GPU_MEMORY_GB.items() if instance.startswith(prefix)]
-    if not memory or not trainers.gpus:
+    for _, cell in sweep_cells(recipe):
+        _check_trainers(spec, cell)
+        _check_samplers(spec, cell)
+
+
+def _check_trainers(spec: ClusterSpec, recipe: Recipe) -> None:
+    study, trainers = recipe.study, recipe.runtime.trainers
+    memory = _gpu_memory(spec.training.node)
+    if memory is None or not trainers.gpus:
+        return
+    sharded = sharded_bytes(study, _parameters(spec, study.model.path))
+    needed = sharded / trainers.workers + GPU_RESERVE
+    if needed > memory:
+        raise UserError(
+            f"{recipe.name}: runtime.trainers.workers: {trainers.workers} workers need {needed / 1e9:.0f} GB of GPU "
+            f"memory each and activations, but a GPU of {spec.training.node.instance_type} has {memory / 1e9:.0f} GB; "
+            f"set {math.ceil(sharded / (memory - GPU_RESERVE))} or more"
+        )
+
+
+def tight_memory(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
+    """A line if the activations of training may not fit beside what `check_gpu_memory` requires."""
+    trainers, memory = recipe.runtime.trainers, _gpu_memory(spec.training.node)
+    if memory is None or not trainers.gpus:
         return
     for _, cell in sweep_cells(recipe):
         study = cell.study
+        activations = _boundary_bytes(spec, study, trainers.micro_batch_tokens)
         sharded = sharded_bytes(study, _parameters(spec, study.model.path))
-        if sharded / trainers.workers + GPU_RESERVE > memory[0]:
-            enough = math.ceil(sharded / (memory[0] - GPU_RESERVE))
-            raise UserError(
-                f"{recipe.name}: runtime.trainers.workers: {trainers.workers} workers need "
-                f"{(sharded / trainers.workers + GPU_RESERVE) / 1e9:.0f} GB of GPU memory each and activations, but a "
-                f"GPU of {instance} has {memory[0] / 1e9:.0f} GB; set {enough} or more"
+        needed = sharded / trainers.workers + activations + GPU_RESERVE
+        if activations and needed > memory:
+            yield (
+                f"runtime.trainers.workers: {trainers.workers} workers need about {needed / 1e9:.0f} GB of GPU memory "
+                f"each, {activations / 1e9:.1f} GB of it for activations, but a GPU of "
+                f"{spec.training.node.instance_type} has {memory / 1e9:.0f} GB; use more workers, or lower "
+                f"runtime.trainers.micro_batch_tokens"
             )
+            return
+
+
+def _check_samplers(spec: ClusterSpec, recipe: Recipe) -> None:
+    """The weights in vLLM's part of the memory; samplers may run on every sampling group."""
+    study, vllm = recipe.study, recipe.runtime.vllm
+    if study.model.engine != "vllm" or not recipe.runtime.samplers.gpus:
+        return
+    weights = WEIGHT_BYTES[study.model.dtype] * _parameters(spec, study.model.path)
+    for name, group in spec.sampling_groups.items():
+        memory = _gpu_memory(group.node)
+        if memory is None:
+            continue
+        available = vllm.gpu_memory_utilization * memory - ENGINE_RESERVE
+        if weights / vllm.tensor_parallel_size <= available:
+            continue
+        remedy = "raise runtime.vllm.gpu_memory_utilization"
+        if available > 0:
+            # A power of two, since vLLM divides the attention heads among the GPUs.
+            gpus = 2 ** math.ceil(math.log2(weights / available))
+            remedy = f"set {gpus} or more, and runtime.samplers.gpus to the same"
+        raise UserError(
+            f"{recipe.name}: runtime.vllm.tensor_parallel_size: the weights take "
+            f"{weights / vllm.tensor_parallel_size / 1e9:.0f} GB of a GPU, but vLLM has {max(available, 0) / 1e9:.0f} "
+            f"GB of a GPU of {name}, {group.node.instance_type}; {remedy}"
+        )
+
+
+def _gpu_memory(node: NodeSection) -> float | None:
+    for prefix, gigabytes in _GPU_MEMORY_GB.items():
+        if str(node.instance_type).startswith(prefix):
+            return gigabytes * 1e9
+    return None
+
+
+def _boundary_bytes(spec: ClusterSpec, study: Study, tokens: int) -> float:
+    """Activations at the boundaries of layers, which gradient checkpointing keeps; 0 for a model of unknown shape.
+
+    Without checkpointing, all activations are kept, which are more by a factor that depends on the model's kernels.
+    """
+    shape = KNOWN_SHAPES.get(study.model.path.rstrip("/").rpartition("/")[2])
+    if shape is None or spec.model_billions is not None:
+        return 0
+    layers, width = shape
+    return float(WEIGHT_BYTES[study.training.precision]) * tokens * layers * width
 
 
 def sharded_bytes(study: Study, parameters: float) -> float:

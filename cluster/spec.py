@@ -23,6 +23,9 @@ RAY = (2, 60)  # of the image; a test compares it with the lock file
 # https://cloud.google.com/kubernetes-engine/docs/concepts/spot-vms,
 # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
 _SPOT_NOTICE_S = {"gke": 30, "eks": 120, "karpenter": 120}
+# Names of machines: a2-highgpu-8g at Google, p4d.24xlarge at AWS.
+_AWS_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
+_INSTANCE_TYPE = {"gke": re.compile(r"[a-z0-9]+(-[a-z0-9]+)+"), "eks": _AWS_TYPE, "karpenter": _AWS_TYPE}
 
 PRESETS = Path(__file__).parent / "presets"
 
@@ -109,6 +112,13 @@ class ClusterSpec(Section):
             raise ValueError(f"the image has Ray {RAY[0]}.{RAY[1]}, as requirements/gpu.txt, got {version}")
         return version
 
+    @field_validator("namespace")
+    @classmethod
+    def _check_namespace(cls, namespace: str) -> str:
+        if namespace.startswith("kube-"):
+            raise ValueError(f"{namespace} belongs to Kubernetes; choose another one")
+        return namespace
+
     @field_validator("image")
     @classmethod
     def _check_image(cls, image: str) -> str:
@@ -157,6 +167,19 @@ class ClusterSpec(Section):
                 )
             if not self.scales and group.min != group.max:
                 raise ValueError(f"{name}.min: Kueue requires groups of a fixed size; set it to max, {group.max}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_machines(self) -> "ClusterSpec":
+        form = _INSTANCE_TYPE.get(self.platform)
+        if form is None:
+            return self
+        for name, node in {"head": self.head, **{name: group.node for name, group in self.groups.items()}}.items():
+            if node.instance_type is not None and not form.fullmatch(node.instance_type):
+                field = "head" if name == "head" else f"{name}.node"
+                raise ValueError(
+                    f"{field}.instance_type: {node.instance_type} is no machine of platform {self.platform}"
+                )
         return self
 
     @model_validator(mode="after")

@@ -1,16 +1,24 @@
 """What may be wrong with a spec and its recipe although they render: only the cluster or the image can tell."""
 
+import ipaddress
 from collections.abc import Iterator, Sequence
 
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 
 from .entrypoint import overridden_storage
-from .sizing import disk_of, node_disks
+from .sizing import disk_of, node_disks, tight_memory
 from .spec import ClusterSpec
 
 # The store whose credentials are not those of a platform's machines, and the variables that name some.
 _OTHER_STORES = {"gke": "s3", "eks": "gs", "karpenter": "gs"}
+# The annotation of a ServiceAccount that names its account at the cloud, by platform and store.
+_IDENTITIES = {
+    ("gke", "gs"): "iam.gke.io/gcp-service-account",
+    ("eks", "s3"): "eks.amazonaws.com/role-arn",
+    ("karpenter", "s3"): "eks.amazonaws.com/role-arn",
+}
+_METADATA_SERVER = "169.254.169.254"  # of Google's machines
 _CREDENTIALS = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),
@@ -22,8 +30,9 @@ def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: 
     recipe = load_recipe(recipe_name, overrides) if recipe_name else None
     storage = overridden_storage(overrides) or spec.storage.url
     warnings = [*_unchecked_disks(spec, recipe, storage), *_missing_credentials(spec, storage)]
+    warnings += _missing_identity(spec, storage)
     if recipe is not None:
-        warnings += _unused_gpus(spec, recipe)
+        warnings += [*_unused_gpus(spec, recipe), *tight_memory(spec, recipe)]
     return warnings
 
 
@@ -48,6 +57,33 @@ def _missing_credentials(spec: ClusterSpec, storage: str) -> Iterator[str]:
             f"pods.secrets: machines of platform {spec.platform} have no rights for {scheme}://, and no variable names "
             f"credentials; set {_CREDENTIALS[scheme][0]}"
         )
+
+
+def _missing_identity(spec: ClusterSpec, storage: str) -> Iterator[str]:
+    """The pods use the cloud's own store: as which of its accounts, and can they ask for that account's token?"""
+    scheme = storage.partition("://")[0]
+    annotation = _IDENTITIES.get((spec.platform, scheme))
+    variables = {*spec.pods.env, *(secret.env for secret in spec.pods.secrets)}
+    if annotation is None or variables.intersection(_CREDENTIALS[scheme]):
+        return
+    if spec.pods.service_account is None and annotation not in spec.pods.service_account_annotations:
+        yield (
+            f"pods.service_account_annotations: {annotation} is not set, so the pods have no rights for {scheme}:// "
+            f"unless the new ServiceAccount or the machines have them; set it"
+        )
+    elif spec.platform == "gke" and not _reaches(spec, _METADATA_SERVER, 80):
+        yield (
+            f"network.egress: no rule lets the pods ask the metadata server, from which they get their rights for "
+            f"{scheme}://; add {{cidr: {_METADATA_SERVER}/32, ports: [80]}}"
+        )
+
+
+def _reaches(spec: ClusterSpec, address: str, port: int) -> bool:
+    for rule in spec.network.egress:
+        is_in = ipaddress.ip_address(address) in ipaddress.ip_network(rule.cidr)
+        if is_in and port in rule.ports and rule.protocol == "TCP":
+            return True
+    return False
 
 
 def _unused_gpus(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:

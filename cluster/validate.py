@@ -9,6 +9,8 @@ from pos2distill.config.yaml_reader import read_documents
 from pos2distill.errors import UserError, one_line
 from pos2distill.secrets import mask_secrets
 
+from .names import INSTANCE_LABEL
+from .rules.fields import Fields, is_own
 from .rules.manifest import check_rules
 from .rules.shapes import IDENTITY, SHAPES
 from .schema import check_schema, load_schemas
@@ -54,6 +56,7 @@ def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[Fi
     schemas = {**SHAPES, **(load_schemas(crds) if crds else {})}
     findings: list[Finding] = []
     identities = set()
+    namespaces: dict[str, object] = {}  # of the objects of one cluster, by its label
     for number, manifest in enumerate(manifests, 1):
         title = _title(manifest)
         identity = _identity(manifest, number)
@@ -61,6 +64,10 @@ def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[Fi
             message = "is used twice, so that only the last of the manifests stays; rename one"
             findings.append(Finding(Level.WARNING, number, title, "metadata.name", message))
         identities.add(identity)
+        namespace = _namespace_of_own(manifest, namespaces)
+        if namespace is not None:
+            message = f"is not {namespace}, that of the other objects of this cluster; set it"
+            findings.append(Finding(Level.POLICY, number, title, "metadata.namespace", message))
         for level, violation in _check_one(manifest, schemas):
             path, message = violation.path[:_PATH_LENGTH], violation.message[:_MESSAGE_LENGTH]
             findings.append(Finding(level, number, title, path, message))
@@ -82,6 +89,16 @@ def _check_one(manifest: KubeManifest, schemas: dict[tuple[str, str], Any]) -> I
         if violation.path not in reported:
             yield level, violation
         reported.add(violation.path)
+
+
+def _namespace_of_own(manifest: KubeManifest, namespaces: dict[str, object]) -> str | None:
+    """The namespace of the objects before, if it is another one than that of this object of the same cluster."""
+    metadata = Fields("", manifest).mapping("metadata")
+    instance = metadata.mapping("labels").get(INSTANCE_LABEL)
+    if not is_own(Fields("", manifest)) or not isinstance(instance, str):
+        return None
+    first = namespaces.setdefault(instance, metadata.get("namespace"))
+    return None if first == metadata.get("namespace") else one_line(str(first))[:_TITLE_LENGTH]
 
 
 def _title(manifest: KubeManifest) -> str:

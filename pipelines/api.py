@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pos2distill.config import Recipe
-from pos2distill.config.evaluation import DEFAULT_EXAMPLES, DEFAULT_SLOTS, evaluation_recipe
+from pos2distill.config.evaluation import DEFAULT_SLOTS
 from pos2distill.config.load import load_recipe, make_recipe
 from pos2distill.errors import UserError
 from pos2distill.evaluation.charts import AFTER, BEFORE, curve_chart, loss_chart, to_png
@@ -30,6 +30,7 @@ from pos2distill.training.job import MODEL_FOLDER
 from . import commands
 from .evaluations import read_evaluation
 from .hub import push_checkpoint
+from .model_options import recipe_of_questions
 from .plan import Plan, make_plan
 from .stages.distill import read_steps
 from .stages.sample import sample_ids_of
@@ -114,7 +115,7 @@ def evaluate(
     base_url: str | None = None,
     documents: int | None = None,
     slots: int | str | Sequence[int] = DEFAULT_SLOTS,
-    examples: int = DEFAULT_EXAMPLES,
+    examples: int | None = None,
     settings: Settings | None = None,
 ) -> Evaluation:
     """Accuracy by slot, without training: of a recipe's checkpoint (of its base model before there is one), or of any
@@ -122,14 +123,14 @@ def evaluate(
 
     Args:
         recipe: a built-in name, the path of a YAML file, a mapping of sections as in a file, or a `Recipe`.
-        model, data, base_url, documents, slots, examples: instead of a recipe, see `evaluation_recipe`. data: a file,
+        model, data, base_url, documents, slots, examples: instead of a recipe, see `recipe_of_questions`. data: a file,
             or the records themselves in the format `jsonl` (docs/data.md), such as a list or a `datasets.Dataset`.
         settings: values by dotted name, for example `{"data.prompt": "plain"}`.
     Raises:
         UserError: in one line, naming the setting at fault.
     """
     if model is not None and data is not None and recipe is None:
-        loaded = evaluation_recipe(
+        loaded = recipe_of_questions(
             model,
             _to_file(data),
             base_url=base_url,
@@ -140,7 +141,7 @@ def evaluate(
         )
     elif recipe is not None and model is None and data is None:
         given = (base_url, documents, slots, examples)
-        if given != (None, None, DEFAULT_SLOTS, DEFAULT_EXAMPLES):
+        if given != (None, None, DEFAULT_SLOTS, None):
             raise UserError(
                 "evaluate: base_url, documents, slots and examples belong to model and data; with a recipe, give them "
                 "in settings, for example {'evaluation.slots': 5}"

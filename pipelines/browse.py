@@ -53,6 +53,7 @@ def add_browsing(commands: "argparse._SubParsersAction[Any]") -> None:
     inspect.add_argument(
         "--entropy", action="store_true", help="of kept samples, the teacher's entropy at each token, in nats"
     )
+    inspect.add_argument("--task", metavar="NAME", help="one of evaluation.also_evaluate, instead of the main task")
     inspect.add_argument("--prompts", action="store_true", help="the text of each prompt too")
     runs = commands.add_parser(
         "runs", help="list finished studies and evaluations: date, method or model, mean and GAP"
@@ -101,7 +102,7 @@ def _inspect(options: argparse.Namespace) -> None:
     require_limit(options.limit)
     selection = Selection(options.example, options.position, options.outcome, options.limit or None)
     count = 0
-    shown = {"samples": options.samples, "prompts": options.prompts, "entropy": options.entropy}
+    shown = {name: getattr(options, name) for name in ("samples", "prompts", "entropy", "task")}
     for row in inspect(options.run, selection, **shown):
         count += 1
         print(json.dumps(row, ensure_ascii=False) if options.json else _format_row(row))

@@ -57,21 +57,23 @@ def main(arguments: list[str] | None = None) -> int:
         # A terminal may lack characters of the messages; that should not end a run.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    parser = _parser()
-    # Overrides may precede and follow options; argparse alone takes them in one place only.
-    options, remaining = parser.parse_known_args(arguments)
-    _refuse_unknown(parser, options, remaining)
     try:
+        parser = _parser()
+        # Overrides may precede and follow options; argparse alone takes them in one place only.
+        options, remaining = parser.parse_known_args(arguments)
+        _refuse_unknown(parser, options, remaining)
         return _run_and_flush(options, remaining)
+    except SystemExit as stop:  # argparse has printed what is wrong, or the help
+        if stop.code == ExitCode.USER_ERROR:
+            _stop_retries()
+        raise
     except GateError as error:
         print(f"gate: {error}", file=sys.stderr)
         return 1
     except UserError as error:
         exit_code = _report_error(str(error))
-        if os.environ.get(JOB_DASHBOARD_VARIABLE) and not isinstance(error, TransientError):
-            from .jobs.own_job import stop_own_job
-
-            stop_own_job()
+        if not isinstance(error, TransientError):
+            _stop_retries()
         return exit_code
     except (Stopped, KeyboardInterrupt) as stop:
         # Stopped and Terminated know their signal. A plain KeyboardInterrupt is Ctrl-C: 128 + SIGINT.
@@ -92,6 +94,14 @@ def _run_and_flush(options: argparse.Namespace, remaining: list[str]) -> int:
     # Here, where a closed pipe is handled, and not when the interpreter ends.
     sys.stdout.flush()
     return exit_code
+
+
+def _stop_retries() -> None:
+    """On a cluster whose operator repeats failed jobs, stop the job, since it would fail with the same error."""
+    if os.environ.get(JOB_DASHBOARD_VARIABLE):
+        from .jobs.own_job import stop_own_job
+
+        stop_own_job()
 
 
 def _report_error(line: str) -> int:
@@ -132,7 +142,7 @@ def _refuse_unknown(parser: argparse.ArgumentParser, options: argparse.Namespace
 
 def _run(options: argparse.Namespace, remaining: list[str]) -> int:
     if options.command == "recipes":
-        _list_recipes()
+        _list_recipes(as_json=options.json)
         return 0
     if options.command in BROWSING:
         run_browsing(options)
@@ -195,7 +205,8 @@ def _parser() -> argparse.ArgumentParser:
     add_browsing(commands)
     _add_submit(commands)
     _add_cluster(commands)
-    commands.add_parser("recipes", help="list the recipes that come with the project", allow_abbrev=False)
+    recipes = commands.add_parser("recipes", help="list the recipes that come with the project", allow_abbrev=False)
+    recipes.add_argument("--json", action="store_true", help="as JSON")
     return parser
 
 
@@ -342,8 +353,12 @@ def _redirected_output(options: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _list_recipes() -> None:
-    names = recipe_names()
-    width = max(map(len, names))
-    for name in names:
-        print(f"{name:<{width}}  {load_recipe(name).description}")
+def _list_recipes(*, as_json: bool) -> None:
+    descriptions = {name: load_recipe(name).description for name in recipe_names()}
+    if as_json:
+        listed = [{"name": name, "description": description} for name, description in descriptions.items()]
+        print(json.dumps(listed, ensure_ascii=False))
+        return
+    width = max(map(len, descriptions))
+    for name, description in descriptions.items():
+        print(f"{name:<{width}}  {description}")

@@ -18,7 +18,7 @@ from pos2distill.config.load import sweep_cells, to_user_error
 from pos2distill.errors import UserError
 from pos2distill.evaluation.gate import Gate, check_gate
 from pos2distill.evaluation.result import Evaluation
-from pos2distill.evaluation.scores import Curve, Grid, shortage_warning, to_curve, to_grid, truncation_warning
+from pos2distill.evaluation.scores import Curve, Grid, count_warnings, to_curve, to_grid
 from pos2distill.store.artifacts import (
     check_storage,
     claim_storage,
@@ -87,6 +87,9 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
     """
     _require_one_study(recipe)
     plan = make_plan(recipe)
+    if plan.other_tasks:
+        names = ", ".join(plan.other_tasks)
+        print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
     compared = _read_baseline(baseline, plan.study) if baseline else None
     preflight(recipe, plan, plan.evaluation_stages)
@@ -97,7 +100,7 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
             evaluations = write_evaluations(recipe, plan)
     for name, evaluation in evaluations.items():
         print_evaluation(name, evaluation)
-    print(f"results     {recipe.storage}/evaluation/summary.json")
+    print(f"page        {recipe.storage}/evaluation/index.html")
     if gate is not None:
         # The last stage is that of the checkpoint, or of the base model while there is no checkpoint.
         _check_gate(gate, plan.study, stages[-1], compared)
@@ -230,21 +233,21 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
             # Once the data of all tasks is prepared, and before anything expensive starts.
             if not checked and stage.artifact.name != plan.prepare.artifact.name:
                 checked = True
-                check_prompts(plan, stages)
+                check_prompts(recipe, plan, stages)
             start = time.monotonic()
             try:
                 manifest = stage.run(stage, context)
             except BaseException:
                 # Of what a stopped stage has finished, too: later it is found finished, and nothing records it.
                 with contextlib.suppress(Exception):
-                    _record_provenance(stage, provenance)
+                    _record_provenance(plan, stage, provenance)
                 raise
-            _record_provenance(stage, provenance)
+            _record_provenance(plan, stage, provenance)
             duration = f"{time.monotonic() - start:9.1f} s"
         elif stage is plan.distill:
             stage.artifact.require(MODEL_FOLDER, STEPS_FOLDER)
         print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
-        for warning in filter(None, (truncation_warning(manifest.counts), shortage_warning(manifest.counts))):
+        for warning in count_warnings(manifest.counts):
             print(f"warning: {stage.name}: {warning}", file=sys.stderr, flush=True)
 
 
@@ -292,7 +295,10 @@ def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
     print(f"report      {recipe.storage}/report/index.html")
 
 
-def _record_provenance(stage: Stage, provenance: Provenance) -> None:
+def _record_provenance(plan: Plan, stage: Stage, provenance: Provenance) -> None:
+    for name, task in plan.other_tasks.items():
+        if stage in (task.prepare, task.evaluate_base, task.evaluate_distilled):
+            provenance = provenance.of_task(name, task.study)
     for made in (stage, *stage.streams.values()):
         inputs = {name: each.artifact for name, each in made.inputs.items()}
         record_provenance(made.artifact, provenance, made.name, inputs)

@@ -8,13 +8,13 @@ from itertools import islice
 
 import pyarrow.parquet as pq
 
-from pos2distill.config import Study
+from pos2distill.config import EndpointSection, Recipe, Study
 from pos2distill.errors import UserError
-from pos2distill.records import Example, example_from_row
+from pos2distill.records import Example, Tokens, example_from_row
 from pos2distill.sampling.prompting import prompt_builder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.datasets import load_split, read_examples
-from pos2distill.tasks.prompts import MessageBuilder
+from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens
 from pos2distill.urls import open_url
 
 from .plan import Plan
@@ -42,7 +42,7 @@ class CheckedPrompts:
     text: str
 
 
-def check_data(plan: Plan, stages: Sequence[Stage]) -> list[CheckedPrompts]:
+def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[CheckedPrompts]:
     """For `--dry-run`: read the records that are not prepared yet, and check prompts of them (`check_prompts`).
 
     Of a file above 64 MiB only the first 2,000 records are read; a run reads all of them before it starts Ray.
@@ -53,16 +53,19 @@ def check_data(plan: Plan, stages: Sequence[Stage]) -> list[CheckedPrompts]:
             continue
         with naming_task(name):
             examples = _read(prepare) if prepare.artifact.manifest() is None else _prepared(prepare)
-            checked += _check_prompts(name, study, plan, stages, *examples)
+            checked += _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, *examples)
     return checked
 
 
-def check_prompts(plan: Plan, stages: Sequence[Stage]) -> None:
-    """Tokenise the longest prepared prompts: they fit the model's context with the response, and its vocabulary."""
+def check_prompts(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
+    """Tokenise the longest prepared prompts: they fit the model's context with the response, and its vocabulary.
+
+    The context is also that of the server, if it names it.
+    """
     for name, study, prepare in _tasks(plan):
         if prepare in stages:
             with naming_task(name):
-                _check_prompts(name, study, plan, stages, *_prepared(prepare))
+                _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, *_prepared(prepare))
 
 
 def _tasks(plan: Plan) -> Iterator[tuple[str | None, Study, Stage]]:
@@ -100,6 +103,7 @@ def _read(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
 def _check_prompts(
     name: str | None,
     study: Study,
+    endpoint: EndpointSection,
     plan: Plan,
     stages: Sequence[Stage],
     train: Iterable[Example],
@@ -107,6 +111,7 @@ def _check_prompts(
 ) -> list[CheckedPrompts]:
     from pos2distill.models.load import load_config
 
+    served_context = None if study.has_weights else _served_context(study, endpoint)
     vocabulary = 0
     if not study.model.is_served_name:
         vocabulary = load_config(study.model).get_text_config().vocab_size
@@ -116,6 +121,7 @@ def _check_prompts(
         prompts = []
         for example in examples:
             prompt = build(example, documents, tuple(range(len(example.golds))))
+            _require_room(example, prompt, reserve, served_context, endpoint)
             # Of a message, only the server knows the tokens.
             if not isinstance(prompt, str) and prompt.max(initial=0) >= vocabulary:
                 raise UserError(
@@ -145,6 +151,26 @@ def _check_prompts(
         length = functools.partial(_characters, documents=documents)
         check(heapq.nsmallest(1, islice(train, _MAX_EXAMPLES), key=length), documents, study.sampling.max_new_tokens)
     return checked
+
+
+def _served_context(study: Study, endpoint: EndpointSection) -> int | None:
+    from pos2distill.sampling.engines.openai import served_context
+
+    return served_context(study.model, endpoint)
+
+
+def _require_room(
+    example: Example, prompt: str | Tokens, reserve: int, context: int | None, endpoint: EndpointSection
+) -> None:
+    """Refuse a prompt that the server would cut or refuse. Of a message, at least its words are tokens."""
+    tokens = fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+    if context and tokens + reserve > context:
+        least = "at least " if isinstance(prompt, str) else ""
+        raise UserError(
+            f"{endpoint.base_url}: serves the model with a context of {context} tokens, but the prompt of example "
+            f"{example.example_id} has {least}{tokens}, and {reserve} are for the answer; lower data.documents, "
+            f"evaluation.other_documents or evaluation.max_new_tokens, or start the server with a longer context"
+        )
 
 
 def _characters(example: Example, documents: int) -> int:

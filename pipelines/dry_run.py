@@ -53,7 +53,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
             check_storage(recipe.storage, recipe.name)
         else:
             preflight(cell.recipe, plan, stages)
-            checked = check_data(plan, stages)
+            checked = check_data(cell.recipe, plan, stages)
             prompts = prompts or checked  # of a sweep, those of its first study
         lines.append(f"# study {plan.fingerprint}, storage {cell.recipe.storage}{format_settings(cell.settings)}")
         for stage in stages:

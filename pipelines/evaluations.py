@@ -1,25 +1,25 @@
-"""The results of the command `evaluate`, for people and programs.
+"""The results of the command `evaluate`, for people and programs: the folder `evaluation/` of a storage."""
 
-As the report, it is no stage: all recipes of a storage write the same folder `evaluation/`, whose summary.json names
-the fingerprints of the evaluations that it shows.
-"""
-
+from collections.abc import Mapping
 from typing import Any
 
 from pos2distill.config import Recipe
+from pos2distill.config.defaults import changed_study_settings
+from pos2distill.evaluation.evaluation_page import EvaluationInputs, render_evaluation
+from pos2distill.evaluation.report import render_report
 from pos2distill.evaluation.result import Evaluation, to_evaluation
-from pos2distill.store.artifacts import write_bytes, write_json
 from pos2distill.training.job import MODEL_FOLDER
-from pos2distill.urls import open_url
 
+from .folders import write_folder
 from .plan import Plan
 from .provenance import Provenance, read_provenance
+from .report import Results, counts_and_seconds, report_inputs
 from .stages.evaluate import PREDICTIONS
 from .stages.stage import Stage
 
 
 def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
-    """Write `evaluation/`: summary.json, and for each model `MODEL-accuracy.png`.
+    """Write `evaluation/`: index.html, summary.json, curves.csv and pictures.
 
     Returns: the evaluation of the base model and, if there is a checkpoint, of the distilled one, by the names `base`
         and `distilled`.
@@ -27,12 +27,37 @@ def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     evaluations = {"base": read_evaluation(recipe, plan, plan.evaluate_base)}
     if plan.evaluate_distilled.artifact.manifest() is not None:
         evaluations["distilled"] = read_evaluation(recipe, plan, plan.evaluate_distilled)
-    fs, root = open_url(recipe.storage, "runtime.storage")
-    fs.makedirs(f"{root}/evaluation", exist_ok=True)
-    for name, evaluation in evaluations.items():
-        write_bytes(fs, f"{root}/evaluation/{name}-accuracy.png", evaluation.plot().png)
-    # An artifact of an earlier version may say nothing of how it was made.
-    provenance = read_provenance(plan.evaluate_base.artifact) or Provenance.now(recipe)
+        # Two models are compared as in the report.
+        files = render_report(report_inputs(recipe, plan))
+    else:
+        files = render_evaluation(_page_inputs(recipe, plan, evaluations["base"]))
+    write_folder(recipe.storage, "evaluation", files, "summary.json", _summarise(recipe, plan, evaluations))
+    return evaluations
+
+
+def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> EvaluationInputs:
+    results = Results(plan.study, plan.prepare, plan.evaluate_base)
+    counts, seconds = counts_and_seconds(plan.evaluation_stages)
+    provenance = _provenance(recipe, plan)
+    return EvaluationInputs(
+        name=recipe.name,
+        description=recipe.description,
+        evaluation=evaluation,
+        task=results.questions(),
+        counts=counts,
+        seconds=seconds,
+        settings=plan.study.model_dump(mode="json"),
+        changed_settings=changed_study_settings(recipe),
+        command=provenance.command,
+        made_with=provenance.summary,
+        versions=provenance.versions,
+        fingerprint=evaluation.fingerprint,
+        prompt_lengths=results.prompt_lengths,
+    )
+
+
+def _summarise(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
+    provenance = _provenance(recipe, plan)
     summary: dict[str, Any] = {
         "name": recipe.name,
         "description": recipe.description,
@@ -43,9 +68,12 @@ def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     }
     for name, evaluation in evaluations.items():
         summary[name] = evaluation.summary()
-    # Last, since its fingerprints say that the pictures are those of these results.
-    write_json(fs, f"{root}/evaluation/summary.json", summary)
-    return evaluations
+    return summary
+
+
+def _provenance(recipe: Recipe, plan: Plan) -> Provenance:
+    # An artifact of an earlier version may say nothing of how it was made.
+    return read_provenance(plan.evaluate_base.artifact) or Provenance.now(recipe)
 
 
 def read_evaluation(recipe: Recipe, plan: Plan, stage: Stage) -> Evaluation:

@@ -26,7 +26,7 @@ def _percentage_points(text: str) -> float:
 def add_gate(command: argparse.ArgumentParser) -> None:
     gate = command.add_argument_group(
         "gate",
-        "evaluate: exit 1 with one line if the data show, with 95 %% confidence, that a limit is exceeded by the "
+        "evaluate: exit 1 with one line if the data show, with 95 % confidence,\nthat a limit is exceeded by the "
         "checkpoint, or without one by the model",
     )
     for option, text in GATE_OPTIONS.items():

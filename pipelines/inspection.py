@@ -18,7 +18,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore, StoreIndex
 
 from .provenance import corrupt_provenance
-from .results import input_artifact, list_artifacts, of_other_task, open_artifact, provenance_of
+from .results import input_artifact, list_artifacts, open_artifact, provenance_of, task_of
 from .stages.evaluate import PREDICTIONS, eval_specs
 from .stages.prepare import EVALUATION, TRAIN, read_locations, training_ids
 from .stages.stage import Input
@@ -53,17 +53,26 @@ class Selection:
         )
 
 
-def inspect(run: str, selection: Selection, *, samples: bool, prompts: bool, entropy: bool = False) -> Iterator[Row]:
+def inspect(
+    run: str,
+    selection: Selection,
+    *,
+    samples: bool,
+    prompts: bool,
+    entropy: bool = False,
+    task: str | None = None,
+) -> Iterator[Row]:
     """The selected questions of a run, in the order of its examples.
 
     Args:
         run: a storage, or the path of an artifact with answers or samples.
         samples: of a storage, its samples, not its answers. prompts: with the text of each prompt.
-        entropy: of kept samples, with the teacher's entropy at each token.
+        entropy: of kept samples, with the teacher's entropy at each token. task: of a storage, one of
+            `evaluation.also_evaluate`. Default: the main task.
     Raises:
         UserError: if the run has no answers or samples, or its samples no teacher states although `entropy` needs them.
     """
-    artifact = open_artifact(run, SAMPLES + SCORES if samples else SCORES + SAMPLES)
+    artifact = open_artifact(run, SAMPLES + SCORES if samples else SCORES + SAMPLES, task)
     study = study_of(artifact)
     if entropy and artifact.name != "samples":
         raise UserError("--entropy: is of samples; give --samples too")
@@ -90,11 +99,14 @@ def inspect(run: str, selection: Selection, *, samples: bool, prompts: bool, ent
 
 
 def study_of(artifact: Artifact) -> Study:
-    """The settings that made an artifact of the main task."""
+    """The settings that made an artifact, of the main task or of another one."""
     provenance = provenance_of(artifact)
-    if of_other_task(provenance):
-        raise UserError(f"{artifact.url}: is of another task ({provenance.stage}); its questions are in the report")
     settings = provenance.settings
+    if task_of(provenance) and "task" not in settings:
+        raise UserError(
+            f"{artifact.url}: is of another task ({provenance.stage}), by an earlier version that did not record its "
+            f"settings; its questions are in the report"
+        )
     # The section `analysis` is left out where a study has none.
     sections = {name: settings[name] for name in Study.model_fields if name in settings}
     try:
@@ -110,7 +122,8 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
     if artifact.name == "distilled-scores":
         # A storage may also hold answers of other models, and to other prompts.
         asked = _asked_with(artifact)
-        for base in list_artifacts(artifact.url.rpartition("/")[0], ["base-scores"]):
+        task = task_of(provenance_of(artifact))
+        for base in list_artifacts(artifact.url.rpartition("/")[0], ["base-scores"], task):
             same_questions = input_artifact(base, "examples").path == examples.path
             if "before" not in models and same_questions and _asked_with(base) == asked:
                 models["before"] = base

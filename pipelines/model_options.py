@@ -1,6 +1,9 @@
 """`evaluate --model … --data …`: a model and a file of questions instead of a recipe."""
 
 import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation import DEFAULT_EXAMPLES, DEFAULT_SLOTS, evaluation_recipe
@@ -19,7 +22,10 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
     group.add_argument("--base-url", metavar="URL", help="of a server with OpenAI's API (docs/evaluate.md)")
     group.add_argument("--documents", type=int, metavar="N", help="documents in a prompt (default 20)")
     group.add_argument(
-        "--examples", type=int, metavar="N", help=f"questions, at every slot (default {DEFAULT_EXAMPLES})"
+        "--examples",
+        type=int,
+        metavar="N",
+        help=f"questions, at every slot (default {DEFAULT_EXAMPLES}, or all if the file has fewer)",
     )
     group.add_argument("--slots", metavar="N|all|[…]", help=f"evaluated slots, spread evenly (default {DEFAULT_SLOTS})")
 
@@ -52,4 +58,31 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
             given["slots"] = parse_value(options.slots)
         except ValueError as error:
             raise UserError(f"--slots: cannot read the value: {error}") from None
-    return evaluation_recipe(options.model, overrides=overrides, **given)
+    return recipe_of_questions(options.model, overrides=overrides, **given)
+
+
+def recipe_of_questions(
+    model: str, data: str, *, examples: int | None = None, overrides: Sequence[str] = (), **settings: Any
+) -> Recipe:
+    """The recipe that evaluates a model on a file of questions: on 100 of them, or on all if the file has fewer.
+
+    Args:
+        examples: how many; then a file with fewer is refused. The others are as of `evaluation_recipe`.
+    Raises:
+        UserError: naming the setting at fault, or the record that cannot be read.
+    """
+    if examples is not None:
+        return evaluation_recipe(model, data, examples=examples, overrides=overrides, **settings)
+    recipe = evaluation_recipe(model, data, overrides=overrides, **settings)
+    if any(override.startswith("data.eval_examples=") for override in overrides):
+        return recipe
+    # Imported here, so that --help and a misspelt field are answered at once.
+    from pos2distill.tasks.datasets import count_questions
+
+    section, lengths = recipe.study.data, recipe.study.evaluation.other_documents
+    found = count_questions(section, max(section.documents, *lengths, 0), DEFAULT_EXAMPLES)
+    # With none, the evaluation itself says why.
+    if found in (0, DEFAULT_EXAMPLES):
+        return recipe
+    print(f"{data}: all of its {found} questions for evaluation are used", file=sys.stderr, flush=True)
+    return evaluation_recipe(model, data, examples=found, overrides=overrides, **settings)

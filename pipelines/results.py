@@ -20,10 +20,11 @@ from .stages.evaluate import PREDICTIONS
 _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 
 
-def list_artifacts(storage: str, names: Sequence[str]) -> list[Artifact]:
+def list_artifacts(storage: str, names: Sequence[str], task: str | None = None) -> list[Artifact]:
     """The finished artifacts of these names in a storage, the newest first; those of unknown date come last.
 
-    Not those of other tasks (`evaluation.also_evaluate`), whose settings are in recipes of their own.
+    Args:
+        task: one of `evaluation.also_evaluate`. Default: the main task.
     """
     fs, root = open_url(storage, "RUN")
     found = []
@@ -32,14 +33,15 @@ def list_artifacts(storage: str, names: Sequence[str]) -> list[Artifact]:
         if name in names:
             artifact = Artifact(storage, name, fingerprint)
             provenance = read_provenance(artifact)
-            if provenance is None or not of_other_task(provenance):
+            if (task_of(provenance) if provenance else None) == task:
                 found.append(artifact)
     return sorted(found, key=_date, reverse=True)
 
 
-def of_other_task(provenance: Provenance) -> bool:
-    """Whether an artifact is of one of the tasks that `evaluation.also_evaluate` names."""
-    return ": " in provenance.stage
+def task_of(provenance: Provenance) -> str | None:
+    """Which of the tasks that `evaluation.also_evaluate` names an artifact is of; None of the main task."""
+    name, colon, _ = provenance.stage.partition(": ")
+    return name if colon else None
 
 
 def _date(artifact: Artifact) -> str:
@@ -47,9 +49,11 @@ def _date(artifact: Artifact) -> str:
     return provenance.date if provenance else ""
 
 
-def open_artifact(run: str, names: Sequence[str]) -> Artifact:
+def open_artifact(run: str, names: Sequence[str], task: str | None = None) -> Artifact:
     """The artifact at a path, or the newest one of these names in a run's storage, the first name before the others.
 
+    Args:
+        task: as of `list_artifacts`, in a storage.
     Raises:
         UserError: if there is neither.
     """
@@ -67,10 +71,11 @@ def open_artifact(run: str, names: Sequence[str]) -> Artifact:
             hint = did_you_mean(names[0], folders) if folders else ""
             raise UserError(f"{run}: is neither the storage of a run nor one of its artifacts{hint}")
         for name in names:
-            found = list_artifacts(run, [name])
+            found = list_artifacts(run, [name], task)
             if found:
                 return found[0]
-    raise UserError(f"{run}: holds no finished {' or '.join(names)}")
+    of_task = "" if task is None else f" of the task {task!r} (evaluation.also_evaluate)"
+    raise UserError(f"{run}: holds no finished {' or '.join(names)}{of_task}")
 
 
 def provenance_of(artifact: Artifact) -> Provenance:
@@ -139,7 +144,7 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
         storages = root if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*"
         reports = [_parent(path) for path in fs.glob(f"{storages}/report*/summary.json")]
         reported = {_parent(report) for report in reports}
-        evaluations = [_parent(path) for path in fs.glob(f"{storages}/{_EVALUATION}/summary.json")]
+        evaluations = [_parent(path) for path in fs.glob(f"{storages}/{_EVALUATION}*/summary.json")]
         unreported = [evaluation for evaluation in evaluations if _parent(evaluation) not in reported]
         return {found: _read_summary(fs, found) for found in sorted(reports + unreported)}
 
@@ -235,7 +240,7 @@ def _corrupt_summary(folder: str) -> UserError:
 
 def _command(folder: str) -> str:
     """The command that writes a folder."""
-    return "evaluate" if folder.endswith(f"/{_EVALUATION}") else "report"
+    return "evaluate" if folder.rpartition("/")[2].startswith(_EVALUATION) else "report"
 
 
 def _parent(path: str) -> str:

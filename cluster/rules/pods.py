@@ -69,6 +69,9 @@ def ray_containers_have_limits(manifest: Fields) -> Iterator[Violation]:
         for name in ("cpu", "memory"):
             if name not in limits:
                 yield limits.violation(name, "missing: Ray takes the size of its node from it; set it")
+        for name in resources.mapping("requests").values:
+            if name not in limits:
+                yield limits.violation(name, "missing, although it is requested; set it to the request")
         for name in limits.values:
             limit, request = limits.get(name), resources.mapping("requests").get(name, limits.get(name))
             if quantity(request) != quantity(limit):

@@ -5,10 +5,11 @@ directory. Its results are in its storage, so submitting again resumes there.
 """
 
 import asyncio
+import hashlib
 import ipaddress
 import logging
 import os
-import secrets
+import re
 import shlex
 import tempfile
 import time
@@ -33,6 +34,8 @@ _STORAGE = "pos2distill.storage"  # in a job's metadata
 _QUIET_S = 60.0  # without log lines for this long, the log is requested again: the connection may be dead
 _OUTAGE_S = 120.0  # without an answer for this long, the cluster counts as unreachable
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_SUBMIT_ATTEMPTS = 10
+_ID_FOLDER_LENGTH = 40  # characters of a storage's name in a submission id
 
 
 def run_submit(
@@ -68,21 +71,11 @@ def run_submit(
     name = own_recipe.name if own_recipe else recipe
     entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])
     client = connect(address)
-    job = _running(client, storage, entrypoint)
-    if job:
-        print(f"{job} already runs this command; following it", flush=True)
-    else:
-        # Unique, since Ray 2.60 rejects a submission id that was used before.
-        job = f"{own.stem}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-        with tempfile.TemporaryDirectory() as folder:
-            pack(Path(folder), files, own_recipe)
-            client.submit_job(
-                entrypoint=entrypoint,
-                submission_id=job,
-                runtime_env={"working_dir": folder, "env_vars": RAY_VARIABLES},
-                metadata={_STORAGE: storage},
-            )
+    job, is_new = _submit_once(client, storage, entrypoint, files, own_recipe)
+    if is_new:
         print(f"{job} submitted: {len(files)} files of the project, results to {storage}", flush=True)
+    else:
+        print(f"{job} already runs this command; following it", flush=True)
     try:
         return _report(follow(client, job))
     except KeyboardInterrupt:
@@ -183,13 +176,71 @@ def connect(address: str) -> JobSubmissionClient:
         ) from None
 
 
-def _running(client: JobSubmissionClient, storage: str, entrypoint: str) -> str | None:
+def _submit_once(
+    client: JobSubmissionClient, storage: str, entrypoint: str, files: list[Path], own_recipe: Path | None
+) -> tuple[str, bool]:
+    """Submit a job that runs this command on this storage, unless there is one.
+
+    Of two commands that find no job at the same time, one submits it and the other one finds it: both choose the same
+    submission id, the next one of this storage, and Ray 2.60 accepts an id once.
+
+    Returns: its submission id, and whether it was submitted by this call.
+    Raises:
+        UserError: if another command runs on this storage, or the cluster refuses the job.
+    """
+    for _ in range(_SUBMIT_ATTEMPTS):
+        try:
+            jobs = client.list_jobs()
+        except (OSError, RuntimeError) as error:
+            raise _refusal(client, error) from None
+        running = _running(jobs, storage, entrypoint)
+        if running:
+            return running, False
+        job = _next_id(jobs, storage)
+        with tempfile.TemporaryDirectory() as folder:
+            pack(Path(folder), files, own_recipe)
+            try:
+                client.submit_job(
+                    entrypoint=entrypoint,
+                    submission_id=job,
+                    runtime_env={"working_dir": folder, "env_vars": RAY_VARIABLES},
+                    metadata={_STORAGE: storage},
+                )
+            except (OSError, RuntimeError) as error:
+                # The exception of Ray 2.60 has no type of its own for it.
+                if f"{job} already exists" not in str(error):
+                    raise _refusal(client, error) from None
+            else:
+                return job, True
+        time.sleep(1)  # until the job of the other command is listed
+    raise UserError(f"{client.get_address()}: has a job {job}, and does not list it; run the same command again later")
+
+
+def _refusal(client: JobSubmissionClient, error: Exception) -> UserError:
+    # Ray 2.60 answers with the traceback of the head, whose last line says what is wrong.
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return UserError(f"{client.get_address()}: does not accept the job ({' '.join(lines[-1].split())[:200]})")
+
+
+def _next_id(jobs: Sequence[JobDetails], storage: str) -> str:
+    """The submission id of the next job on a storage: the same for every command that sees the same jobs."""
+    folder = re.sub(r"[^A-Za-z0-9]+", "-", storage.rpartition("/")[2]).strip("-")[:_ID_FOLDER_LENGTH] or "job"
+    prefix = f"{folder}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}-"
+    last = 0
+    for job in jobs:
+        start, _, number = (job.submission_id or "").rpartition("-")
+        if f"{start}-" == prefix and number.isdecimal():
+            last = max(last, int(number))
+    return f"{prefix}{last + 1}"
+
+
+def _running(jobs: Sequence[JobDetails], storage: str, entrypoint: str) -> str | None:
     """The job that runs this command on this storage, if there is one.
 
     Raises:
         UserError: if another one works on this storage.
     """
-    for job in client.list_jobs():
+    for job in jobs:
         if not job.status.is_terminal() and (job.metadata or {}).get(_STORAGE) == storage:
             if job.entrypoint != entrypoint:
                 raise UserError(
@@ -204,51 +255,73 @@ def follow(client: JobSubmissionClient, job: str) -> JobDetails:
     """Print a job's log until the job ends, over any number of connections.
 
     Raises:
-        UserError: if the cluster does not answer for a while.
+        UserError: if the cluster does not answer for a while, or does not know the job.
     """
     shown = 0
     silent: float | None = None  # since when there is no output and no answer
+    started: int | None = None  # when the job was submitted
     while True:
         before = shown
-        shown, whole = asyncio.run(_show(client, job, shown))
+        shown = asyncio.run(_show(client, job, shown))
         now = time.monotonic()
         if silent is None or shown > before:
             silent = now
         try:
             details = client.get_job_info(job)
         except (OSError, RuntimeError) as error:
+            if f"{job} does not exist" in str(error):
+                raise _unknown(job) from None
             if now - silent > _OUTAGE_S:
                 raise UserError(
                     f"{job}: no answer from the cluster for {_OUTAGE_S:.0f} s ({' '.join(str(error).split())[:200]}); "
                     f"the job may continue, and the same command follows it again"
                 ) from None
         else:
-            # The end of the log is waited for, but not forever.
-            if details.status.is_terminal() and (whole or now - silent > _OUTAGE_S):
-                return details
+            # A head that was started again counts ids anew: another command may have submitted another job by this one.
+            if started is not None and details.start_time != started:
+                raise _unknown(job)
+            started = details.start_time
             if not details.status.is_terminal():
                 silent = None
+            # The end of the log is waited for, but not forever.
+            elif _show_rest(client, job, shown) or now - silent > _OUTAGE_S:
+                return details
         time.sleep(1)
 
 
-async def _show(client: JobSubmissionClient, job: str, shown: int) -> tuple[int, bool]:
+def _unknown(job: str) -> UserError:
+    return UserError(
+        f"{job}: the cluster does not know this job, probably since its head was started again; run the same command "
+        f"to resume it"
+    )
+
+
+async def _show(client: JobSubmissionClient, job: str, shown: int) -> int:
     """Print what follows the first `shown` characters of a log while it is written.
 
-    Returns: how many are shown now, and whether the log ended rather than the connection.
+    Returns: how many are shown now. A stream that ends says nothing: connections may be closed at any time.
     """
     passed = 0
     chunks: Any = client.tail_job_logs(job)
     while True:
         try:
             chunk = await asyncio.wait_for(anext(chunks), _QUIET_S)
-        except StopAsyncIteration:
-            return shown, True
-        except (TimeoutError, OSError, RuntimeError, aiohttp.ClientError):
-            return shown, False
+        except (StopAsyncIteration, TimeoutError, OSError, RuntimeError, aiohttp.ClientError):
+            return shown
         # A new connection sends the log from its beginning, so what was already printed is skipped.
         print(chunk[max(shown - passed, 0) :], end="", flush=True)
         passed += len(chunk)
         shown = max(shown, passed)
+
+
+def _show_rest(client: JobSubmissionClient, job: str, shown: int) -> bool:
+    """Print what follows the first `shown` characters of the log of a job that has ended. Whether it could be read."""
+    try:
+        log = client.get_job_logs(job)
+    except (OSError, RuntimeError):
+        return False
+    print(log[shown:], end="", flush=True)
+    return True
 
 
 def _report(details: JobDetails) -> int:

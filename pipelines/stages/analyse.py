@@ -4,14 +4,13 @@ The analysis of the distilled model reads the responses and the initial model's 
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from tqdm import tqdm
 
 from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
 from pos2distill.config.fields import restrict
@@ -22,9 +21,11 @@ from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.sampling.operators import ActorOperator, TableFunction, generation_operators
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest, write_json
+from pos2distill.store.parts import TableParts
 from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.training.job import MODEL_FOLDER
 
+from ..progress import show_stage
 from .evaluate import PREDICTIONS, PROMPT_FIELDS, recorded_seconds, with_model
 from .measured import with_measured
 from .prepare import EVALUATION, evaluation_examples
@@ -88,20 +89,26 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     study = initial
     if "checkpoint" in stage.inputs:
         study = with_model(initial, f"{stage.inputs['checkpoint'].artifact.url}/{MODEL_FOLDER}")
-    with stage.artifact.writing():
-        with recorded_seconds(stage, "analyse") as seconds:
-            if "initial" in stage.inputs:
-                responses = stage.inputs["initial"].artifact.read_table(PASSES, _RESPONSES)
-                counts = _answer_counts(stage.inputs["initial"].manifest().counts)
-            else:
-                responses, counts = _answer(stage, initial, context)
-            passes = _pass(study, initial.model, context, responses, stage.name)
-        predictions = stage.inputs["predictions"].artifact.read_table(PREDICTIONS)
-        summary = summarise_analysis(study, passes, predictions, _examples(stage))
-        counts["passes"] = pc.sum(pc.list_value_length(passes["kl"])).as_py() or 0
-        stage.artifact.write_table(PASSES, passes)
-        write_json(stage.artifact.fs, f"{stage.artifact.path}/{ANALYSIS}", summary)
-        return stage.artifact.publish(counts=counts, seconds=seconds)
+    artifact = stage.artifact
+    artifact.fs.makedirs(artifact.path, exist_ok=True)
+    answer_parts = TableParts(artifact, _ANSWERS, ["example_id"], "answer-parts")
+    pass_parts = TableParts(artifact, PASSES_SCHEMA, ["example_id"], "pass-parts")
+    with recorded_seconds(stage, "analyse") as seconds:
+        if "initial" in stage.inputs:
+            responses = stage.inputs["initial"].artifact.read_table(PASSES, _RESPONSES)
+            counts = _answer_counts(stage.inputs["initial"].manifest().counts)
+        else:
+            responses, counts = _answer(stage, initial, context, answer_parts)
+        passes = _pass(study, initial.model, context, responses, pass_parts, stage.name)
+    predictions = stage.inputs["predictions"].artifact.read_table(PREDICTIONS)
+    summary = summarise_analysis(study, passes, predictions, _examples(stage))
+    counts["passes"] = pc.sum(pc.list_value_length(passes["kl"])).as_py() or 0
+    artifact.write_table(PASSES, passes)
+    write_json(artifact.fs, f"{artifact.path}/{ANALYSIS}", summary)
+    manifest = artifact.publish(counts=counts, seconds=seconds)
+    for parts in (answer_parts, pass_parts):
+        parts.remove()
+    return manifest
 
 
 def read_analysis(stage: Stage) -> dict[str, Any]:
@@ -109,17 +116,21 @@ def read_analysis(stage: Stage) -> dict[str, Any]:
     return stage.artifact.read_json(ANALYSIS, *FIGURES)
 
 
-def _answer(stage: Stage, study: Study, context: RunContext) -> tuple[pa.Table, dict[str, int]]:
+def _answer(stage: Stage, study: Study, context: RunContext, parts: TableParts) -> tuple[pa.Table, dict[str, int]]:
     """The right greedy answers at the advantageous slot, and what became of all.
 
-    Answers that the evaluation has are taken from it, so that no engine starts if it evaluated that slot.
+    Answers that the evaluation has are taken from it, so that no engine starts if it evaluated that slot. Others are
+    stored in parts as they come.
     """
     records = stage.inputs["examples"].artifact.read_table(EVALUATION).to_pylist()[: _settings(study).examples]
-    parts = [_evaluated_answers(stage, study, records)]
-    missing = np.flatnonzero(~np.isin([record["example_id"] for record in records], parts[0]["example_id"]))
+    ids = [record["example_id"] for record in records]
+    evaluated = _evaluated_answers(stage, study, records)
+    answered = pa.concat_tables([evaluated, parts.read()])["example_id"]
+    missing = np.flatnonzero(~np.isin(ids, answered))
     if len(missing):
-        parts += _generate(stage, study, context, missing)
-    answers = pa.concat_tables(parts)
+        for generated in _generate(study, context, stage.inputs["examples"].artifact, missing):
+            parts.append(generated)
+    answers = pa.concat_tables([evaluated, parts.read()])
     counts = {"examples": len(records)}
     for name, outcome in (("right", "kept"), ("wrong", "wrong"), ("empty", "empty"), ("failed", "failed")):
         counts[name] = int(np.sum(np.asarray(answers["outcome"]) == outcome))
@@ -162,39 +173,41 @@ def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, A
     return pa.Table.from_pylist(answers, schema=_ANSWERS)
 
 
-def _generate(stage: Stage, study: Study, context: RunContext, missing: npt.NDArray[np.int64]) -> list[pa.Table]:
-    """Answers to the evaluation questions of these indices."""
+def _generate(
+    study: Study, context: RunContext, examples: Artifact, missing: npt.NDArray[np.int64]
+) -> Iterator[pa.Table]:
+    """Answers to the evaluation questions of these indices, as they come."""
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     specs = [PromptSpec(study.data.documents, placements=None)]
-    examples = stage.inputs["examples"].artifact
     # As for training: a response that ends where its scored part ends, closed by the end-of-turn token.
     operators = generation_operators(study, context.runtime, examples, EVALUATION, specs, params, for_training=True)
     blocks = index_blocks(missing, examples_per_block(len(missing), 1, context.runtime.samplers))
-    results = context.executor.map(blocks, operators, label="analysis")
-    return [answers.select(_ANSWERS.names).cast(_ANSWERS) for answers in results]
+    for answers in context.executor.map(blocks, operators, label="analysis"):
+        yield answers.select(_ANSWERS.names).cast(_ANSWERS)
 
 
 def _answer_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if name != "passes"}
 
 
-def _pass(study: Study, initial: ModelSection, context: RunContext, responses: pa.Table, label: str) -> pa.Table:
-    """The passes of a model over all responses, sorted by example."""
+def _pass(
+    study: Study, initial: ModelSection, context: RunContext, responses: pa.Table, parts: TableParts, label: str
+) -> pa.Table:
+    """The passes of a model over all responses, sorted by example, stored in parts as they come."""
     pool = context.runtime.teachers
     # Teachers too only compute states of a model that is not trained.
     create = functools.partial(_create_passes, study, initial, pool)
     operators = [ActorOperator(TEACHERS, create, pool)]
-    blocks = []
-    for start in range(0, len(responses), _RESPONSES_PER_BLOCK):
-        blocks.append(responses.slice(start, _RESPONSES_PER_BLOCK))
-    parts = [PASSES_SCHEMA.empty_table()]
+    finished = parts.read()["example_id"].combine_chunks()
+    missing = responses.filter(pc.invert(pc.is_in(responses["example_id"], value_set=finished)))
+    blocks = [missing.slice(start, _RESPONSES_PER_BLOCK) for start in range(0, len(missing), _RESPONSES_PER_BLOCK)]
     # No model is loaded for no response.
     results = context.executor.map(blocks, operators, label="analysis") if blocks else ()
-    with tqdm(desc=label, total=len(responses), unit="response") as bar:
+    with show_stage(label, len(responses), done=len(finished), unit="response") as shown:
         for part in results:
             parts.append(part)
-            bar.update(len(part))
-    return pa.concat_tables(parts).sort_by("example_id")
+            shown.update(len(part))
+    return parts.read()
 
 
 def _create_passes(study: Study, initial: ModelSection, pool: PoolSection) -> TableFunction:

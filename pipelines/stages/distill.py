@@ -143,7 +143,10 @@ def _resumed(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
         return spec
     last = steps[-1]
     if not is_quiet():
-        print(f"distill: resuming after step {last['step'] + 1} ({100 * last['fraction']:.0f} % done)", file=sys.stderr)
+        made = last["step"] + 1
+        # In streamed mode the number of steps is known only when the stream has ended.
+        total = round(made / last["fraction"])
+        print(f"distill: resuming at step {made} of about {total}", file=sys.stderr)
     return replace(spec, trained=round(last["fraction"] * spec.total))
 
 

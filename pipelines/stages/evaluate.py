@@ -17,10 +17,11 @@ from pos2distill.errors import UserError
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.operators import generation_operators, to_predictions
-from pos2distill.sampling.prompting import PromptSpec
+from pos2distill.sampling.prompting import PromptSpec, prompt_builder
 from pos2distill.store.artifacts import Artifact, Manifest
-from pos2distill.store.predictions import PartialPredictions, finished_examples
+from pos2distill.store.parts import finished_examples, prediction_parts
 from pos2distill.tasks.permutations import evaluated_placements, slot_of_rank
+from pos2distill.tasks.prompts import MessageBuilder
 from pos2distill.training.job import MODEL_FOLDER
 
 from ..progress import show_stage
@@ -87,7 +88,14 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
     with recorded_seconds(stage, "evaluate") as seconds:
         predictions = predict(stage, study, context, EVALUATION, count, eval_specs(study, stage.inputs.get("curve")))
-    return publish(stage, predictions, count, seconds, _prompt_lengths(study, predictions))
+    details = {**_prompt_lengths(study, predictions), **_chat_frame(study)}
+    return publish(stage, predictions, count, seconds, details)
+
+
+def _chat_frame(study: Study) -> dict[str, Any]:
+    """What the model's chat template writes before and after a message; nothing where a server applies its own."""
+    builder = prompt_builder(study, study.evaluation.max_new_tokens)
+    return {} if isinstance(builder, MessageBuilder) else {"chat": builder.chat_frame()}
 
 
 def _prompt_lengths(study: Study, predictions: pa.Table) -> dict[str, Any]:
@@ -160,7 +168,7 @@ def predict(
     params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
     operators = generation_operators(study, context.runtime, examples.artifact, file, specs, params)
     prompts_per_example = sum(spec.prompts_per_example for spec in specs)
-    parts = PartialPredictions(stage.artifact)
+    parts = prediction_parts(stage.artifact)
     missing = _missing(examples, file, count, finished_examples(parts.read(), prompts_per_example))
     blocks = index_blocks(missing, examples_per_block(len(missing), prompts_per_example, context.runtime.samplers))
     total = count * prompts_per_example
@@ -196,7 +204,7 @@ def publish(
     artifact = stage.artifact
     artifact.write_table(PREDICTIONS, predictions)
     manifest = artifact.publish(counts=count_answers(count, predictions), seconds=seconds, details=details)
-    PartialPredictions(artifact).remove()
+    prediction_parts(artifact).remove()
     return manifest
 
 
@@ -213,6 +221,8 @@ def count_answers(examples: int, predictions: pa.Table) -> dict[str, int]:
     for name in ("prompt_tokens", "answer_tokens"):
         if predictions[name].null_count == 0:
             counts[name] = pc.sum(predictions[name]).as_py()
+    if predictions["prompt_tokens"].null_count:
+        counts["without_usage"] = predictions["prompt_tokens"].null_count
     return counts
 
 

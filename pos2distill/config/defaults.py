@@ -35,6 +35,17 @@ def changed_settings(recipe: Recipe) -> dict[str, Any]:
     return settings
 
 
+def changed_study_settings(recipe: Recipe) -> dict[str, Any]:
+    """Of `changed_settings` those that can change a result, by dotted name."""
+    dotted: dict[str, Any] = {}
+    for section, value in changed_settings(recipe).items():
+        if isinstance(value, dict) and section != "runtime":
+            dotted |= {f"{section}.{name}": setting for name, setting in value.items()}
+        elif section == "seed":
+            dotted[section] = value
+    return dotted
+
+
 def _leave_out_defaults(settings: dict[str, Any], recipe: Recipe) -> bool:
     """Leave out each setting without which the recipe is the same. Returns whether any was left out."""
     changed = False

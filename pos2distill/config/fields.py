@@ -62,32 +62,6 @@ def _constant(field: FieldInfo) -> Any:
     return get_args(field.annotation)[0]  # of a Literal
 
 
-def changed_settings(study: Study) -> dict[str, Any]:
-    """The settings that differ from their defaults, by dotted name, as plain values; required ones always do.
-
-    A default that follows from other settings of its section is the one that follows from those of this study.
-    """
-    changed: dict[str, Any] = {}
-    plain = study.model_dump(mode="json")
-    for name in Study.model_fields:
-        value = getattr(study, name)
-        if isinstance(value, Section):
-            for field in _changed_fields(value):
-                changed[f"{name}.{field}"] = plain[name][field]
-        elif name in _changed_fields(study):
-            changed[name] = plain[name]
-    return changed
-
-
-def _changed_fields(section: Section) -> list[str]:
-    values = dict(section)
-    changed = []
-    for name, field in type(section).model_fields.items():
-        if field.is_required() or values[name] != field.get_default(call_default_factory=True, validated_data=values):
-            changed.append(name)
-    return changed
-
-
 def _check_name(dotted: str) -> None:
     section, dot, name = dotted.partition(".")
     field = Study.model_fields.get(section)

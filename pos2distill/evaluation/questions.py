@@ -1,14 +1,15 @@
-"""The questions of an evaluation with the answers of two models, as data for the report's browser of questions.
+"""The questions of an evaluation with the answers of one or two models, as data for a page's browser of questions.
 
 Every question is stored once, with its gold documents first; a view (one prompt length of one task) holds the order of
-documents at each position, and the answers. Everything is text: the page shows it, and never runs it.
+documents at each position, and the answers. Prompts are put together by the page, from these and the task's template.
+Everything is text: the page shows it, and never runs it.
 """
 
 import base64
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -19,9 +20,10 @@ from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import Document, Example, Slots, example_from_row
 from pos2distill.tasks.metrics import compared_text, normalize
 from pos2distill.tasks.permutations import arrange
+from pos2distill.tasks.prompts import MESSAGE_TEMPLATES, PromptStyle
 
 # Bits of an answer's flags.
-RIGHT_BEFORE, RIGHT_AFTER, CUT_BEFORE, CUT_AFTER = 1, 2, 4, 8
+RIGHT, CUT = 1, 2
 
 # Base64 characters. Beside the charts' library of 0.9 MB, so that a report stays below 10 MB.
 _MOST_CHARACTERS = 8_500_000
@@ -31,17 +33,16 @@ _DOCUMENT_LENGTHS = (None, 1000, 400, 150)
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedPrompts:
-    """One prompt length of one task, with the predictions of both models.
+    """One prompt length of one task, with the predictions of the models.
 
     label: as the page calls it. slot_of_rank: of prompts whose documents are reordered (see `arrange`).
     orders: of the distractors at each placement, of which only the first one, the data set's, is shown.
-    before, after: tables of `PREDICTION_SCHEMA`, also with other prompt lengths.
+    models: tables of `PREDICTION_SCHEMA`, also with other prompt lengths; that of the base model first.
     """
 
     label: str
     documents: int
-    before: pa.Table
-    after: pa.Table
+    models: Sequence[pa.Table]
     slot_of_rank: Slots = ()
     orders: int = 1
 
@@ -51,12 +52,15 @@ class EvaluatedTask:
     """The questions of one task and the prompts that were made of them.
 
     examples: a table of `EXAMPLE_SCHEMA`. locations: where the data set has each example, by its id.
+    chat: what the chat template writes before and after a message; None if it is not known.
     """
 
     metric: Metric
+    style: PromptStyle
     examples: pa.Table
     locations: Mapping[str, str]
     prompts: Sequence[EvaluatedPrompts]
+    chat: tuple[str, str] | None = None
 
 
 def encode_questions(tasks: Sequence[EvaluatedTask], most_characters: int = _MOST_CHARACTERS) -> str:
@@ -121,11 +125,12 @@ def _collect(tasks: Sequence[EvaluatedTask]) -> dict[str, Any]:
 
 
 def _collect_task(task: EvaluatedTask) -> dict[str, Any]:
-    answered = set(task.prompts[0].before["example_id"].to_pylist())
+    answered = set(task.prompts[0].models[0]["example_id"].to_pylist())
     examples = [example_from_row(row) for row in task.examples.to_pylist() if row["example_id"] in answered]
     questions = [_to_question(example, task.locations) for example in examples]
     views = [_to_view(prompts, task.metric, examples) for prompts in task.prompts]
-    return {"questions": questions, "views": views}
+    template = {**asdict(MESSAGE_TEMPLATES[task.style]), "chat": task.chat}
+    return {"questions": questions, "template": template, "views": views}
 
 
 def _to_question(example: Example, locations: Mapping[str, str]) -> dict[str, Any]:
@@ -144,12 +149,11 @@ def _golds_first(example: Example) -> tuple[Document, ...]:
 
 
 def _to_view(prompts: EvaluatedPrompts, metric: Metric, examples: Sequence[Example]) -> dict[str, Any]:
-    before = _by_prompt(prompts.before, prompts.documents)
-    after = _by_prompt(prompts.after, prompts.documents)
-    placements = sorted({number for _, number in before if number % prompts.orders == 0})
+    models = [_by_prompt(table, prompts.documents) for table in prompts.models]
+    placements = sorted({number for _, number in models[0] if number % prompts.orders == 0})
     positions: list[dict[str, Any]] = []
     for placement in placements:
-        rows = [before[example.example_id, placement] for example in examples]
+        rows = [models[0][example.example_id, placement] for example in examples]
         # Examples with fewer hops name a placement, as in `Grid`.
         fewest = min(rows, key=lambda row: len(row["slots"]))
         orders = {}
@@ -161,12 +165,10 @@ def _to_view(prompts: EvaluatedPrompts, metric: Metric, examples: Sequence[Examp
     answers = []
     for example in examples:
         found_in = Attribution(example, metric)
-        answers.append(
-            [
-                _to_answer(before[example.example_id, placement], after[example.example_id, placement], found_in)
-                for placement in placements
-            ]
-        )
+        by_placement = []
+        for placement in placements:
+            by_placement.append([_to_answer(model[example.example_id, placement], found_in) for model in models])
+        answers.append(by_placement)
     return {"label": prompts.label, "documents": prompts.documents, "positions": positions, "answers": answers}
 
 
@@ -176,14 +178,11 @@ def _by_prompt(predictions: pa.Table, documents: int) -> dict[tuple[str, int], d
     return {(row["example_id"], row["placement"]): row for row in selected.to_pylist()}
 
 
-def _to_answer(before: Mapping[str, Any], after: Mapping[str, Any], found_in: "Attribution") -> list[Any]:
-    """[text before, text after, flags, and for each wrong answer the documents that hold it, else null]."""
-    flags = 0
-    for answer, right, cut in ((before, RIGHT_BEFORE, CUT_BEFORE), (after, RIGHT_AFTER, CUT_AFTER)):
-        flags |= right if answer["correct"] else 0
-        flags |= cut if answer["finish_reason"] == "length" else 0
-    sources = [None if answer["correct"] else found_in(answer["text"]) for answer in (before, after)]
-    return [before["text"], after["text"], flags, *sources]
+def _to_answer(answer: Mapping[str, Any], found_in: "Attribution") -> list[Any]:
+    """[text, flags, the documents that hold it if it is wrong, else null]."""
+    flags = (RIGHT if answer["correct"] else 0) | (CUT if answer["finish_reason"] == "length" else 0)
+    sources = None if answer["correct"] else found_in(answer["text"])
+    return [answer["text"], flags, sources]
 
 
 class Attribution:

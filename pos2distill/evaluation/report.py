@@ -1,56 +1,19 @@
 """The report: one self-contained HTML page, `summary.json`, `curves.csv`, pictures, and the checkpoint's model card."""
 
-import csv
-import functools
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-
-import jinja2
-from markupsafe import Markup
 
 from pos2distill.config import Study
 from pos2distill.evaluation.analysis_charts import analysis_charts
-from pos2distill.evaluation.charts import (
-    AFTER,
-    BEFORE,
-    VEGA_LITE,
-    Spec,
-    curve_chart,
-    loss_chart,
-    theme,
-    to_png,
-    weights_chart,
-)
-from pos2distill.evaluation.questions import EvaluatedTask, encode_questions
-from pos2distill.evaluation.scores import (
-    Curve,
-    Grid,
-    expected_accuracy,
-    format_slots,
-    paired_difference,
-    shortage_warning,
-    to_curve,
-    to_grid,
-    truncation_warning,
-)
+from pos2distill.evaluation.charts import AFTER, BEFORE, loss_chart, to_png, weights_chart
+from pos2distill.evaluation.page import TEMPLATES, ShownCurves, chart_library, render_page, themes
+from pos2distill.evaluation.questions import EvaluatedTask
+from pos2distill.evaluation.scores import Curve, Grid, expected_accuracy, paired_difference, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
 
-# Only HTML is escaped; the model card is Markdown. With StrictUndefined a misspelt name in a template is an error.
-TEMPLATES = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-    autoescape=jinja2.select_autoescape(["html.j2"]),
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-TEMPLATES.filters["format_slots"] = format_slots
-TEMPLATES.filters["truncation_warning"] = truncation_warning
-TEMPLATES.filters["shortage_warning"] = shortage_warning
 _PRIVATE = ("model.path", "data.path", "evaluation.also_evaluate")
 METRICS = {
     "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
@@ -183,7 +146,6 @@ def verdict(comparison: Comparison) -> str:
 
 def render_report(inputs: ReportInputs) -> dict[str, bytes]:
     """The report's files by name: `index.html`, `curves.csv`, and the charts as PNG."""
-    curves = _page_curves(inputs)
     charts = {}
     if inputs.steps:
         charts["loss"] = loss_chart(inputs.steps)
@@ -191,22 +153,16 @@ def render_report(inputs: ReportInputs) -> dict[str, bytes]:
         if isinstance(inputs.main.before.slots[0], int):
             charts["weights"] = weights_chart(inputs.steps, inputs.main.before.documents)
     charts |= analysis_charts(inputs.analyses)
-    html = TEMPLATES.get_template("report.html.j2").render(
-        report=inputs,
-        analyses=inputs.analyses,
+    return render_page(
+        "report.html.j2",
+        inputs,
         verdict=verdict(inputs.main),
-        curves=curves,
+        shown=_shown_curves(inputs),
+        models=[BEFORE, AFTER],
+        tasks=inputs.tasks,
         charts=charts,
-        themes=themes(),
-        questions=encode_questions(inputs.tasks),
-        chart_library=chart_library(),
+        analyses=inputs.analyses,
     )
-    pictures = {"accuracy.png": curves[0]["spec"]}
-    for curve, other in zip(curves[1:], inputs.others, strict=False):  # other tasks come after them
-        pictures[f"accuracy-{other.before.documents}-documents.png"] = curve["spec"]
-    pictures |= {f"{name}.png": spec for name, spec in charts.items()}
-    files = {name: to_png(spec) for name, spec in pictures.items()}
-    return {"index.html": html.encode(), "curves.csv": _curves_csv(inputs).encode(), **files}
 
 
 def render_analysis(name: str, analyses: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
@@ -222,57 +178,25 @@ def render_analysis(name: str, analyses: Mapping[str, Mapping[str, Any]]) -> dic
     return {"index.html": html.encode(), **{f"{chart}.png": to_png(spec) for chart, spec in charts.items()}}
 
 
-def themes() -> dict[str, Spec]:
-    """The configurations of charts, of which a page chooses by the reader's preference."""
-    return {"light": theme(), "dark": theme(dark=True)}
-
-
-@functools.cache
-def chart_library() -> Markup:
-    """The JavaScript of Vega-Embed, Vega-Lite and Vega (BSD-3-Clause), to be a part of a page."""
-    # Imported where used: it starts a JavaScript engine, which takes seconds.
-    import vl_convert
-
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE)
-    return Markup(bundle)  # vl-convert's own code, which contains no "</script"
-
-
-def _page_curves(inputs: ReportInputs) -> list[dict[str, Any]]:
-    """What the page can show, in the order of its selection: every prompt length of the main task, then other tasks.
-
-    task, view: the indices of its questions and answers in the data of `encode_questions`.
-    """
+def _shown_curves(inputs: ReportInputs) -> list[ShownCurves]:
+    """In the order of the page's selection: every prompt length of the main task, then other tasks."""
     is_rank = inputs.settings["inference"]["method"] == "reorder"
     marked = inputs.advantageous[0] if inputs.advantageous and not is_rank else None
-    shown = [(f"{inputs.main.before.documents} documents (as trained)", inputs.main, 0, 0)]
+    documents = inputs.main.before.documents
+    label = f"{documents} documents (as trained)"
+    shown = [ShownCurves(label, _curves(inputs.main), "accuracy.png", 0, 0, advantageous=marked)]
     for view, other in enumerate(inputs.others, start=1):
-        shown.append((f"{other.before.documents} documents", other, 0, view))
+        label = f"{other.before.documents} documents"
+        picture = f"accuracy-{other.before.documents}-documents.png"
+        shown.append(ShownCurves(label, _curves(other), picture, 0, view))
     for task, (name, other) in enumerate(inputs.other_tasks.items(), start=1):
-        shown.append((f"{name}, {other.before.documents} documents", other, task, 0))
-    curves = []
-    for label, comparison, task, view in shown:
-        slot = marked if comparison is inputs.main else None
-        spec = curve_chart({BEFORE: comparison.before, AFTER: comparison.after}, advantageous=slot)
-        # Only bars can be filtered by group.
-        groups = list(comparison.before.by_group) if "params" in spec else []
-        curves.append({"label": label, "spec": spec, "groups": groups, "task": task, "view": view})
-    return curves
+        label = f"{name}, {other.before.documents} documents"
+        shown.append(ShownCurves(label, _curves(other), "", task, 0, task_name=name))
+    return shown
 
 
-def _curves_csv(inputs: ReportInputs) -> str:
-    """Every point of every curve, one line for each."""
-    comparisons = [("", inputs.main), *(("", other) for other in inputs.others), *inputs.other_tasks.items()]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    writer.writerow(["task", "documents", "model", "position", "group", "accuracy", "low", "high", "questions"])
-    for task, comparison in comparisons:
-        for model, curve in ((BEFORE, comparison.before), (AFTER, comparison.after)):
-            for slot, group, accuracy, interval in zip(
-                curve.slots, curve.groups, curve.accuracy_by_slot, curve.accuracy_ci95, strict=True
-            ):
-                place = [task, curve.documents, model, format_slots(slot), group]
-                writer.writerow([*place, accuracy, *interval, curve.examples])
-    return buffer.getvalue()
+def _curves(comparison: Comparison) -> dict[str, Curve]:
+    return {BEFORE: comparison.before, AFTER: comparison.after}
 
 
 def render_model_card(inputs: ReportInputs) -> str:

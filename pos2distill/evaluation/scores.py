@@ -84,6 +84,22 @@ def format_slots(slots: int | Slots) -> str:
     return ">".join(str(slot + 1) for slot in slots)
 
 
+def count_warnings(counts: Mapping[str, int]) -> list[str]:
+    """What a reader of a stage's counts must know. Args: as `truncation_warning`."""
+    warnings = (truncation_warning(counts), shortage_warning(counts), usage_warning(counts))
+    return [warning for warning in warnings if warning is not None]
+
+
+def usage_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if a server did not count the tokens of prompts, else None. Args: as `truncation_warning`."""
+    if not counts.get("without_usage"):
+        return None
+    return (
+        f"the server counted no tokens in {counts['without_usage']} of {counts['prompts']} prompts, so nothing shows "
+        f"whether it cut them"
+    )
+
+
 def truncation_warning(counts: Mapping[str, int]) -> str | None:
     """A warning if more than a tenth of a stage's answers reached `max_new_tokens`, else None.
 

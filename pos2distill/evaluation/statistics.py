@@ -16,6 +16,8 @@ Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 
 _Z = NormalDist().inv_cdf(0.975)
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
+_STUDENT_T = (12.706, 4.303, 3.182, 2.776)
 
 # Of `gap_interval`. The lower end is simultaneous over all pairs of slots and the upper one is not, so the errors at
 # both ends together are near 5 %: all below where slots are equal, most above where they are far apart. With 60 to 100
@@ -46,7 +48,7 @@ def accuracy_interval(value_E: Floats, answers: int = 1) -> Interval:
     is_proportion = bool(np.isin(value_E, (0.0, 1.0)).all())
     if not is_proportion and value_E.any() and np.ptp(value_E) > 0:
         variance = float(value_E.var(ddof=1)) / examples
-        effective = mean * (1 - mean) / variance * (_Z / _student_t(examples)) ** 2
+        effective = mean * (1 - mean) / variance * (_Z / student_t(examples - 1)) ** 2
     return _wilson(mean, min(effective, examples * answers))
 
 
@@ -62,7 +64,7 @@ def difference_interval(difference_E: Floats) -> Interval:
         bound = _wilson(0.0, examples)[1]
         return -bound, bound
     mean = float(difference_E.mean())
-    margin = _student_t(examples) * float(difference_E.std(ddof=1)) / examples**0.5
+    margin = student_t(examples - 1) * float(difference_E.std(ddof=1)) / examples**0.5
     return max(-1.0, mean - margin), min(1.0, mean + margin)
 
 
@@ -159,15 +161,27 @@ def questions_needed(difference: float, deviation: float, *, power: float = 0.8)
     return max(2, int(np.ceil((factor * deviation / difference) ** 2)))
 
 
-def _student_t(examples: int) -> float:
-    """The 97.5 % quantile for examples - 1 degrees of freedom, to 0.001 from 10 examples on.
+def student_t(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, to 0.001: tabulated up to 4 degrees of freedom, then its expansion.
 
-    Source: Abramowitz and Stegun, 26.7.5.
+    Source: Abramowitz and Stegun, table 26.10 and 26.7.5.
+
+    Raises:
+        ValueError: without a degree of freedom.
     """
-    freedom = examples - 1
-    first = (_Z**3 + _Z) / 4
-    second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
-    return _Z + first / freedom + second / freedom**2
+    if freedom < 1:
+        raise ValueError(f"expected at least one degree of freedom, got {freedom}")
+    if freedom <= len(_STUDENT_T):
+        return _STUDENT_T[freedom - 1]
+    z = _Z
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    quantile: float = z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+    return quantile
 
 
 def resample_means(value_ES: Floats, resamples: int, seed: int) -> Floats:

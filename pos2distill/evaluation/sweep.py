@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 
 from pos2distill.evaluation.charts import BEFORE, curve_chart, sweep_chart, to_png
-from pos2distill.evaluation.report import TEMPLATES, Comparison, chart_library, summarise, themes
+from pos2distill.evaluation.page import TEMPLATES, chart_library, themes
+from pos2distill.evaluation.report import Comparison, summarise
 from pos2distill.evaluation.scores import Curve, format_slots
-from pos2distill.evaluation.statistics import Interval
+from pos2distill.evaluation.statistics import Interval, student_t
 
 SEED = "seed"
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom. The last one is also used for more degrees of
-# freedom, which makes those intervals slightly too wide.
-_STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +75,8 @@ def estimate(values: Sequence[float], single_seed_interval: Interval) -> Estimat
     if len(values) == 1:
         low, high = single_seed_interval
         return Estimate(mean, low, high)
-    degrees_of_freedom = len(values) - 1
-    quantile = _STUDENT_T[min(degrees_of_freedom, len(_STUDENT_T)) - 1]
     # ddof=1, because the mean is estimated from the same values.
-    half_width = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half_width = student_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Estimate(mean, mean - half_width, mean + half_width)
 
 

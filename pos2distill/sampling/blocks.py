@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from pos2distill.config import PoolSection
 
+_BLOCKS_PER_ACTOR = 64
+
 
 def index_blocks(index_N: npt.NDArray[np.integer[Any]], size: int) -> list[pa.Table]:
     """Tables of the column `index` that cut the indices into blocks of `size`."""
@@ -30,7 +32,11 @@ def batches_of(block: pa.Table, size: int) -> list[pa.Table]:
 
 
 def examples_per_block(examples: int, prompts_per_example: int, pool: PoolSection) -> int:
-    """Examples in a block: one to four batches of prompts, several blocks for every actor if there are enough."""
-    prompts = examples * prompts_per_example // (4 * pool.max)
+    """Examples in a block: one to four batches of prompts.
+
+    Answers are stored, and progress is shown, when a whole block is answered, so a pool's largest number of actors
+    gets many blocks each. Larger blocks are for large evaluations, whose stored parts would be too many.
+    """
+    prompts = examples * prompts_per_example // (_BLOCKS_PER_ACTOR * pool.max)
     prompts = min(max(prompts, pool.batch_size), 4 * pool.batch_size)
     return math.ceil(prompts / prompts_per_example)

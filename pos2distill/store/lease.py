@@ -45,6 +45,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from pos2distill.faults import fix, reason
 from pos2distill.store.artifacts import DRIVER_FILE, write_bytes
 from pos2distill.urls import open_url
 
@@ -156,9 +157,9 @@ def _renew_until(
                 lost = "another run took over because this one did not renew its lease"
         except Exception as error:  # fsspec's file systems share no base class for failed requests
             if time.monotonic() - last_renewal > _MISSED_PERIODS * me.period:
-                lost = f"cannot be reached ({error}) and another run may take over"
+                lost = f"the lease cannot be renewed ({reason(error)}), so another run may take over{fix(error)}"
         if lost:
-            on_lost(f"{storage}: {lost}; this run stops")
+            on_lost(f"{storage}: {lost}; this run stops; run the same command again to continue")
             return
 
 

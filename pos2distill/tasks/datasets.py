@@ -170,6 +170,17 @@ def read_examples(data: DataSection, documents: int) -> Iterator[Example | Reaso
         yield example
 
 
+def count_questions(data: DataSection, documents: int, most: int) -> int:
+    """How many different questions of a file can be evaluated, up to `most`. No more records are read than it takes."""
+    questions: set[str] = set()
+    for example in read_examples(data, documents):
+        if isinstance(example, Example) and _unit_hash(example.question) < data.eval_fraction:
+            questions.add(question_id(example.question))
+        if len(questions) == most:
+            break
+    return len(questions)
+
+
 def _located_examples(data: DataSection, documents: int) -> Iterator[tuple[str, Example | Reason]]:
     """`read_examples` with each record's location in the file."""
     empty = True

@@ -1,7 +1,8 @@
 """Prompts as token ids, through the model's own chat template."""
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,62 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+PromptStyle = Literal["qa", "kv", "plain", "coc", "reasoning"]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTemplate:
+    """The wording of the user's message, with the fields `{question}`, and `{number}` (from 1), `{title}`, `{text}`.
+
+    before, after: around the documents. document: each of them. separator: between two of them.
+    json_strings: title and text are written as JSON strings.
+    """
+
+    before: str
+    document: str
+    separator: str
+    after: str
+    json_strings: bool = False
+
+
+# As the benchmark shows search results (Liu et al. 2024, figure 2): one a line.
+_SEARCH_RESULT = "Document [{number}](Title: {title}) {text}"
+# The benchmark's published wording too, so that numbers can be compared.
+_ANSWER_FROM_RESULTS = (
+    "Write a high-quality answer for the given question using only the provided search results "
+    "(some of which might be irrelevant)."
+)
+_ANSWER_BY_REASONING = "Answer the given question using only the documents below (some of which might be irrelevant). "
+_END_WITH_THE_ANSWER = (
+    'End with one line that begins with "The answer is: " and gives nothing but the answer, as short as possible.'
+)
+_REASONING = (
+    f"{_ANSWER_BY_REASONING}First identify the information in the documents that is relevant to the question and "
+    f"list it. Then reason step by step. {_END_WITH_THE_ANSWER}"
+)
+_CHAIN_OF_CITATION = (
+    f"{_ANSWER_BY_REASONING}Reason step by step, and after every claim name the document that supports it by its "
+    f"number, for example [3]. {_END_WITH_THE_ANSWER}"
+)
+# Published wording too (Liu et al. 2024, figure 6): one record a line, inside one JSON object.
+_KEY_VALUE = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
+
+MESSAGE_TEMPLATES: dict[PromptStyle, MessageTemplate] = {
+    "qa": MessageTemplate(f"{_ANSWER_FROM_RESULTS}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}\nAnswer:"),
+    "kv": MessageTemplate(
+        _KEY_VALUE,
+        "{title}: {text}",
+        ",\n ",
+        '}\n\nKey: "{question}"\nCorresponding value:',
+        json_strings=True,
+    ),
+    "plain": MessageTemplate("", "Title: {title}\n{text}\n", "", "Question: {question}"),
+    "coc": MessageTemplate(f"{_CHAIN_OF_CITATION}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}"),
+    "reasoning": MessageTemplate(f"{_REASONING}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}"),
+}
+_FIELD = re.compile(r"\{(question|number|title|text)\}")
+
+
 @dataclass(frozen=True, slots=True)
 class _Message:
     """The user's message in parts, which are joined as they are. documents: each with what separates it."""
@@ -30,75 +87,26 @@ class _Message:
         return self.before + "".join(self.documents) + self.after
 
 
-def _listed(documents: Sequence[Document]) -> list[str]:
-    # As the benchmark shows search results (Liu et al. 2024, figure 2): one a line, `Document [1](Title: …) …`.
-    lines = [f"Document [{n}](Title: {d.title}) {d.text}" for n, d in enumerate(documents, start=1)]
-    return _separated(lines, "\n")
+def _to_message(style: PromptStyle, question: str, documents: Sequence[Document]) -> _Message:
+    template = MESSAGE_TEMPLATES[style]
+    shown = []
+    for number, document in enumerate(documents, start=1):
+        title, text = document.title, document.text
+        if template.json_strings:
+            title, text = json.dumps(title), json.dumps(text)
+        separator = template.separator if number < len(documents) else ""
+        shown.append(_fill(template.document, number=str(number), title=title, text=text) + separator)
+    before, after = (_fill(part, question=question) for part in (template.before, template.after))
+    return _Message(before, shown, after)
 
 
-def _separated(parts: Sequence[str], separator: str) -> list[str]:
-    """The parts, each but the last with the separator after it."""
-    return [*(part + separator for part in parts[:-1]), *parts[-1:]]
-
-
-# The benchmark's published wording too, so that numbers can be compared.
-_ANSWER_FROM_RESULTS = (
-    "Write a high-quality answer for the given question using only the provided search results "
-    "(some of which might be irrelevant)."
-)
-
-
-def _question_answering(question: str, documents: Sequence[Document]) -> _Message:
-    return _Message(f"{_ANSWER_FROM_RESULTS}\n\n", _listed(documents), f"\n\nQuestion: {question}\nAnswer:")
-
-
-_ANSWER_BY_REASONING = "Answer the given question using only the documents below (some of which might be irrelevant). "
-_END_WITH_THE_ANSWER = (
-    'End with one line that begins with "The answer is: " and gives nothing but the answer, as short as possible.'
-)
-
-
-def _reasoning(question: str, documents: Sequence[Document]) -> _Message:
-    instruction = (
-        f"{_ANSWER_BY_REASONING}First identify the information in the documents that is relevant to the question and "
-        f"list it. Then reason step by step. {_END_WITH_THE_ANSWER}"
-    )
-    return _Message(f"{instruction}\n\n", _listed(documents), f"\n\nQuestion: {question}")
-
-
-def _chain_of_citation(question: str, documents: Sequence[Document]) -> _Message:
-    instruction = (
-        f"{_ANSWER_BY_REASONING}Reason step by step, and after every claim name the document that supports it by its "
-        f"number, for example [3]. {_END_WITH_THE_ANSWER}"
-    )
-    return _Message(f"{instruction}\n\n", _listed(documents), f"\n\nQuestion: {question}")
-
-
-def _key_value(question: str, documents: Sequence[Document]) -> _Message:
-    # Published wording too (Liu et al. 2024, figure 6): one record a line, inside one JSON object.
-    pairs = _separated([f"{json.dumps(d.title)}: {json.dumps(d.text)}" for d in documents], ",\n ")
-    instruction = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
-    return _Message(instruction, pairs, f'}}\n\nKey: "{question}"\nCorresponding value:')
-
-
-def _plain(question: str, documents: Sequence[Document]) -> _Message:
-    return _Message("", [f"Title: {d.title}\n{d.text}\n" for d in documents], f"Question: {question}")
+def _fill(template: str, **values: str) -> str:
+    # In one pass: a question or a document may itself contain the name of a field.
+    return _FIELD.sub(lambda field: values[field[1]], template)
 
 
 BEFORE, AFTER = -1, -2
 """Parts of a prompt around its documents, as `PromptBuilder.locate` numbers them."""
-
-
-PromptStyle = Literal["qa", "kv", "plain", "coc", "reasoning"]
-
-# The user's message.
-_STYLES: dict[str, Callable[[str, Sequence[Document]], _Message]] = {
-    "qa": _question_answering,
-    "kv": _key_value,
-    "plain": _plain,
-    "coc": _chain_of_citation,
-    "reasoning": _reasoning,
-}
 
 
 class PromptTooLong(UserError):
@@ -159,8 +167,17 @@ class PromptBuilder:
         return ids
 
     def _chat(self, example: Example, shown: Sequence[Document]) -> str:
-        message = {"role": "user", "content": _STYLES[self.style](example.question, shown).text}
+        return self._in_chat(_to_message(self.style, example.question, shown).text)
+
+    def _in_chat(self, content: str) -> str:
+        message = {"role": "user", "content": content}
         return str(self.tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False))
+
+    def chat_frame(self) -> tuple[str, str]:
+        """What the chat template writes before and after a message."""
+        probe = "pos2distill-probe"  # which no chat template contains
+        before, _, after = self._in_chat(probe).partition(probe)
+        return before, after
 
     def locate(self, example: Example, documents: int, slots: Slots) -> tuple[Tokens, npt.NDArray[np.int32]]:
         """The prompt of these slots, and which part of it each of its L tokens belongs to.
@@ -172,7 +189,7 @@ class PromptBuilder:
                 contain the message as it is.
         """
         shown = arrange(example, documents, slots)
-        message = _STYLES[self.style](example.question, shown)
+        message = _to_message(self.style, example.question, shown)
         text = self._chat(example, shown)
         # Templates may strip the message, whose first part never begins with white space.
         start = text.find(message.text.rstrip())
@@ -231,7 +248,7 @@ class MessageBuilder:
                 is for the server to refuse.
         """
         shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
-        message = _STYLES[self.style](example.question, shown).text
+        message = _to_message(self.style, example.question, shown).text
         if self.max_length and fewest_tokens(message) + self.reserve > self.max_length:
             raise PromptTooLong(
                 f"example {example.example_id}: prompt of at least {fewest_tokens(message)} tokens ({documents} "

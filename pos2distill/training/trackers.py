@@ -1,7 +1,15 @@
 """Step records to TensorBoard, Weights & Biases or MLflow, through their own libraries."""
 
+import http.client
 import importlib.util
+import netrc
+import os
+import socket
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pos2distill.errors import UserError
@@ -9,19 +17,99 @@ from pos2distill.errors import UserError
 if TYPE_CHECKING:
     from pos2distill.training.loop import StepRecord
 
+_CONNECT_SECONDS = 8.0
 _LOGGED = ("loss", "loss_trivial", "loss_anchor", "grad_norm", "learning_rate")
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check on the driver, before anything expensive starts; the workers have the same packages.
+    """Check on the driver, before anything expensive starts; the workers have the same packages and environment.
 
     Raises:
-        UserError: naming the package that is not installed.
+        UserError: naming the package that is not installed, the missing key, or the server that does not answer.
     """
     for name in names:
         # Looked up and not imported: only the worker of rank 0 logs.
         if importlib.util.find_spec(name) is None:
             raise UserError(f"runtime.trackers: {name} is not installed; pip install {name}")
+        if name in _CHECKS:
+            _CHECKS[name]()
+
+
+def _check_wandb() -> None:
+    if os.environ.get("WANDB_MODE", "online") != "online" or _has_wandb_settings():
+        return
+    url = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    has_key = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
+    if not has_key and not _in_netrc(url):
+        raise UserError(
+            "runtime.trackers: wandb has no API key; set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"
+        )
+    _require_server("wandb", "WANDB_BASE_URL", url)
+
+
+def _has_wandb_settings() -> bool:
+    """Whether a settings file of wandb may say another server or mode, which only wandb itself can judge."""
+    folders = [os.environ.get("WANDB_CONFIG_DIR") or Path.home() / ".config" / "wandb", Path("wandb")]
+    return any((Path(folder) / "settings").exists() for folder in folders)
+
+
+def _in_netrc(url: str) -> bool:
+    """Whether `wandb login` has stored a key for this server."""
+    try:
+        # With a path, since Python refuses the default file if others may read it, and wandb does not.
+        entries = netrc.netrc(os.environ.get("NETRC") or Path.home() / ".netrc")
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return entries.authenticators(urllib.parse.urlsplit(url).hostname or "") is not None
+
+
+def _check_mlflow() -> None:
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if not uri.startswith(("http://", "https://")):  # a folder, a database, or a service with a client of its own
+        return
+    status = _require_server("mlflow", "MLFLOW_TRACKING_URI", uri)
+    if status in (401, 403) and not _has_mlflow_login(uri):
+        raise UserError(
+            f"runtime.trackers: mlflow: {_without_login(uri)} requires a login (HTTP {status}); set "
+            f"MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        )
+
+
+def _has_mlflow_login(uri: str) -> bool:
+    names = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_AUTH")
+    file = Path.home() / ".mlflow" / "credentials"
+    return any(map(os.environ.get, names)) or uri != _without_login(uri) or file.exists()
+
+
+def _require_server(name: str, variable: str, url: str) -> int | None:
+    """The HTTP status that a server answers with, through the proxies of the environment.
+
+    None if there may be a server that the tracker itself can reach, with certificates of its own for example.
+
+    Raises:
+        UserError: if there is no such host, or nothing listens there.
+    """
+    url = _without_login(url)
+    try:
+        with urllib.request.urlopen(url, timeout=_CONNECT_SECONDS) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        if not isinstance(reason, socket.gaierror | ConnectionRefusedError):
+            return None
+        raise UserError(
+            f"runtime.trackers: {name}: no server answers at {url} ({reason}); check {variable} and the network"
+        ) from None
+
+
+def _without_login(url: str) -> str:
+    parts = urllib.parse.urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+_CHECKS = {"wandb": _check_wandb, "mlflow": _check_mlflow}
 
 
 def open_trackers(names: Sequence[str], *, run: str, folder: str, settings: dict[str, Any]) -> list["Tracker"]:

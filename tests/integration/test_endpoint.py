@@ -1,4 +1,4 @@
-"""Real servers on loopback: the engine `openai` measures what the engine `hf` measures."""
+"""Real servers on loopback: the engine `openai` measures what the engines `hf` and `vllm` measure in this process."""
 
 import os
 import subprocess
@@ -13,11 +13,14 @@ import pytest
 
 from pipelines.commands import run_evaluate
 from pos2distill.config.load import load_recipe
+from pos2distill.errors import UserError
 from pos2distill.evaluation.result import Evaluation
 from tests.support.heads import free_ports
 from tests.support.paths import PROJECT
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compute")]
+# On busy cores, servers take minutes to start.
+_START_SECONDS = 600
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compute"), pytest.mark.timeout(2 * _START_SECONDS)]
 
 TOY = str(PROJECT / "examples" / "toy" / "base")
 
@@ -45,7 +48,7 @@ def started(command: Sequence[str], log: Path) -> Iterator[str]:
 
 
 def _wait_until_ready(server: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         assert server.poll() is None, log.read_text()[-3000:]
         try:
@@ -53,7 +56,7 @@ def _wait_until_ready(server: "subprocess.Popen[bytes]", url: str, log: Path) ->
                 return
         except OSError:
             time.sleep(0.5)
-    raise AssertionError(f"no answer within 240 s: {log.read_text()[-3000:]}")
+    raise AssertionError(f"no answer within {_START_SECONDS} s: {log.read_text()[-3000:]}")
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,13 @@ def direct(evaluate: Callable[..., Evaluation]) -> Evaluation:
     return evaluation
 
 
+@pytest.fixture(scope="module")
+def direct_vllm(evaluate: Callable[..., Evaluation]) -> Evaluation:
+    """By the engine `vllm`, which runs the model in processes of its own."""
+    settings = ["runtime.samplers.threads=1", "runtime.vllm.cpu_kv_cache_gib=1", "model.max_length=1024"]
+    return evaluate("model.engine=vllm", *settings)
+
+
 def assert_same(served: Evaluation, direct: Evaluation) -> None:
     keys = ["example_id", "documents", "placement"]
     answers, expected = (each.to_pandas().set_index(keys) for each in (served, direct))
@@ -95,11 +105,22 @@ def test_openai_measures_what_the_engine_measures_on_transformers_serve(
 
 
 def test_openai_measures_what_the_engine_measures_on_vllm(
-    evaluate: Callable[..., Evaluation], direct: Evaluation, tmp_path: Path
+    evaluate: Callable[..., Evaluation], direct: Evaluation, direct_vllm: Evaluation, tmp_path: Path
 ) -> None:
+    assert_same(direct_vllm, direct)
     # Not `vllm serve`, which asks for the version of the package `vllm`: the CPU build of 0.32 is called otherwise.
     command = ["vllm.entrypoints.openai.api_server", "--model", TOY, "--served-model-name", "toy"]
     with started([*command, "--max-model-len", "1024", "--enforce-eager"], tmp_path / "log") as base_url:
         server = ["model.engine=openai", f"runtime.endpoint.base_url={base_url}", "runtime.endpoint.served_model=toy"]
-        assert_same(evaluate(*server, "model.api=chat"), direct)
-        assert_same(evaluate(*server, "model.api=completions"), direct)
+        assert_same(evaluate(*server, "model.api=chat"), direct_vllm)
+        assert_same(evaluate(*server, "model.api=completions"), direct_vllm)
+
+
+def test_openai_refuses_prompts_beyond_the_context_of_vllm(evaluate: Callable[..., Evaluation], tmp_path: Path) -> None:
+    """The server names its context in its list of models."""
+    command = ["vllm.entrypoints.openai.api_server", "--model", TOY, "--served-model-name", "toy"]
+    with started([*command, "--max-model-len", "128", "--enforce-eager"], tmp_path / "log") as base_url:
+        server = ["model.engine=openai", f"runtime.endpoint.base_url={base_url}", "runtime.endpoint.served_model=toy"]
+        for api in ("chat", "completions"):
+            with pytest.raises(UserError, match="serves the model with a context of 128 tokens, but the prompt of"):
+                evaluate(*server, f"model.api={api}")

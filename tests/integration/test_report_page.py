@@ -1,6 +1,5 @@
-"""The report in a real browser: Chromium, which the machine must have. No network."""
+"""The report in a real browser. The page itself asks for nothing but its own file."""
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,20 +9,21 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from pos2distill.config import ModelSection
+from pos2distill.evaluation.evaluation_page import render_evaluation
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.report import compare, render_analysis, render_report
 from pos2distill.evaluation.sweep import CellResult, render_sweep
+from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Document, Example, examples_to_table
+from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder
+from tests.support.chromium import NoChromiumError, open_browser
 from tests.support.predictions import make_examples, predictions
-from tests.support.reports import STUDY, analyses, report_inputs
+from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+# Of the tiny model's chat template.
+CHAT = ("<s><|user|>", "<|end|><|assistant|>")
 HTML = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
-]
 
 # 25 questions at 3 slots. Question 0 is gained at slot 0, question 1 is lost at slot 2, the others are always right.
 BEFORE = [[0, 1, 1], [1, 1, 1], *([[1, 1, 1]] * 23)]
@@ -32,14 +32,16 @@ AFTER = [[1, 1, 1], [1, 1, 0], *([[1, 1, 1]] * 23)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three pages: `study/index.html`, `sweep/index.html` and `analysis/index.html`."""
-    examples = make_examples(25, 3)
-    hostile = Document(HTML, HTML)
-    examples[0] = Example("e0", f"Which code? {HTML}", ("0",), (examples[0].documents[0], hostile, hostile))
+    """Four pages: `index.html` in the folders `study`, `evaluation`, `sweep` and `analysis`."""
+    examples = questions()
     before, after = predictions(3, BEFORE, wrong=HTML), predictions(3, AFTER, wrong="1001")
     shorter = predictions(2, [[1, 1]] * 25)
-    prompts = [EvaluatedPrompts("3 documents", 3, before, after), EvaluatedPrompts("2 documents", 2, shorter, shorter)]
-    task = EvaluatedTask("sub_em", examples_to_table(examples), {"e0": "d.jsonl, line 1"}, prompts)
+    prompts = [EvaluatedPrompts("3 documents", 3, [before, after])]
+    prompts.append(EvaluatedPrompts("2 documents", 2, [shorter, shorter]))
+    table, locations = examples_to_table(examples), {"e0": "d.jsonl, line 1"}
+    task = EvaluatedTask("sub_em", "qa", table, locations, prompts, chat=CHAT)
+    answers = EvaluatedPrompts("3 documents", 3, [before])
+    served = EvaluatedTask("sub_em", "kv", table, locations, [answers])  # of a server: without the chat template
     inputs = report_inputs()
     study = replace(
         inputs,
@@ -52,6 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("reports")
     pages = {
         "study": render_report(study),
+        "evaluation": render_evaluation(evaluation_inputs(served)),
         "sweep": render_sweep("sweep", "Two methods.", cells, {}),
         "analysis": render_analysis("analysis", analyses()),
     }
@@ -62,12 +65,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def questions() -> list[Example]:
+    """25 questions of three documents, the first of which contain HTML, quotes and characters that are not ASCII."""
+    examples = make_examples(25, 3)
+    hostile = Document(HTML, f'{HTML}\n"quoted" {{title}} Bär 🦊 \x7f')
+    examples[0] = Example("e0", f"Which code? {HTML}", ("0",), (examples[0].documents[0], hostile, hostile))
+    return examples
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    try:
+        with sync_playwright() as playwright, open_browser(playwright) as chromium:
+            yield chromium
+    except NoChromiumError as error:
+        pytest.skip(str(error))
 
 
 def open_page(browser: Browser, path: Path, *, scheme: Literal["light", "dark"] = "light", width: int = 1200) -> Page:
@@ -93,6 +105,14 @@ def page(browser: Browser, folder: Path) -> Iterator[Page]:
     page.close()
 
 
+@pytest.fixture
+def evaluation_page(browser: Browser, folder: Path) -> Iterator[Page]:
+    page = open_page(browser, folder / "evaluation" / "index.html")
+    page.wait_for_selector("html[data-ready]")
+    yield page
+    page.close()
+
+
 def count(page: Page) -> str:
     return page.inner_text("#question-count")
 
@@ -102,7 +122,7 @@ def test_report_page_filters_questions(page: Page) -> None:
     page.click("#next")
     assert count(page) == "25 of 25 questions, 21 to 25 shown"
     assert page.is_disabled("#next")
-    for outcome, expected in (("flipped", 2), ("gained", 1), ("lost", 1), ("wrong", 1), ("cut", 0)):
+    for outcome, expected in (("flipped", 2), ("gained", 1), ("lost", 1), ("wrong", 1), ("elsewhere", 1), ("cut", 0)):
         page.select_option("#outcome", outcome)
         assert count(page).startswith(f"{expected} of 25 questions")
     page.select_option("#outcome", "gained")
@@ -119,26 +139,70 @@ def test_report_page_opens_a_question_by_keyboard(page: Page) -> None:
     page.select_option("#outcome", "lost")
     page.focus(".question summary")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".question[open] .documents")
+    page.wait_for_selector(".question[open] .prompt")
     answers = page.inner_text(".answers")
     assert "✗ wrong" in answers
     # Its wrong answer is the code of its second document, which stands first where the gold document is last.
     assert "in document 1" in answers
-    shown = page.locator(".documents li")
-    assert shown.nth(0).get_attribute("class") == "gold"
+    assert page.inner_text(".prompt mark").startswith("Document [1](Title: Fox 1.0)")
     page.select_option(".question select", "2")
-    assert [shown.nth(index).get_attribute("class") for index in range(3)] == ["", "", "gold"]
-    assert page.inner_text(".documents li.gold b") == "Gold document: Fox 1.0"
+    assert page.inner_text(".prompt mark").startswith("Document [3](Title: Fox 1.0)")
 
 
-def test_report_page_shows_html_as_text(page: Page) -> None:
+def shown_prompt(page: Page) -> str:
+    return page.evaluate("document.querySelector('.question[open] .prompt').textContent")
+
+
+@pytest.mark.parametrize("slot", [0, 2])
+def test_report_page_shows_the_prompt_that_the_model_read(page: Page, slot: int, tiny_model_path: str) -> None:
+    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    builder = PromptBuilder(tokenizer, "qa", max_length=4096, reserve=8)
+    assert builder.chat_frame() == CHAT
     page.click(".question summary")
-    page.wait_for_selector(".question[open] .documents")
-    assert HTML in page.inner_text(".question summary")
-    assert HTML in page.inner_text(".answers")
-    assert page.inner_text(".documents li:nth-child(2) b") == HTML
+    page.select_option(".question select", str(slot))
+    assert shown_prompt(page) == str(tokenizer.decode(builder(questions()[0], 3, (slot,))))
+
+
+def test_evaluation_page_shows_the_message_that_the_server_got(evaluation_page: Page) -> None:
+    """Of the style `kv`, whose documents are JSON."""
+    evaluation_page.click(".question summary")
+    evaluation_page.select_option(".question select", "1")
+    builder = MessageBuilder("kv", max_length=None, reserve=8)
+    assert shown_prompt(evaluation_page) == builder(questions()[0], 3, (1,))
+    assert "without the chat template" in evaluation_page.inner_text(".question")
+
+
+def test_evaluation_page_filters_questions(evaluation_page: Page) -> None:
+    """Question 0 alone is wrong: at the first position, and right at the others."""
+    assert count(evaluation_page) == "25 of 25 questions, 1 to 20 shown"
+    assert "right at 2 of 3 positions · ✗✓✓" in evaluation_page.inner_text(".question summary")
+    outcomes = evaluation_page.locator("#outcome option").evaluate_all("all => all.map((each) => each.value)")
+    assert outcomes == ["all", "wrong", "elsewhere", "cut"]
+    for position, expected in (("", 1), ("0", 1), ("1", 0)):
+        evaluation_page.select_option("#position", position)
+        for outcome in ("wrong", "elsewhere"):
+            evaluation_page.select_option("#outcome", outcome)
+            assert count(evaluation_page).startswith(f"{expected} of 25 questions")
+    evaluation_page.select_option("#position", "")
+    evaluation_page.click(".question summary")
+    header = evaluation_page.locator(".answers th[scope=col]").all_inner_texts()
+    assert header == ["position", "answer"]
+
+
+@pytest.mark.parametrize("report", ["study", "evaluation"])
+def test_report_page_shows_html_as_text(browser: Browser, folder: Path, report: str) -> None:
+    page = open_page(browser, folder / report / "index.html")
+    page.wait_for_selector("html[data-ready]")
+    title = page.title()
+    page.click(".question summary")
+    page.wait_for_selector(".question[open] .prompt")
+    for shown in (".question summary", ".answers"):
+        assert HTML in page.inner_text(shown)
+    # Once in the question, and in title and text of two documents.
+    assert shown_prompt(page).count("<script>") == 5
     assert page.locator("#question-list img, #question-list script").count() == 0
-    assert page.title() == "tiny: position bias before and after"
+    assert page.title() == title != "run"
+    page.close()
 
 
 def test_report_page_switches_the_prompt_length(page: Page) -> None:
@@ -169,18 +233,18 @@ def test_report_page_shows_charts_of_an_analysis(page: Page) -> None:
         assert page.locator(f"#{name} .mark-rect path").count() > 0
 
 
-@pytest.mark.parametrize("report", ["study", "sweep", "analysis"])
+@pytest.mark.parametrize("report", ["study", "evaluation", "sweep", "analysis"])
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 400)])
 def test_report_pages_pass_the_rules_of_accessibility(
     browser: Browser, folder: Path, report: str, scheme: Literal["light", "dark"], width: int
 ) -> None:
     page = open_page(browser, folder / report / "index.html", scheme=scheme, width=width)
     # What the page draws last.
-    last = {"study": "html[data-ready]", "sweep": "#sweep svg", "analysis": "#wrong-answers svg"}
-    page.wait_for_selector(last[report])
-    if report == "study":
+    last = {"sweep": "#sweep svg", "analysis": "#wrong-answers svg"}
+    page.wait_for_selector(last.get(report, "html[data-ready]"))
+    if report in ("study", "evaluation"):
         page.click(".question summary")
-        page.wait_for_selector(".question[open] .documents")
+        page.wait_for_selector(".question[open] .prompt")
     results = Axe().run(page)
     assert results.violations_count == 0, results.generate_report()
     # Nothing is wider than the screen, except inside its own scroll box.

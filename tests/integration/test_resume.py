@@ -22,7 +22,7 @@ from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import Stopped
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.predictions import PartialPredictions
+from pos2distill.store.parts import TableParts
 
 EPOCHS = 2
 STEPS = 8  # 8 examples, 2 in a batch, in 2 epochs
@@ -211,18 +211,18 @@ def test_run_evaluate_resumes_after_every_part(
     run_evaluate(undisturbed)
     expected = predictions(undisturbed)
     answered: list[int] = []
-    append = PartialPredictions.append
+    append = TableParts.append
     for count in range(1, 5):
         interrupted = at_storage(tmp_path, tmp_path / f"after-{count}")
         answered.clear()
 
-        def append_and_fail(parts: PartialPredictions, table: pa.Table, last: int = count) -> None:
+        def append_and_fail(parts: TableParts, table: pa.Table, last: int = count) -> None:
             append(parts, table)
             answered.append(len(table))
             if len(answered) == last:
                 raise fault
 
-        monkeypatch.setattr(PartialPredictions, "append", append_and_fail)
+        monkeypatch.setattr(TableParts, "append", append_and_fail)
         with pytest.raises(fault):
             run_evaluate(interrupted)
         answered.append(0)  # so that the second run does not fail at the same count

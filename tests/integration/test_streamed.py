@@ -11,10 +11,13 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from ray._private.state import GlobalState
 
 from pipelines.commands import run_distill
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
+from pos2distill.placement import DRAIN_VARIABLE
+from pos2distill.training.loader import TrainingProgress
 from tests.support.drivers import Driver
 from tests.support.heads import cluster_state, ray_head, ray_node
 from tests.support.results import (
@@ -226,20 +229,67 @@ def test_distill_survives_a_preempted_node(streamed: Callable[..., Recipe], tmp_
         driver = Driver(
             tmp_path / "recipe.yaml", Path(recipe.storage), {**head.environment, "RAY_ADDRESS": head.address}
         )
-
-        def trainers_nodes() -> list[str]:
-            actors = state.actor_table(None, None, "ALIVE").values()
-            return [actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker"]
-
-        driver.wait_for(lambda: len(trainers_nodes()) == 2 and len(store.part_names()) > 4)
-        assert sorted(trainers_nodes()) == sorted([stays.node_id, lost.node_id])
+        driver.wait_for(lambda: len(trainers_nodes(state)) == 2 and len(store.part_names()) > 4)
+        assert sorted(trainers_nodes(state)) == sorted([stays.node_id, lost.node_id])
         assert not saved_states(recipe)
         lost.give_notice(head, seconds=15)
         driver.wait_for(lambda: saved_states(recipe))
         lost.kill()
-        driver.wait_for(lambda: trainers_nodes() == [stays.node_id])
+        driver.wait_for(lambda: trainers_nodes(state) == [stays.node_id])
         assert driver.end() == 0, driver.log.read_text()
     assert_exactly_once(recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_distill_saves_in_the_middle_of_a_long_step_at_a_notice_of_30_seconds(
+    streamed: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """A step is hundreds of passes of one row each, so that it takes longer than the notice on a busy machine."""
+    write_examples(tmp_path / "data.jsonl", 800, 6)
+    recipe = streamed(
+        data={"train_examples": 256, "eval_examples": 2},
+        method={"k": 3},
+        training={"global_batch_rows": 512, "epochs": 2, "order": "arrival"},
+        runtime={
+            "samplers": {"batch_size": 32, "concurrent_batches": 1},
+            "trainers": {"strategy": "zero3", "workers": 1, "max_workers": 2, "cpus": 3.5, "micro_batch_tokens": 1},
+        },
+    )
+    variables = {"RAY_AUTH_MODE": "disabled", DRAIN_VARIABLE: "15"}  # as rendered for pods with 30 s
+    with (
+        ray_head(["--num-cpus=0", "--object-store-memory=120000000"], variables=variables) as head,
+        ray_node(head, cpus=6) as stays,
+        ray_node(head, cpus=6) as lost,
+        cluster_state(head.address) as state,
+    ):
+        driver = Driver(
+            tmp_path / "recipe.yaml", Path(recipe.storage), {**head.environment, "RAY_ADDRESS": head.address}
+        )
+        driver.wait_for(lambda: "step 1, loss" in driver.log.read_text())
+        begin = time.monotonic()
+        driver.wait_for(lambda: "step 2, loss" in driver.log.read_text())
+        step_s = time.monotonic() - begin
+        assert not saved_states(recipe)
+        notice = time.monotonic()
+        lost.give_notice(head, seconds=30)  # a command that itself takes seconds
+        driver.wait_for(lambda: saved_states(recipe))
+        saved_s = time.monotonic() - notice
+        progress = TrainingProgress.load(saved_states(recipe)[0].parent)
+        print(f"a step takes {step_s:.0f} s, the state of step {progress.step} was saved after {saved_s:.0f} s")
+        assert progress.step == 2  # not that of the end of the step that was under way
+        assert saved_s < 30
+        time.sleep(max(0, notice + 30 - time.monotonic()))
+        lost.kill()
+        driver.wait_for(lambda: trainers_nodes(state) == [stays.node_id])
+        assert driver.end() == 0, driver.log.read_text()
+    assert_exactly_once(recipe)
+
+
+def trainers_nodes(state: GlobalState) -> list[str]:
+    """The nodes of the training workers that run now."""
+    actors = state.actor_table(None, None, "ALIVE").values()
+    return [actor["Address"]["NodeID"] for actor in actors if actor["ActorClassName"] == "RayTrainWorker"]
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.evaluation.page import chart_library
 from pos2distill.evaluation.questions import decode_questions
-from pos2distill.evaluation.report import chart_library
 from tests.support.results import artifact_of
 from tests.support.tiny import write_examples
 from tests.support.toy import LOCAL, SMALL

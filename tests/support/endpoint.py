@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 FAULTS = ("429", "500", "dropped", "slow")
-SLOW_S = 4.0
+SLOW_S = 10.0  # twice the time limit of the client, which must notice also on a busy machine
 
 
 @dataclass
@@ -21,7 +21,8 @@ class FakeServer:
 
     answered: how often each prompt was answered with success, as the server sees it. faults: by kind.
     key: if set, other keys are refused. context: prompts are silently cut to so many words.
-    counts_tokens: whether responses tell their usage.
+    counts_tokens: whether responses tell their usage. max_model_len: the context that the list of models names.
+    models_body: what is answered instead of the list of models, and its type.
     """
 
     answer: Callable[[Any], str] = lambda prompt: "42"
@@ -31,6 +32,8 @@ class FakeServer:
     context: int | None = None
     lists_models: bool = True
     counts_tokens: bool = True
+    max_model_len: int | None = None
+    models_body: tuple[str, str] | None = None
     seed: int = 0
     url: str = ""
     answered: Counter[str] = field(default_factory=Counter)
@@ -47,7 +50,13 @@ class FakeServer:
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         if not self.lists_models:
             return web.json_response({"error": {"message": "not found"}}, status=404)
-        return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+        if self.models_body is not None:
+            text, content_type = self.models_body
+            return web.Response(text=text, content_type=content_type)
+        model: dict[str, Any] = {"id": "tiny", "object": "model"}
+        if self.max_model_len is not None:
+            model["max_model_len"] = self.max_model_len
+        return web.json_response({"object": "list", "data": [model]})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

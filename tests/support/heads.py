@@ -27,6 +27,11 @@ class Head:
     address: str  # of its GCS, for RAY_ADDRESS
     dashboard: str
     environment: dict[str, str]  # for processes that are to use it
+    pid: int
+
+    def kill(self) -> None:
+        """As a machine that loses its power: all processes at once, also those of the jobs on it."""
+        kill_tree(self.pid)
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,7 @@ class Node:
 
     def kill(self) -> None:
         """As a machine that loses its power: all its processes at once."""
-        root = psutil.Process(self.pid)
-        family = [root, *root.children(recursive=True)]
-        for process in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(family, timeout=10)
+        kill_tree(self.pid)
 
     def give_notice(self, head: Head, seconds: int) -> None:
         """Tell Ray, as a cloud's handler for spot machines does, that the node will be taken away."""
@@ -89,6 +89,7 @@ def ray_head(
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
+    dashboard_port: int | None = None,
     variables: Mapping[str, str],
     start_variables: Mapping[str, str] | None = None,
 ) -> Iterator[Head]:
@@ -96,12 +97,13 @@ def ray_head(
 
     Args:
         options: of `ray start`, beside ports, folder and the dashboard on loopback.
-        host: address of the node. port: of the GCS; default: a free one.
+        host: address of the node. port: of the GCS. dashboard_port: of the dashboard. Default: free ones.
         variables: of the environment of the head and of its drivers, such as those of token authentication.
         start_variables: of the head's only.
     """
     gcs, dashboard, client = free_ports(3)
     gcs = port or gcs
+    dashboard = dashboard_port or dashboard
     environment = clean_environment(**variables)
     with short_folder() as folder:
         command = [
@@ -116,7 +118,7 @@ def ray_head(
             )
         try:
             _wait_for(process, host, [gcs, dashboard], folder / "start.log")
-            yield Head(f"{host}:{gcs}", f"http://127.0.0.1:{dashboard}", environment)
+            yield Head(f"{host}:{gcs}", f"http://127.0.0.1:{dashboard}", environment, process.pid)
         finally:
             if process.poll() is not None:
                 print(f"the head ended by itself:\n{(folder / 'start.log').read_text()[-4000:]}")
@@ -160,6 +162,16 @@ def cluster_state(address: str) -> Iterator[GlobalState]:
         yield state
     finally:
         state.disconnect()
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and all that descends from it at once, by their ids."""
+    root = psutil.Process(pid)
+    family = [root, *root.children(recursive=True)]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(family, timeout=10)
 
 
 def end_tree(pid: int) -> None:

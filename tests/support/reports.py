@@ -5,9 +5,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pos2distill.config import DataSection, EvaluationSection, ModelSection, Study
+from pos2distill.config import DataSection, EndpointSection, EvaluationSection, ModelSection, Study
+from pos2distill.evaluation.evaluation_page import EvaluationInputs
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.report import ReportInputs, compare
+from pos2distill.evaluation.result import to_evaluation
 from pos2distill.records import examples_to_table
 from tests.support.predictions import make_examples, predictions
 
@@ -43,18 +45,20 @@ def report_inputs() -> ReportInputs:
         tasks=[
             EvaluatedTask(
                 "sub_em",
+                "plain",
                 examples_to_table(make_examples(2, 5)),
                 {"e0": "d.jsonl, line 1"},
                 [
-                    EvaluatedPrompts("3 documents", 3, predictions(3, before), predictions(3, after)),
-                    EvaluatedPrompts("5 documents", 5, predictions(5, longer[0]), predictions(5, longer[1])),
+                    EvaluatedPrompts("3 documents", 3, [predictions(3, before), predictions(3, after)]),
+                    EvaluatedPrompts("5 documents", 5, [predictions(5, longer[0]), predictions(5, longer[1])]),
                 ],
             ),
             EvaluatedTask(
                 "em",
+                "reasoning",
                 examples_to_table(make_examples(1, 3, hops=2)),
                 {},
-                [EvaluatedPrompts("3 documents", 3, pair_predictions(3), pair_predictions(6))],
+                [EvaluatedPrompts("3 documents", 3, [pair_predictions(3), pair_predictions(6)])],
             ),
         ],
         steps=[{**step, "step": number} for number in range(3)],
@@ -71,6 +75,28 @@ def report_inputs() -> ReportInputs:
         artifacts={"base": "base-scores-a", "distilled": "distilled-scores-b"},
         fingerprint="0123456789abcdef",
         prompt_lengths={"prompt_tokens": {"3": {"mean": 80.0, "max": 91}}, "context_tokens": 400},
+    )
+
+
+def evaluation_inputs(task: EvaluatedTask) -> EvaluationInputs:
+    """The evaluation of one model on 3 documents, whose answers are the first ones of the task."""
+    study = STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})})
+    table = task.prompts[0].models[0]
+    report = report_inputs()
+    return EvaluationInputs(
+        name="tiny-questions",
+        description="Accuracy by slot of <b>tiny</b>.",
+        evaluation=to_evaluation(study, "models/tiny", table, {"prompts": 6}, EndpointSection(), "0123456789abcdef"),
+        task=task,
+        counts={"evaluate base": {"prompts": 6, "hit_max_tokens": 0}},
+        seconds={"evaluate": 1.5},
+        settings=report.settings,
+        changed_settings=report.changed_settings,
+        command="python run.py evaluate --model models/tiny",
+        made_with=report.made_with,
+        versions=report.versions,
+        fingerprint="0123456789abcdef",
+        prompt_lengths={"prompt_tokens": {"3": {"mean": None, "max": None}}, "context_tokens": None},
     )
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import yaml
 
 from cluster.spec import load_cluster
 from pipelines import command_line
+from pipelines.commands import run_study
 from pipelines.jobs.bundle import pack, packed_files
+from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.secrets import MASK, file_holds_secret, holds_secret, looks_secret, mask_secrets
 from tests.support.credentials import HARMLESS, credentials
@@ -175,6 +178,52 @@ def test_no_command_repeats_a_secret_in_the_wrong_place(words: list[str], capsys
     assert code == 2
     assert MASK in printed
     assert secret not in printed
+
+
+@pytest.fixture
+def environment_of_secrets(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Every credential in a variable of this process, as users have theirs."""
+    for index, (text, _) in enumerate(PLANTED.values()):
+        monkeypatch.setenv(f"PLANTED_{index}", text)
+    hugging_face, aws, tracker = (PLANTED[name][1] for name in ("Hugging Face", "AWS secret key", "Weights & Biases"))
+    monkeypatch.setenv("HF_TOKEN", hugging_face)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", aws)
+    monkeypatch.setenv("WANDB_API_KEY", tracker)
+    # The planted secrets of some entries are short words, such as passwords, which texts contain by chance.
+    return [secret.encode() for _, secret in PLANTED.values() if len(secret) >= 16]
+
+
+def assert_no_secret_below(folder: Path, secrets: list[bytes]) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        assert not any(secret in data for secret in secrets), path
+
+
+def test_study_writes_no_secret_of_its_environment(
+    make_recipe: Callable[..., Recipe],
+    environment_of_secrets: list[bytes],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Results, model card, report, logs of a tracker, and what is printed."""
+    assert len(environment_of_secrets) >= 25
+    recipe = make_recipe(model={"engine": "fake"}, runtime={"executor": "local", "trackers": ["tensorboard"]})
+    run_study(recipe)
+    assert {"README.md", "index.html"} <= {path.name for path in Path(recipe.storage).rglob("*")}
+    assert_no_secret_below(Path(recipe.storage), environment_of_secrets)
+    printed = capfd.readouterr()
+    assert not any(secret.decode() in printed.out + printed.err for secret in environment_of_secrets)
+
+
+def test_manifests_and_archives_hold_no_secret_of_the_environment(
+    environment_of_secrets: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["nq_mistral_7b", "data.path=gs://bucket/x", "runtime.trainers.workers=8"]
+    assert run(["cluster", "render", "gke", *words, "--out", str(tmp_path / "manifests")], capsys)[0] == 0
+    pack(tmp_path / "packed", packed_files(), None)
+    assert_no_secret_below(tmp_path, environment_of_secrets)
 
 
 def test_no_file_of_the_project_holds_a_secret() -> None:

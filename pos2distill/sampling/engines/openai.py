@@ -34,6 +34,8 @@ class OpenAiEngine:
         )
         self.running = asyncio.Semaphore(settings.concurrency)
         self.pace = _Pace(settings.requests_per_minute)
+        limits = [limit for limit in (model.max_length, served_context(model, settings)) if limit]
+        self.context = min(limits, default=None)
 
     async def generate(
         self, prompts: Sequence[Tokens | str], params: SamplingParams, seeds: Sequence[int]
@@ -64,7 +66,7 @@ class OpenAiEngine:
         result = _to_completion(choice.message.content, choice.finish_reason, response.usage)
         if isinstance(result, Failure) or result.prompt_tokens is None:
             return result
-        fewest, most = fewest_tokens(message), self.model.max_length
+        fewest, most = fewest_tokens(message), self.context
         if result.prompt_tokens < fewest:
             return Failure(
                 f"the server counts {result.prompt_tokens} tokens in a prompt of {fewest} words, so it cut the prompt; "
@@ -73,7 +75,7 @@ class OpenAiEngine:
         if most and result.prompt_tokens + params.max_new_tokens > most:
             return Failure(
                 f"prompt of {result.prompt_tokens} tokens + {params.max_new_tokens} for the response exceed "
-                f"model.max_length ({most}), so the server may have cut it; lower data.documents"
+                f"{self._limit_name()} ({most}), so the server may have cut it; lower data.documents"
             )
         return result
 
@@ -94,6 +96,9 @@ class OpenAiEngine:
                 f"has another tokenizer than model.path"
             )
         return result
+
+    def _limit_name(self) -> str:
+        return "model.max_length" if self.context == self.model.max_length else "the server's max_model_len"
 
     def shutdown(self) -> None:
         """Nothing to shut down: the server is not ours."""
@@ -122,28 +127,58 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
     Raises:
         UserError: naming the setting.
     """
+    try:
+        served = _list_models(settings)
+    except openai.APIConnectionError as error:
+        reason = Failure.of(error).error
+        raise UserError(f"{settings.base_url}: no server answers ({reason}) (runtime.endpoint.base_url)") from None
+    except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+        variable = settings.api_key_env or "OPENAI_API_KEY"
+        raise UserError(
+            f"{settings.base_url}: refuses the key in {variable} (HTTP {error.status_code}) "
+            f"(runtime.endpoint.api_key_env)"
+        ) from None
+    except openai.APIError:
+        return
+    name = settings.served_model or model.path
+    if served and _find(name, served) is None:
+        setting = "runtime.endpoint.served_model" if settings.served_model else "model.path"
+        hint = did_you_mean(name, [each.id for each in served])
+        raise UserError(f"{settings.base_url}: serves no model {name!r} ({setting}){hint}")
+
+
+def served_context(model: ModelSection, settings: EndpointSection) -> int | None:
+    """The most tokens of prompt and answer together, of a server that names them (vLLM, SGLang: `max_model_len`)."""
+    try:
+        served = _find(settings.served_model or model.path, _list_models(settings))
+    except openai.APIError:  # of the check of the server, or of its answers, the user hears elsewhere
+        return None
+    length = getattr(served, "max_model_len", None)
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _list_models(settings: EndpointSection) -> list[Any]:
     client = openai.OpenAI(
         base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=2
     )
     with client:
         try:
-            names = [each.id for each in client.models.list()]
-        except openai.APIConnectionError as error:
-            reason = Failure.of(error).error
-            raise UserError(f"{settings.base_url}: no server answers ({reason}) (runtime.endpoint.base_url)") from None
-        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            variable = settings.api_key_env or "OPENAI_API_KEY"
+            served = list(client.models.list())
+        except (AttributeError, TypeError, ValueError):  # what the client makes of a page, or of other JSON
             raise UserError(
-                f"{settings.base_url}: refuses the key in {variable} (HTTP {error.status_code}) "
-                f"(runtime.endpoint.api_key_env)"
+                f"{settings.base_url}: answers, but not as an API of OpenAI's kind, whose address often ends in /v1 "
+                f"(runtime.endpoint.base_url)"
             ) from None
-        except openai.APIError:
-            return
-    name = settings.served_model or model.path
-    # Ollama lists `name:tag` and accepts `name`.
-    if names and not any(each == name or each.startswith(f"{name}:") for each in names):
-        setting = "runtime.endpoint.served_model" if settings.served_model else "model.path"
-        raise UserError(f"{settings.base_url}: serves no model {name!r} ({setting}){did_you_mean(name, names)}")
+    return [each for each in served if isinstance(getattr(each, "id", None), str)]
+
+
+def _find(name: str, served: Sequence[Any]) -> Any:
+    """The model of this name. Ollama lists `name:tag` and accepts `name`."""
+    for matches in (lambda model: model.id == name, lambda model: model.id.startswith(f"{name}:")):
+        for each in served:
+            if matches(each):
+                return each
+    return None
 
 
 class _Pace:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -66,6 +67,7 @@ class VllmEngine:
             disable_log_stats=True,
         )
         self._scales = scales
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the calls
         self._calls = 0  # that are running
         self._calls_changed = asyncio.Condition()
         start_reaper()  # before the engine starts processes
@@ -75,6 +77,7 @@ class VllmEngine:
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
     ) -> list[GenerationResult]:
+        self._loop = asyncio.get_running_loop()
         async with self._scaled(params.rope_scales):
             tasks = [self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
             return list(await asyncio.gather(*tasks))
@@ -136,8 +139,14 @@ class VllmEngine:
         return Completion(token_ids, last.finish_reason, _to_top_k(last.logprobs, len(token_ids)))
 
     def shutdown(self) -> None:
-        """Shut down the engine's processes."""
+        """Shut down the engine's processes and close its sockets."""
         self.engine.shutdown()
+        # vLLM 0.32 closes the sockets in the loop of the calls. With an open socket the garbage collector, whichever
+        # thread it runs in, would wait for ever.
+        if self._loop is not None and not self._loop.is_running() and not self._loop.is_closed():
+            # In a thread, since this one may run another loop, as a notebook's does.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(self._loop.run_until_complete, asyncio.sleep(0)).result()
 
 
 def _to_top_k(flat: Any, positions: int) -> TopKLogprobs | None:

@@ -106,6 +106,21 @@ def test_gpu_lock_has_a_hash_for_every_package_and_the_trackers() -> None:
     assert not re.search(r"^(torchvision|torchaudio|torchcodec)==", lock, re.MULTILINE)
 
 
+def test_gpu_build_lock_has_a_hash_for_every_package_and_the_versions_of_the_gpu_lock() -> None:
+    """It is installed first, since flash-attn is built against it."""
+    text = (ROOT / "requirements" / "gpu_build.txt").read_text()
+    packages = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)[1:]
+    versions = dict(package.splitlines()[0].removesuffix(" \\").split("==") for package in packages)
+    assert {"torch", "setuptools", "wheel", "packaging", "ninja"} <= versions.keys()
+    assert all("--hash=sha256:" in package for package in packages)
+    for name, version in versions.items():
+        assert name == "wheel" or locked(name) == version
+    recipe = (ROOT / "Makefile").read_text().partition("\ninstall-gpu:")[2].partition("\n\n")[0]
+    installs = [line for line in recipe.splitlines() if " uv pip install " in line or "/uv pip install " in line]
+    assert len(installs) == 2
+    assert all("--require-hashes" in line for line in installs)
+
+
 def test_gpu_dockerfile_names_platform_and_architectures() -> None:
     bases = [rest for word, rest in instructions(FILES[1]) if word == "FROM" and ":" in rest]
     assert all(base.startswith("--platform=linux/amd64 ") for base in bases)

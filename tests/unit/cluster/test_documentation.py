@@ -4,9 +4,11 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from cluster.render import render
 from cluster.spec import load_cluster
@@ -14,6 +16,67 @@ from cluster.validate import check
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def mapping(*required: str, **fields: Any) -> dict[str, Any]:
+    """The schema of a mapping with these fields and no others."""
+    return {"type": "object", "properties": fields, "required": list(required), "additionalProperties": False}
+
+
+TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+TEXTS = {"type": "array", "items": TEXT, "minItems": 1}
+
+
+def list_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": schema, "minItems": 1}
+
+
+# The fields that the page uses of a PersistentVolumeClaim (Kubernetes 1.34), and of eksctl's ClusterConfig
+# (https://eksctl.io/usage/schema).
+CLAIM = mapping(
+    *("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "v1"},
+    kind={"const": "PersistentVolumeClaim"},
+    metadata=mapping("name", name=TEXT),
+    spec=mapping(
+        *("accessModes", "resources"),
+        accessModes=list_of({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}),
+        resources=mapping("requests", requests=mapping("storage", storage={"pattern": "^[1-9][0-9]*[MGT]i$"})),
+    ),
+)
+STATEMENT = mapping(*("Effect", "Action", "Resource"), Effect={"enum": ["Allow", "Deny"]}, Action=TEXTS, Resource=TEXT)
+ACCOUNT = mapping(
+    "metadata",
+    metadata=mapping("name", "namespace", name=TEXT, namespace=TEXT),
+    wellKnownPolicies=mapping(autoScaler=FLAG),
+    roleName=TEXT,
+    roleOnly=FLAG,
+    attachPolicy=mapping("Version", "Statement", Version={"const": "2012-10-17"}, Statement=list_of(STATEMENT)),
+)
+NODE_GROUP = mapping(
+    *("name", "instanceType", "desiredCapacity", "volumeSize"),
+    **dict.fromkeys(("name", "instanceType"), TEXT),
+    **dict.fromkeys(("minSize", "desiredCapacity", "maxSize", "volumeSize"), NUMBER),
+    **dict.fromkeys(("spot", "propagateASGTags"), FLAG),
+    taints=list_of(
+        mapping(
+            *("key", "effect"),
+            key=TEXT,
+            value=TEXT,
+            effect={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+        )
+    ),
+    tags={"type": "object", "additionalProperties": TEXT},
+)
+CLUSTER_CONFIG = mapping(
+    *("apiVersion", "kind", "metadata", "managedNodeGroups"),
+    apiVersion={"const": "eksctl.io/v1alpha5"},
+    kind={"const": "ClusterConfig"},
+    metadata=mapping("name", "region", name=TEXT, region=TEXT),
+    addons=list_of(mapping("name", name=TEXT, configurationValues=TEXT)),
+    iam=mapping(withOIDC=FLAG, serviceAccounts=list_of(ACCOUNT)),
+    managedNodeGroups=list_of(NODE_GROUP),
+)
 
 
 def commands() -> list[tuple[str, list[str]]]:
@@ -66,6 +129,16 @@ def test_eks_cluster_gives_the_autoscaler_the_disks_that_the_preset_needs() -> N
         assert groups[name]["tags"]["k8s.io/cluster-autoscaler/node-template/resources/ephemeral-storage"] == node.disk
         assert groups[name]["propagateASGTags"]
         assert groups[name]["taints"][0]["key"] == "nvidia.com/gpu"
+
+
+def test_objects_of_the_page_fit_their_schemas() -> None:
+    schemas = {"PersistentVolumeClaim": CLAIM, "ClusterConfig": CLUSTER_CONFIG}
+    texts = re.findall(r"<<'END'\n(.*?)^END$", PAGE, re.MULTILINE | re.DOTALL)
+    objects = [yaml.safe_load(text) for text in texts]
+    assert sorted(each["kind"] for each in objects) == sorted(schemas)
+    for each in objects:
+        errors = [error.message for error in Draft202012Validator(schemas[each["kind"]]).iter_errors(each)]
+        assert errors == []
 
 
 def test_yaml_blocks_are_parts_of_a_spec() -> None:

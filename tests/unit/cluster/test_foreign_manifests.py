@@ -129,7 +129,7 @@ spec:
     suspend: false
     minReplicas: 1
     maxReplicas: 1
-    template: {spec: {containers: [{name: worker, image: "rayproject/ray:2.60.0"}]}}
+    template: {spec: {containers: [{name: worker, image: "rayproject/ray:2.60.0", env: , ports: null}]}}
 """
 SERVICE_WITH_RIGHTS = """
 apiVersion: v1

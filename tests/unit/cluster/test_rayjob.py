@@ -18,10 +18,10 @@ from pipelines import command_line
 from pos2distill.placement import NOT_RETRIED
 from scripts.render_presets import PRESETS, RENDERED
 
-WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz"]
+WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]
 ENTRYPOINT = (
     "env --chdir=/opt/pos2distill POS2DISTILL_JOB_DASHBOARD=http://127.0.0.1:8265 "
-    "python run.py study nq_mistral_7b data.path=gs://bucket/nq.jsonl.gz "
+    "python run.py study nq_mistral_7b data.path=gs://bucket/nq.jsonl.gz runtime.trainers.workers=8 "
     "runtime.storage=gs://my-bucket/runs/nq_mistral_7b"
 )
 
@@ -31,7 +31,7 @@ FAKE = f"""#!{sys.executable} -S
 import fcntl, json, pathlib, sys
 here = pathlib.Path(__file__).parent
 words = sys.argv[1:]
-text = sys.stdin.read() if words[0] == "apply" else ""
+text = sys.stdin.read() if words[0] in ("apply", "create") else ""
 turn = open(here / "turn", "w")
 fcntl.flock(turn, fcntl.LOCK_EX)
 with open(here / "calls.jsonl", "a") as calls:
@@ -76,14 +76,16 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ca
 
 
 def verbs(calls: list[Any]) -> list[str]:
-    return [words[0] for words, _ in calls if words[0] in ("apply", "delete", "logs")]
+    return [words[0] for words, _ in calls if words[0] in ("apply", "create", "delete", "logs")]
 
 
 def test_submit_applies_a_new_job_and_follows_it(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     states = [NONE, job(), job("Initializing"), *[RUNNING] * 5, DONE]
-    calls = kubectl({"get rayjob": states, "apply": [{"out": "rayjob created\n"}], "logs": [{"out": "examples 1 s\n"}]})
+    calls = kubectl(
+        {"get rayjob": states, "create": [{"out": "rayjob created\n"}], "logs": [{"out": "examples 1 s\n"}]}
+    )
     assert command_line.main(["cluster", "submit", *WORDS]) == 0
     output = capfd.readouterr().out
     for line in (
@@ -96,8 +98,13 @@ def test_submit_applies_a_new_job_and_follows_it(
         assert line in output
     assert output.splitlines()[-1] == "nq-mistral succeeded"
     assert output.count("Running, job RUNNING") == 1
-    applied = next(text for words, text in calls() if words[0] == "apply")
-    assert [each["kind"] for each in yaml.safe_load_all(applied)][-1] == "RayJob"
+    applied, created = (
+        [each["kind"] for each in yaml.safe_load_all(text)]
+        for words, text in calls()
+        if words[0] in ("apply", "create")
+    )
+    assert "NetworkPolicy" in applied
+    assert created == ["RayJob"]
     first_get, first_log = calls()[0][0], next(words for words, _ in calls() if words[0] == "logs")
     assert first_get[1:5] == ["rayjob", "nq-mistral", "--namespace", "pos2distill"]
     assert first_log == ["logs", "job/nq-mistral", "--namespace", "pos2distill", "--follow"]
@@ -109,7 +116,7 @@ def test_submit_only_follows_a_running_job(
     calls = kubectl({"get rayjob": [RUNNING, RUNNING, DONE]})
     assert command_line.main(["cluster", "submit", *WORDS]) == 0
     assert capfd.readouterr().out.startswith("nq-mistral is already running; following it\n")
-    assert {"apply", "delete"}.isdisjoint(verbs(calls()))
+    assert {"apply", "create", "delete"}.isdisjoint(verbs(calls()))
 
 
 def test_submit_reports_a_running_job_with_another_spec(
@@ -117,8 +124,8 @@ def test_submit_reports_a_running_job_with_another_spec(
 ) -> None:
     calls = kubectl({"get rayjob": [NONE, DONE]})
     assert command_line.main(["cluster", "submit", *WORDS]) == 0
-    applied = next(text for words, text in calls() if words[0] == "apply")
-    metadata = list(yaml.safe_load_all(applied))[-1]["metadata"]
+    created = next(text for words, text in calls() if words[0] == "create")
+    metadata = yaml.safe_load(created)["metadata"]
     running = {"out": json.dumps({**json.loads(RUNNING["out"]), "metadata": metadata})}
     capfd.readouterr()
     for settings, message in (
@@ -139,10 +146,47 @@ def test_submit_replaces_a_job_that_has_ended(
     calls = kubectl({"get rayjob": [ended, job(), DONE]})
     assert command_line.main(["cluster", "submit", *WORDS]) == 0
     assert "submitting it again to resume from its storage" in capfd.readouterr().out
-    assert verbs(calls()) == ["delete", "apply"]
+    assert verbs(calls()) == ["delete", "apply", "create"]
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     assert deleted[:3] == ["delete", "rayjob", "nq-mistral"]
     assert deleted[-2:] == ["--wait=true", "--timeout=180s"]
+
+
+EXISTS = {
+    "rc": 1,
+    "err": 'Error from server (AlreadyExists): error when creating "STDIN": rayjobs.ray.io "nq-mistral" already '
+    "exists\n",
+}
+
+
+def test_submit_of_two_at_once_creates_one_job(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Another command creates the job between the question whether there is one, and the answer."""
+    calls = kubectl({"get rayjob": [NONE, RUNNING, DONE], "create": [EXISTS]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
+    assert "nq-mistral is already running; following it\n" in capfd.readouterr().out
+    assert verbs(calls()) == ["apply", "create"]
+
+
+def test_submit_deletes_the_job_that_has_ended_and_no_later_one(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+) -> None:
+    """The label is another one for every job."""
+    submissions = []
+    for _ in range(2):
+        calls = kubectl({"get rayjob": [NONE, DONE]})
+        assert command_line.main(["cluster", "submit", *WORDS]) == 0
+        metadata = yaml.safe_load([text for words, text in calls() if words[0] == "create"][-1])["metadata"]
+        submissions.append(metadata["labels"]["pos2distill/submission"])
+    assert submissions[0] != submissions[1]
+    ended = {"out": json.dumps({**json.loads(DONE["out"]), "metadata": metadata})}
+    calls = kubectl({"get rayjob": [ended, DONE]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
+    deleted = [words for words, _ in calls() if words[0] == "delete"]
+    assert [words[:3] for words in deleted] == [
+        ["delete", "rayjob", f"--selector=pos2distill/submission={submissions[1]}"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -185,8 +229,8 @@ def test_submit_sets_one_deadline_for_all_attempts(
     monkeypatch.setattr("cluster.rayjob.time.time", lambda: 1_000_000.0)
     calls = kubectl({"get rayjob": [NONE, DONE]})
     assert command_line.main(["cluster", "submit", *WORDS, "spec.job.deadline_s=5000"]) == 0
-    applied = list(yaml.safe_load_all(next(text for words, text in calls() if words[0] == "apply")))[-1]
-    (container,) = applied["spec"]["submitterPodTemplate"]["spec"]["containers"]
+    created = yaml.safe_load(next(text for words, text in calls() if words[0] == "create"))
+    (container,) = created["spec"]["submitterPodTemplate"]["spec"]["containers"]
     assert {"name": "POS2DISTILL_JOB_DEADLINE", "value": "1005000"} in container["env"]
 
 

@@ -283,3 +283,16 @@ def test_pod_templates_leave_a_lost_node_before_kuberay_gives_the_job_up() -> No
     for template in [*pods(job["rayClusterSpec"]), job["submitterPodTemplate"]]:
         seconds = {each["key"]: each.get("tolerationSeconds") for each in template["spec"]["tolerations"]}
         assert seconds["node.kubernetes.io/not-ready"] == seconds["node.kubernetes.io/unreachable"] == 60
+
+
+def test_pod_templates_turn_usage_statistics_off_unless_the_spec_sets_them() -> None:
+    for setting, expected in (("name=a", "0"), ("pods.env={RAY_USAGE_STATS_ENABLED: '1'}", "1")):
+        cluster = render(load_cluster("gke", [setting]))[-1]["spec"]
+        for node in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+            variables = {each["name"]: each.get("value") for each in node["template"]["spec"]["containers"][0]["env"]}
+            assert variables["RAY_USAGE_STATS_ENABLED"] == expected
+
+
+def test_disruption_budgets_keep_workers_that_miss_a_probe() -> None:
+    budgets = [each for each in render(load_cluster("gke")) if each["kind"] == "PodDisruptionBudget"]
+    assert [budget["spec"]["unhealthyPodEvictionPolicy"] for budget in budgets] == ["IfHealthyBudget"] * 2

@@ -4,7 +4,15 @@ from pathlib import Path
 import pytest
 
 from cluster.render import render
-from cluster.sizing import GPU_BYTES, GPU_RESERVE, KNOWN_PARAMETERS, STATE_BYTES, node_disks, sharded_bytes
+from cluster.sizing import (
+    GPU_BYTES,
+    GPU_RESERVE,
+    KNOWN_PARAMETERS,
+    KNOWN_SHAPES,
+    STATE_BYTES,
+    node_disks,
+    sharded_bytes,
+)
 from cluster.spec import load_cluster
 from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.errors import UserError
@@ -37,6 +45,13 @@ def test_known_parameters_have_every_model_of_the_hub_in_a_recipe(name: str) -> 
     path = load_recipe(name).study.model.path
     is_local = path.startswith(("/", "runs/"))  # a folder that a script of the project makes
     assert is_local or path.rpartition("/")[2] in KNOWN_PARAMETERS
+
+
+def test_known_shapes_are_those_of_the_known_models() -> None:
+    """With the width's usual proportions, layers and width give about the number of parameters."""
+    assert KNOWN_SHAPES.keys() == KNOWN_PARAMETERS.keys()
+    for name, (layers, width) in KNOWN_SHAPES.items():
+        assert 8 < KNOWN_PARAMETERS[name] / (layers * width**2) < 25
 
 
 def test_node_disks_of_a_bucket_hold_models_and_one_checkpoint() -> None:
@@ -126,11 +141,20 @@ def test_render_requests_the_disk_of_models_and_checkpoints() -> None:
             "nq_mistral_7b: runtime.trainers.workers: 8 workers need 78 GB of GPU memory each and activations, but a "
             "GPU of a2-highgpu-8g has 40 GB; set 17 or more",
         ),
+        (
+            ["sampling.node.instance_type=g2-standard-16", "runtime.vllm.gpu_memory_utilization=0.5"],
+            "nq_mistral_7b: runtime.vllm.tensor_parallel_size: the weights take 14 GB of a GPU, but vLLM has 10 GB of "
+            "a GPU of sampling, g2-standard-16; set 2 or more, and runtime.samplers.gpus to the same",
+        ),
+        (
+            ["sampling.node.instance_type=g2-standard-16", "runtime.vllm.gpu_memory_utilization=0.05"],
+            "but vLLM has 0 GB of a GPU of sampling, g2-standard-16; raise runtime.vllm.gpu_memory_utilization",
+        ),
     ],
 )
 def test_render_refuses_a_model_that_does_not_fit_in_one_line(words: list[str], message: str) -> None:
-    of_recipe = [word for word in words if word.startswith("model.")]
-    spec = load_cluster("gke", [word for word in words if not word.startswith("model.")])
+    of_recipe = [word for word in words if word.startswith(("model.", "runtime."))]
+    spec = load_cluster("gke", [word for word in words if word not in of_recipe])
     with pytest.raises(UserError) as caught:
         render(spec, "nq_mistral_7b", [DATA, EIGHT, *of_recipe])
     assert message in str(caught.value)

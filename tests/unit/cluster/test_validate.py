@@ -360,6 +360,25 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
             "pods.secrets: machines of platform karpenter have no rights for gs://, and no variable names credentials",
         ),
         (
+            ["gke", "spec.pods={service_account_annotations: {iam.gke.io/gcp-service-acount: a@b.c}}"],
+            "pods.service_account_annotations: iam.gke.io/gcp-service-account is not set, so the pods have no rights "
+            "for gs:// unless the new ServiceAccount or the machines have them; set it",
+        ),
+        (
+            ["eks", "spec.pods={}"],
+            "pods.service_account_annotations: eks.amazonaws.com/role-arn is not set, so the pods have no rights for",
+        ),
+        (
+            ["gke", "spec.network.egress=[{cidr: 0.0.0.0/0}]"],
+            "network.egress: no rule lets the pods ask the metadata server, from which they get their rights for "
+            "gs://; add {cidr: 169.254.169.254/32, ports: [80]}",
+        ),
+        (
+            ["gke", "nq_mistral_7b", "data.path=gs://b/x", "runtime.trainers.workers=4"],
+            "runtime.trainers.workers: 4 workers need about 43 GB of GPU memory each, 4.3 GB of it for activations, "
+            "but a GPU of a2-highgpu-8g has 40 GB; use more workers, or lower runtime.trainers.micro_batch_tokens",
+        ),
+        (
             ["gke", "quickstart"],
             "training.node.gpus: quickstart uses no GPU of these machines; use machines without GPUs",
         ),
@@ -381,6 +400,11 @@ def test_run_cluster_render_warns_of_what_only_the_cluster_can_tell(
     + [
         ("gke", ["spec.storage.url=s3://b/runs", "spec.pods.secrets=[{env: AWS_ACCESS_KEY_ID, secret: s, key: k}]"]),
         ("gke", ["spec.model_billions=7"]),
+        ("gke", ["spec.pods={service_account: mine}"]),
+        (
+            "gke",
+            ["spec.pods={env: {GOOGLE_APPLICATION_CREDENTIALS: /scratch/x}}", "spec.network.egress=[{cidr: '::/0'}]"],
+        ),
         ("onprem", ["spec.model_billions=7"]),
         ("kind", ["quickstart"]),
     ],
@@ -426,6 +450,16 @@ def test_load_schemas_refuses_a_broken_crd(document: dict[str, Any], tmp_path: P
     path.write_text(yaml.safe_dump(document))
     with pytest.raises(UserError, match=r"crds.yaml: cannot be read as a CRD: its kind or schema is missing"):
         load_schemas(str(path))
+
+
+def test_check_names_an_object_in_another_namespace() -> None:
+    manifests = render(load_cluster("gke"))
+    manifests[1] = changed(manifests[1], "metadata.namespace", "default")
+    lines = [finding.line("job.yaml") for finding in check(manifests)]
+    assert lines == [
+        "policy: job.yaml: document 2, NetworkPolicy/nq-mistral: metadata.namespace: is not pos2distill, that of the "
+        "other objects of this cluster; set it"
+    ]
 
 
 def test_load_schemas_reads_a_list_of_crds(crd: Callable[..., Path], job: KubeManifest, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pos2distill.config.defaults import all_settings, changed_settings
+from pos2distill.config.defaults import all_settings, changed_settings, changed_study_settings
 from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
 
 
@@ -49,3 +49,10 @@ def test_changed_settings_of_a_sweep_load_as_the_same_studies(tmp_path: Path) ->
     again = [cell.study for _, cell in sweep_cells(load_recipe(str(path)))]
     assert again == [cell.study for _, cell in sweep_cells(recipe)]
     assert len(again) == 4
+
+
+def test_changed_study_settings_are_dotted_and_without_the_runtime() -> None:
+    recipe = load_recipe("quickstart", ["seed=3", "evaluation.seed=0", "runtime.executor=local"])
+    changed = changed_study_settings(recipe)
+    assert (changed["seed"], changed["evaluation.seed"], changed["training.learning_rate"]) == (3, 0, 1e-3)
+    assert not [name for name in changed if name.startswith(("runtime", "name", "description"))]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pos2distill.config import DataSection, MethodSection, ModelSection, Study, fingerprint, restrict
-from pos2distill.config.fields import RestrictedStudy, changed_settings, replace_section
+from pos2distill.config.fields import RestrictedStudy, replace_section
 
 ONE: dict[str, Any] = {
     "model": {"path": "a", "dtype": "float32"},
@@ -95,23 +95,3 @@ def test_replace_section_keeps_a_restricted_study_restricted() -> None:
     replaced = replace_section(study, method=MethodSection(advantageous_slot=99))
     assert type(replaced) is RestrictedStudy
     assert (replaced.method.advantageous_slot, replaced.seed) == (99, 1)
-
-
-def test_changed_settings_are_those_that_differ_from_their_defaults() -> None:
-    changed = changed_settings(
-        Study(
-            model=ModelSection(path="m"),
-            data=DataSection(format="jsonl", path="d", documents=30),
-            method=MethodSection(k=4, weights="uniform"),
-            seed=3,
-        )
-    )
-    assert changed == {
-        "model.path": "m",
-        "data.format": "jsonl",
-        "data.path": "d",
-        "data.documents": 30,
-        "method.weights": "uniform",
-        "evaluation.seed": 3,  # follows from the seed, which is in another section
-        "seed": 3,
-    }

@@ -1,13 +1,11 @@
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
 from pos2distill.evaluation.questions import (
-    CUT_AFTER,
-    RIGHT_AFTER,
-    RIGHT_BEFORE,
+    CUT,
+    RIGHT,
     Attribution,
     EvaluatedPrompts,
     EvaluatedTask,
@@ -21,8 +19,8 @@ from tests.support.predictions import make_examples, predictions
 
 
 def task(before: pa.Table, after: pa.Table, examples: list[Example], documents: int = 3) -> EvaluatedTask:
-    prompts = EvaluatedPrompts(f"{documents} documents", documents, before, after)
-    return EvaluatedTask("sub_em", examples_to_table(examples), {"e1": "d.jsonl, line 2"}, [prompts])
+    prompts = EvaluatedPrompts(f"{documents} documents", documents, [before, after])
+    return EvaluatedTask("sub_em", "plain", examples_to_table(examples), {"e1": "d.jsonl, line 2"}, [prompts])
 
 
 def test_encode_questions_holds_answers_flags_and_sources() -> None:
@@ -38,10 +36,10 @@ def test_encode_questions_holds_answers_flags_and_sources() -> None:
     (view,) = found["views"]
     assert [position["label"] for position in view["positions"]] == ["1", "2"]
     assert [position["orders"] for position in view["positions"]] == [{"1": [0, 1, 2]}, {"1": [1, 0, 2]}]
-    assert view["answers"][0][0] == ["0", "0", RIGHT_BEFORE | RIGHT_AFTER, None, None]
+    assert view["answers"][0][0] == [["0", RIGHT, None], ["0", RIGHT, None]]
     assert view["answers"][1] == [
-        ["The code is 1001, I think.\nSure.", "no", 0, [], []],
-        ["1000", "no", RIGHT_BEFORE | CUT_AFTER, None, []],
+        [["The code is 1001, I think.\nSure.", 0, []], ["no", 0, []]],
+        [["1000", RIGHT, None], ["no", CUT, []]],
     ]
 
 
@@ -54,11 +52,11 @@ def test_encode_questions_of_other_questions_than_those_answered_leaves_them_out
 def test_encode_questions_shows_the_first_of_several_orders() -> None:
     """Two slots, each in two orders of the distractors."""
     table = predictions(3, [[1, 0, 0, 1]], slots=[[0], [0], [2], [2]])
-    prompts = EvaluatedPrompts("3 documents", 3, table, table, orders=2)
-    two_orders = EvaluatedTask("sub_em", examples_to_table(make_examples(1, 3)), {}, [prompts])
+    prompts = EvaluatedPrompts("3 documents", 3, [table], orders=2)
+    two_orders = EvaluatedTask("sub_em", "plain", examples_to_table(make_examples(1, 3)), {}, [prompts])
     (view,) = decode_questions(encode_questions([two_orders]))["tasks"][0]["views"]
     assert [position["label"] for position in view["positions"]] == ["1", "3"]
-    assert [answer[2] for answer in view["answers"][0]] == [RIGHT_BEFORE | RIGHT_AFTER, 0]
+    assert [[answer[1] for answer in models] for models in view["answers"][0]] == [[RIGHT], [0]]
 
 
 def test_encode_questions_gives_the_same_bytes_again() -> None:
@@ -83,15 +81,6 @@ def test_encode_questions_shortens_documents_then_leaves_questions_out() -> None
     shown = len(data["tasks"][0]["questions"])
     assert (data["document_length"], data["left_out"]) == (150, 40 - shown)
     assert len(data["tasks"][0]["views"][0]["answers"]) == shown > 0
-
-
-def test_encode_questions_of_1000_questions_at_5_slots_fits_a_report() -> None:
-    """As in published data: 20 documents of 100 words. The charts' library adds 0.9 MB."""
-    random = np.random.default_rng(0)
-    before, after = (predictions(20, random.random((1000, 5)) < chance) for chance in (0.5, 0.7))
-    text = encode_questions([task(before, after, make_examples(1000, 20, words=100), documents=20)])
-    assert len(text) < 8_500_000
-    assert len(decode_questions(text)["tasks"][0]["questions"]) == 1000
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,23 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
-from pos2distill.evaluation.questions import decode_questions
+from pos2distill.evaluation.page import chart_library
+from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask, decode_questions
 from pos2distill.evaluation.report import (
     Comparison,
     ReportInputs,
     build_summary,
-    chart_library,
     compare,
     render_model_card,
     render_report,
     verdict,
 )
-from tests.support.predictions import predictions
+from pos2distill.records import examples_to_table
+from tests.support.predictions import make_examples, predictions
 from tests.support.reports import STUDY, analyses, report_inputs
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -127,6 +129,22 @@ def test_render_report_shows_analyses(inputs: ReportInputs) -> None:
     assert all(files[f"{name}.png"].startswith(PNG) for name in names)
 
 
+def test_render_report_of_1000_questions_at_5_slots_is_below_10_megabytes(inputs: ReportInputs) -> None:
+    """As in published data: 20 documents of 100 words. Nothing of them is shortened."""
+    random = np.random.default_rng(0)
+    before, after = (predictions(20, random.random((1000, 5)) < chance) for chance in (0.5, 0.7))
+    prompts = EvaluatedPrompts("20 documents", 20, [before, after])
+    examples = examples_to_table(make_examples(1000, 20, words=100))
+    large = EvaluatedTask("sub_em", "qa", examples, {}, [prompts])
+    study = replace(inputs, main=compare(before, after, 20, STUDY), others=[], other_tasks={}, tasks=[large])
+    lengths = {"prompt_tokens": {"20": {"mean": 2600.0, "max": 2700}}, "context_tokens": 4096}
+    page = render_report(replace(study, prompt_lengths=lengths))["index.html"]
+    assert len(page) < 10_000_000
+    (encoded,) = re.findall(r'id="questions-data">([^<]+)<', page.decode())
+    data = decode_questions(encoded)
+    assert (data["document_length"], data["left_out"], len(data["tasks"][0]["questions"])) == (None, 0, 1000)
+
+
 def test_render_report_page_holds_the_questions(html: str) -> None:
     (encoded,) = re.findall(r'id="questions-data">([^<]+)<', html)
     first, second = decode_questions(encoded)["tasks"]
@@ -214,6 +232,11 @@ def test_render_model_card_shows_no_paths_and_urls(inputs: ReportInputs, folder:
     assert "- **Base model**: `base`, licence apache-2.0." in card
     assert "| `training.epochs` | `7` |" in card
     assert folder not in card
+
+
+def test_render_model_card_shows_a_description_as_text(inputs: ReportInputs) -> None:
+    card = render_model_card(replace(inputs, description="R1 <script>alert(1)</script> & more"))
+    assert "\n\nR1 &lt;script>alert(1)&lt;/script> & more\n\n" in card
 
 
 def test_render_report_of_two_hops_has_a_heat_map_and_no_weights(inputs: ReportInputs, pairs: Comparison) -> None:

@@ -10,6 +10,7 @@ from pos2distill.evaluation.statistics import (
     gap_interval,
     position_p_value,
     questions_needed,
+    student_t,
 )
 
 
@@ -176,3 +177,16 @@ def test_questions_needed_by_hand() -> None:
     # (1.960 + 0.842)^2 * 0.5^2 / 0.02^2, as in tables of power.
     assert questions_needed(0.02, 0.5) == 4906
     assert questions_needed(0.5, 0.01) == 2
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.706), (2, 4.303), (4, 2.776), (5, 2.571), (9, 2.262), (10, 2.228), (11, 2.201), (30, 2.042), (120, 1.980)],
+)
+def test_students_t_is_that_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student_t(freedom) == pytest.approx(quantile, abs=1e-3)
+
+
+def test_students_t_needs_a_degree_of_freedom() -> None:
+    with pytest.raises(ValueError, match="at least one degree of freedom, got 0"):
+        student_t(0)

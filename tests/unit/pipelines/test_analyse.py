@@ -3,13 +3,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pipelines import command_line
 from pipelines.plan import make_plan
 from pipelines.stages import analyse
 from pos2distill.config.load import load_recipe
+from pos2distill.errors import ExitCode
 from pos2distill.store.artifacts import Artifact
+from pos2distill.store.parts import TableParts
 from tests.support.toy import LOCAL
 
 TOY = (
@@ -98,6 +101,39 @@ def test_analyse_generates_only_answers_that_the_evaluation_lacks(
     first, second = (analyses_in(tmp_path / name)["base"]["token_shift"] for name in ("generated", "evaluated"))
     assert first["response_tokens"] == second["response_tokens"]
     assert first["nats_by_token"][0] == pytest.approx(second["nats_by_token"][0], abs=1e-6)
+
+
+def test_analyse_resumes_after_every_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four questions whose answers are generated in one part, and passed over in a part each."""
+    settings = ("evaluation.slots=[0]", "analysis.attention=false")
+    monkeypatch.setattr(analyse, "_RESPONSES_PER_BLOCK", 1)
+    run(capsys, "evaluate", "quickstart", tmp_path, *settings)
+    append = TableParts.append
+    written: list[str] = []
+
+    def append_one(parts: TableParts, table: pa.Table) -> None:
+        if len(written) == 1:
+            raise KeyboardInterrupt
+        append(parts, table)
+        written.append(Path(parts.folder).name)
+
+    monkeypatch.setattr(TableParts, "append", append_one)
+    for folder in ("answer-parts", "pass-parts", "pass-parts", "pass-parts"):
+        exit_code = command_line.main(["analyse", "quickstart", *TOY, f"runtime.storage={tmp_path}", *settings])
+        assert exit_code == ExitCode.INTERRUPTED
+        assert written == [folder]
+        written.clear()
+    capsys.readouterr()
+    said = run(capsys, "analyse", "quickstart", tmp_path, *settings)
+    assert written == ["pass-parts"]
+    monkeypatch.setattr(TableParts, "append", append)
+    assert "examples 4, right 4, wrong 0, empty 0, failed 0, passes 4" in said
+    run(capsys, "analyse", "quickstart", tmp_path / "undisturbed", *settings)
+    shift, undisturbed = (analyses_in(folder)["base"]["token_shift"] for folder in (tmp_path, tmp_path / "undisturbed"))
+    assert shift == undisturbed
+    assert not list(tmp_path.glob("base-analysis-*/*-parts"))
 
 
 def evaluation_of(storage: Path) -> Artifact:

@@ -29,10 +29,14 @@ from tests.support.hub_server import TOKEN, hub_server
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory, make_shared_recipe: Callable[..., Recipe]) -> Recipe:
+    folder = tmp_path_factory.mktemp("browse")
+    make_shared_recipe(folder, data={"documents": 3, "eval_examples": 2}, method={"k": 2}, evaluation={"slots": "all"})
+    other = folder / "short.yaml"
+    (folder / "recipe.yaml").rename(other)
     recipe = make_shared_recipe(
-        tmp_path_factory.mktemp("browse"),
+        folder,
         runtime={"executor": "local"},
-        evaluation={"slots": "all", "other_documents": []},
+        evaluation={"slots": "all", "other_documents": [], "also_evaluate": [str(other)]},
     )
     run_study(recipe)
     return recipe
@@ -151,6 +155,43 @@ def test_inspect_of_the_base_model_alone_has_no_answer_after(recipe: Recipe, com
     (line,) = command("inspect", folder, "--json", "--limit", "1")
     assert "before" in json.loads(line)
     assert "after" not in json.loads(line)
+
+
+def test_inspect_shows_the_questions_of_another_task(recipe: Recipe, command: Command) -> None:
+    words = ["inspect", recipe.storage, "--task", "short", "--json", "--limit", "0", "--prompts"]
+    rows = [json.loads(line) for line in command(*words)]
+    assert len(rows) == 2 * 3  # questions at every slot
+    for row in rows:
+        assert {row["documents"], row["prompt"].count("Title: ")} == {3}
+        assert row.keys() >= {"before", "after"}
+    (task,) = make_plan(recipe).other_tasks.values()
+    (line,) = command("inspect", task.evaluate_base.artifact.path, "--json", "--limit", "1")
+    assert "after" not in json.loads(line)
+    assert command("inspect", recipe.storage, "--task", "long", code=2) == [
+        f"error: {recipe.storage}: holds no finished distilled-scores or base-scores or samples of the task 'long' "
+        f"(evaluation.also_evaluate)"
+    ]
+
+
+def test_inspect_refuses_another_task_without_its_settings(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    storage = tmp_path / "storage"
+    shutil.copytree(recipe.storage, storage)
+    (task,) = make_plan(recipe).other_tasks.values()
+    folder = storage / Path(task.evaluate_base.artifact.path).name
+    provenance = json.loads((folder / "provenance.json").read_text())
+    del provenance["settings"]["task"]
+    (folder / "provenance.json").write_text(json.dumps(provenance))
+    (line,) = command("inspect", str(folder), code=2)
+    assert line.endswith(
+        "(short: evaluate base), by an earlier version that did not record its settings; its "
+        "questions are in the report"
+    )
+
+
+def test_evaluate_names_the_tasks_that_it_leaves_out(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    run_evaluate(recipe)
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "evaluation.also_evaluate: short: evaluated by `study`, not by `evaluate`"
 
 
 @pytest.mark.parametrize(
@@ -515,7 +556,7 @@ def test_inspect_pairs_answers_to_the_same_prompts_only(recipe: Recipe, command:
     """The answers of another base model lie in the same storage."""
     storage = tmp_path / "storage"
     shutil.copytree(recipe.storage, storage)
-    (path,) = storage.glob("base-scores-*/provenance.json")
+    path = storage / Path(make_plan(recipe).evaluate_base.artifact.path).name / "provenance.json"
     provenance = json.loads(path.read_text())
     provenance["settings"]["model"]["path"] = "another model"
     path.write_text(json.dumps(provenance))

@@ -76,6 +76,13 @@ def test_commands_are_in_the_help_and_have_functions(capsys: pytest.CaptureFixtu
         assert callable(getattr(commands, f"run_{name}"))
 
 
+def test_recipes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["recipes", "--json"]) == 0
+    recipes = {recipe["name"]: recipe["description"] for recipe in json.loads(capsys.readouterr().out)}
+    assert recipes.keys() == set(recipe_names())
+    assert recipes["quickstart"] == load_recipe("quickstart").description
+
+
 def test_recipes_lists_names_and_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()

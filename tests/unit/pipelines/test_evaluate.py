@@ -54,7 +54,8 @@ def test_evaluate_measures_a_served_model(
     assert summary["base"]["counts"]["prompt_tokens"] == words
     assert summary["base"]["counts"]["answer_tokens"] == 80
     assert summary["base"]["cost"] == pytest.approx((2 * words + 5 * 80) / 1e6)
-    assert (storage / "evaluation" / "base-accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert (storage / "evaluation" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert "Position 2 of 4 loses 100 points to position 1." in (storage / "evaluation" / "index.html").read_text()
     assert f"tokens      {words} of prompts, 80 of answers, cost 0.01" in capsys.readouterr().out
     # The key is written nowhere.
     for path in storage.rglob("*"):
@@ -94,6 +95,46 @@ def test_evaluate_sends_the_token_ids_of_other_engines(
     for text in texts:
         assert text.startswith("<s><|user|>Title: Fox")
         assert text.endswith("<|end|><|assistant|>")
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_evaluate_asks_nothing_if_prompts_exceed_the_context_of_the_server(
+    server: FakeServer, tiny_model_path: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.max_model_len = 80
+    completions = [f"model.path={tiny_model_path}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
+    for settings, tokens in (([], "at least "), (completions, "")):
+        assert evaluate(server, *settings, "evaluation.max_new_tokens=60", *words) == 2
+        error = capsys.readouterr().err
+        assert f"{server.url}: serves the model with a context of 80 tokens, but the prompt of example " in error
+        assert f" has {tokens}" in error
+        assert error.count("error: ") == 1
+    assert server.bodies == []
+
+
+def test_evaluate_warns_if_the_server_counts_no_tokens(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.counts_tokens = False
+    assert evaluate(server) == 0
+    warning = "evaluate base: the server counted no tokens in 80 of 80 prompts, so nothing shows whether it cut them"
+    assert f"warning: {warning}\n" in capsys.readouterr().err
+    assert (
+        f"<b>Warning:</b> {warning}."
+        in (tmp_path / "runs" / "tiny-questions" / "evaluation" / "index.html").read_text()
+    )
+
+
+def test_evaluate_takes_all_questions_of_a_small_file(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """40 questions are fewer than the default, but not fewer than what is asked for."""
+    words = ["evaluate", "--model", "tiny", "--data", "questions.jsonl", "--base-url", server.url, "--slots", "2"]
+    words += ["data.prompt=plain", "data.documents=4", "runtime.endpoint.api_key_env=SERVER_KEY"]
+    assert command_line.main(words) == 0
+    assert len(server.bodies) == 80
+    assert "questions.jsonl: all of its 40 questions for evaluation are used\n" in capsys.readouterr().err
+    for many in (["--examples", "41"], ["data.eval_examples=41"]):
+        assert command_line.main([*words, *many, "runtime.storage=other"]) == 2
+        assert "41" in capsys.readouterr().err
 
 
 def test_evaluate_continues_after_a_failure(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """The gate of `evaluate`, on predictions made by hand: accuracies 1, 0.85 and 0.8 at three slots."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 from pipelines import command_line
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.records import PREDICTION_SCHEMA
-from pos2distill.store.artifacts import Artifact, claim_storage
+from pos2distill.records import PREDICTION_SCHEMA, examples_to_table
+from pos2distill.store.artifacts import Artifact, claim_storage, write_bytes
+from tests.support.predictions import make_examples
 
 
 def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
@@ -35,7 +37,27 @@ def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
     ]
     with artifact.writing():
         artifact.write_table("predictions.parquet", pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA))
-        artifact.publish(counts=counts, seconds={})
+        details = {"prompt_tokens": {"4": {"mean": 100.0, "max": 100}}, "context_tokens": 512}
+        artifact.publish(counts=counts, seconds={}, details=details)
+
+
+def publish_examples(artifact: Artifact) -> None:
+    """The examples that the predictions are of."""
+    with artifact.writing():
+        artifact.write_table("evaluation.parquet", examples_to_table(make_examples(200, 4)))
+        artifact.publish(counts={}, seconds={})
+
+
+def publish_checkpoint(artifact: Artifact) -> None:
+    """Those parts of a checkpoint that the page of an evaluation shows: one step, and the model's config."""
+    step = {"step": 0, "epoch": 0, "examples": ["e0"], "fraction": 1.0, "rows": 4, "weight_by_slot": {"1": 1.0}}
+    step |= {"loss": 0.5, "loss_trivial": 0.5, "loss_anchor": None, "grad_norm": 1.0, "learning_rate": 1e-3}
+    files = {"steps/00000.jsonl": json.dumps(step) + "\n", "model/config.json": "{}"}
+    with artifact.writing():
+        for name, text in files.items():
+            artifact.fs.makedirs(f"{artifact.path}/{Path(name).parent}", exist_ok=True)
+            write_bytes(artifact.fs, f"{artifact.path}/{name}", text.encode())
+        artifact.publish(counts={}, seconds={})
 
 
 @pytest.fixture
@@ -43,7 +65,7 @@ def evaluate(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[...
     recipe = make_recipe()
     plan = make_plan(recipe)
     claim_storage(recipe.storage, recipe.name)
-    publish(plan.prepare.artifact, ())
+    publish_examples(plan.prepare.artifact)
     publish(plan.evaluate_base.artifact, (200, 170, 160))
 
     def evaluate(*options: str) -> int:
@@ -68,7 +90,7 @@ def test_gate_fails_without_right_answers(
     evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(make_recipe())
-    publish(plan.distill.artifact, ())
+    publish_checkpoint(plan.distill.artifact)
     publish(plan.evaluate_distilled.artifact, (0, 0, 0))
     assert evaluate("--fail-if-gap-above", "100") == 1
     assert capsys.readouterr().err == "gate: no answer is right (mean 0.0), so a GAP of 0 means nothing\n"
@@ -78,7 +100,7 @@ def test_evaluate_warns_of_truncated_answers(
     evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(make_recipe())
-    publish(plan.distill.artifact, ())
+    publish_checkpoint(plan.distill.artifact)
     publish(plan.evaluate_distilled.artifact, (200, 200, 200), prompts=60, hit_max_tokens=7)
     assert evaluate("--fail-if-gap-above", "5") == 0
     assert capsys.readouterr().err == (
@@ -91,7 +113,7 @@ def test_gate_judges_the_checkpoint_if_there_is_one(
     evaluate: Callable[..., int], make_recipe: Callable[..., Recipe], capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(make_recipe())
-    publish(plan.distill.artifact, ())
+    publish_checkpoint(plan.distill.artifact)
     publish(plan.evaluate_distilled.artifact, (200, 180, 200))
     assert evaluate("--fail-if-gap-above", "10") == 0
     assert evaluate("--fail-if-gap-above", "4") == 1
@@ -105,7 +127,7 @@ def test_gate_judges_the_checkpoint_if_there_is_one(
 def baseline(make_recipe: Callable[..., Recipe]) -> Artifact:
     """A checkpoint 10 points below the base model, which is the baseline."""
     plan = make_plan(make_recipe())
-    publish(plan.distill.artifact, ())
+    publish_checkpoint(plan.distill.artifact)
     publish(plan.evaluate_distilled.artifact, (170, 140, 150))
     return plan.evaluate_base.artifact
 

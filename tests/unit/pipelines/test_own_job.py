@@ -51,6 +51,22 @@ def test_main_stops_its_own_job_after_a_user_error(
     assert capsys.readouterr().out == f"{NOT_RETRIED}\n"
 
 
+@pytest.mark.parametrize("words", [["study", "quickstart", "--no-such-option"], ["stduy"], ["recipes", "quickstart"]])
+def test_main_stops_its_own_job_after_a_wrong_command_line(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(words)
+    assert Client.stopped == [("http://127.0.0.1:8265", "nq-x7k2p")]
+    assert capsys.readouterr().out == f"{NOT_RETRIED}\n"
+
+
+def test_main_stops_nothing_after_the_help() -> None:
+    with pytest.raises(SystemExit, match="0"):
+        command_line.main(["--help"])
+    assert Client.stopped == []
+
+
 def test_main_leaves_an_error_that_may_pass_to_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, TransientError("s3://b: cannot be used (timeout)")) == 2
     assert Client.stopped == []

@@ -159,6 +159,31 @@ def test_check_space_of_adapters_counts_the_model_alone(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(("address", "warns"), [("", True), ("ADDRESS", False)])
+def test_check_temporary_space(
+    make_recipe: Make,
+    address: str,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of a cluster, the disks of the machines that train are not those of this one."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    recipe = make_recipe()
+    plan = make_plan(recipe)
+    task = preflight.Task(recipe, plan, plan.stages)
+    _with_free_space(monkeypatch, _STATE_BYTES)
+    preflight.check_temporary_space(task)
+    assert capsys.readouterr().err == ""
+    _with_free_space(monkeypatch, _STATE_BYTES - 1)
+    preflight.check_temporary_space(task)
+    error = capsys.readouterr().err
+    assert bool(error) == warns
+    if warns:
+        assert error.startswith(f"warning: {tempfile.gettempdir()}: ")
+        assert error.endswith("is written there first; set TMPDIR to a folder on a larger disk\n")
+
+
 def test_preflight_warns_of_a_context_beyond_the_models(make_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:
     run(make_recipe(model={"max_length": 513}))
     assert "warning: model.max_length: 513, but" in capsys.readouterr().err

@@ -1,8 +1,10 @@
 """The progress of a run: what is counted, and how it is shown."""
 
+import json
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -16,8 +18,10 @@ from pipelines.progress import (
     show_progress,
     show_stage,
 )
+from pipelines.stages import distill
 from pos2distill.errors import UserError
 from pos2distill.sampling.failure_guard import FailureGuard
+from pos2distill.store.artifacts import Artifact
 from pos2distill.store.selection import Selection
 
 IDS = 40
@@ -36,11 +40,27 @@ def line(spec: ProgressSpec, current: RunProgress, *, done: int = 0, seconds: fl
 
 def test_line_says_that_processes_start_until_one_has_reported() -> None:
     tracker = ProgressTracker(make_spec(stored={"kept": 3}))
-    assert line(tracker.spec, tracker.read()) == ("distill: starting processes and loading models; sampled 3, kept 3")
+    assert line(tracker.spec, tracker.read()) == (
+        "distill: starting processes and loading models, 10 s so far; sampled 3, kept 3"
+    )
     tracker.heartbeat("samplers", "a")
     assert line(tracker.spec, tracker.read()) == (
         "distill: 0 of 20 examples, 0.00 a second, time left unknown; sampled 3, kept 3, samplers 1"
     )
+
+
+def test_resumed_run_says_at_which_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = Artifact(str(tmp_path), "checkpoint", "feed")
+    spec = make_spec(total=20)
+    assert distill._resumed(spec, checkpoint) is spec  # it has made no step
+    step = {"epoch": 0, "examples": ["e0"], "rows": 4, "loss": 0.5, "loss_trivial": 0.5, "loss_anchor": None}
+    step |= {"weight_by_slot": {}, "grad_norm": 1.0, "learning_rate": 1e-3}
+    lines = [json.dumps({**step, "step": number, "fraction": (number + 1) / 8}) for number in range(2)]
+    folder = tmp_path / "checkpoint-feed" / "steps"
+    folder.mkdir(parents=True)
+    (folder / "00000.jsonl").write_text("\n".join(lines) + "\n")
+    assert distill._resumed(spec, checkpoint).trained == 5
+    assert capsys.readouterr().err == "distill: resuming at step 2 of about 8\n"
 
 
 def test_line_says_how_long_training_will_take() -> None:
@@ -71,7 +91,7 @@ def test_show_progress_prints_lines_without_a_terminal(
         time.sleep(0.1)
         tracker.count_step(4, 2, 0.4)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "distill: starting processes and loading models; sampled 0, kept 0"
+    assert lines[0] == "distill: starting processes and loading models, 0 s so far; sampled 0, kept 0"
     assert lines[-1].startswith("distill: 4 of 4 examples, ")
     assert lines[-1].endswith("0 s left; sampled 0, kept 0, step 2, loss 0.4000")
 

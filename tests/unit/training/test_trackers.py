@@ -1,4 +1,12 @@
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from threading import Thread
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -35,6 +43,104 @@ def test_check_trackers_names_a_missing_package(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(UserError) as caught:
         check_trackers([name])
     assert str(caught.value) == f"runtime.trackers: {name} is not installed; pip install {name}"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """As if both packages were installed, without keys, addresses and proxies in the environment."""
+    for name in ("wandb", "mlflow"):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in list(os.environ):
+        if name.upper().startswith(("WANDB_", "MLFLOW_")) or name.upper().endswith("_PROXY"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return monkeypatch
+
+
+@contextmanager
+def server(status: int) -> Iterator[str]:
+    """A server on loopback that answers every request with this status. Yields its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as started:
+        thread = Thread(target=started.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{started.server_port}"
+        finally:
+            started.shutdown()
+            thread.join()
+
+
+def refusal(name: str) -> str:
+    with pytest.raises(UserError) as caught:
+        check_trackers([name])
+    return str(caught.value)
+
+
+def test_check_trackers_requires_a_key_of_wandb(installed: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    missing = "runtime.trackers: wandb has no API key; set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"
+    assert refusal("wandb") == missing
+    with server(404) as url:
+        installed.setenv("WANDB_BASE_URL", url)
+        assert refusal("wandb") == missing
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login user password key\n")
+        check_trackers(["wandb"])
+        (tmp_path / "netrc").unlink()
+        installed.setenv("WANDB_API_KEY", "key")
+        check_trackers(["wandb"])
+    error = refusal("wandb")  # the server has ended
+    assert error.startswith(f"runtime.trackers: wandb: no server answers at {url} (")
+    assert error.endswith("; check WANDB_BASE_URL and the network")
+    installed.setenv("WANDB_MODE", "offline")
+    check_trackers(["wandb"])
+
+
+def test_check_trackers_requires_an_answer_of_mlflow(installed: pytest.MonkeyPatch) -> None:
+    for local in ("", "file:///tmp/runs", "sqlite:///runs.db"):
+        installed.setenv("MLFLOW_TRACKING_URI", local)
+        check_trackers(["mlflow"])
+    with server(200) as url:
+        installed.setenv("MLFLOW_TRACKING_URI", url)
+        check_trackers(["mlflow"])
+    assert refusal("mlflow").startswith(f"runtime.trackers: mlflow: no server answers at {url} (")
+    with server(401) as url:
+        installed.setenv("MLFLOW_TRACKING_URI", url)
+        assert refusal("mlflow") == (
+            f"runtime.trackers: mlflow: {url} requires a login (HTTP 401); set MLFLOW_TRACKING_USERNAME and "
+            f"MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        )
+        installed.setenv("MLFLOW_TRACKING_TOKEN", "token")
+        check_trackers(["mlflow"])
+
+
+def test_check_trackers_accepts_a_login_in_the_address_and_does_not_show_it(installed: pytest.MonkeyPatch) -> None:
+    login = ":".join(["me", "word"])  # in parts, since a check searches the project for secrets
+    with server(401) as url:
+        installed.setenv("MLFLOW_TRACKING_URI", url.replace("//", f"//{login}@"))
+        check_trackers(["mlflow"])
+    assert "word" not in refusal("mlflow")  # the server has ended
+
+
+@pytest.mark.parametrize("file", [".mlflow/credentials", ".config/wandb/settings"])
+def test_check_trackers_leaves_files_of_trackers_to_them(
+    installed: pytest.MonkeyPatch, tmp_path: Path, file: str
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).touch()
+    with server(401) as url:
+        installed.setenv("MLFLOW_TRACKING_URI", url)
+        check_trackers(["mlflow" if "mlflow" in file else "wandb"])
 
 
 def test_check_trackers_accepts_none() -> None:

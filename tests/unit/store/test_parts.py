@@ -8,7 +8,7 @@ import pytest
 
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact
-from pos2distill.store.predictions import PartialPredictions, finished_examples
+from pos2distill.store.parts import TableParts, finished_examples, prediction_parts
 
 
 def answers(*prompts: tuple[str, int], **values: Any) -> pa.Table:
@@ -20,8 +20,8 @@ def answers(*prompts: tuple[str, int], **values: Any) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=PREDICTION_SCHEMA)
 
 
-def open_parts(storage: str) -> PartialPredictions:
-    return PartialPredictions(Artifact(storage, "base-scores", "f00d"))
+def open_parts(storage: str) -> TableParts:
+    return prediction_parts(Artifact(storage, "base-scores", "f00d"))
 
 
 def keys(predictions: pa.Table) -> list[tuple[str, int]]:
@@ -59,9 +59,19 @@ def test_read_leaves_out_a_corrupt_part(tmp_path: Path, caplog: pytest.LogCaptur
     path.write_bytes(path.read_bytes()[:-20])
     assert keys(parts.read()) == [("b", 0)]
     assert f"{path}: corrupt (" in caplog.text
-    assert "its prompts will be answered again" in caplog.text
+    assert "its rows will be computed again" in caplog.text
     open_parts(str(tmp_path)).append(answers(("c", 0)))
     assert keys(parts.read()) == [("b", 0), ("c", 0)]
+
+
+def test_append_overwrites_no_part_after_one_was_removed(tmp_path: Path) -> None:
+    parts = open_parts(str(tmp_path))
+    for name in ("a", "b", "c"):
+        parts.append(answers((name, 0)))
+    (Path(parts.folder) / "part-000000.parquet").unlink()
+    again = open_parts(str(tmp_path))
+    again.append(answers(("a", 0)))
+    assert keys(again.read()) == [("a", 0), ("b", 0), ("c", 0)]
 
 
 def test_remove_leaves_the_rest_of_the_artifact(storage: str) -> None:

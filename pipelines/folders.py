@@ -1,0 +1,78 @@
+"""Folders of a storage that hold the newest results for people: `report`, `evaluation`, `analysis`.
+
+Each has one JSON file that names the fingerprints of what it shows. A folder that shows results of other settings is
+not overwritten: it is kept as `NAME-FINGERPRINT`.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pos2distill.store.artifacts import write_bytes, write_json
+from pos2distill.urls import open_url, storage_errors
+
+MODELS = ("base", "distilled")
+
+
+def write_folder(storage: str, name: str, files: Mapping[str, bytes], index: str, content: Mapping[str, Any]) -> None:
+    """Write a folder of a storage, and first keep the one that shows other results.
+
+    Args:
+        files: content by file name. index: the name of the JSON file; content: its content.
+    """
+    fs, root = open_url(storage, "runtime.storage")
+    with storage_errors(storage, "runtime.storage"):
+        _keep_other(storage, name, index, content)
+        fs.makedirs(f"{root}/{name}", exist_ok=True)
+        for file, data in files.items():
+            write_bytes(fs, f"{root}/{name}/{file}", data)
+        # Last, since its fingerprints say that the folder is complete.
+        write_json(fs, f"{root}/{name}/{index}", content)
+
+
+def read_index(storage: str, name: str, index: str) -> dict[str, Any] | None:
+    """The content of a folder's JSON file; None if there is none, or it is corrupt and so will be written again."""
+    fs, path = open_url(f"{storage}/{name}/{index}", "runtime.storage")
+    if not fs.exists(path):
+        return None
+    with storage_errors(storage, "runtime.storage"):
+        try:
+            content = json.loads(fs.cat_file(path))
+        except ValueError:
+            return None
+    return content if isinstance(content, dict) else None
+
+
+def _keep_other(storage: str, name: str, index: str, content: Mapping[str, Any]) -> None:
+    """Move the folder that shows other results out of the way. One that shows a part of the new results is replaced."""
+    shown = _fingerprints(read_index(storage, name, index) or {})
+    new = _fingerprints(content)
+    if shown.items() <= new.items():
+        return
+    fs, root = open_url(storage, "runtime.storage")
+    _move(fs, f"{root}/{name}", f"{root}/{name}-{_last(shown)}")
+    # The new results are written to NAME, so that a copy of them from before would be there twice.
+    if fs.exists(f"{root}/{name}-{_last(new)}"):
+        fs.rm(f"{root}/{name}-{_last(new)}", recursive=True)
+
+
+def _move(fs: Any, source: str, target: str) -> None:
+    if fs.exists(target):
+        fs.rm(target, recursive=True)  # moved into it, the folder would be one level too deep
+    fs.mv(source, target, recursive=True)
+
+
+def _fingerprints(content: Mapping[str, Any]) -> dict[str, str]:
+    """Of the report, or of each model's results."""
+    found = {}
+    if isinstance(content.get("fingerprint"), str):
+        found["all"] = content["fingerprint"]
+    for model in MODELS:
+        results = content.get(model)
+        if "all" not in found and isinstance(results, Mapping) and isinstance(results.get("fingerprint"), str):
+            found[model] = results["fingerprint"]
+    return found
+
+
+def _last(fingerprints: Mapping[str, str]) -> str:
+    return list(fingerprints.values())[-1]

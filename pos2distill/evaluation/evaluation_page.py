@@ -1,0 +1,51 @@
+"""The page of one model's evaluation: its curve, its verdict, its questions. Of two models, it is a report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pos2distill.evaluation.page import ShownCurves, render_page
+from pos2distill.evaluation.questions import EvaluatedTask
+from pos2distill.evaluation.result import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationInputs:
+    """Everything that the page shows.
+
+    task: the questions and answers at all prompt lengths, in the order of the evaluation's curves.
+    The others are as of `ReportInputs`.
+    """
+
+    name: str
+    description: str
+    evaluation: Evaluation
+    task: EvaluatedTask
+    counts: Mapping[str, Mapping[str, int]]
+    seconds: Mapping[str, float]
+    settings: Mapping[str, Any]
+    changed_settings: Mapping[str, Any]
+    command: str
+    made_with: Mapping[str, str]
+    versions: Mapping[str, str]
+    fingerprint: str
+    prompt_lengths: Mapping[str, Any]
+
+
+def render_evaluation(inputs: EvaluationInputs) -> dict[str, bytes]:
+    """The page's files by name: `index.html`, `curves.csv`, and the charts as PNG."""
+    # Of a path or a hub name the last part, which fits into a legend.
+    model = inputs.evaluation.model.rstrip("/").rpartition("/")[2]
+    shown = []
+    for view, curve in enumerate(inputs.evaluation.curves):
+        picture = f"accuracy-{curve.documents}-documents.png" if view else "accuracy.png"
+        shown.append(ShownCurves(f"{curve.documents} documents", {model: curve}, picture, 0, view))
+    return render_page(
+        "evaluation.html.j2",
+        inputs,
+        verdict=inputs.evaluation.verdict,
+        shown=shown,
+        models=[""],  # the column needs no name, since it is the only one
+        tasks=[inputs.task],
+        charts={},
+    )

@@ -1,0 +1,81 @@
+"""Tables of an artifact that is not finished, in parts, so that a run which was stopped continues where it was."""
+
+import logging
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pos2distill.records import PREDICTION_SCHEMA
+from pos2distill.store.artifacts import Artifact, write_table
+
+_PREDICTION_KEY = ("documents", "example_id", "placement")
+
+_logger = logging.getLogger(__name__)
+
+
+class TableParts:
+    """The parts of one table. The driver alone writes and reads them.
+
+    Args:
+        key: columns that identify a row. folder: in the artifact, of these parts alone.
+    """
+
+    def __init__(self, artifact: Artifact, schema: pa.Schema, key: Sequence[str], folder: str = "parts") -> None:
+        self.artifact, self.schema, self.key = artifact, schema, list(key)
+        self.folder = f"{artifact.path}/{folder}"
+        self._name = folder
+        self._next = self._first_free()
+
+    def append(self, part: pa.Table) -> None:
+        """Write one part atomically."""
+        self.artifact.fs.makedirs(self.folder, exist_ok=True)
+        write_table(self.artifact.fs, f"{self.folder}/part-{self._next:06d}.parquet", part)
+        self._next += 1
+
+    def read(self) -> pa.Table:
+        """The rows of all parts, sorted by their key; of rows with equal keys the first.
+
+        A corrupt part is named in the log and left out; its rows count as not computed.
+        """
+        tables = [self.schema.empty_table()]
+        for path in self._paths():
+            try:
+                tables.append(pq.read_table(path, filesystem=self.artifact.fs, page_checksum_verification=True))
+            except (pa.ArrowException, OSError, ValueError) as error:
+                reason = str(error).partition("\n")[0]
+                _logger.warning("%s: corrupt (%s); its rows will be computed again", path, reason)
+        return self._each_row_once(pa.concat_tables(tables))
+
+    def remove(self) -> None:
+        """Remove all parts, once the artifact is published."""
+        self.artifact.remove(self._name)
+
+    def _first_free(self) -> int:
+        # Not the number of parts, since a corrupt one may have been removed by hand.
+        paths = self._paths()
+        return int(paths[-1].removesuffix(".parquet").rpartition("-")[2]) + 1 if paths else 0
+
+    def _paths(self) -> list[str]:
+        self.artifact.fs.invalidate_cache(self.folder)  # listings of object stores are cached
+        return sorted(str(path) for path in self.artifact.fs.glob(f"{self.folder}/part-*.parquet"))
+
+    def _each_row_once(self, table: pa.Table) -> pa.Table:
+        # Of an example whose prompts were in part answered, all are answered again; the first answers count.
+        ordered = table.sort_by([(name, "ascending") for name in self.key])
+        numbered = ordered.select(self.key).append_column("row", pa.array(range(len(ordered)), pa.int64()))
+        # One thread keeps the order of the groups.
+        firsts = numbered.group_by(self.key, use_threads=False).aggregate([("row", "min")])
+        return ordered.take(firsts["row_min"])
+
+
+def prediction_parts(artifact: Artifact) -> TableParts:
+    """The answers of an evaluation, each prompt once, sorted by prompt length, example and placement."""
+    return TableParts(artifact, PREDICTION_SCHEMA, _PREDICTION_KEY)
+
+
+def finished_examples(predictions: pa.Table, prompts_per_example: int) -> pa.Array:
+    """The ids of the examples of which every prompt is answered."""
+    counts = predictions.group_by("example_id").aggregate([("placement", "count")])
+    return counts.filter(pc.equal(counts["placement_count"], prompts_per_example))["example_id"].combine_chunks()
