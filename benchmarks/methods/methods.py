@@ -63,86 +63,77 @@ class Table:
     variants: tuple[Variant, ...]
 
 
-# Skips need twice the positions of a row, and the toy has 1,024.
-SHORT = ("model.max_length=512",)
+def trained(name: str, *settings: str) -> Variant:
+    """A variant that trains with these settings, with each seed."""
+    return Variant(name, settings, trains=True, seeds=SEEDS)
+
+
+def searched(budget: str) -> tuple[Variant, ...]:
+    """LPES and the searches that it is compared with, each with this `inference.search`."""
+    lpes = ("inference.method=lpes", f"inference.search={budget}")
+    return (
+        Variant("uniform scale, searched", (*lpes, "inference.search.strategy=uniform"), seeds=SEEDS),
+        Variant("lpes", lpes, seeds=SEEDS),
+        Variant("lpes, random search", (*lpes, "inference.search.strategy=random"), seeds=SEEDS),
+    )
+
+
+def views(*settings: str) -> tuple[Variant, ...]:
+    """Training on rows whose positions are changed."""
+    return tuple(
+        trained(f"seqkd + {name}", "method.name=seqkd", f"method.view={view}", *settings)
+        for name, view in (("rpsd skip", "skip"), ("rpsd cyclic", "cyclic"), ("pose", "pose"))
+    )
+
+
+BASE = Variant("base", ())
+REORDER = Variant("reorder", ("inference.method=reorder",))
+R1 = trained("r1", "method.name=r1")
+R1_RANDOM_SLOT = trained("r1, random slot", "method.name=r1", "method.advantageous_slot=random")
+SEQKD = trained("seqkd", "method.name=seqkd")
+
 TOY_SEARCH = (
     "{generations: 5, population: 12, parents: 6, mutations: 3, crossovers: 3, examples: 40, mutation_step: 0.05}"
 )
 TOY_VARIANTS = (
-    Variant("base", ()),
-    Variant("reorder", ("inference.method=reorder",)),
-    Variant(
-        "uniform scale, searched",
-        ("inference.method=lpes", f"inference.search={TOY_SEARCH}", "inference.search.strategy=uniform"),
-        seeds=SEEDS,
-    ),
-    Variant("lpes", ("inference.method=lpes", f"inference.search={TOY_SEARCH}"), seeds=SEEDS),
-    Variant(
-        "lpes, random search",
-        ("inference.method=lpes", f"inference.search={TOY_SEARCH}", "inference.search.strategy=random"),
-        seeds=SEEDS,
-    ),
+    BASE,
+    REORDER,
+    *searched(TOY_SEARCH),
     # The toy has three layers, so the published first layer leaves one.
     Variant("ms_poe, last layer", ("inference.method=ms_poe", "inference.ms_poe.first_layer=2")),
     Variant("ms_poe, all layers", ("inference.method=ms_poe", "inference.ms_poe.first_layer=0")),
     Variant("attention_buckets", ("inference.method=attention_buckets",)),
-    Variant("r1", ("method.name=r1",), trains=True, seeds=SEEDS),
-    Variant("r1, random slot", ("method.name=r1", "method.advantageous_slot=random"), trains=True, seeds=SEEDS),
+    R1,
+    R1_RANDOM_SLOT,
     # Two rounds of one epoch: as many rows and steps as the two epochs of the others.
-    Variant("on-policy r1", ("method.name=r1-on-policy", "training.epochs=1"), trains=True, seeds=SEEDS),
-    Variant("seqkd", ("method.name=seqkd",), trains=True, seeds=SEEDS),
+    trained("on-policy r1", "method.name=r1-on-policy", "training.epochs=1"),
+    SEQKD,
     # As its paper: no answers of the data set, and documents as they come.
-    Variant(
-        "sealong",
-        ("method.name=seqkd", "method.advantageous_slot=random", "sampling.candidates=8", "sampling.keep=all"),
-        trains=True,
-        seeds=SEEDS,
+    trained(
+        "sealong", "method.name=seqkd", "method.advantageous_slot=random", "sampling.candidates=8", "sampling.keep=all"
     ),
-    Variant("seqkd + rpsd skip", ("method.name=seqkd", "method.view=skip", *SHORT), trains=True, seeds=SEEDS),
-    Variant("seqkd + rpsd cyclic", ("method.name=seqkd", "method.view=cyclic", *SHORT), trains=True, seeds=SEEDS),
-    Variant("seqkd + pose", ("method.name=seqkd", "method.view=pose", *SHORT), trains=True, seeds=SEEDS),
-    Variant(
-        "r1 + lpes",
-        ("method.name=r1", "inference.method=lpes", f"inference.search={TOY_SEARCH}"),
-        trains=True,
-        seeds=SEEDS,
-    ),
+    # Skips need twice the positions of a row, and the toy has 1,024.
+    *views("model.max_length=512"),
+    trained("r1 + lpes", "method.name=r1", "inference.method=lpes", f"inference.search={TOY_SEARCH}"),
 )
 
 # 12 candidates of 20 questions: more would take hours on two cores.
 REAL_SEARCH = "{generations: 3, population: 6, parents: 3, mutations: 2, crossovers: 1, examples: 20}"
 REAL_VARIANTS = (
-    Variant("base", ()),
-    Variant("reorder", ("inference.method=reorder",)),
-    Variant(
-        "uniform scale, searched",
-        ("inference.method=lpes", f"inference.search={REAL_SEARCH}", "inference.search.strategy=uniform"),
-        seeds=SEEDS,
-    ),
-    Variant("lpes", ("inference.method=lpes", f"inference.search={REAL_SEARCH}"), seeds=SEEDS),
-    Variant(
-        "lpes, random search",
-        ("inference.method=lpes", f"inference.search={REAL_SEARCH}", "inference.search.strategy=random"),
-        seeds=SEEDS,
-    ),
+    BASE,
+    REORDER,
+    *searched(REAL_SEARCH),
     Variant("ms_poe", ("inference.method=ms_poe", "model.engine=hf")),
     Variant("attention_buckets", ("inference.method=attention_buckets", "model.engine=hf")),
-    Variant("r1", ("method.name=r1",), trains=True, seeds=SEEDS),
-    Variant("r1, random slot", ("method.name=r1", "method.advantageous_slot=random"), trains=True, seeds=SEEDS),
-    Variant("on-policy r1", ("method.name=r1-on-policy",), trains=True, seeds=SEEDS),
-    Variant("kl+align", ("method.name=kl+align",), trains=True, seeds=SEEDS),
-    Variant("kl", ("method.name=kl",), trains=True, seeds=SEEDS),
-    Variant("seqkd", ("method.name=seqkd",), trains=True, seeds=SEEDS),
-    Variant("sft", ("method.name=sft",), trains=True, seeds=SEEDS),
-    Variant("seqkd + rpsd skip", ("method.name=seqkd", "method.view=skip"), trains=True, seeds=SEEDS),
-    Variant("seqkd + rpsd cyclic", ("method.name=seqkd", "method.view=cyclic"), trains=True, seeds=SEEDS),
-    Variant("seqkd + pose", ("method.name=seqkd", "method.view=pose"), trains=True, seeds=SEEDS),
-    Variant(
-        "r1 + lpes",
-        ("method.name=r1", "inference.method=lpes", f"inference.search={REAL_SEARCH}"),
-        trains=True,
-        seeds=SEEDS,
-    ),
+    R1,
+    R1_RANDOM_SLOT,
+    trained("on-policy r1", "method.name=r1-on-policy"),
+    trained("kl+align", "method.name=kl+align"),
+    trained("kl", "method.name=kl"),
+    SEQKD,
+    trained("sft", "method.name=sft"),
+    *views(),
+    trained("r1 + lpes", "method.name=r1", "inference.method=lpes", f"inference.search={REAL_SEARCH}"),
 )
 
 # The same questions for all: whatever the seed, it is that of training and search alone.

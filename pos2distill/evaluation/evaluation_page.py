@@ -1,35 +1,21 @@
 """The page of one model's evaluation: its curve, its verdict, its questions. Of two models, it is a report."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from pos2distill.evaluation.page import ShownCurves, render_page
+from pos2distill.evaluation.page import PageInputs, ShownCurves, render_page
 from pos2distill.evaluation.questions import EvaluatedTask
 from pos2distill.evaluation.result import Evaluation
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationInputs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationInputs(PageInputs):
     """Everything that the page shows.
 
     task: the questions and answers at all prompt lengths, in the order of the evaluation's curves.
-    The others are as of `ReportInputs`.
     """
 
-    name: str
-    description: str
     evaluation: Evaluation
     task: EvaluatedTask
-    counts: Mapping[str, Mapping[str, int]]
-    seconds: Mapping[str, float]
-    settings: Mapping[str, Any]
-    changed_settings: Mapping[str, Any]
-    command: str
-    made_with: Mapping[str, str]
-    versions: Mapping[str, str]
-    fingerprint: str
-    prompt_lengths: Mapping[str, Any]
 
 
 def render_evaluation(inputs: EvaluationInputs) -> dict[str, bytes]:

@@ -40,6 +40,29 @@ _OUTCOMES_OF_TWO = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageInputs:
+    """What every page shows of what was run.
+
+    counts, seconds: by stage. settings: all; changed_settings: those that differ from their defaults, by dotted name.
+    command, made_with, versions: how, where and with which packages the checkpoint was made, or without one the
+    answers. prompt_lengths: tokens of prompts by number of documents, and of the model's context, as the stage
+    `evaluate` records them.
+    """
+
+    name: str
+    description: str
+    counts: Mapping[str, Mapping[str, int]]
+    seconds: Mapping[str, float]
+    settings: Mapping[str, Any]
+    changed_settings: Mapping[str, Any]
+    command: str
+    made_with: Mapping[str, str]
+    versions: Mapping[str, str]
+    fingerprint: str
+    prompt_lengths: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class ShownCurves:
     """The curves of one prompt length of one task, of which a page shows one at a time.
@@ -60,7 +83,7 @@ class ShownCurves:
 
 def render_page(
     template: str,
-    report: Any,
+    report: PageInputs,
     *,
     verdict: str,
     shown: Sequence[ShownCurves],

@@ -7,7 +7,7 @@ from typing import Any
 from pos2distill.config import Study
 from pos2distill.evaluation.analysis_charts import analysis_charts
 from pos2distill.evaluation.charts import AFTER, BEFORE, loss_chart, to_png, weights_chart
-from pos2distill.evaluation.page import TEMPLATES, ShownCurves, chart_library, render_page, themes
+from pos2distill.evaluation.page import TEMPLATES, PageInputs, ShownCurves, chart_library, render_page, themes
 from pos2distill.evaluation.questions import EvaluatedTask
 from pos2distill.evaluation.scores import Curve, Grid, expected_accuracy, paired_difference, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_change
@@ -37,26 +37,21 @@ class Comparison:
     expected: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReportInputs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportInputs(PageInputs):
     """Everything that the report shows.
 
     main: at the prompt length of the training data; others: at further lengths; other_tasks: on other tasks, by name.
     advantageous: the slots; none if each example has its own. choice: their accuracy and interval if they were chosen
     by measurement.
     tasks: the questions and answers of the main task at all prompt lengths, then of the other tasks.
-    steps: the training log. counts, seconds: by stage. prompt_lengths: tokens of prompts by number of documents, and of
-    the model's context, as the stage `evaluate` records them.
+    steps: the training log.
     analyses: content of analysis.json by model, `base` first; empty if the study has none.
-    settings: all; changed_settings: those that differ from their defaults, by dotted name.
     artifacts: the folders of both models' answers, `base` and `distilled`.
     base_model: the initial model's name on the hub; None of a folder. licence: the initial model's, as its card
     names it; None if it names none.
-    command, made_with, versions: how, where and with which packages the checkpoint was made.
     """
 
-    name: str
-    description: str
     method: str
     advantageous: Slots
     choice: Mapping[str, Any] | None
@@ -65,19 +60,10 @@ class ReportInputs:
     other_tasks: Mapping[str, Comparison]
     tasks: Sequence[EvaluatedTask]
     steps: Sequence[Mapping[str, Any]]
-    counts: Mapping[str, Mapping[str, int]]
-    seconds: Mapping[str, float]
-    settings: Mapping[str, Any]
-    changed_settings: Mapping[str, Any]
-    command: str
-    made_with: Mapping[str, str]
-    versions: Mapping[str, str]
     checkpoint: str
     base_model: str | None
     licence: str | None
     artifacts: Mapping[str, str]
-    fingerprint: str
-    prompt_lengths: Mapping[str, Any]
     analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -16,38 +16,11 @@ from pos2distill.config import Recipe
 from tests.support.drivers import LIMIT, Driver
 from tests.support.results import assert_exactly_once, read_steps, sample_store, saved_states
 from tests.support.s3_server import Faulty, s3_server
-from tests.support.tiny import write_examples
 from tests.support.wall_clock import WallClock
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(900)]
 
-EXAMPLES = 24
 DISK_BYTES = 64 << 20
-
-
-@pytest.fixture
-def recipe(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[[str], Recipe]:
-    """A streamed study on the tiny model that writes samples, steps and checkpoints for half a minute."""
-    write_examples(tmp_path / "data.jsonl", 3 * EXAMPLES, 6)
-
-    def make(storage: str, executor: str = "ray") -> Recipe:
-        return make_recipe(
-            model={"engine": "fake"},
-            data={"train_examples": EXAMPLES, "eval_examples": 2},
-            method={"k": 1},
-            training={"global_batch_rows": 8, "epochs": 4, "order": "fixed"},
-            runtime={
-                "storage": storage,
-                "executor": executor,
-                "fake": {"delay_s": 1.0},
-                "samplers": {"batch_size": 4, "concurrent_batches": 1},
-                "teachers": {"batch_size": 4, "concurrent_batches": 1},
-                "trainers": {"micro_batch_tokens": 4096},
-                "checkpoints": {"steps": 3},
-            },
-        )
-
-    return make
 
 
 @pytest.fixture
@@ -81,9 +54,9 @@ def assert_one_line(driver: Driver, *words: str) -> None:
 
 
 def test_distill_on_a_full_disk_continues_once_there_is_space(
-    recipe: Callable[..., Recipe], small_disk: Path, tmp_path: Path
+    slow_study: Callable[..., Recipe], small_disk: Path, tmp_path: Path
 ) -> None:
-    full = recipe(str(small_disk / "run"))
+    full = slow_study(str(small_disk / "run"))
     driver = Driver(tmp_path / "recipe.yaml", small_disk / "run")
     driver.wait_for(lambda: saved_states(full))
     filler = small_disk / "filler"
@@ -95,7 +68,7 @@ def test_distill_on_a_full_disk_continues_once_there_is_space(
     driver = Driver(tmp_path / "recipe.yaml", small_disk / "run")
     assert driver.end() == 0, driver.log.read_text()
     assert_exactly_once(full)
-    reference = recipe(str(tmp_path / "reference"), "local")
+    reference = slow_study(str(tmp_path / "reference"), "local")
     run_distill(reference)
     assert read_steps(full) == read_steps(reference)
 
@@ -117,11 +90,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
 
 
 def test_distill_on_a_storage_that_fails_for_a_minute_loses_nothing(
-    recipe: Callable[..., Recipe], server: Faulty, tmp_path: Path
+    slow_study: Callable[..., Recipe], server: Faulty, tmp_path: Path
 ) -> None:
     """Whether the run outlives the minute or ends in one line: the same command ends as if nothing had happened."""
     S3FileSystem().mkdir("bucket")
-    remote = recipe("s3://bucket/run")
+    remote = slow_study("s3://bucket/run")
     store = sample_store(remote)
     path = tmp_path / "recipe.yaml"
 
@@ -140,15 +113,15 @@ def test_distill_on_a_storage_that_fails_for_a_minute_loses_nothing(
         assert driver.end() == 0, driver.log.read_text()
     assert parts <= set(store.part_names())
     assert_exactly_once(remote)
-    reference = recipe(str(tmp_path / "reference"), "local")
+    reference = slow_study(str(tmp_path / "reference"), "local")
     run_distill(reference)
     assert read_steps(remote) == read_steps(reference)
 
 
-def test_distill_while_the_clock_jumps_ends_as_if_it_had_not(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_distill_while_the_clock_jumps_ends_as_if_it_had_not(slow_study: Callable[..., Recipe], tmp_path: Path) -> None:
     """Of the driver, of all processes of Ray, and of a second driver that waits for the storage: by days, twice."""
     clock = WallClock(tmp_path)
-    jumping = recipe(str(tmp_path / "jumping"))
+    jumping = slow_study(str(tmp_path / "jumping"))
     path, environment = tmp_path / "recipe.yaml", {**os.environ, **clock.variables}
     first = Driver(path, jumping.storage, environment)
     first.wait_for(lambda: len(sample_store(jumping).part_names()) >= 2)
@@ -164,6 +137,6 @@ def test_distill_while_the_clock_jumps_ends_as_if_it_had_not(recipe: Callable[..
     assert re.search(r"^distill +cached", logs[0], re.MULTILINE) is None
     assert re.search(r"^distill +cached", logs[1], re.MULTILINE)
     assert_exactly_once(jumping)
-    reference = recipe(str(tmp_path / "reference"), "local")
+    reference = slow_study(str(tmp_path / "reference"), "local")
     run_distill(reference)
     assert read_steps(jumping) == read_steps(reference)

@@ -1,5 +1,6 @@
 """The report in a real browser. The page itself asks for nothing but its own file."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,20 +98,25 @@ def refuse(url: str, path: Path) -> None:
         pytest.fail(f"the page asks for {url[:200]}")
 
 
-@pytest.fixture
-def page(browser: Browser, folder: Path) -> Iterator[Page]:
-    page = open_page(browser, folder / "study" / "index.html")
+@contextlib.contextmanager
+def opened(browser: Browser, path: Path) -> Iterator[Page]:
+    """The page, once its scripts have run."""
+    page = open_page(browser, path)
     page.wait_for_selector("html[data-ready]")
     yield page
     page.close()
+
+
+@pytest.fixture
+def page(browser: Browser, folder: Path) -> Iterator[Page]:
+    with opened(browser, folder / "study" / "index.html") as page:
+        yield page
 
 
 @pytest.fixture
 def evaluation_page(browser: Browser, folder: Path) -> Iterator[Page]:
-    page = open_page(browser, folder / "evaluation" / "index.html")
-    page.wait_for_selector("html[data-ready]")
-    yield page
-    page.close()
+    with opened(browser, folder / "evaluation" / "index.html") as page:
+        yield page
 
 
 def count(page: Page) -> str:

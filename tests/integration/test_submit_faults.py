@@ -25,42 +25,15 @@ from tests.support.results import (
     sample_store,
     saved_states,
 )
-from tests.support.tiny import write_examples
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("faults"), pytest.mark.timeout(1500)]
 
-EXAMPLES = 24
 VARIABLES = {
     "RAY_AUTH_MODE": "disabled",
     "HF_HUB_OFFLINE": "1",
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
 }
 OPTIONS = ["--num-cpus=6", "--object-store-memory=200000000"]
-
-
-@pytest.fixture
-def recipe(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[[str], Recipe]:
-    """A streamed study on the tiny model that writes samples, steps and checkpoints for half a minute."""
-    write_examples(tmp_path / "data.jsonl", 3 * EXAMPLES, 6)
-
-    def make(storage: str, executor: str = "ray") -> Recipe:
-        return make_recipe(
-            model={"engine": "fake"},
-            data={"train_examples": EXAMPLES, "eval_examples": 2},
-            method={"k": 1},
-            training={"global_batch_rows": 8, "epochs": 4, "order": "fixed"},
-            runtime={
-                "storage": storage,
-                "executor": executor,
-                "fake": {"delay_s": 2.0},
-                "samplers": {"batch_size": 4, "concurrent_batches": 1},
-                "teachers": {"batch_size": 4, "concurrent_batches": 1},
-                "trainers": {"micro_batch_tokens": 4096},
-                "checkpoints": {"steps": 3},
-            },
-        )
-
-    return make
 
 
 class Submission:
@@ -109,9 +82,9 @@ class Submission:
         return next(line.split()[0] for line in self.said.splitlines() if " submitted: " in line)
 
 
-def test_submit_continues_after_the_head_was_lost(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_submit_continues_after_the_head_was_lost(slow_study: Callable[..., Recipe], tmp_path: Path) -> None:
     """The machine of the head loses its power, and a new head comes up at its address."""
-    lost = recipe(str(tmp_path / "lost"))
+    lost = slow_study(str(tmp_path / "lost"), delay_s=2)
     path = tmp_path / "recipe.yaml"
     gcs, dashboard = free_ports(2)
     with ray_head(OPTIONS, port=gcs, dashboard_port=dashboard, variables=VARIABLES) as head:
@@ -134,7 +107,7 @@ def test_submit_continues_after_the_head_was_lost(recipe: Callable[..., Recipe],
     times = modification_times(lost)
     assert {name: times[name] for name in stored} == stored  # what was stored was not sampled again
     assert_exactly_once(lost)
-    reference = recipe(str(tmp_path / "reference"), "local")
+    reference = slow_study(str(tmp_path / "reference"), "local")
     run_distill(reference)
     assert read_steps(lost) == read_steps(reference)
 
@@ -168,24 +141,24 @@ def proxy(head: Head) -> Iterator[DashboardProxy]:
 
 
 def test_submit_follows_a_job_over_streams_that_end_early(
-    recipe: Callable[..., Recipe], proxy: DashboardProxy, tmp_path: Path
+    slow_study: Callable[..., Recipe], proxy: DashboardProxy, tmp_path: Path
 ) -> None:
     """The first four streams end after one message, in turn as if the log were complete and by a broken connection."""
-    run = recipe(str(tmp_path / "run"))
+    run = slow_study(str(tmp_path / "run"), delay_s=2)
     proxy.early_ends = 4
     submission = Submission(proxy.address, "sample", tmp_path / "recipe.yaml")
     assert submission.end() == 0, submission.said
     assert proxy.streams > 2  # both kinds of ends were met; how many more depends on how long the job takes
     assert submission.last_line() == f"{submission.job()} succeeded"
     assert submission.said.count("\nprepare ") == 1  # nothing is shown twice
-    assert submission.said.count(f"sampled {EXAMPLES}, kept {EXAMPLES}, surplus 0") == 1
-    assert counts_of(run, "sample")["sampled"] == EXAMPLES
+    assert submission.said.count("sampled 24, kept 24, surplus 0") == 1
+    assert counts_of(run, "sample")["sampled"] == 24
 
 
 def test_submit_returns_the_exit_code_of_a_job_whose_stream_ended_early(
-    recipe: Callable[..., Recipe], proxy: DashboardProxy, tmp_path: Path
+    slow_study: Callable[..., Recipe], proxy: DashboardProxy, tmp_path: Path
 ) -> None:
-    recipe(str(tmp_path / "run"))
+    slow_study(str(tmp_path / "run"), delay_s=2)
     proxy.early_ends = 2
     submission = Submission(proxy.address, "sample", tmp_path / "recipe.yaml", "data.path=/nowhere/data.jsonl")
     assert submission.end() == 2, submission.said
@@ -194,10 +167,10 @@ def test_submit_returns_the_exit_code_of_a_job_whose_stream_ended_early(
 
 
 def test_submit_of_two_at_once_runs_one_job(
-    recipe: Callable[..., Recipe], head: Head, proxy: DashboardProxy, tmp_path: Path
+    slow_study: Callable[..., Recipe], head: Head, proxy: DashboardProxy, tmp_path: Path
 ) -> None:
     """Both find no job of the storage, and their requests to submit one reach the head at the same time."""
-    run = recipe(str(tmp_path / "run"))
+    run = slow_study(str(tmp_path / "run"), delay_s=2)
     proxy.together = 2
     submissions = [Submission(proxy.address, "sample", tmp_path / "recipe.yaml") for _ in range(2)]
     assert [submission.end() for submission in submissions] == [0, 0], [each.said for each in submissions]
@@ -208,4 +181,4 @@ def test_submit_of_two_at_once_runs_one_job(
     first_lines = sorted(submission.said.splitlines()[0].partition(":")[0] for submission in submissions)
     assert first_lines == [f"{name} already runs this command; following it", f"{name} submitted"]
     assert [submission.last_line() for submission in submissions] == [f"{name} succeeded"] * 2
-    assert counts_of(run, "sample")["sampled"] == counts_of(run, "sample")["kept"] == EXAMPLES
+    assert counts_of(run, "sample")["sampled"] == counts_of(run, "sample")["kept"] == 24

@@ -1,7 +1,7 @@
 """A wall clock that a test sets, for processes of their own: a library that the dynamic linker loads before libc.
 
 Only the wall clock changes (CLOCK_REALTIME, `time`, `gettimeofday`), as when somebody sets the clock of a machine. The
-monotonic clock goes on.
+monotonic clock keeps running.
 """
 
 import shutil
