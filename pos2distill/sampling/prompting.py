@@ -20,6 +20,7 @@ from pos2distill.records import (
     ANSWER_SCHEMA,
     EXAMPLE_SCHEMA,
     PROMPT_SCHEMA,
+    Example,
     Slots,
     Tokens,
     example_from_row,
@@ -70,7 +71,6 @@ def build_prompts(
         UserError: for a prompt that does not fit the context, unless `for_training`.
     """
     builder = prompt_builder(study, max_new_tokens)
-    column = "message" if isinstance(builder, MessageBuilder) else "prompt_ids"
     records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
     numbers = [0] * len(batch)
     if "number" in batch.column_names:
@@ -79,27 +79,11 @@ def build_prompts(
     for spec in specs:
         for record, sample_number in zip(records, numbers, strict=True):
             example = example_from_row(record)
-            row_id = example.example_id
-            if spec.placements is None:
-                placements: Sequence[Placement] = (Placement(sampled_slots(study, example)[sample_number]),)
-                row_id = sample_ids([row_id], study.method.responses_per_example)[sample_number]
-            else:
-                placements = spec.placements[len(example.golds)]
+            row_id, placements = _placements(example, spec, study, sample_number)
             for number, (placement, order) in enumerate(itertools.product(placements, range(spec.orders))):
-                prompt: dict[str, Any] = {"prompt_ids": (), "message": None, "error": None}
-                try:
-                    prompt[column] = builder(
-                        example,
-                        spec.documents,
-                        placement.slots,
-                        order="reshuffled" if order else "fixed",
-                        seed=order,  # not the study's, so that all models are asked in the same orders
-                        slot_of_rank=spec.slot_of_rank,
-                    )
-                except PromptTooLong as too_long:
-                    if not for_training:
-                        raise UserError(str(too_long)) from None
-                    prompt["error"] = str(too_long).removeprefix(f"example {example.example_id}: ")
+                prompt = _build_prompt(builder, example, spec, placement, order)
+                if prompt["error"] is not None and not for_training:
+                    raise UserError(f"example {example.example_id}: {prompt['error']}")
                 # From the example and its prompt, so that a sample does not depend on how examples are batched.
                 seed = derive_seed(study.seed, "sample", example.example_id, spec.documents, *placement.slots)
                 rows.append(
@@ -117,6 +101,37 @@ def build_prompts(
                     }
                 )
     return pa.Table.from_pylist(rows, schema=PROMPT_SCHEMA)
+
+
+def _placements(
+    example: Example, spec: PromptSpec, study: Study, sample_number: int
+) -> tuple[str, Sequence[Placement]]:
+    """The id of the rows that an example gives, and their placements."""
+    if spec.placements is not None:
+        return example.example_id, spec.placements[len(example.golds)]
+    row_id = sample_ids([example.example_id], study.method.responses_per_example)[sample_number]
+    return row_id, (Placement(sampled_slots(study, example)[sample_number]),)
+
+
+def _build_prompt(
+    builder: PromptBuilder | MessageBuilder, example: Example, spec: PromptSpec, placement: Placement, order: int
+) -> dict[str, Any]:
+    """The columns of the prompt or, if it is too long, its error."""
+    try:
+        prompt = builder(
+            example,
+            spec.documents,
+            placement.slots,
+            order="reshuffled" if order else "fixed",
+            seed=order,  # not the study's, so that all models are asked in the same orders
+            slot_of_rank=spec.slot_of_rank,
+        )
+    except PromptTooLong as too_long:
+        error = str(too_long).removeprefix(f"example {example.example_id}: ")
+        return {"prompt_ids": (), "message": None, "error": error}
+    if isinstance(builder, MessageBuilder):
+        return {"prompt_ids": (), "message": prompt, "error": None}
+    return {"prompt_ids": prompt, "message": None, "error": None}
 
 
 def show_advantageous_prompts(answers: pa.Table, study: Study) -> pa.Table:
