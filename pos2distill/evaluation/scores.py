@@ -185,6 +185,7 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
         if name and name not in by_group:
             in_group_S = np.asarray(grid.groups) == name
             by_group[name] = float(accuracy_S[in_group_S].mean())
+    position_p = position_p_value(correct_ES, permutations=_PERMUTATIONS, seed=seed)
     return Curve(
         documents=grid.documents,
         examples=len(grid.example_ids),
@@ -195,9 +196,9 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
         mean=float(accuracy_S.mean()),
         ci95=accuracy_interval(correct_ES.mean(1), answers=correct_ES.shape[1] * grid.orders),
         gap=float(np.ptp(accuracy_S)),
-        gap_ci95=gap_interval(correct_ES, resamples=bootstrap_samples, seed=seed),
+        gap_ci95=gap_interval(correct_ES, position_p=position_p, resamples=bootstrap_samples, seed=seed),
         gap_corrected=corrected_gap(correct_ES, seed=seed),
-        position_p=position_p_value(correct_ES, permutations=_PERMUTATIONS, seed=seed),
+        position_p=position_p,
         f1=float(grid.f1_ES.mean()),
         by_group=by_group,
         broken_by_order=_broken_by_order(grid),

@@ -19,11 +19,13 @@ _Z = NormalDist().inv_cdf(0.975)
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776)
 
-# Of `gap_interval`. The lower end is simultaneous over all pairs of slots and the upper one is not, so the errors at
-# both ends together are near 5 %: all below where slots are equal, most above where they are far apart. With 60 to 100
-# questions the bootstrap's quantile is a little low: at .95 a flat model raised an alarm in 6 to 7 % of 1200 cases.
-_LOWER_CONFIDENCE = 0.96
-_UPPER_Z = NormalDist().inv_cdf(0.96)
+# Of `gap_interval`. Its errors together are near 5 %: where slots are equal, all are those of the test of position.
+# Elsewhere about half of them are at each end, where `_HIGHEST_ERROR` is that of simulated studies of which the true
+# accuracies are known; in real ones the shape of the curve is estimated, and two to three times as many err.
+_LOWEST_ERROR = 0.025
+_HIGHEST_ERROR = 0.015
+_CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
+_ABOVE_ZERO = 1e-6
 
 _SPLITS = 20  # of `corrected_gap`; more change it by less than a tenth of its standard error
 
@@ -83,37 +85,67 @@ def corrected_gap(correct_ES: Floats, *, seed: int, splits: int = _SPLITS) -> fl
     return float(_cross_fitted_gaps(correct_ES, weight_1E, seed, splits)[0])
 
 
-def gap_interval(correct_ES: Floats, *, resamples: int, seed: int) -> Interval:
-    """An interval for the true GAP, which contains it in at least 93 % of the cases, and max - min always.
+def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed: int) -> Interval:
+    """A 95 % interval for the true GAP. It contains max - min always, and 0 where position has no effect at 5 %.
 
-        low  = max over i, j of (d_ij - q se_ij), at least 0;   high = max over i, j of (d_ij + z se_ij)
+        low  = max over contending i, j of (d_ij - q se_ij), above 0 if position_p <= .05; else 0
+        high = the largest g with P(max_i (g c_i + e_i) - min_i (g c_i + e_i) <= max - min) >= .015
 
-    d_ij: difference of slots i and j, with its standard error; q: 95 % quantile of max (d*_ij - d_ij) / se_ij over all
-    pairs, by the bootstrap, so the true GAP is below `low` in at most 5 % of the cases, however many slots there are.
-    The percentiles of the bootstrap of max - min would be too high: it adds noise to noise. Where slots differ by about
-    their noise, no interval is exact for a maximum, and this one is too wide. Where no example differs between slots,
-    `high` is Wilson's bound for a proportion of 0.
+    d_ij: difference of slots i and j, with its standard error. A pair contends if its difference may be the largest:
+    d_ij + 1.5 se_ij is at least the largest d - 1.5 se. q: 97.5 % quantile of max (d*_ij - d_ij) / se_ij over these
+    pairs, by the bootstrap; e: the bootstrap's errors of the accuracies; c: the accuracies' differences, divided by max
+    - min. So `high` allows for max - min being above the true GAP on average, since noise adds to it.
+    `low` is at most, and `high` at least, what E equal examples leave open: Wilson's bounds for E and 0 of E.
+    Source: selection of contending pairs as in Chernozhukov, Lee and Rosen 2013 (intersection bounds).
+
+    Args:
+        position_p: the result of `position_p_value`.
     """
-    accuracy_S = correct_ES.mean(0)
+    noise_RS = resample_means(correct_ES, resamples, seed) - correct_ES.mean(0)
+    error_SS = _difference_errors(correct_ES)
+    low = _lowest_gap(correct_ES.mean(0), error_SS, noise_RS) if position_p <= 0.05 else 0.0
+    high = _highest_gap(correct_ES.mean(0), error_SS, noise_RS)
+    open_end = _wilson(0.0, len(correct_ES))[1]
+    return min(low, 1 - open_end), max(high, open_end)
+
+
+def _difference_errors(correct_ES: Floats) -> Floats:
+    """(S, S) standard errors of the differences of slots' accuracies."""
     covariance_SS = np.atleast_2d(np.cov(correct_ES, rowvar=False, bias=True))
     variance_S = covariance_SS.diagonal()
     # Rounding may make the variance of two equal slots' difference negative.
     variance_SS = np.maximum(variance_S[:, None] + variance_S[None, :] - 2 * covariance_SS, 0)
-    error_SS = np.sqrt(variance_SS / max(len(correct_ES) - 1, 1))
-    difference_SS = accuracy_S[:, None] - accuracy_S[None, :]
+    errors_SS: Floats = np.sqrt(variance_SS / max(len(correct_ES) - 1, 1))
+    return errors_SS
 
-    noise_RS = resample_means(correct_ES, resamples, seed) - accuracy_S
+
+def _lowest_gap(accuracy_S: Floats, error_SS: Floats, noise_RS: Floats) -> float:
+    difference_SS = accuracy_S[:, None] - accuracy_S[None, :]
+    margin_SS = _CONTENDING * error_SS
+    contends_SS = difference_SS + margin_SS >= (difference_SS - margin_SS).max()
     # A pair that agrees in every example has no error, and takes no part.
-    divisor_SS = np.where(error_SS > 1e-12, error_SS, np.inf)
-    largest_R = np.zeros(resamples)
+    divisor_SS = np.where(contends_SS & (error_SS > 1e-12), error_SS, np.inf)
+    largest_R = np.zeros(len(noise_RS))
     for slot, divisor_S in enumerate(divisor_SS):
         studentised_RS = (noise_RS[:, [slot]] - noise_RS) / divisor_S
         largest_R = np.maximum(largest_R, studentised_RS.max(1))
-    quantile = float(np.quantile(largest_R, _LOWER_CONFIDENCE))
-    low = float((difference_SS - quantile * error_SS).max())
-    high = float((difference_SS + _UPPER_Z * error_SS).max())
-    high = max(high, _wilson(0.0, len(correct_ES))[1])
-    return max(low, 0.0), min(high, 1.0)
+    quantile = float(np.quantile(largest_R, 1 - _LOWEST_ERROR))
+    low = (difference_SS - quantile * error_SS)[contends_SS].max()
+    return max(float(low), _ABOVE_ZERO)
+
+
+def _highest_gap(accuracy_S: Floats, error_SS: Floats, noise_RS: Floats) -> float:
+    gap = float(np.ptp(accuracy_S))
+    if gap == 0:
+        # There is no shape to scale.
+        return min(1.0, -NormalDist().inv_cdf(_HIGHEST_ERROR) * float(error_SS.max()))
+    shape_S = (accuracy_S - accuracy_S.mean()) / gap
+    low, high = gap, 1.0
+    for _ in range(20):  # to a millionth
+        middle = (low + high) / 2
+        as_small = float((np.ptp(middle * shape_S + noise_RS, axis=1) <= gap).mean())
+        low, high = (middle, high) if as_small >= _HIGHEST_ERROR else (low, middle)
+    return low
 
 
 def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
