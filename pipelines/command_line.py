@@ -194,8 +194,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "overrides", nargs="*", default=[], metavar="section.field=value", help="settings to change"
         )
-        command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-        command.add_argument("--json", action="store_true", help="print one JSON object at the end, the rest on stderr")
+        _add_output(command)
         command.add_argument(
             "--dry-run", action="store_true", help="check everything, show the settings and what would run, then stop"
         )
@@ -238,6 +237,11 @@ def _as_typed(examples: str) -> str:
     return examples.replace("python run.py", _program())
 
 
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
+    command.add_argument("--json", action="store_true", help="print one JSON object at the end, the rest on stderr")
+
+
 def _add_submit(commands: "argparse._SubParsersAction[_Parser]") -> None:
     text = "run a command as a job on a running Ray cluster; follow its log to its end and exit code"
     command = _add_command(commands, "submit", text, SUBMIT, EXAMPLES)
@@ -253,6 +257,7 @@ def _add_submit(commands: "argparse._SubParsersAction[_Parser]") -> None:
     command.add_argument(
         "--allow-plain-http", action="store_true", help="send the token to another machine without encryption"
     )
+    _add_output(command)
     add_gate(command)
 
 
@@ -291,7 +296,13 @@ def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     use_ray_token()
     from .jobs.submit import run_submit
 
-    return run_submit(command, words[0], words[1:], options.address, flags, allow_plain_http=options.allow_plain_http)
+    with _redirected_output(options):
+        submitted = run_submit(
+            command, words[0], words[1:], options.address, flags, allow_plain_http=options.allow_plain_http
+        )
+    if options.json:
+        print(json.dumps(submitted.summary(), ensure_ascii=False))
+    return submitted.exit_code
 
 
 def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:

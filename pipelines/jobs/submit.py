@@ -15,6 +15,7 @@ import tempfile
 import time
 import urllib.parse
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,20 @@ _SUBMIT_ATTEMPTS = 10
 _ID_FOLDER_LENGTH = 40  # characters of a storage's name in a submission id
 
 
+@dataclass(frozen=True, slots=True)
+class SubmittedJob:
+    """A job as it was left. exit_code: its own, ExitCode.STOPPED, or INTERRUPTED of one that continues."""
+
+    job: str
+    storage: str
+    exit_code: int
+
+    def summary(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        statuses = {0: "succeeded", ExitCode.STOPPED: "stopped", ExitCode.INTERRUPTED: "running"}
+        return asdict(self) | {"status": statuses.get(self.exit_code, "failed")}
+
+
 def run_submit(
     command: str,
     recipe: str,
@@ -46,7 +61,7 @@ def run_submit(
     flags: Sequence[str] = (),
     *,
     allow_plain_http: bool = False,
-) -> int:
+) -> SubmittedJob:
     """Submit `run.py COMMAND RECIPE overrides flags` and show its log until it ends.
 
     A running job of the same storage is followed if it runs the same command; otherwise it is an error.
@@ -54,7 +69,6 @@ def run_submit(
     Args:
         address: of the cluster's dashboard, for example http://127.0.0.1:8265.
         allow_plain_http: whether a token may be sent to another machine without encryption.
-    Returns: the exit code: the job's own, or ExitCode.STOPPED.
     Raises:
         UserError: for settings that cannot work on a cluster, or a cluster that cannot be reached.
     """
@@ -77,14 +91,15 @@ def run_submit(
     else:
         print(f"{job} already runs this command; following it", flush=True)
     try:
-        return _report(follow(client, job))
+        exit_code = _report(follow(client, job))
     except KeyboardInterrupt:
         print(
             f"\ndetached; {job} continues. Run the same command to follow it again; to stop it: "
             f"ray job stop {job} --address {address}",
             flush=True,
         )
-        return ExitCode.INTERRUPTED
+        exit_code = ExitCode.INTERRUPTED
+    return SubmittedJob(job, storage, exit_code)
 
 
 def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:

@@ -1,5 +1,6 @@
 """What a job takes with it and what stays, and what is refused before a cluster is asked."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +165,33 @@ def test_submit_passes_the_gate_to_the_job(monkeypatch: pytest.MonkeyPatch) -> N
     words = ["evaluate", "quickstart", "--fail-if-gap-above", "2.5", STORAGE, "--address", "http://127.0.0.1:1"]
     assert command_line.main(["submit", *words]) == 0
     assert submitted == [f"python run.py evaluate quickstart {STORAGE} --fail-if-gap-above=2.5"]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "status"), [(0, "succeeded"), (2, "failed"), (1, "failed"), (3, "stopped"), (130, "running")]
+)
+def test_submit_prints_json_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], exit_code: int, status: str
+) -> None:
+    """`running`: Ctrl-C detaches from a job, which continues."""
+
+    def follow(client: Any, job: str) -> None:
+        if exit_code == 130:
+            raise KeyboardInterrupt
+
+    client = SimpleNamespace(list_jobs=list, submit_job=lambda **job: None)
+    monkeypatch.setattr(submit, "connect", lambda address: client)
+    monkeypatch.setattr(submit, "follow", follow)
+    monkeypatch.setattr(submit, "_report", lambda details: exit_code)
+    words = ["quickstart", STORAGE, "--address", "http://127.0.0.1:1"]
+    assert command_line.main(["submit", *words, "--json"]) == exit_code
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    job = result["job"]
+    assert result == {"job": job, "storage": STORAGE.partition("=")[2], "exit_code": exit_code, "status": status}
+    assert f"{job} submitted" in printed.err
+    assert command_line.main(["submit", *words, "--quiet"]) == exit_code
+    assert capsys.readouterr() == ("", "")
 
 
 class Jobs:
