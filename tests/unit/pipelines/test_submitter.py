@@ -46,6 +46,7 @@ class Dashboard:
         app.router.add_post("/api/jobs/", self._submit)
         app.router.add_get("/api/jobs/{job}", self._info)
         app.router.add_post("/api/jobs/{job}/stop", self._stop)
+        app.router.add_get("/api/jobs/{job}/logs", self._logs)
         app.router.add_get("/api/jobs/{job}/logs/tail", self._tail)
         runner = web.AppRunner(app, shutdown_timeout=0)
         self._loop.run_until_complete(runner.setup())
@@ -84,14 +85,20 @@ class Dashboard:
         self.jobs[request.match_info["job"]]["status"] = "STOPPED"
         return web.json_response({"stopped": True})
 
+    def _log(self) -> str:
+        """A line more for every stream."""
+        return "".join(f"line {number}\n" for number in range(self.opened))
+
+    async def _logs(self, request: web.Request) -> web.Response:
+        return web.json_response({"logs": self._log()})
+
     async def _tail(self, request: web.Request) -> web.StreamResponse:
         if request.match_info["job"] not in self.jobs:
             return web.Response(status=404, text="Job does not exist")
         stream = web.WebSocketResponse()
         await stream.prepare(request)
         self.opened += 1
-        log = "".join(f"line {number}\n" for number in range(self.opened))
-        await stream.send_str(log)
+        await stream.send_str(self._log())
         job = self.jobs[request.match_info["job"]]
         if self.forget_after == self.opened:
             self.jobs.clear()
