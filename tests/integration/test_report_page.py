@@ -119,6 +119,12 @@ def evaluation_page(browser: Browser, folder: Path) -> Iterator[Page]:
         yield page
 
 
+def open_question(page: Page) -> None:
+    """The first one. Its prompts and answers are made when it is opened."""
+    page.click(".question summary")
+    page.wait_for_selector(".question[open] .prompt")
+
+
 def count(page: Page) -> str:
     return page.inner_text("#question-count")
 
@@ -164,14 +170,14 @@ def test_report_page_shows_the_prompt_that_the_model_read(page: Page, slot: int,
     tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
     builder = PromptBuilder(tokenizer, "qa", max_length=4096, reserve=8)
     assert builder.chat_frame() == CHAT
-    page.click(".question summary")
+    open_question(page)
     page.select_option(".question select", str(slot))
     assert shown_prompt(page) == str(tokenizer.decode(builder(questions()[0], 3, (slot,))))
 
 
 def test_evaluation_page_shows_the_message_that_the_server_got(evaluation_page: Page) -> None:
     """Of the style `kv`, whose documents are JSON."""
-    evaluation_page.click(".question summary")
+    open_question(evaluation_page)
     evaluation_page.select_option(".question select", "1")
     builder = MessageBuilder("kv", max_length=None, reserve=8)
     assert shown_prompt(evaluation_page) == builder(questions()[0], 3, (1,))
@@ -190,7 +196,7 @@ def test_evaluation_page_filters_questions(evaluation_page: Page) -> None:
             evaluation_page.select_option("#outcome", outcome)
             assert count(evaluation_page).startswith(f"{expected} of 25 questions")
     evaluation_page.select_option("#position", "")
-    evaluation_page.click(".question summary")
+    open_question(evaluation_page)
     header = evaluation_page.locator(".answers th[scope=col]").all_inner_texts()
     assert header == ["position", "answer"]
 
@@ -200,8 +206,7 @@ def test_report_page_shows_html_as_text(browser: Browser, folder: Path, report: 
     page = open_page(browser, folder / report / "index.html")
     page.wait_for_selector("html[data-ready]")
     title = page.title()
-    page.click(".question summary")
-    page.wait_for_selector(".question[open] .prompt")
+    open_question(page)
     for shown in (".question summary", ".answers"):
         assert HTML in page.inner_text(shown)
     # Once in the question, and in title and text of two documents.
@@ -249,8 +254,7 @@ def test_report_pages_pass_the_rules_of_accessibility(
     last = {"sweep": "#sweep svg", "analysis": "#wrong-answers svg"}
     page.wait_for_selector(last.get(report, "html[data-ready]"))
     if report in ("study", "evaluation"):
-        page.click(".question summary")
-        page.wait_for_selector(".question[open] .prompt")
+        open_question(page)
     results = Axe().run(page)
     assert results.violations_count == 0, results.generate_report()
     # Nothing is wider than the screen, except inside its own scroll box.

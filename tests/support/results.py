@@ -44,8 +44,16 @@ def stored_samples(recipe: Recipe) -> int:
 
 
 def saved_states(recipe: Recipe) -> list[Path]:
-    """The training states that are stored on disk now."""
-    return list((Path(artifact_of(recipe, "distill").path) / "training").rglob("progress.json"))
+    """The training states that are stored on disk now. A file that is being written is empty at first."""
+    paths = (Path(artifact_of(recipe, "distill").path) / "training").rglob("progress.json")
+    return [path for path in paths if _size(path)]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # a newer state has replaced it
+        return 0
 
 
 def read_steps(recipe: Recipe) -> list[dict[str, Any]]:

@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from tests.support.samples import Source
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A unit test that hangs costs less than one that starts processes."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(180))
+
+
 @pytest.fixture(params=["disk", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh folder for a run, on disk or on an object store."""
