@@ -126,6 +126,9 @@ REAL_VARIANTS = (
     Variant("ms_poe", ("inference.method=ms_poe", "model.engine=hf")),
     Variant("attention_buckets", ("inference.method=attention_buckets", "model.engine=hf")),
     R1,
+    # As many steps as with K = 2.
+    trained("r1, K = 1", "method.name=r1", "method.k=1", "training.global_batch_rows=6"),
+    trained("r1, K = 4", "method.name=r1", "method.k=4", "training.global_batch_rows=15"),
     R1_RANDOM_SLOT,
     trained("on-policy r1", "method.name=r1-on-policy"),
     trained("kl+align", "method.name=kl+align"),
