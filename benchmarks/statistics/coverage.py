@@ -3,9 +3,9 @@
 A question has a difficulty, drawn once and equal at all its slots; a slot makes every question harder or easier. So
 the answers to one question depend on each other as those of a real model do. For every scenario and statistic: how
 often the 95 % interval contains the true value, the mean of estimates, and how often the gate and the test raise a
-false alarm.
+false alarm. And of studies in which the gate cannot tell: how often it does with the number of questions that it names.
 
-  python -m benchmarks.statistics.coverage              # 1000 simulated studies of each scenario, about 15 minutes
+  python -m benchmarks.statistics.coverage              # 1000 simulated studies of each scenario, about 30 minutes
   python -m benchmarks.statistics.coverage --studies 50
 """
 
@@ -29,6 +29,7 @@ from pos2distill.evaluation.statistics import (
     gap_change,
     gap_interval,
     position_p_value,
+    questions_above,
 )
 from pos2distill.randomness import derive_generator
 
@@ -63,46 +64,103 @@ SCENARIOS = {
     "lost in the middle, 500 x 5": Scenario(500, (0.6, 0.1, 0.0, 0.2, 0.5), (0.6, 0.5, 0.5, 0.5, 0.6)),
     "small differences, 150 x 10": Scenario(150, tuple(np.linspace(0.6, 0, 10)), tuple(np.linspace(0.6, 0.3, 10))),
     "only the first positions, 100 x 15": Scenario(100, (2.0,) * 3 + (0.0,) * 12, (2.0,) * 15),
+    # The constants of `gap_interval` were chosen with the scenarios above, and without these.
+    "lost in the middle, 24 x 3": Scenario(24, (0.8, -0.6, 0.5), (0.8, 0.4, 0.7)),
+    "lost in the middle, 20 x 5": Scenario(20, (0.9, -0.5, -0.3, 0.1, 0.6), (0.9, 0.4, 0.5, 0.5, 0.8)),
+    "flat, 30 x 5, nearly all right": Scenario(30, (2.6,) * 5, (2.8,) * 5),
+    "two slots, 100 x 2": Scenario(100, (0.5, 0.1), (0.5, 0.4)),
+    "one bad slot, 100 x 15": Scenario(100, (1.0,) * 14 + (0.2,), (1.0,) * 15),
+    "small differences, 300 x 20": Scenario(300, tuple(np.linspace(0.7, 0.3, 20)), tuple(np.linspace(0.7, 0.5, 20))),
+}
+# Of the gold document's rank, in proportion.
+RETRIEVER_RANKS = (8, 4, 2, 1, 1)
+ORDERS = 3  # of the distractors
+
+# A scenario with fewer questions, and a limit on the GAP that they often cannot tell.
+UNDECIDED = {
+    "lost in the middle, 80 x 5": (60, 0.25),
+    "lost in the middle, 150 x 3": (60, 0.10),
+    "lost in the middle, 500 x 5": (60, 0.10),
+    "one bad slot, 100 x 15": (60, 0.10),
 }
 
 
-def draw(scenario: Scenario, generator: np.random.Generator) -> tuple[Floats, Floats]:
-    """Answers of both models to the same questions, (E, S) each."""
-    difficulty_E1 = scenario.spread * generator.normal(size=(scenario.questions, 1))
-    models = []
-    for ease in (scenario.base, scenario.distilled):
-        noise_ES = generator.normal(size=(scenario.questions, len(ease)))
-        models.append((noise_ES < np.asarray(ease) + difficulty_E1).astype(float))
-    return models[0], models[1]
+def draw(ease: tuple[float, ...], difficulty_E1: Floats, generator: np.random.Generator) -> Floats:
+    """(E, S) answers of one model."""
+    noise_ES = generator.normal(size=(len(difficulty_E1), len(ease)))
+    return (noise_ES < np.asarray(ease) + difficulty_E1).astype(float)
+
+
+def draw_difficulty(scenario: Scenario, questions: int, generator: np.random.Generator) -> Floats:
+    """(E, 1) of the questions, for all models the same."""
+    difficulty_E1: Floats = scenario.spread * generator.normal(size=(questions, 1))
+    return difficulty_E1
 
 
 def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
     """One study: 1 where an interval contains the truth or an alarm is raised, else 0; and the estimates."""
     # Other draws in each scenario, so that chance does not repeat.
     generator = derive_generator(seed, repr(scenario))
-    base_ES, distilled_ES = draw(scenario, generator)
+    difficulty_E1 = draw_difficulty(scenario, scenario.questions, generator)
+    base_ES = draw(scenario.base, difficulty_E1, generator)
+    distilled_ES = draw(scenario.distilled, difficulty_E1, generator)
     base_S, distilled_S = scenario.accuracies(scenario.base), scenario.accuracies(scenario.distilled)
     gap, distilled_gap = float(np.ptp(base_S)), float(np.ptp(distilled_S))
     position_p = position_p_value(base_ES, permutations=PERMUTATIONS, seed=seed)
     low, high = gap_interval(base_ES, position_p=position_p, resamples=RESAMPLES, seed=seed)
     change, change_interval = gap_change(base_ES, distilled_ES, resamples=RESAMPLES, seed=seed)
-    difference_E = (distilled_ES - base_ES).mean(1)
-    difference = difference_interval(difference_E)
+    change_E = (distilled_ES - base_ES).mean(1)
+    difference, true_difference = difference_interval(change_E), float((distilled_S - base_S).mean())
     mean = accuracy_interval(base_ES.mean(1), base_ES.shape[1])
+    orders_ES = np.mean([draw(scenario.base, difficulty_E1, generator) for _ in range(ORDERS)], axis=0)
+    weight_S = np.zeros(len(base_S))
+    weight_S[: len(RETRIEVER_RANKS)] = RETRIEVER_RANKS[: len(base_S)]
+    weight_S /= weight_S.sum()
+    ranks = accuracy_interval(base_ES @ weight_S, base_ES.shape[1])
     values = {
         "first slot": _contains(accuracy_interval(base_ES[:, 0]), base_S[0]),
+        "first slot, 3 orders": _contains(accuracy_interval(orders_ES[:, 0], ORDERS), base_S[0]),
         "mean": _contains(mean, base_S.mean()),
-        "paired difference": _contains(difference, (distilled_S - base_S).mean()),
+        "retriever's ranks": _contains(ranks, float(base_S @ weight_S)),
+        "paired difference": _contains(difference, true_difference),
         "GAP": _contains((low, high), gap),
         "change of GAP": _contains(change_interval, distilled_gap - gap),
-        "gate alarm at the true GAP": float(low > gap + _FLAT),
+        "alarm, GAP": float(low > gap + _FLAT),
+        "alarm, mean": float(mean[1] < base_S.mean() - _FLAT),
+        "alarm, drop": float(difference[1] < true_difference - _FLAT),
         "GAP estimate": float(np.ptp(base_ES.mean(0))),
         "corrected GAP estimate": corrected_gap(base_ES, seed=seed),
         "change estimate": change,
     }
     if gap < _FLAT:
-        values["position test alarm"] = float(position_p <= 0.05)
+        values["alarm, position"] = float(position_p <= 0.05)
     return values
+
+
+def simulate_named_questions(scenario: Scenario, questions: int, limit: float, studies: int) -> dict[str, float]:
+    """How many questions the gate names where it cannot tell (their median), and how often it tells with as many."""
+
+    def study(count: int, seed: int) -> tuple[Floats, float]:
+        generator = derive_generator(seed, f"{count} {scenario!r}")
+        correct_ES = draw(scenario.base, draw_difficulty(scenario, count, generator), generator)
+        p = position_p_value(correct_ES, permutations=PERMUTATIONS, seed=seed)
+        return correct_ES, gap_interval(correct_ES, position_p=p, resamples=RESAMPLES, seed=seed)[0]
+
+    named = []
+    for seed in range(studies):
+        correct_ES, low = study(questions, seed)
+        if low <= limit < np.ptp(correct_ES.mean(0)):
+            needed = questions_above(correct_ES, limit, resamples=RESAMPLES, seed=seed)
+            named.append(np.inf if needed is None else needed)
+    median = int(np.median(named))
+    told = [study(median, seed)[1] > limit for seed in range(studies)]
+    return {
+        "questions": questions,
+        "limit": limit,
+        "undecided": len(named) / studies,
+        "named, median": median,
+        "told with as many": float(np.mean(told)),
+    }
 
 
 def _contains(interval: tuple[float, float], value: float) -> float:
@@ -119,14 +177,14 @@ def summarise(scenario: Scenario, results: list[dict[str, float]]) -> dict[str, 
 
 def table(summaries: Mapping[str, Mapping[str, float]]) -> str:
     """The report as Markdown."""
-    columns = ("first slot", "mean", "paired difference", "GAP", "change of GAP", "gate alarm at the true GAP")
-    lines = ["| scenario | true GAP | max - min | corrected | " + " | ".join(columns) + " | position test alarm |"]
-    lines.append("|---" * (len(columns) + 5) + "|")
+    columns = [name for name in next(iter(summaries.values())) if "estimate" not in name and "true" not in name]
+    lines = ["| scenario | true GAP | max - min | corrected | " + " | ".join(columns) + " |"]
+    lines.append("|---" * (len(columns) + 4) + "|")
     for name, summary in summaries.items():
         estimates = (summary["true GAP"], summary["GAP estimate"], summary["corrected GAP estimate"])
-        cells = [f"{value:.3f}" for value in (*estimates, *(summary[column] for column in columns))]
-        alarm = f"{summary['position test alarm']:.3f}" if "position test alarm" in summary else ""
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {alarm} |")
+        cells = [f"{value:.3f}" for value in estimates]
+        cells += [f"{summary[column]:.3f}" if column in summary else "" for column in columns]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -139,9 +197,15 @@ def main() -> None:
     for name, scenario in SCENARIOS.items():
         results = [simulate(scenario, seed) for seed in tqdm(range(options.studies), desc=name)]
         summaries[name] = summarise(scenario, results)
-    report = {"studies": options.studies, "resamples": RESAMPLES, "scenarios": summaries} | circumstances("numpy")
+    undecided = {}
+    for name, (questions, limit) in UNDECIDED.items():
+        undecided[name] = simulate_named_questions(SCENARIOS[name], questions, limit, options.studies)
+    report = {"studies": options.studies, "resamples": RESAMPLES, "scenarios": summaries, "undecided": undecided}
+    report |= circumstances("numpy")
     Path(__file__).with_name("coverage.json").write_text(json.dumps(report, indent=2) + "\n")
     print(table(summaries))
+    for name, result in undecided.items():
+        print(name, result)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,9 @@ Shapes: E examples, S slots.
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from pos2distill.errors import GateError
 from pos2distill.evaluation.scores import Curve, Grid, paired_difference
-from pos2distill.evaluation.statistics import Floats, questions_needed
+from pos2distill.evaluation.statistics import Floats, questions_above, questions_needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +30,15 @@ class Gate:
 class _Measured:
     """A value against its limit, in points.
 
-    name: of the value. bound: its end of the 95 % interval on the side of the limit. deviation: of the examples, for
-    the number that would decide. is_floor: the limit is the smallest value that passes, else the largest.
+    name: of the value. bound: its end of the 95 % interval on the side of the limit. needed: questions that would
+    decide; None if it is not known. is_floor: the limit is the smallest value that passes, else the largest.
     """
 
     name: str
     value: float
     bound: float
     limit: float
-    deviation: float
+    needed: int | None
     is_floor: bool = False
 
     def is_beyond(self, value: float) -> bool:
@@ -69,16 +67,18 @@ def check_gate(
     measured = []
     if gate.gap_above is not None:
         low = 100 * curve.gap_ci95[0]
-        measured.append(_Measured("GAP", 100 * curve.gap, low, gate.gap_above, _deviation_of_gap(correct_ES)))
+        needed = questions_above(correct_ES, gate.gap_above / 100, resamples=resamples, seed=seed)
+        measured.append(_Measured("GAP", 100 * curve.gap, low, gate.gap_above, needed))
     if gate.mean_below is not None:
-        high, deviation = 100 * curve.ci95[1], float(correct_ES.mean(1).std())
-        measured.append(_Measured("mean", 100 * curve.mean, high, gate.mean_below, deviation, is_floor=True))
+        value, high = 100 * curve.mean, 100 * curve.ci95[1]
+        needed = _needed(value - gate.mean_below, correct_ES.mean(1))
+        measured.append(_Measured("mean", value, high, gate.mean_below, needed, is_floor=True))
     if gate.drop_above is not None:
         assert baseline is not None
         paired = paired_difference(baseline, grid, bootstrap_samples=resamples, seed=seed)
         drop, low = -100 * paired["mean_difference"], -100 * paired["ci95"][1]
-        deviation = float((correct_ES - baseline.correct_ES).mean(1).std())
-        measured.append(_Measured("drop of the mean", drop, low, gate.drop_above, deviation))
+        needed = _needed(drop - gate.drop_above, (correct_ES - baseline.correct_ES).mean(1))
+        measured.append(_Measured("drop of the mean", drop, low, gate.drop_above, needed))
     return [_check(value, curve.examples) for value in measured]
 
 
@@ -95,15 +95,12 @@ def _check(measured: _Measured, examples: int) -> str:
         raise GateError(f"{shown}, {bound}, is {side} {measured.limit:g}")
     if not measured.is_beyond(measured.value):
         return f"{shown} is not {side} {measured.limit:g}"
-    excess = abs(measured.value - measured.limit) / 100
-    needed = max(questions_needed(excess, measured.deviation), examples + 1)
-    return (
-        f"{shown} is {side} {measured.limit:g}, but {examples} questions cannot tell ({bound}); "
-        f"about {needed} would decide"
-    )
+    needed = ""
+    if measured.needed is not None:
+        needed = f"; about {max(measured.needed, examples + 1)} would decide"
+    return f"{shown} is {side} {measured.limit:g}, but {examples} questions cannot tell ({bound}){needed}"
 
 
-def _deviation_of_gap(correct_ES: Floats) -> float:
-    """Standard deviation, over examples, of the difference between the best and the worst slot."""
-    accuracy_S = correct_ES.mean(0)
-    return float(np.std(correct_ES[:, accuracy_S.argmax()] - correct_ES[:, accuracy_S.argmin()]))
+def _needed(excess: float, value_E: Floats) -> int | None:
+    """Questions that show a mean to exceed its limit by so many points."""
+    return questions_needed(abs(excess) / 100, float(value_E.std())) if excess else None

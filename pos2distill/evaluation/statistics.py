@@ -19,9 +19,9 @@ _Z = NormalDist().inv_cdf(0.975)
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776)
 
-# Of `gap_interval`. Its errors together are near 5 %: where slots are equal, all are those of the test of position.
-# Elsewhere about half of them are at each end, where `_HIGHEST_ERROR` is that of simulated studies of which the true
-# accuracies are known; in real ones the shape of the curve is estimated, and two to three times as many err.
+# Of `gap_interval`, chosen by simulation (benchmarks/statistics), so that both ends together err in about 5 %: where
+# slots are equal, all errors are those of the test of position; elsewhere the lower end errs in 1 to 5 %, and the upper
+# one in 2 to 4 %, which is more than its nominal rate, since the shape of the curve is estimated.
 _LOWEST_ERROR = 0.025
 _HIGHEST_ERROR = 0.015
 _CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
@@ -89,24 +89,56 @@ def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed:
     """A 95 % interval for the true GAP. It contains max - min always, and 0 where position has no effect at 5 %.
 
         low  = max over contending i, j of (d_ij - q se_ij), above 0 if position_p <= .05; else 0
-        high = the largest g with P(max_i (g c_i + e_i) - min_i (g c_i + e_i) <= max - min) >= .015
+        high = the largest g with P(max_i (g c_i + e_i) - min_i (g c_i + e_i) <= max - min) >= .015, or max - min
 
     d_ij: difference of slots i and j, with its standard error. A pair contends if its difference may be the largest:
     d_ij + 1.5 se_ij is at least the largest d - 1.5 se. q: 97.5 % quantile of max (d*_ij - d_ij) / se_ij over these
-    pairs, by the bootstrap; e: the bootstrap's errors of the accuracies; c: the accuracies' differences, divided by max
-    - min. So `high` allows for max - min being above the true GAP on average, since noise adds to it.
+    pairs, by the bootstrap; e: the bootstrap's errors of the accuracies, enlarged for few examples as Student's t is;
+    c: the accuracies' differences, divided by max - min. So `high` allows for max - min being above the true GAP on
+    average, since noise adds to it.
     `low` is at most, and `high` at least, what E equal examples leave open: Wilson's bounds for E and 0 of E.
     Source: selection of contending pairs as in Chernozhukov, Lee and Rosen 2013 (intersection bounds).
 
     Args:
         position_p: the result of `position_p_value`.
     """
-    noise_RS = resample_means(correct_ES, resamples, seed) - correct_ES.mean(0)
-    error_SS = _difference_errors(correct_ES)
-    low = _lowest_gap(correct_ES.mean(0), error_SS, noise_RS) if position_p <= 0.05 else 0.0
-    high = _highest_gap(correct_ES.mean(0), error_SS, noise_RS)
+    if correct_ES.shape[1] == 1:
+        return 0.0, 0.0
+    accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
+    noise_RS = _noise(correct_ES, resamples, seed)
+    low = 0.0
+    if position_p <= 0.05:
+        difference_SS = accuracy_S[:, None] - accuracy_S[None, :]
+        contends_SS = _contending(difference_SS, error_SS)
+        quantile = _quantile_of_largest(contends_SS, error_SS, noise_RS)
+        low = max(float((difference_SS - quantile * error_SS)[contends_SS].max()), _ABOVE_ZERO)
+    if np.ptp(accuracy_S) > 0:
+        high = max(_gap_with(_HIGHEST_ERROR, accuracy_S, noise_RS), float(np.ptp(accuracy_S)))
+    else:  # there is no shape to scale
+        high = min(1.0, -NormalDist().inv_cdf(_HIGHEST_ERROR) * float(error_SS.max()))
     open_end = _wilson(0.0, len(correct_ES))[1]
     return min(low, 1 - open_end), max(high, open_end)
+
+
+def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: int, power: float = 0.8) -> int | None:
+    """Questions with which the lower end of `gap_interval` would be above `limit` with this power.
+
+        n = E ((q + z_power) se / (g - limit))^2
+
+    q, se: as of `gap_interval`, for the best and the worst slot. g: the GAP with which max - min is as likely above the
+    measured one as below. None if it is not above the limit.
+    """
+    accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
+    if np.ptp(accuracy_S) == 0:
+        return None
+    noise_RS = _noise(correct_ES, resamples, seed)
+    excess = _gap_with(0.5, accuracy_S, noise_RS) - limit
+    if excess <= 0:
+        return None
+    contends_SS = _contending(accuracy_S[:, None] - accuracy_S[None, :], error_SS)
+    quantile = _quantile_of_largest(contends_SS, error_SS, noise_RS)
+    margin = (quantile + NormalDist().inv_cdf(power)) * float(error_SS[accuracy_S.argmax(), accuracy_S.argmin()])
+    return int(np.ceil(len(correct_ES) * (margin / excess) ** 2))
 
 
 def _difference_errors(correct_ES: Floats) -> Floats:
@@ -119,32 +151,42 @@ def _difference_errors(correct_ES: Floats) -> Floats:
     return errors_SS
 
 
-def _lowest_gap(accuracy_S: Floats, error_SS: Floats, noise_RS: Floats) -> float:
-    difference_SS = accuracy_S[:, None] - accuracy_S[None, :]
+def _noise(correct_ES: Floats, resamples: int, seed: int) -> Floats:
+    """(R, S) the bootstrap's errors of the accuracies. Those of few examples are too small, and are enlarged."""
+    examples = len(correct_ES)
+    noise_RS: Floats = resample_means(correct_ES, resamples, seed) - correct_ES.mean(0)
+    if examples > 1:
+        noise_RS *= (examples / (examples - 1)) ** 0.5 * student_t(examples - 1) / _Z
+    return noise_RS
+
+
+def _contending(difference_SS: Floats, error_SS: Floats) -> npt.NDArray[np.bool_]:
+    """(S, S) whether a pair of slots may have the largest difference."""
     margin_SS = _CONTENDING * error_SS
-    contends_SS = difference_SS + margin_SS >= (difference_SS - margin_SS).max()
+    contends_SS: npt.NDArray[np.bool_] = difference_SS + margin_SS >= (difference_SS - margin_SS).max()
+    return contends_SS
+
+
+def _quantile_of_largest(contends_SS: npt.NDArray[np.bool_], error_SS: Floats, noise_RS: Floats) -> float:
+    """The quantile of the largest error of the contending differences, each divided by its standard error."""
     # A pair that agrees in every example has no error, and takes no part.
     divisor_SS = np.where(contends_SS & (error_SS > 1e-12), error_SS, np.inf)
     largest_R = np.zeros(len(noise_RS))
     for slot, divisor_S in enumerate(divisor_SS):
         studentised_RS = (noise_RS[:, [slot]] - noise_RS) / divisor_S
         largest_R = np.maximum(largest_R, studentised_RS.max(1))
-    quantile = float(np.quantile(largest_R, 1 - _LOWEST_ERROR))
-    low = (difference_SS - quantile * error_SS)[contends_SS].max()
-    return max(float(low), _ABOVE_ZERO)
+    return float(np.quantile(largest_R, 1 - _LOWEST_ERROR))
 
 
-def _highest_gap(accuracy_S: Floats, error_SS: Floats, noise_RS: Floats) -> float:
+def _gap_with(probability: float, accuracy_S: Floats, noise_RS: Floats) -> float:
+    """The largest GAP of this shape with which max - min is, with this probability, at most the measured one; or 0."""
     gap = float(np.ptp(accuracy_S))
-    if gap == 0:
-        # There is no shape to scale.
-        return min(1.0, -NormalDist().inv_cdf(_HIGHEST_ERROR) * float(error_SS.max()))
     shape_S = (accuracy_S - accuracy_S.mean()) / gap
-    low, high = gap, 1.0
+    low, high = 0.0, 1.0
     for _ in range(20):  # to a millionth
         middle = (low + high) / 2
         as_small = float((np.ptp(middle * shape_S + noise_RS, axis=1) <= gap).mean())
-        low, high = (middle, high) if as_small >= _HIGHEST_ERROR else (low, middle)
+        low, high = (middle, high) if as_small >= probability else (low, middle)
     return low
 
 

@@ -9,6 +9,7 @@ from pos2distill.evaluation.statistics import (
     gap_change,
     gap_interval,
     position_p_value,
+    questions_above,
     questions_needed,
     student_t,
 )
@@ -163,6 +164,29 @@ def test_gap_interval_contains_the_truth() -> None:
         low, high = gap_interval(correct_ES, position_p=p, resamples=200, seed=seed)
         covered += low <= 0.5 <= high
     assert covered >= 52
+
+
+def test_gap_interval_of_few_examples_is_wider() -> None:
+    """As Student's t for 10 examples: 2.26 / 1.96, and the deviation of 10 is that of 9."""
+    correct_ES = np.array([[1.0, 0.0]] * 6 + [[0.0, 1.0]] + [[1.0, 1.0]] * 3)
+    _, high = gap_interval(correct_ES, position_p=1.0, resamples=20000, seed=0)
+    error = (correct_ES[:, 0] - correct_ES[:, 1]).std(ddof=1) / 10**0.5
+    assert high == pytest.approx(0.5 + 2.17 * 2.262 / 1.96 * error, abs=0.06)
+
+
+def test_gap_interval_of_one_slot_is_0() -> None:
+    assert gap_interval(answers([0.5], 50, 0), position_p=1.0, resamples=100, seed=0) == (0.0, 0.0)
+
+
+def test_questions_above_by_hand() -> None:
+    """Better in 60 of 400 and worse in 20: d = .1, se = .436 / 20; 400 ((1.96 + .84) .0218 / (.1 - .04))^2 = 414."""
+    correct_ES = np.ones((400, 2))
+    correct_ES[:60, 1] = 0
+    correct_ES[60:80, 0] = 0
+    needed = questions_above(correct_ES, 0.04, resamples=8000, seed=0)
+    assert needed == pytest.approx(414, rel=0.1)
+    assert questions_above(correct_ES, 0.105, resamples=1000, seed=0) is None
+    assert questions_above(np.ones((9, 3)), 0.0, resamples=100, seed=0) is None
 
 
 def test_gap_change_by_hand() -> None:
