@@ -5,7 +5,7 @@ Shapes: E examples, S slots.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ class Curve:
     probability of slots that differ as much if position had no effect. broken_by_order: by slot, the fraction of
     questions that are right in one order of the distractors and wrong in another (PSR); empty for one order. by_group:
     mean accuracy of each group of placements. f1: mean token F1.
-    accuracy_ci95, ci95 (of the mean), gap_ci95: 95 % intervals, see `statistics`.
+    accuracy_ci95, ci95 (of the mean), gap_ci95, by_group_ci95: 95 % intervals, see `statistics`.
     """
 
     documents: int
@@ -75,6 +75,8 @@ class Curve:
     f1: float
     by_group: dict[str, float]
     broken_by_order: tuple[float, ...] = ()
+    # Has a default for the sake of summaries of earlier versions.
+    by_group_ci95: dict[str, Interval] = field(default_factory=dict)
 
 
 def format_slots(slots: int | Slots) -> str:
@@ -181,10 +183,13 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
     correct_ES = grid.correct_ES
     accuracy_S = correct_ES.mean(0)
     by_group: dict[str, float] = {}
+    by_group_ci95: dict[str, Interval] = {}
     for name in grid.groups:
         if name and name not in by_group:
             in_group_S = np.asarray(grid.groups) == name
+            group_ES = correct_ES[:, in_group_S]
             by_group[name] = float(accuracy_S[in_group_S].mean())
+            by_group_ci95[name] = accuracy_interval(group_ES.mean(1), answers=group_ES.shape[1] * grid.orders)
     position_p = position_p_value(correct_ES, permutations=_PERMUTATIONS, seed=seed)
     return Curve(
         documents=grid.documents,
@@ -202,6 +207,7 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
         f1=float(grid.f1_ES.mean()),
         by_group=by_group,
         broken_by_order=_broken_by_order(grid),
+        by_group_ci95=by_group_ci95,
     )
 
 

@@ -1,6 +1,7 @@
 """What a report shows, without a study that was run."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pyarrow as pa
 from pos2distill.config import DataSection, EndpointSection, EvaluationSection, ModelSection, Study
 from pos2distill.evaluation.evaluation_page import EvaluationInputs
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
-from pos2distill.evaluation.report import ReportInputs, compare
+from pos2distill.evaluation.report import Comparison, ReportInputs, compare
 from pos2distill.evaluation.result import to_evaluation
 from pos2distill.records import examples_to_table
 from tests.support.predictions import make_examples, predictions
@@ -76,6 +77,13 @@ def report_inputs() -> ReportInputs:
         fingerprint="0123456789abcdef",
         prompt_lengths={"prompt_tokens": {"3": {"mean": 80.0, "max": 91}}, "context_tokens": 400},
     )
+
+
+def with_gaps(comparison: Comparison) -> Comparison:
+    """The same with a GAP of .35 [.25, .45], corrected .33, before, and of .1 [1e-6, .2], corrected -.01, after."""
+    before = replace(comparison.before, gap=0.35, gap_ci95=(0.25, 0.45), gap_corrected=0.33)
+    after = replace(comparison.after, gap=0.1, gap_ci95=(1e-6, 0.2), gap_corrected=-0.01)
+    return replace(comparison, before=before, after=after)
 
 
 def evaluation_inputs(task: EvaluatedTask) -> EvaluationInputs:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from pos2distill.evaluation.evaluation_page import render_evaluation
 from pos2distill.evaluation.page import chart_library
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask, decode_questions
 from pos2distill.evaluation.report import (
@@ -21,7 +22,7 @@ from pos2distill.evaluation.report import (
 )
 from pos2distill.records import examples_to_table
 from tests.support.predictions import make_examples, predictions
-from tests.support.reports import STUDY, analyses, report_inputs
+from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs, with_gaps
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -99,12 +100,47 @@ def test_chart_library_does_not_end_its_script_element() -> None:
 
 
 def test_render_report_shows_the_numbers(html: str, inputs: ReportInputs) -> None:
-    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_library(html)))
+    text = to_text(html)
     for part in ("0.500 → 0.833", "1.000 → 0.500", "+0.333", "train unused 2", "0.2 s", "torch 2.13.0", "Seed 3"):
         assert part in text
     assert verdict(inputs.main) in text
     assert "training.epochs 7" in text
     assert "git revision abc1234" in text
+
+
+def to_text(html: str) -> str:
+    """What a reader of the page sees, in one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_library(html)))
+
+
+def test_gaps_are_shown_with_interval_and_corrected(inputs: ReportInputs) -> None:
+    """A lower end above 0 that rounds to 0 is no 0."""
+    gaps = ("0.350 [0.250, 0.450], corrected 0.330", "0.100 [above 0, 0.200], corrected -0.010")
+    report = replace(inputs, main=with_gaps(inputs.main))
+    text = to_text(render_report(report)["index.html"].decode())
+    assert "before, 95 %: [0.250, 0.450], corrected 0.330 after, 95 %: [above 0, 0.200], corrected -0.010 " in text
+    assert " ".join(gaps) in text  # neighbours in the table
+    assert f"| GAP (max - min) | {gaps[0]} | {gaps[1]} |" in render_model_card(report)
+    page = evaluation_inputs(inputs.tasks[0])
+    evaluation = replace(page.evaluation, curves=(report.main.after,))
+    text = to_text(render_evaluation(replace(page, evaluation=evaluation))["index.html"].decode())
+    assert "GAP between positions 0.100 95 %: [above 0, 0.200], corrected -0.010" in text
+    assert "0.100 [above 0, 0.200] -0.010 3 × 2" in text
+
+
+def test_groups_are_shown_with_intervals(inputs: ReportInputs, pairs: Comparison) -> None:
+    groups = {"by_group": {"reversed": 0.25}, "by_group_ci95": {"reversed": (0.125, 0.5)}}
+    before, after = (
+        replace(pairs.before, **groups),
+        replace(pairs.after, by_group={"reversed": 0.75}, by_group_ci95={"reversed": (0.5, 0.875)}),
+    )
+    main = replace(pairs, before=before, after=after)
+    text = to_text(render_report(replace(inputs, main=main, others=[], advantageous=()))["index.html"].decode())
+    assert "reversed 0.250 [0.125, 0.500] 0.750 [0.500, 0.875]" in text
+    page = evaluation_inputs(inputs.tasks[0])
+    evaluation = replace(page.evaluation, curves=(before,))
+    text = to_text(render_evaluation(replace(page, evaluation=evaluation))["index.html"].decode())
+    assert "reversed 0.250 [0.125, 0.500]" in text
 
 
 def test_render_report_page_holds_every_curve(html: str) -> None:
@@ -211,7 +247,6 @@ def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
     }
     rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", body, re.MULTILINE)
     assert rows == [("1", "1.000", "1.000"), ("2", "0.500", "1.000"), ("3", "0.000", "0.500")]
-    assert "| GAP (max - min) | 1.000 | 0.500 |" in body
     assert "position 1 of 3" in body
     assert "0123456789abcdef" in body
     assert "- **Base model**: `base/model`, licence apache-2.0." in body

@@ -215,6 +215,15 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     (line,) = command("runs", recipe.storage)
     assert line.startswith(f"{recipe.storage}/report  20")
     assert " r1 on jsonl: mean " in line
+    summary = json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
+    curves = [summary[model] for model in ("base", "distilled")]
+    for name in ("gap", "gap_ci95", "gap_corrected"):
+        assert run[name] == [curve[name] for curve in curves]
+    gaps = []
+    for curve in curves:
+        low, high = curve["gap_ci95"]
+        gaps.append(f"{curve['gap']:.3f} [{low:.3f}, {high:.3f}], corrected {curve['gap_corrected']:.3f}")
+    assert line.endswith(f", GAP {gaps[0]}; after {gaps[1]}")
 
     result = json.loads(command("compare", recipe.storage, recipe.storage, "--json")[0])
     base, first, second = result["runs"]
@@ -225,6 +234,7 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     assert [each["mean_difference"] for each in result["differences"]] == pytest.approx([expected, expected])
     lines = command("compare", recipe.storage)
     assert lines[0].startswith(f"[0] {recipe.storage}/report: base model {recipe.study.model.path}, 4 documents, 4 ")
+    assert lines[-4:-2] == [f"[0]: GAP {gaps[0]}", f"[1]: GAP {gaps[1]}"]
     assert lines[-1].startswith("[1] - [0]: mean ")
 
 
@@ -435,7 +445,7 @@ def test_compare_reads_the_logs_of_lm_eval(recipe: Recipe, command: Command, tmp
     write_logs(tmp_path / "tasks", tmp_path / "answers" / "a__model", scores, "21")  # run again, later
     result = json.loads(command("compare", recipe.storage, str(tmp_path / "answers"), "--json")[0])
     _, distilled, logged = result["runs"]
-    for name in ("documents", "questions", "positions", "accuracy", "accuracy_ci95", "mean", "gap"):
+    for name in ("documents", "questions", "positions", "accuracy", "accuracy_ci95", "mean", "gap", "gap_ci95"):
         assert logged[name] == distilled[name]
     assert result["differences"][0] == result["differences"][1]
     (alone,) = json.loads(command("compare", str(tmp_path / "answers"), "--json")[0])["runs"]

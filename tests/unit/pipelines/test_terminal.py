@@ -2,20 +2,41 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipelines import command_line, commands
-from pipelines.terminal import _bar
+from pipelines.terminal import _bar, print_comparison, print_curve
 from pos2distill.config import Recipe
 from pos2distill.errors import GateError
+from tests.support.reports import report_inputs, with_gaps
 
 
 @pytest.mark.parametrize(("encoding", "bar"), [("utf-8", "█████████·········"), ("ascii", "#########.........")])
 def test_bar_has_characters_of_the_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str, bar: str) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
     assert _bar(0.5) == bar
+
+
+def test_print_comparison_shows_gaps_with_interval_and_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    main = with_gaps(report_inputs().main)
+    intervals = {"ci95": (0.25, 0.75), "by_group": {"reversed": 0.5}, "by_group_ci95": {"reversed": (0.25, 0.75)}}
+    main = replace(main, before=replace(main.before, **intervals), after=replace(main.after, **intervals))
+    print_comparison(main)
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("    reversed  0.500 [0.250, 0.750] 0.500 [0.250, 0.750]")
+    assert lines[first + 1 : first + 4] == [
+        "    mean  0.500 [0.250, 0.750]     0.833 [0.250, 0.750]",
+        "     GAP  0.350 [0.250, 0.450]     0.100 [above 0, 0.200]",
+        "          corrected 0.330          corrected -0.010",
+    ]
+
+
+def test_print_curve_shows_the_gap_with_interval_and_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    print_curve("base", with_gaps(report_inputs().main).after)
+    assert "     GAP  [above 0, 0.200], corrected -0.010" in capsys.readouterr().out.splitlines()
 
 
 @pytest.fixture
