@@ -15,7 +15,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from pipelines import command_line
+from pipelines import command_line, comparison
 from pipelines.api import _to_checkpoint
 from pipelines.commands import run_evaluate, run_sample, run_study
 from pipelines.plan import make_plan
@@ -219,11 +219,6 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     curves = [summary[model] for model in ("base", "distilled")]
     for name in ("gap", "gap_ci95", "gap_corrected"):
         assert run[name] == [curve[name] for curve in curves]
-    gaps = []
-    for curve in curves:
-        low, high = curve["gap_ci95"]
-        gaps.append(f"{curve['gap']:.3f} [{low:.3f}, {high:.3f}], corrected {curve['gap_corrected']:.3f}")
-    assert line.endswith(f", GAP {gaps[0]}; after {gaps[1]}")
 
     result = json.loads(command("compare", recipe.storage, recipe.storage, "--json")[0])
     base, first, second = result["runs"]
@@ -234,8 +229,24 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     assert [each["mean_difference"] for each in result["differences"]] == pytest.approx([expected, expected])
     lines = command("compare", recipe.storage)
     assert lines[0].startswith(f"[0] {recipe.storage}/report: base model {recipe.study.model.path}, 4 documents, 4 ")
-    assert lines[-4:-2] == [f"[0]: GAP {gaps[0]}", f"[1]: GAP {gaps[1]}"]
     assert lines[-1].startswith("[1] - [0]: mean ")
+
+
+def test_runs_and_compare_print_gaps_with_interval_and_corrected(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaps: dict[str, list[Any]] = {"gap": [0.35, 0.1], "gap_ci95": [[0.25, 0.45], [1e-6, 0.2]]}
+    gaps["gap_corrected"] = [0.33, -0.01]
+    run = {"report": "r", "name": "n", "date": "d", "method": "r1", "dataset": "jsonl", "mean": [0.5, 0.75]}
+    monkeypatch.setattr(comparison, "list_runs", lambda folder: [run | gaps])
+    before, after = "0.350 [0.250, 0.450], corrected 0.330", "0.100 [above 0, 0.200], corrected -0.010"
+    assert command("runs") == [f"r  d  r1 on jsonl: mean 0.500 to 0.750, GAP {before}; after {after}"]
+    entry = {"report": "r", "model": "distilled", "method": "r1", "documents": 3, "questions": 9}
+    entry |= {"positions": ["1"], "accuracy": [0.5], "mean": 0.5}
+    entries = [entry | {name: values[number] for name, values in gaps.items()} for number in (0, 1)]
+    monkeypatch.setattr(comparison, "compare_runs", lambda runs: {"runs": entries, "differences": [None]})
+    lines = command("compare", "r", "r")
+    assert lines[lines.index("    mean   0.500   0.500") :][1:4] == ["", f"[0]: GAP {before}", f"[1]: GAP {after}"]
 
 
 def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> None:
