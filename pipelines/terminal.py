@@ -75,8 +75,12 @@ def _estimate(estimate: Mapping[str, Any]) -> str:
 
 
 def print_evaluation(name: str, evaluation: Evaluation) -> None:
-    """The curve of one model, and what its tokens cost."""
+    """The curve of one model, the accuracy to expect from a retriever, and what its tokens cost."""
     print_curve(name, evaluation.curve)
+    expected = evaluation.expected
+    if expected is not None:
+        shown = format_estimate(expected["accuracy"], expected["ci95"])
+        print(f"expected    {shown} with the gold document ranked as evaluation.retriever_ranks says")
     counts = evaluation.counts
     if "prompt_tokens" in counts:
         cost = "" if evaluation.cost is None else f", cost {evaluation.cost:.2f}"

@@ -18,6 +18,7 @@ from pos2distill.evaluation.statistics import (
     accuracy_interval,
     corrected_gap,
     difference_interval,
+    difference_variances,
     gap_change,
     gap_interval,
     position_p_value,
@@ -262,12 +263,30 @@ def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed
         "ci95": difference_interval(difference_E),
         "gap_change": change,
         "gap_change_ci95": change_ci95,
-        "questions_to_see": _questions_to_see(difference_E),
+        "questions_to_see": _questions_to_see(float(difference_E.std()), len(difference_E)),
     }
 
 
-def _questions_to_see(difference_E: Floats) -> dict[str, int]:
-    """By points of a true difference of the means: the questions with which it would be seen in 80 % of the cases."""
+def questions_to_see_positions(grid: Grid) -> dict[str, int]:
+    """By points of a true difference between two slots: the questions with which it would be seen in 80 % of the cases.
+
+    The two slots are named before they are measured, and compared on the same questions. The variance of the questions'
+    differences between two slots is the measured one, averaged over all pairs of slots. Empty for a single slot.
+    """
+    slots = len(grid.slots)
+    if slots == 1:
+        return {}
+    # Each pair is in the matrix twice; the diagonal is 0.
+    variance = float(difference_variances(grid.correct_ES).sum()) / (slots * (slots - 1))
+    return _questions_to_see(variance**0.5, len(grid.example_ids))
+
+
+def _questions_to_see(deviation: float, examples: int) -> dict[str, int]:
+    """By points of a true mean difference: the questions with which it would be seen in 80 % of the cases.
+
+    Args:
+        deviation: standard deviation of the differences of the examples.
+    """
     # As if at least one example differed, since without any the deviation is not known to be 0.
-    deviation = max(float(difference_E.std()), len(difference_E) ** -0.5)
+    deviation = max(deviation, examples**-0.5)
     return {str(points): questions_needed(points / 100, deviation) for points in _SHOWN_POINTS}

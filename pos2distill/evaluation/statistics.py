@@ -109,13 +109,18 @@ def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed:
     return min(low, 1 - open_end), max(high, open_end)
 
 
-def _difference_errors(correct_ES: Floats) -> Floats:
-    """(S, S) standard errors of the differences of slots' accuracies."""
+def difference_variances(correct_ES: Floats) -> Floats:
+    """(S, S) variances, over examples, of the difference of an example's answers at two slots."""
     covariance_SS = np.atleast_2d(np.cov(correct_ES, rowvar=False, bias=True))
     variance_S = covariance_SS.diagonal()
     # Rounding may make the variance of two equal slots' difference negative.
-    variance_SS = np.maximum(variance_S[:, None] + variance_S[None, :] - 2 * covariance_SS, 0)
-    errors_SS: Floats = np.sqrt(variance_SS / max(len(correct_ES) - 1, 1))
+    variance_SS: Floats = np.maximum(variance_S[:, None] + variance_S[None, :] - 2 * covariance_SS, 0)
+    return variance_SS
+
+
+def _difference_errors(correct_ES: Floats) -> Floats:
+    """(S, S) standard errors of the differences of slots' accuracies."""
+    errors_SS: Floats = np.sqrt(difference_variances(correct_ES) / max(len(correct_ES) - 1, 1))
     return errors_SS
 
 

@@ -86,9 +86,18 @@ def with_gaps(comparison: Comparison) -> Comparison:
     return replace(comparison, before=before, after=after)
 
 
-def evaluation_inputs(task: EvaluatedTask) -> EvaluationInputs:
-    """The evaluation of one model on 3 documents, whose answers are the first ones of the task."""
-    study = STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})})
+def with_ranks(study: Study, *ranks: float) -> Study:
+    """The study with `evaluation.retriever_ranks`."""
+    return study.model_copy(update={"evaluation": study.evaluation.model_copy(update={"retriever_ranks": ranks})})
+
+
+def evaluation_inputs(task: EvaluatedTask, *ranks: float) -> EvaluationInputs:
+    """The evaluation of one model on 3 documents, whose answers are the first ones of the task.
+
+    Args:
+        ranks: `evaluation.retriever_ranks`.
+    """
+    study = with_ranks(STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})}), *ranks)
     table = task.prompts[0].models[0]
     report = report_inputs()
     return EvaluationInputs(

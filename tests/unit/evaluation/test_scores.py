@@ -10,6 +10,7 @@ from pos2distill.evaluation.scores import (
     expected_accuracy,
     format_slots,
     paired_difference,
+    questions_to_see_positions,
     shortage_warning,
     to_curve,
     to_grid,
@@ -84,6 +85,18 @@ def test_paired_difference_by_hand() -> None:
     assert paired["ci95"] == (-1.0, 1.0)  # two examples tell next to nothing
     # The deviation of 1/2 and 1 is 1/4, but one of two examples could be 0.71 from the others.
     assert paired["questions_to_see"] == {"1": 39245, "2": 9812, "5": 1570, "10": 393}
+
+
+def test_questions_to_see_positions_by_hand() -> None:
+    """Variances of the pairs 1/2, 3/16 and 3/16, on average 7/24: ((1.95996 + .84162) / .05)^2 * 7/24 = 915.7."""
+    grid = grid_of([[1, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 1]])
+    assert questions_to_see_positions(grid) == {"1": 22893, "2": 5724, "5": 916, "10": 229}
+
+
+def test_questions_to_see_positions_of_slots_that_agree_or_of_one() -> None:
+    """Where no answer differs, one of the 4 examples could: a deviation of 1/2."""
+    assert questions_to_see_positions(grid_of([[1, 1]] * 4))["5"] == 785
+    assert questions_to_see_positions(grid_of([[1], [0]])) == {}
 
 
 def test_paired_difference_of_equal_models_is_zero() -> None:
