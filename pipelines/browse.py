@@ -146,6 +146,8 @@ def _format_answer(answer: dict[str, Any]) -> str:
 
 
 def _runs(options: argparse.Namespace) -> None:
+    from pos2distill.evaluation.formatting import format_gap
+
     from .comparison import list_runs
 
     runs = list_runs(options.folder)
@@ -158,12 +160,15 @@ def _runs(options: argparse.Namespace) -> None:
         if "mean" not in run:
             print(f"{run['report']}  {run['name']}: a sweep, or of an earlier version")
             continue
-        mean, gap = (" to ".join(f"{value:.3f}" for value in run[name]) for name in ("mean", "gap"))
+        mean = " to ".join(f"{value:.3f}" for value in run["mean"])
+        gap = "; after ".join(map(format_gap, run["gap"], run["gap_ci95"], run["gap_corrected"]))
         what = run["model"] if run["method"] == "none" else run["method"]
         print(f"{run['report']}  {run['date'] or 'date unknown'}  {what} on {run['dataset']}: mean {mean}, GAP {gap}")
 
 
 def _compare(options: argparse.Namespace) -> None:
+    from pos2distill.evaluation.formatting import format_gap
+
     from .comparison import compare_runs
 
     result = compare_runs(options.runs)
@@ -182,9 +187,10 @@ def _compare(options: argparse.Namespace) -> None:
     for position in positions:
         cells = [f"{each[position]:8.3f}" if position in each else f"{'-':>8}" for each in by_position]
         print(f"{position:>8}{''.join(cells)}")
-    for name in ("mean", "gap"):
-        print(f"{name:>8}{''.join(f'{entry[name]:8.3f}' for entry in entries)}")
-    print()
+    means = [f"{entry['mean']:8.3f}" for entry in entries]
+    print(f"    mean{''.join(means)}\n")
+    for number, entry in enumerate(entries):
+        print(f"[{number}]: GAP {format_gap(entry['gap'], entry['gap_ci95'], entry['gap_corrected'])}")
     for number, difference in enumerate(result["differences"], start=1):
         print(f"[{number}] - [0]: {_format_difference(difference)}")
 

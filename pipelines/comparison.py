@@ -16,7 +16,7 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
     """One entry for every report in a folder of runs or in one run's storage, and for every run that has none but was
     evaluated.
 
-    `mean` and `gap`: of the base model and, if there is one, of the distilled one.
+    `mean`, `gap`, `gap_ci95` and `gap_corrected`: of the base model and, if there is one, of the distilled one.
     """
     runs = []
     for path, content in read_summaries(folder).items():
@@ -32,6 +32,8 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
                 "dataset": summary.dataset,
                 "mean": [curve.mean for curve in summary.curves.values()],
                 "gap": [curve.gap for curve in summary.curves.values()],
+                "gap_ci95": [list(curve.gap_ci95) for curve in summary.curves.values()],
+                "gap_corrected": [curve.gap_corrected for curve in summary.curves.values()],
             }
         runs.append(entry)
     return runs
@@ -44,8 +46,8 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
         runs: storages with a report or results of `evaluate`, reports, or folders with lm-evaluation-harness's answers
             to exported questions.
     Returns: `runs`, in order: report, name, path of the base model, method, positions, accuracy, interval, mean and GAP
-    of each run's last model; the base model of the first run comes before it. `differences`: of all but the first,
-    paired, or null where prompts differ.
+    (with its interval, and corrected) of each run's last model; the base model of the first run comes before it.
+    `differences`: of all but the first, paired, or null where prompts differ.
     Raises:
         UserError: if a run has none of these, or its summary is corrupt.
     """
@@ -91,6 +93,8 @@ def _curve_values(curve: Curve) -> dict[str, Any]:
         "accuracy_ci95": [list(interval) for interval in curve.accuracy_ci95],
         "mean": curve.mean,
         "gap": curve.gap,
+        "gap_ci95": list(curve.gap_ci95),
+        "gap_corrected": curve.gap_corrected,
     }
 
 

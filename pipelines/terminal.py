@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pos2distill.evaluation.chains import STEPS
+from pos2distill.evaluation.formatting import format_estimate, format_interval
 from pos2distill.evaluation.report import Comparison, verdict
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Curve, format_slots
@@ -23,9 +24,12 @@ def print_comparison(comparison: Comparison) -> None:
     for slot, old, new in zip(before.slots, before.accuracy_by_slot, after.accuracy_by_slot, strict=True):
         print(f"{format_slots(slot):>8}  {old:.2f} {_bar(old)}  {new:.2f} {_bar(new)}")
     for group, old in before.by_group.items():
-        print(f"{group:>12}  {old:.3f}                {after.by_group[group]:.3f}")
-    print(f"    mean  {before.mean:.3f}                    {after.mean:.3f}")
-    print(f"     GAP  {before.gap:.3f}                    {after.gap:.3f}\n")
+        shown = format_estimate(old, before.by_group_ci95[group])
+        print(f"{group:>12}  {shown:<20} {format_estimate(after.by_group[group], after.by_group_ci95[group])}")
+    print(f"    mean  {format_estimate(before.mean, before.ci95):<25}{format_estimate(after.mean, after.ci95)}")
+    print(f"     GAP  {format_estimate(before.gap, before.gap_ci95):<25}{format_estimate(after.gap, after.gap_ci95)}")
+    corrected = f"corrected {before.gap_corrected:.3f}"
+    print(f"          {corrected:<25}corrected {after.gap_corrected:.3f}\n")
     print(f"{textwrap.fill(verdict(comparison), 100)}\n")
 
 
@@ -35,11 +39,9 @@ def print_curve(label: str, curve: Curve) -> None:
     for slot, accuracy in zip(curve.slots, curve.accuracy_by_slot, strict=True):
         print(f"{format_slots(slot):>8}  {accuracy:.2f} {_bar(accuracy)}")
     for group, accuracy in curve.by_group.items():
-        print(f"{group:>12}  {accuracy:.3f}")
-    low, high = curve.ci95
-    print(f"    mean  {curve.mean:.3f} [{low:.3f}, {high:.3f}], GAP {curve.gap:.3f}, F1 {curve.f1:.3f}")
-    low, high = curve.gap_ci95
-    print(f"     GAP  [{low:.3f}, {high:.3f}], corrected {curve.gap_corrected:.3f}")
+        print(f"{group:>12}  {format_estimate(accuracy, curve.by_group_ci95[group])}")
+    print(f"    mean  {format_estimate(curve.mean, curve.ci95)}, GAP {curve.gap:.3f}, F1 {curve.f1:.3f}")
+    print(f"     GAP  {format_interval(curve.gap_ci95)}, corrected {curve.gap_corrected:.3f}")
     if curve.broken_by_order:
         print(f"  orders  of distractors break {max(curve.broken_by_order):.2f} of the questions at the worst position")
     print(describe_curve(curve))
@@ -73,8 +75,12 @@ def _estimate(estimate: Mapping[str, Any]) -> str:
 
 
 def print_evaluation(name: str, evaluation: Evaluation) -> None:
-    """The curve of one model, and what its tokens cost."""
+    """The curve of one model, the accuracy to expect from a retriever, and what its tokens cost."""
     print_curve(name, evaluation.curve)
+    expected = evaluation.expected
+    if expected is not None:
+        shown = format_estimate(expected["accuracy"], expected["ci95"])
+        print(f"expected    {shown} with the gold document ranked as evaluation.retriever_ranks says")
     counts = evaluation.counts
     if "prompt_tokens" in counts:
         cost = "" if evaluation.cost is None else f", cost {evaluation.cost:.2f}"

@@ -39,7 +39,7 @@ class EvaluationSection(Section):
     retriever_ranks: tuple[float, ...] = Field(
         (),
         description="how often your retriever ranks the gold document first, second, and so on; numbers in proportion. "
-        "The report then has the accuracy to expect from it",
+        "The results then have the accuracy to expect from it",
     )
     also_evaluate: tuple[str, ...] = Field(
         (), description="other recipes, by name or path, on whose data both models are evaluated too"

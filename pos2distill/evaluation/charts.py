@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pos2distill.evaluation.formatting import format_lower
 from pos2distill.evaluation.scores import Curve, format_slots
 
 Spec = dict[str, Any]
@@ -309,7 +310,7 @@ def sweep_chart(rows: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any]]]
         for model, estimates in zip((BEFORE, AFTER), models, strict=True):
             for name, title in (("mean", "mean accuracy"), ("gap", "GAP")):
                 value, low, high = estimates[name]
-                interval = f"{low:.3f} to {high:.3f}"
+                interval = f"{format_lower(low)} to {high:.3f}"
                 row = {"setting": label, "model": model, "measure": title, "value": value}
                 values.append(row | {"low": low, "high": high, "interval": interval})
     scale = {"domain": [BEFORE, AFTER]}

@@ -10,6 +10,7 @@ Shapes: E examples, S slots.
 from dataclasses import dataclass
 
 from pos2distill.errors import GateError
+from pos2distill.evaluation.formatting import format_lower
 from pos2distill.evaluation.scores import Curve, Grid, paired_difference
 from pos2distill.evaluation.statistics import Floats, questions_above, questions_needed
 
@@ -88,9 +89,9 @@ def _check(measured: _Measured, examples: int) -> str:
     Raises:
         GateError: if even the bound is beyond the limit.
     """
-    side, bounded = ("below", "at most") if measured.is_floor else ("above", "at least")
+    side = "below" if measured.is_floor else "above"
     shown = f"{measured.name} {measured.value:.1f}"
-    bound = f"{bounded} {measured.bound:.1f} with 95 % confidence"
+    bound = f"{_format_bound(measured)} with 95 % confidence"
     if measured.is_beyond(measured.bound):
         raise GateError(f"{shown}, {bound}, is {side} {measured.limit:g}")
     if not measured.is_beyond(measured.value):
@@ -99,6 +100,13 @@ def _check(measured: _Measured, examples: int) -> str:
     if measured.needed is not None:
         needed = f"; about {max(measured.needed, examples + 1)} would decide"
     return f"{shown} is {side} {measured.limit:g}, but {examples} questions cannot tell ({bound}){needed}"
+
+
+def _format_bound(measured: _Measured) -> str:
+    if measured.is_floor:
+        return f"at most {measured.bound:.1f}"
+    lower = format_lower(measured.bound, digits=1)
+    return lower if lower.startswith("above") else f"at least {lower}"
 
 
 def _needed(excess: float, value_E: Floats) -> int | None:

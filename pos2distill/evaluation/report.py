@@ -94,11 +94,13 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
 def _expected(before: Grid, after: Grid, ranks: Sequence[float]) -> dict[str, Any] | None:
     if not ranks:
         return None
-    values: dict[str, Any] = {}
-    for name, grid in (("base", before), ("distilled", after)):
-        accuracy, interval = expected_accuracy(grid, ranks)
-        values[name] = {"accuracy": accuracy, "ci95": interval}
-    return values
+    return {"base": describe_expected(before, ranks), "distilled": describe_expected(after, ranks)}
+
+
+def describe_expected(grid: Grid, ranks: Sequence[float]) -> dict[str, Any]:
+    """The result of `expected_accuracy` as plain values for JSON."""
+    accuracy, interval = expected_accuracy(grid, ranks)
+    return {"accuracy": accuracy, "ci95": interval}
 
 
 def build_summary(inputs: ReportInputs) -> dict[str, Any]:

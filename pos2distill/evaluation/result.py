@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from pos2distill.config import EndpointSection, Study
 from pos2distill.evaluation.charts import curve_chart, to_png
-from pos2distill.evaluation.report import METRICS
-from pos2distill.evaluation.scores import Curve, to_curve, to_grid
+from pos2distill.evaluation.report import METRICS, describe_expected
+from pos2distill.evaluation.scores import Curve, questions_to_see_positions, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_curve
 from pos2distill.tasks.datasets import dataset_name
 
@@ -37,6 +37,9 @@ class Evaluation:
     """One model's answers at every slot.
 
     curves: by slot, for each prompt length; that of training first.
+    expected: the accuracy under `evaluation.retriever_ranks`, and `ci95`, its interval; None without them.
+    questions_to_see: a difference between two slots, by its points (see `questions_to_see_positions`). Both are of the
+    prompt length of training.
     predictions: a table of `PREDICTION_SCHEMA`. counts: of the stage's manifest.
     cost: of all requests that were answered, in the currency of the prices; None without prices or without counts.
     fingerprint: of everything the answers depend on.
@@ -46,6 +49,8 @@ class Evaluation:
     dataset: str
     metric: str
     curves: tuple[Curve, ...]
+    expected: Mapping[str, Any] | None
+    questions_to_see: Mapping[str, int]
     predictions: pa.Table = field(repr=False)
     counts: Mapping[str, int]
     cost: float | None
@@ -77,6 +82,8 @@ class Evaluation:
             "metric": self.metric,
             "verdict": self.verdict,
             "curves": [asdict(curve) for curve in self.curves],
+            "expected": None if self.expected is None else dict(self.expected),
+            "questions_to_see": dict(self.questions_to_see),
             "counts": dict(self.counts),
             "cost": self.cost,
             "fingerprint": self.fingerprint,
@@ -97,16 +104,18 @@ def to_evaluation(
         study: names the data set and its metric, and sets the bootstrap. model: as people know it.
         prices: of tokens.
     """
-    curves = []
-    for documents in (study.data.documents, *study.evaluation.other_documents):
-        # The same bootstrap as in the report, so that both show equal intervals.
-        grid = to_grid(predictions, documents)
-        curves.append(to_curve(grid, bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.evaluation.seed))
+    settings = study.evaluation
+    grids = [to_grid(predictions, documents) for documents in (study.data.documents, *settings.other_documents)]
+    # The same bootstrap as in the report, so that both show equal intervals.
+    curves = [to_curve(grid, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed) for grid in grids]
+    ranks = settings.retriever_ranks
     return Evaluation(
         model=model,
         dataset=dataset_name(study.data),
         metric=METRICS[study.data.metric],
         curves=tuple(curves),
+        expected=describe_expected(grids[0], ranks) if ranks else None,
+        questions_to_see=questions_to_see_positions(grids[0]),
         predictions=predictions,
         counts=counts,
         cost=_cost(counts, prices),

@@ -5,7 +5,7 @@ Shapes: E examples, S slots.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from pos2distill.evaluation.statistics import (
     accuracy_interval,
     corrected_gap,
     difference_interval,
+    difference_variances,
     gap_change,
     gap_interval,
     position_p_value,
@@ -57,7 +58,7 @@ class Curve:
     probability of slots that differ as much if position had no effect. broken_by_order: by slot, the fraction of
     questions that are right in one order of the distractors and wrong in another (PSR); empty for one order. by_group:
     mean accuracy of each group of placements. f1: mean token F1.
-    accuracy_ci95, ci95 (of the mean), gap_ci95: 95 % intervals, see `statistics`.
+    accuracy_ci95, ci95 (of the mean), gap_ci95, by_group_ci95: 95 % intervals, see `statistics`.
     """
 
     documents: int
@@ -75,6 +76,8 @@ class Curve:
     f1: float
     by_group: dict[str, float]
     broken_by_order: tuple[float, ...] = ()
+    # Has a default for the sake of summaries of earlier versions.
+    by_group_ci95: dict[str, Interval] = field(default_factory=dict)
 
 
 def format_slots(slots: int | Slots) -> str:
@@ -181,10 +184,13 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
     correct_ES = grid.correct_ES
     accuracy_S = correct_ES.mean(0)
     by_group: dict[str, float] = {}
+    by_group_ci95: dict[str, Interval] = {}
     for name in grid.groups:
         if name and name not in by_group:
             in_group_S = np.asarray(grid.groups) == name
+            group_ES = correct_ES[:, in_group_S]
             by_group[name] = float(accuracy_S[in_group_S].mean())
+            by_group_ci95[name] = accuracy_interval(group_ES.mean(1), answers=group_ES.shape[1] * grid.orders)
     position_p = position_p_value(correct_ES, permutations=_PERMUTATIONS, seed=seed)
     return Curve(
         documents=grid.documents,
@@ -202,6 +208,7 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
         f1=float(grid.f1_ES.mean()),
         by_group=by_group,
         broken_by_order=_broken_by_order(grid),
+        by_group_ci95=by_group_ci95,
     )
 
 
@@ -256,12 +263,30 @@ def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed
         "ci95": difference_interval(difference_E),
         "gap_change": change,
         "gap_change_ci95": change_ci95,
-        "questions_to_see": _questions_to_see(difference_E),
+        "questions_to_see": _questions_to_see(float(difference_E.std()), len(difference_E)),
     }
 
 
-def _questions_to_see(difference_E: Floats) -> dict[str, int]:
-    """By points of a true difference of the means: the questions with which it would be seen in 80 % of the cases."""
+def questions_to_see_positions(grid: Grid) -> dict[str, int]:
+    """By points of a true difference between two slots: the questions with which it would be seen in 80 % of the cases.
+
+    The two slots are named before they are measured, and compared on the same questions. The variance of the questions'
+    differences between two slots is the measured one, averaged over all pairs of slots. Empty for a single slot.
+    """
+    slots = len(grid.slots)
+    if slots == 1:
+        return {}
+    # Each pair is in the matrix twice; the diagonal is 0.
+    variance = float(difference_variances(grid.correct_ES).sum()) / (slots * (slots - 1))
+    return _questions_to_see(variance**0.5, len(grid.example_ids))
+
+
+def _questions_to_see(deviation: float, examples: int) -> dict[str, int]:
+    """By points of a true mean difference: the questions with which it would be seen in 80 % of the cases.
+
+    Args:
+        deviation: standard deviation of the differences of the examples.
+    """
     # As if at least one example differed, since without any the deviation is not known to be 0.
-    deviation = max(float(difference_E.std()), len(difference_E) ** -0.5)
+    deviation = max(deviation, examples**-0.5)
     return {str(points): questions_needed(points / 100, deviation) for points in _SHOWN_POINTS}

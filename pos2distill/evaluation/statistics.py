@@ -57,16 +57,16 @@ def accuracy_interval(value_E: Floats, answers: int = 1) -> Interval:
 def difference_interval(difference_E: Floats) -> Interval:
     """A 95 % interval for the mean of paired differences between -1 and 1: mean +- t * standard error.
 
-    Where no example differs, the standard error is 0. Then it is as wide as what 0 of E examples leave open.
+    Where all examples differ by the same, the standard error is 0. Then it is as wide as what 0 of E examples leave
+    open, Wilson's bound.
     """
     examples = len(difference_E)
     if examples == 1:
         return -1.0, 1.0
-    if not difference_E.any():
-        bound = _wilson(0.0, examples)[1]
-        return -bound, bound
     mean = float(difference_E.mean())
     margin = student_t(examples - 1) * float(difference_E.std(ddof=1)) / examples**0.5
+    if np.ptp(difference_E) == 0:
+        margin = _wilson(0.0, examples)[1]
     return max(-1.0, mean - margin), min(1.0, mean + margin)
 
 
@@ -141,13 +141,18 @@ def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: i
     return int(np.ceil(len(correct_ES) * (margin / excess) ** 2))
 
 
-def _difference_errors(correct_ES: Floats) -> Floats:
-    """(S, S) standard errors of the differences of slots' accuracies."""
+def difference_variances(correct_ES: Floats) -> Floats:
+    """(S, S) variances, over examples, of the difference of an example's answers at two slots."""
     covariance_SS = np.atleast_2d(np.cov(correct_ES, rowvar=False, bias=True))
     variance_S = covariance_SS.diagonal()
     # Rounding may make the variance of two equal slots' difference negative.
-    variance_SS = np.maximum(variance_S[:, None] + variance_S[None, :] - 2 * covariance_SS, 0)
-    errors_SS: Floats = np.sqrt(variance_SS / max(len(correct_ES) - 1, 1))
+    variance_SS: Floats = np.maximum(variance_S[:, None] + variance_S[None, :] - 2 * covariance_SS, 0)
+    return variance_SS
+
+
+def _difference_errors(correct_ES: Floats) -> Floats:
+    """(S, S) standard errors of the differences of slots' accuracies."""
+    errors_SS: Floats = np.sqrt(difference_variances(correct_ES) / max(len(correct_ES) - 1, 1))
     return errors_SS
 
 

@@ -216,8 +216,7 @@ def _estimate_model(curves: Sequence[Curve]) -> ModelEstimates:
     first = curves[0]
     groups = {}
     for name in first.by_group:
-        # A curve has no bootstrap interval for its groups.
-        groups[name] = estimate([curve.by_group[name] for curve in curves], (math.nan, math.nan))
+        groups[name] = estimate([curve.by_group[name] for curve in curves], first.by_group_ci95[name])
     return ModelEstimates(
         mean=estimate([curve.mean for curve in curves], first.ci95),
         gap=estimate([curve.gap for curve in curves], first.gap_ci95),

@@ -1,6 +1,7 @@
 """What a report shows, without a study that was run."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pyarrow as pa
 from pos2distill.config import DataSection, EndpointSection, EvaluationSection, ModelSection, Study
 from pos2distill.evaluation.evaluation_page import EvaluationInputs
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
-from pos2distill.evaluation.report import ReportInputs, compare
+from pos2distill.evaluation.report import Comparison, ReportInputs, compare
 from pos2distill.evaluation.result import to_evaluation
 from pos2distill.records import examples_to_table
 from tests.support.predictions import make_examples, predictions
@@ -78,9 +79,25 @@ def report_inputs() -> ReportInputs:
     )
 
 
-def evaluation_inputs(task: EvaluatedTask) -> EvaluationInputs:
-    """The evaluation of one model on 3 documents, whose answers are the first ones of the task."""
-    study = STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})})
+def with_gaps(comparison: Comparison) -> Comparison:
+    """The same with a GAP of .35 [.25, .45], corrected .33, before, and of .1 [1e-6, .2], corrected -.01, after."""
+    before = replace(comparison.before, gap=0.35, gap_ci95=(0.25, 0.45), gap_corrected=0.33)
+    after = replace(comparison.after, gap=0.1, gap_ci95=(1e-6, 0.2), gap_corrected=-0.01)
+    return replace(comparison, before=before, after=after)
+
+
+def with_ranks(study: Study, *ranks: float) -> Study:
+    """The study with `evaluation.retriever_ranks`."""
+    return study.model_copy(update={"evaluation": study.evaluation.model_copy(update={"retriever_ranks": ranks})})
+
+
+def evaluation_inputs(task: EvaluatedTask, *ranks: float) -> EvaluationInputs:
+    """The evaluation of one model on 3 documents, whose answers are the first ones of the task.
+
+    Args:
+        ranks: `evaluation.retriever_ranks`.
+    """
+    study = with_ranks(STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})}), *ranks)
     table = task.prompts[0].models[0]
     report = report_inputs()
     return EvaluationInputs(

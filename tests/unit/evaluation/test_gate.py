@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -37,6 +39,16 @@ def test_gap_that_the_data_leave_open() -> None:
     assert line == (
         "GAP 20.0 is above 5, but 20 questions cannot tell (at least 0.0 with 95 % confidence); about 93 would decide"
     )
+
+
+def test_gap_whose_lower_end_rounds_to_0() -> None:
+    """The interval does not contain 0, so the line must not show it as its end."""
+    grid = grid_of((400, 340, 320), 400)
+    curve = replace(to_curve(grid, bootstrap_samples=500, seed=0), gap_ci95=(1e-6, 0.3))
+    with pytest.raises(GateError, match=r"^GAP 20.0, above 0 with 95 % confidence, is above 0$"):
+        check_gate(Gate(gap_above=0), curve, grid, resamples=500, seed=0)
+    (line,) = check_gate(Gate(gap_above=5), curve, grid, resamples=500, seed=0)
+    assert "400 questions cannot tell (above 0 with 95 % confidence)" in line
 
 
 @pytest.mark.parametrize("limit", [20, 100])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from pos2distill.evaluation.evaluation_page import render_evaluation
 from pos2distill.evaluation.page import chart_library
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask, decode_questions
 from pos2distill.evaluation.report import (
@@ -19,9 +20,10 @@ from pos2distill.evaluation.report import (
     render_report,
     verdict,
 )
+from pos2distill.evaluation.statistics import accuracy_interval
 from pos2distill.records import examples_to_table
 from tests.support.predictions import make_examples, predictions
-from tests.support.reports import STUDY, analyses, report_inputs
+from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs, with_gaps, with_ranks
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -99,12 +101,47 @@ def test_chart_library_does_not_end_its_script_element() -> None:
 
 
 def test_render_report_shows_the_numbers(html: str, inputs: ReportInputs) -> None:
-    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_library(html)))
+    text = to_text(html)
     for part in ("0.500 → 0.833", "1.000 → 0.500", "+0.333", "train unused 2", "0.2 s", "torch 2.13.0", "Seed 3"):
         assert part in text
     assert verdict(inputs.main) in text
     assert "training.epochs 7" in text
     assert "git revision abc1234" in text
+
+
+def to_text(html: str) -> str:
+    """What a reader of the page sees, in one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without_library(html)))
+
+
+def test_gaps_are_shown_with_interval_and_corrected(inputs: ReportInputs) -> None:
+    """A lower end above 0 that rounds to 0 is no 0."""
+    gaps = ("0.350 [0.250, 0.450], corrected 0.330", "0.100 [above 0, 0.200], corrected -0.010")
+    report = replace(inputs, main=with_gaps(inputs.main))
+    text = to_text(render_report(report)["index.html"].decode())
+    assert "before, 95 %: [0.250, 0.450], corrected 0.330 after, 95 %: [above 0, 0.200], corrected -0.010 " in text
+    assert " ".join(gaps) in text  # neighbours in the table
+    assert f"| GAP (max - min) | {gaps[0]} | {gaps[1]} |" in render_model_card(report)
+    page = evaluation_inputs(inputs.tasks[0])
+    evaluation = replace(page.evaluation, curves=(report.main.after,))
+    text = to_text(render_evaluation(replace(page, evaluation=evaluation))["index.html"].decode())
+    assert "GAP between positions 0.100 95 %: [above 0, 0.200], corrected -0.010" in text
+    assert "0.100 [above 0, 0.200] -0.010 3 × 2" in text
+
+
+def test_groups_are_shown_with_intervals(inputs: ReportInputs, pairs: Comparison) -> None:
+    groups: dict[str, Any] = {"by_group": {"reversed": 0.25}, "by_group_ci95": {"reversed": (0.125, 0.5)}}
+    before, after = (
+        replace(pairs.before, **groups),
+        replace(pairs.after, by_group={"reversed": 0.75}, by_group_ci95={"reversed": (0.5, 0.875)}),
+    )
+    main = replace(pairs, before=before, after=after)
+    text = to_text(render_report(replace(inputs, main=main, others=[], advantageous=()))["index.html"].decode())
+    assert "reversed 0.250 [0.125, 0.500] 0.750 [0.500, 0.875]" in text
+    page = evaluation_inputs(inputs.tasks[0])
+    evaluation = replace(page.evaluation, curves=(before,))
+    text = to_text(render_evaluation(replace(page, evaluation=evaluation))["index.html"].decode())
+    assert "reversed 0.250 [0.125, 0.500]" in text
 
 
 def test_render_report_page_holds_every_curve(html: str) -> None:
@@ -211,7 +248,6 @@ def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
     }
     rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", body, re.MULTILINE)
     assert rows == [("1", "1.000", "1.000"), ("2", "0.500", "1.000"), ("3", "0.000", "0.500")]
-    assert "| GAP (max - min) | 1.000 | 0.500 |" in body
     assert "position 1 of 3" in body
     assert "0123456789abcdef" in body
     assert "- **Base model**: `base/model`, licence apache-2.0." in body
@@ -264,7 +300,7 @@ def test_report_says_how_long_prompts_are(html: str, inputs: ReportInputs) -> No
 
 def test_report_shows_what_a_retriever_and_orders_do(inputs: ReportInputs) -> None:
     """Accuracies before: 1, 1/2, 0; after: 1, 1, 1/2."""
-    study = STUDY.model_copy(update={"evaluation": STUDY.evaluation.model_copy(update={"retriever_ranks": (1.0, 1.0)})})
+    study = with_ranks(STUDY, 1.0, 1.0)
     main = compare(predictions(3, [[1, 1, 0], [1, 0, 0]]), predictions(3, [[1, 1, 1], [1, 1, 0]]), 3, study)
     assert main.expected is not None
     assert (main.expected["base"]["accuracy"], main.expected["distilled"]["accuracy"]) == (0.75, 1.0)
@@ -272,3 +308,31 @@ def test_report_shows_what_a_retriever_and_orders_do(inputs: ReportInputs) -> No
     page = render_report(replace(inputs, main=replace(main, before=before, after=after)))["index.html"].decode()
     assert "expect 0.750 [" in page
     assert "breaks, by position: 0.50 0.25 0.00 before, 0.50 0.25 0.00 after" in page
+
+
+def test_evaluation_shows_what_a_retriever_does(inputs: ReportInputs) -> None:
+    """Accuracies 1, 1/2, 0; those of the two questions are 1 and 1/2 if the gold document is first or second."""
+    page = evaluation_inputs(inputs.tasks[0], 1.0, 1.0)
+    expected = page.evaluation.summary()["expected"]
+    low, high = expected["ci95"]
+    assert expected["accuracy"] == 0.75
+    assert (low, high) == accuracy_interval(np.array([1.0, 0.5]), answers=3)
+    text = to_text(render_evaluation(page)["index.html"].decode())
+    assert f"evaluation.retriever_ranks says, expect 0.750 [{low:.3f}, {high:.3f}]." in text
+    without = evaluation_inputs(inputs.tasks[0])
+    assert without.evaluation.summary()["expected"] is None
+    assert "retriever_ranks" not in to_text(render_evaluation(without)["index.html"].decode())
+
+
+def test_evaluation_shows_the_questions_to_see_a_difference_between_positions(inputs: ReportInputs) -> None:
+    """The variance of 1/6 on average is below 1/2, that of two questions of which one differs."""
+    page = evaluation_inputs(inputs.tasks[0])
+    # By the latter: (2.80158 / .02)^2 / 2 = 9811.1.
+    assert page.evaluation.summary()["questions_to_see"] == {"1": 39245, "2": 9812, "5": 1570, "10": 393}
+    text = to_text(render_evaluation(page)["index.html"].decode())
+    assert (
+        "To see a difference of 2 points between two positions in 80 % of such evaluations takes about 9812 questions, "
+        "of 5 points 1570, of 10 points 393; this one has 2."
+    ) in text
+    alone = replace(page, evaluation=replace(page.evaluation, questions_to_see={}))
+    assert "80 %" not in to_text(render_evaluation(alone)["index.html"].decode())

@@ -10,6 +10,7 @@ from pos2distill.evaluation.scores import (
     expected_accuracy,
     format_slots,
     paired_difference,
+    questions_to_see_positions,
     shortage_warning,
     to_curve,
     to_grid,
@@ -86,6 +87,18 @@ def test_paired_difference_by_hand() -> None:
     assert paired["questions_to_see"] == {"1": 39245, "2": 9812, "5": 1570, "10": 393}
 
 
+def test_questions_to_see_positions_by_hand() -> None:
+    """Variances of the pairs 1/2, 3/16 and 3/16, on average 7/24: ((1.95996 + .84162) / .05)^2 * 7/24 = 915.7."""
+    grid = grid_of([[1, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 1]])
+    assert questions_to_see_positions(grid) == {"1": 22893, "2": 5724, "5": 916, "10": 229}
+
+
+def test_questions_to_see_positions_of_slots_that_agree_or_of_one() -> None:
+    """Where no answer differs, one of the 4 examples could: a deviation of 1/2."""
+    assert questions_to_see_positions(grid_of([[1, 1]] * 4))["5"] == 785
+    assert questions_to_see_positions(grid_of([[1], [0]])) == {}
+
+
 def test_paired_difference_of_equal_models_is_zero() -> None:
     grid = grid_of([[1, 0], [0, 1], [1, 1]])
     paired = paired_difference(grid, grid, bootstrap_samples=100, seed=0)
@@ -127,6 +140,11 @@ def test_to_curve_groups_of_pairs_by_hand() -> None:
     assert curve.slots == ((0, 1), (3, 4), (4, 0))
     assert curve.accuracy_by_slot == (1.0, 0.5, 0.5)
     assert curve.by_group == {"connected": 0.75, "reversed": 0.5}
+    # Two examples with 1 and 1/2: n = .75 * .25 / (.125 / 2) * (1.96 / 12.706)^2 = .0714, z^2 / n = 53.8;
+    # (.75 + 26.9 -+ sqrt(.75 * .25 * 53.8 + 26.9^2)) / 54.8.
+    assert curve.by_group_ci95["connected"] == pytest.approx((0.0103, 0.9988), abs=2e-4)
+    # One slot, 1 of 2: Wilson's interval.
+    assert curve.by_group_ci95["reversed"] == pytest.approx((0.0945, 0.9055), abs=1e-4)
 
 
 @pytest.mark.parametrize(("slots", "shown"), [(6, "7"), ((6,), "7"), ((6, 18), "7>19")])

@@ -6,6 +6,7 @@ from pos2distill.evaluation.statistics import (
     accuracy_interval,
     corrected_gap,
     difference_interval,
+    difference_variances,
     gap_change,
     gap_interval,
     position_p_value,
@@ -83,6 +84,7 @@ def test_difference_interval_stays_between_the_extremes() -> None:
 def test_difference_interval_without_any_change_is_not_empty() -> None:
     """As 0 right answers of 100."""
     assert difference_interval(np.zeros(100)) == pytest.approx((-0.0370, 0.0370), abs=1e-4)
+    assert difference_interval(np.full(100, 0.5)) == pytest.approx((0.4630, 0.5370), abs=1e-4)
 
 
 # --- GAP
@@ -229,6 +231,14 @@ def test_position_p_value_sees_an_effect_and_no_effect() -> None:
     assert position_p_value(answers([0.8, 0.4, 0.8], 100, 0), permutations=999, seed=0) == 1 / 1000
     flat = [position_p_value(answers([0.6] * 4, 50, seed), permutations=199, seed=seed) for seed in range(100)]
     assert 1 <= sum(p <= 0.05 for p in flat) <= 12
+
+
+def test_difference_variances_by_hand() -> None:
+    """Differences of slots 0 and 1: 1, 0, 0, -1; of 0 and 2: 0, 0, 0, -1; of 1 and 2: -1, 0, 0, 0."""
+    correct_ES = np.array([[1, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 1]], float)
+    expected = [[0, 0.5, 3 / 16], [0.5, 0, 3 / 16], [3 / 16, 3 / 16, 0]]
+    assert difference_variances(correct_ES) == pytest.approx(np.array(expected))
+    assert difference_variances(correct_ES[:, :1]).tolist() == [[0.0]]
 
 
 def test_questions_needed_by_hand() -> None:

@@ -27,6 +27,7 @@ def curve(mean: float, **changes: Any) -> Curve:
         "position_p": 0.01,
         "f1": mean,
         "by_group": {},
+        "by_group_ci95": {},
     }
     return Curve(**(given | changes))
 
@@ -51,11 +52,12 @@ def test_estimate_of_one_seed_has_the_given_interval() -> None:
     assert estimate([0.5], (0.25, 0.75)) == Estimate(0.5, 0.25, 0.75)
 
 
+GROUPS = {"by_group": {"connected": 0.625}, "by_group_ci95": {"connected": (0.5, 0.75)}}
 CELLS = [
     cell("sft", 0, 0.75),
     cell("sft", 1, 0.75),
-    cell("r1", 0, 0.9, chains=comparison(0.25, by_group={"connected": 0.625})),
-    cell("r1", 1, 0.9, chains=comparison(0.25, by_group={"connected": 0.625})),
+    cell("r1", 0, 0.9, chains=comparison(0.25, **GROUPS)),
+    cell("r1", 1, 0.9, chains=comparison(0.25, **GROUPS)),
 ]
 
 
@@ -72,6 +74,15 @@ def test_render_sweep_shows_a_row_for_each_setting_of_every_task() -> None:
     assert "r1 2" in chains
     assert "sft" not in chains
     assert "connected 0.625" in chains
+
+
+def test_render_sweep_of_one_seed_has_the_intervals_of_its_examples() -> None:
+    files = render_sweep("one", "", [cell("r1", 0, 0.75, chains=comparison(0.25, gap_ci95=(1e-6, 0.5)))], {})
+    page = files["index.html"].decode()
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page[: page.index("<script")]))
+    training, chains = text.split("chains")
+    assert "0.125 [0.000, 0.500] 0.125 [0.000, 0.500]" in training
+    assert "0.125 [above 0, 0.500] 0.125 [above 0, 0.500]" in chains
 
 
 def test_render_sweep_shows_the_curve_of_each_setting_over_seeds() -> None:

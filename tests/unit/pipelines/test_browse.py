@@ -15,7 +15,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from pipelines import command_line
+from pipelines import command_line, comparison
 from pipelines.api import _to_checkpoint
 from pipelines.commands import run_evaluate, run_sample, run_study
 from pipelines.plan import make_plan
@@ -215,6 +215,10 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     (line,) = command("runs", recipe.storage)
     assert line.startswith(f"{recipe.storage}/report  20")
     assert " r1 on jsonl: mean " in line
+    summary = json.loads((Path(recipe.storage) / "report" / "summary.json").read_text())
+    curves = [summary[model] for model in ("base", "distilled")]
+    for name in ("gap", "gap_ci95", "gap_corrected"):
+        assert run[name] == [curve[name] for curve in curves]
 
     result = json.loads(command("compare", recipe.storage, recipe.storage, "--json")[0])
     base, first, second = result["runs"]
@@ -226,6 +230,23 @@ def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     lines = command("compare", recipe.storage)
     assert lines[0].startswith(f"[0] {recipe.storage}/report: base model {recipe.study.model.path}, 4 documents, 4 ")
     assert lines[-1].startswith("[1] - [0]: mean ")
+
+
+def test_runs_and_compare_print_gaps_with_interval_and_corrected(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gaps: dict[str, list[Any]] = {"gap": [0.35, 0.1], "gap_ci95": [[0.25, 0.45], [1e-6, 0.2]]}
+    gaps["gap_corrected"] = [0.33, -0.01]
+    run = {"report": "r", "name": "n", "date": "d", "method": "r1", "dataset": "jsonl", "mean": [0.5, 0.75]}
+    monkeypatch.setattr(comparison, "list_runs", lambda folder: [run | gaps])
+    before, after = "0.350 [0.250, 0.450], corrected 0.330", "0.100 [above 0, 0.200], corrected -0.010"
+    assert command("runs") == [f"r  d  r1 on jsonl: mean 0.500 to 0.750, GAP {before}; after {after}"]
+    entry = {"report": "r", "model": "distilled", "method": "r1", "documents": 3, "questions": 9}
+    entry |= {"positions": ["1"], "accuracy": [0.5], "mean": 0.5}
+    entries = [entry | {name: values[number] for name, values in gaps.items()} for number in (0, 1)]
+    monkeypatch.setattr(comparison, "compare_runs", lambda runs: {"runs": entries, "differences": [None]})
+    lines = command("compare", "r", "r")
+    assert lines[lines.index("    mean   0.500   0.500") :][1:4] == ["", f"[0]: GAP {before}", f"[1]: GAP {after}"]
 
 
 def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> None:
@@ -435,7 +456,7 @@ def test_compare_reads_the_logs_of_lm_eval(recipe: Recipe, command: Command, tmp
     write_logs(tmp_path / "tasks", tmp_path / "answers" / "a__model", scores, "21")  # run again, later
     result = json.loads(command("compare", recipe.storage, str(tmp_path / "answers"), "--json")[0])
     _, distilled, logged = result["runs"]
-    for name in ("documents", "questions", "positions", "accuracy", "accuracy_ci95", "mean", "gap"):
+    for name in ("documents", "questions", "positions", "accuracy", "accuracy_ci95", "mean", "gap", "gap_ci95"):
         assert logged[name] == distilled[name]
     assert result["differences"][0] == result["differences"][1]
     (alone,) = json.loads(command("compare", str(tmp_path / "answers"), "--json")[0])["runs"]

@@ -42,6 +42,7 @@ def test_evaluate_measures_a_served_model(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prices = ["runtime.endpoint.price_input=2", "runtime.endpoint.price_output=5"]
+    prices.append("evaluation.retriever_ranks=[3, 1]")
     assert evaluate(server, *prices) == 0
     assert len(server.bodies) == 80
     assert set(server.answered.values()) == {1}
@@ -50,13 +51,17 @@ def test_evaluate_measures_a_served_model(
     (curve,) = summary["base"]["curves"]
     assert (curve["slots"], curve["accuracy_by_slot"]) == ([0, 1, 2, 3], [1, 0, 0, 0])
     assert summary["base"]["verdict"] == "Position 2 of 4 loses 100 points to position 1."
+    # Right at the first slot only, where the gold document is in 3 of 4 prompts.
+    assert summary["base"]["expected"]["accuracy"] == 0.75
     words = sum(len(body["messages"][0]["content"].split()) for body in server.bodies)
     assert summary["base"]["counts"]["prompt_tokens"] == words
     assert summary["base"]["counts"]["answer_tokens"] == 80
     assert summary["base"]["cost"] == pytest.approx((2 * words + 5 * 80) / 1e6)
     assert (storage / "evaluation" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert "Position 2 of 4 loses 100 points to position 1." in (storage / "evaluation" / "index.html").read_text()
-    assert f"tokens      {words} of prompts, 80 of answers, cost 0.01" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"tokens      {words} of prompts, 80 of answers, cost 0.01" in printed
+    assert "expected    0.750 [" in printed
     # The key is written nowhere.
     for path in storage.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes()

@@ -2,20 +2,57 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipelines import command_line, commands
-from pipelines.terminal import _bar
+from pipelines.terminal import _bar, print_comparison, print_curve, print_evaluation
 from pos2distill.config import Recipe
 from pos2distill.errors import GateError
+from tests.support.reports import evaluation_inputs, report_inputs, with_gaps
 
 
 @pytest.mark.parametrize(("encoding", "bar"), [("utf-8", "█████████·········"), ("ascii", "#########.........")])
 def test_bar_has_characters_of_the_terminal(monkeypatch: pytest.MonkeyPatch, encoding: str, bar: str) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
     assert _bar(0.5) == bar
+
+
+def test_print_comparison_shows_gaps_with_interval_and_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    main = with_gaps(report_inputs().main)
+    intervals: dict[str, Any] = {
+        "ci95": (0.25, 0.75),
+        "by_group": {"reversed": 0.5},
+        "by_group_ci95": {"reversed": (0.25, 0.75)},
+    }
+    main = replace(main, before=replace(main.before, **intervals), after=replace(main.after, **intervals))
+    print_comparison(main)
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("    reversed  0.500 [0.250, 0.750] 0.500 [0.250, 0.750]")
+    assert lines[first + 1 : first + 4] == [
+        "    mean  0.500 [0.250, 0.750]     0.833 [0.250, 0.750]",
+        "     GAP  0.350 [0.250, 0.450]     0.100 [above 0, 0.200]",
+        "          corrected 0.330          corrected -0.010",
+    ]
+
+
+def test_print_curve_shows_the_gap_with_interval_and_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    print_curve("base", with_gaps(report_inputs().main).after)
+    assert "     GAP  [above 0, 0.200], corrected -0.010" in capsys.readouterr().out.splitlines()
+
+
+def test_print_evaluation_shows_what_a_retriever_does(capsys: pytest.CaptureFixture[str]) -> None:
+    task = report_inputs().tasks[0]
+    evaluation = evaluation_inputs(task, 1.0, 1.0).evaluation
+    evaluation = replace(evaluation, expected={"accuracy": 0.75, "ci95": (0.5, 0.875)})
+    print_evaluation("base", evaluation)
+    line = "expected    0.750 [0.500, 0.875] with the gold document ranked as evaluation.retriever_ranks says"
+    assert line in capsys.readouterr().out.splitlines()
+    print_evaluation("base", evaluation_inputs(task).evaluation)
+    assert "expected" not in capsys.readouterr().out
 
 
 @pytest.fixture
