@@ -92,10 +92,11 @@ def reference(case: Case, heads: Heads) -> tuple[Computed, Tensor]:
 
     Returns: KL and gradients, and the teacher's entropy at each token.
     """
+    student_TH, student_VH, teacher_TH, teacher_VH = heads
     if case.precision == "autocast":
-        student_TH, student_VH, *teacher = heads
-        heads = (student_TH.bfloat16(), student_VH.bfloat16(), *teacher)
-    student_TH, student_VH, teacher_TH, teacher_VH = (each.double() for each in heads)
+        student_TH, student_VH = student_TH.bfloat16(), student_VH.bfloat16()
+    student_TH, student_VH = student_TH.double(), student_VH.double()
+    teacher_TH, teacher_VH = teacher_TH.double(), teacher_VH.double()
     weight_T = token_weights(len(student_TH), student_TH.device).double()
     kl, entropy, to_states = [], [], []
     to_head_VH = torch.zeros_like(student_VH)
