@@ -6,6 +6,7 @@ PYTHON=${PYTHON:-.venv/bin/python}
 
 "$PYTHON" -m benchmarks.train_step.train_step --device cuda ${1:+--trl "$1"}
 "$PYTHON" -m benchmarks.train_step.changes --device cuda --repetitions 3
+"$PYTHON" -m benchmarks.precision.precision --device cuda ${1:+--trl "$1"}
 "$PYTHON" -m benchmarks.growth.growth --device cuda
 "$PYTHON" -m benchmarks.teacher.teacher --device cuda
 "$PYTHON" -m benchmarks.sampler.sampler --device cuda --rounds 1

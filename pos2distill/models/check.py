@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.attention import PACKED, register_kernels
-from pos2distill.models.files import is_hub_name
+from pos2distill.models.files import is_hub_name, local_folder
 from pos2distill.models.load import (
     attention_errors,
     context_length,
@@ -102,7 +102,7 @@ def check_weights(model: ModelSection) -> None:
     for file in _weight_files(fs, root, model.path):
         for tensor in _read_header(fs, f"{root}/{file}", f"{model.path}/{file}"):
             tensors[tensor.name] = tensor
-    with _config_folder(fs, root, model) as folder:
+    with _config_folder(model) as folder:
         if getattr(load_config(model, folder=folder), "quantization_config", None) is None:
             _compare(tensors, model, folder)
     limit = MAX_VALUE_BYTES_OF_URL if "://" in model.path else MAX_VALUE_BYTES
@@ -112,17 +112,14 @@ def check_weights(model: ModelSection) -> None:
 def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
     """Check that a model can be trained, from its config: that `load_model` will load it with `packed=True`.
 
-    A hub name is not checked, as by `check_weights`.
+    Of a hub name, its config is downloaded if it is not in the cache, without the weights.
 
     Args:
         on_gpu: whether it will be loaded on GPUs. Which attention these can compute is known there only.
     Raises:
         UserError: with the family, or the settings, that cannot be trained.
     """
-    if is_hub_name(model.path):
-        return
-    fs, root = open_url(model.path, "model.path")
-    with _config_folder(fs, root, model) as folder:
+    with _config_folder(model) as folder:
         require_trainable_family(load_config(model, folder=folder), model.path)
         attention = resolve_attention(model.attention, torch_dtype(model.dtype), torch.device("cpu"))
         if on_gpu or attention == "flash_attention_2":
@@ -203,11 +200,12 @@ def _truncated(shown: str, expected: int, size: int, bound: str = "") -> str:
 
 
 @contextmanager
-def _config_folder(fs: AbstractFileSystem, root: str, model: ModelSection) -> Iterator[str]:
+def _config_folder(model: ModelSection) -> Iterator[str]:
     """A local folder with the model's config; of a URL, a temporary one that holds no weights."""
     if "://" not in model.path:
-        yield model.path
+        yield local_folder(model, weights=False)
         return
+    fs, root = open_url(model.path, "model.path")
     with tempfile.TemporaryDirectory() as folder:
         for file in fs.ls(root, detail=False):
             # `.py`: a model with trust_remote_code has its classes in its own folder.

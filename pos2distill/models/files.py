@@ -1,8 +1,11 @@
 """A model's files: their folder on this machine and their fingerprint. Imports no torch, so that planning is fast."""
 
+import functools
 import hashlib
+import http.client
 import os
 import shutil
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ _SAMPLES = 256
 # The files of a model folder other than its weights. `.py` matters with trust_remote_code only; hashing it is harmless.
 _MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
 _MISTRAL_COPY = "consolidated"  # Mistral's own copy of the same weights begins with this
+_HUB_SECONDS = 8.0  # until the hub counts as unreachable
 
 
 def local_folder(model: ModelSection, *, weights: bool = True) -> str:
@@ -139,21 +143,37 @@ def _copy_of_url(model: ModelSection, *, weights: bool) -> Path:
 def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
     """The local folder, named after the commit, that holds these files of a hub model."""
     # Imported here: only hub names need it.
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    is_mute = not constants.HF_HUB_OFFLINE and _is_mute(constants.ENDPOINT)
     try:
         return snapshot_download(
             model.path,
             revision=model.revision,
             allow_patterns=patterns,
             ignore_patterns=[f"{_MISTRAL_COPY}*"],
+            local_files_only=is_mute,
         )
     except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
+        if is_mute:
+            reason = f"{constants.ENDPOINT} does not answer, and the model is not in the cache of this machine"
         # Without a connection, the hub's library reports that nothing is cached.
         kind = TransientError if isinstance(error, LocalEntryNotFoundError) else UserError
         raise kind(f"{model.path}: neither a folder nor a model that the hub provides (model.path): {reason}") from None
+
+
+@functools.cache
+def _is_mute(address: str) -> bool:
+    """Whether a server does not answer in time, as behind a firewall. huggingface_hub 2.4 itself waits without end."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS).close()
+    except OSError as error:
+        return isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
+    except (ValueError, http.client.HTTPException):
+        return False  # an address or an answer of which the hub's library says what is wrong
+    return False
 
 
 def is_hub_name(path: str) -> bool:

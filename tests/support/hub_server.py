@@ -1,26 +1,33 @@
-"""A Hugging Face hub on loopback that takes commits of small files, which huggingface_hub 2.4 sends to it."""
+"""A Hugging Face hub on loopback that takes and gives small files, as huggingface_hub 2.4 sends and asks for them."""
 
 import base64
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import pytest
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
 TOKEN = "a-token"
+COMMIT = "0123" * 10  # of every repository
 
 
 @dataclass
 class Hub:
-    """What was sent. files: by repository, then by path. private: by repository."""
+    """What is there. files: by repository, then by path. private: by repository. downloaded: paths of files."""
 
     address: str = ""
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     private: dict[str, bool] = field(default_factory=dict)
+    downloaded: list[str] = field(default_factory=list)
 
-    def answer(self, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
+    def answer(self, path: str, body: bytes) -> tuple[int, Any]:
         """The status and what the hub answers to a request."""
         if path == "/api/repos/create":
             sent = json.loads(body)
@@ -35,18 +42,40 @@ class Hub:
         _, _, _, owner, name, *actions = path.split("/")
         if not actions:
             return 200, {"id": f"{owner}/{name}", "private": self.private[f"{owner}/{name}"], "siblings": []}
-        action = actions[0]
-        if action == "preupload":
+        repository, action = f"{owner}/{name}", actions[0]
+        if repository not in self.files:
+            return 404, {"error": "Repository not found"}
+        if action == "revision":
+            answer: Any = {"id": repository, "sha": COMMIT, "siblings": []}
+        elif action == "tree":
+            answer = self.tree(repository)
+        elif action == "preupload":
             files = json.loads(body)["files"]
-            return 200, {
+            answer = {
                 "files": [{"path": each["path"], "uploadMode": "regular", "shouldIgnore": False} for each in files]
             }
-        assert action == "commit", path
+        else:
+            assert action == "commit", path
+            answer = self.commit(repository, body)
+        return 200, answer
+
+    def tree(self, repository: str) -> list[dict[str, Any]]:
+        """All files of a repository."""
+        return [
+            {"type": "file", "path": file, "size": len(content), "oid": _etag(content)}
+            for file, content in self.files[repository].items()
+        ]
+
+    def commit(self, repository: str, body: bytes) -> dict[str, Any]:
+        """Store the files of a commit."""
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
-                content = base64.b64decode(line["value"]["content"])
-                self.files[f"{owner}/{name}"][line["value"]["path"]] = content
-        return 200, {"commitUrl": f"{self.address}/{owner}/{name}/commit/0123", "commitOid": "0123", "success": True}
+                self.files[repository][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        return {"commitUrl": f"{self.address}/{repository}/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
+
+
+def _etag(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
 
 
 @contextmanager
@@ -66,7 +95,18 @@ def hub_server() -> Iterator[Hub]:
             else:
                 self.reply(401, {"error": "Invalid credentials"})
 
-        do_GET = do_POST  # the names are those of http.server
+        def do_GET(self) -> None:  # the names are those of http.server
+            path = self.path.partition("?")[0]
+            if "/resolve/" not in path:
+                self.do_POST()
+                return
+            _, owner, name, _, _, file = path.split("/", 5)
+            content = hub.files[f"{owner}/{name}"][file]
+            if self.command == "GET":
+                hub.downloaded.append(file)
+            self.send_content(200, content, {"ETag": _etag(content), "X-Repo-Commit": COMMIT})
+
+        do_HEAD = do_GET
 
         def read_chunks(self) -> bytes:
             body = b""
@@ -76,12 +116,17 @@ def hub_server() -> Iterator[Hub]:
             self.rfile.readline()
             return body
 
-        def reply(self, status: int, answer: dict[str, Any]) -> None:
-            data = json.dumps(answer).encode()
+        def reply(self, status: int, answer: Any) -> None:
+            headers = {"X-Error-Code": "RepoNotFound"} if status == 404 else {}
+            self.send_content(status, json.dumps(answer).encode(), headers)
+
+        def send_content(self, status: int, content: bytes, headers: dict[str, str]) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(data)
+            if self.command != "HEAD":
+                self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing is logged."""
@@ -96,3 +141,14 @@ def hub_server() -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def use_hub(monkeypatch: pytest.MonkeyPatch, address: str, cache: Path) -> None:
+    """What HF_ENDPOINT, HF_TOKEN and HF_HUB_CACHE set; the tests' own environment forbids the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+    template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    disable_progress_bars()

@@ -1,4 +1,6 @@
 import json
+import re
+import socket
 import tempfile
 import uuid
 from collections.abc import Callable
@@ -11,10 +13,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pos2distill.config import ModelSection
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
+from pos2distill.models import files
 from pos2distill.models.files import local_folder, model_digest, read_licence
 from pos2distill.models.load import load_tokenizer
 from pos2distill.scratch import user_folder
+from tests.support.hub_server import COMMIT, use_hub
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "no-such-model", "a/b/c"])
@@ -188,6 +192,25 @@ def test_local_folder_asks_the_hub_for_no_weights(monkeypatch: pytest.MonkeyPatc
     assert local_folder(ModelSection(path="owner/name"), weights=False) == str(tmp_path)
     assert "*.json" in asked["allow_patterns"]
     assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
+
+
+def test_local_folder_gives_up_on_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts connections and says nothing. What is in the cache can be used."""
+    monkeypatch.setattr(files, "_HUB_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        use_hub(monkeypatch, address, tmp_path)
+        message = (
+            f"me/a-model: neither a folder nor a model that the hub provides (model.path): {address} does not answer, "
+            f"and the model is not in the cache of this machine"
+        )
+        with pytest.raises(TransientError, match=f"^{re.escape(message)}$"):
+            local_folder(ModelSection(path="me/a-model"), weights=False)
+        cached = tmp_path / "models--me--a-model"
+        (cached / "snapshots" / COMMIT).mkdir(parents=True)
+        (cached / "refs").mkdir()
+        (cached / "refs" / "main").write_text(COMMIT)
+        assert local_folder(ModelSection(path="me/a-model")) == str(cached / "snapshots" / COMMIT)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,14 @@
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.precision.precision import Case, measure
 from pos2distill.losses.kl import forward_kl
 from pos2distill.models import loss_head
 from pos2distill.models.loss_head import LossHead, float32_product
@@ -92,6 +98,22 @@ def test_loss_head_in_bfloat16_is_as_exact_as_float32_logits(scale: float, dista
         assert error < avoided
     # The head's gradient, a small difference of two distributions, suffers most.
     assert rounded[2] > 10 * found[2]
+
+
+RECORDED = json.loads((Path(__file__).parents[3] / "benchmarks/precision/precision_cpu.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in RECORDED if case["tokens"] == 32],
+    ids=lambda case: f"{case['precision']}-{case['spread']}",
+)
+def test_loss_head_errors_are_at_most_twice_those_of_the_kernel_of_trl(case: dict[str, Any]) -> None:
+    """Against the errors that benchmarks/precision recorded of TRL 1.16, on the same inputs."""
+    measured = measure(Case(**{field.name: case[field.name] for field in fields(Case)}), "cpu", ["ours"])
+    assert measured["kl"] == pytest.approx(case["kl"], rel=1e-6)
+    for name, limit in case["errors"]["trl"].items():
+        assert measured["errors"]["ours"][name] <= 2 * limit
 
 
 @pytest.mark.parametrize("chunk_logits", [1, 3 * 50, 10**9])

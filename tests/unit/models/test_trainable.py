@@ -14,6 +14,7 @@ from pos2distill.models.check import check_trainable
 from pos2distill.models.load import load_model
 from pos2distill.models.trainable import REFUSED, TRAINABLE, refuse_unpackable, require_trainable_family
 from scripts.model_families import PAGE, TOLERANCE, check, check_family, render, save_tiny
+from tests.support.hub_server import hub_server, use_hub
 
 # Of every kind of head, norm, attention and tying one; the others are checked in the slow tier.
 CORE = ("cohere2", "deepseek_v3", "gemma2", "gemma3", "gpt2", "gpt_neox", "granite", "llama", "mixtral", "opt", "phi")
@@ -116,5 +117,27 @@ def test_check_trainable_reads_a_url_without_copying_its_weights(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_check_trainable_leaves_hub_names_to_the_download() -> None:
-    check_trainable(ModelSection(path="nobody/nothing"), on_gpu=False)
+@pytest.mark.parametrize(("family", "is_trained"), [("bloom", False), ("llama", True)])
+def test_check_trainable_of_a_hub_name_downloads_no_weights(
+    family: str, is_trained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and again from the cache where the hub cannot be reached."""
+    save_tiny(family, tmp_path)
+    model = ModelSection(path="me/a-model", revision="v1")
+
+    def run_check() -> None:
+        if is_trained:
+            check_trainable(model, on_gpu=False)
+            return
+        with pytest.raises(UserError, match=rf"^me/a-model: a model of the family '{family}' cannot be trained"):
+            check_trainable(model, on_gpu=False)
+
+    with hub_server() as hub:
+        use_hub(monkeypatch, hub.address, tmp_path / "cache")
+        hub.files["me/a-model"] = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        assert "model.safetensors" in hub.files["me/a-model"]
+        run_check()
+        assert "config.json" in hub.downloaded
+        assert not [name for name in hub.downloaded if name.endswith(".safetensors")]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    run_check()

@@ -24,7 +24,7 @@ from pipelines.stages.sample import sample_ids_of
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.store.samples import SampleStore
-from tests.support.hub_server import TOKEN, hub_server
+from tests.support.hub_server import hub_server, use_hub
 
 
 @pytest.fixture(scope="module")
@@ -504,20 +504,13 @@ def test_export_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkey
     assert not (tmp_path / "new").exists()
 
 
-def use_hub(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    """What HF_ENDPOINT and HF_TOKEN set; the tests' own environment forbids the hub."""
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-
-
 def test_push_uploads_the_checkpoint_with_its_card(
-    recipe: Recipe, command: Command, monkeypatch: pytest.MonkeyPatch
+    recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = make_plan(recipe).distill.artifact
     folder = Path(checkpoint.path) / "model"
     with hub_server() as hub:
-        use_hub(monkeypatch, hub.address)
+        use_hub(monkeypatch, hub.address, tmp_path / "cache")
         assert command("push", recipe.storage, "me/a-model", "--private") == [f"{hub.address}/me/a-model"]
         assert hub.private == {"me/a-model": True}
         assert hub.files["me/a-model"] == {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -545,7 +538,7 @@ def test_push_uploads_from_another_storage(
     fs, path = fsspec.url_to_fs(url)
     fs.put(f"{checkpoint.path}/", f"{path}/", recursive=True)
     with hub_server() as hub:
-        use_hub(monkeypatch, hub.address)
+        use_hub(monkeypatch, hub.address, tmp_path / "cache")
         command("push", url, "me/a-model")
     folder = Path(checkpoint.path) / "model"
     assert hub.files["me/a-model"] == {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -567,7 +560,7 @@ def test_push_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkeypa
     with socket.socket() as closed:  # bound, but it does not listen
         closed.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        use_hub(monkeypatch, address)
+        use_hub(monkeypatch, address, tmp_path / "cache")
         (line,) = command("push", recipe.storage, "me/a-model", code=2)
     assert line.startswith(f"error: {address}: cannot be used (")
     assert "(HF_ENDPOINT); check the network" in line

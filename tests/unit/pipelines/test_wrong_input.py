@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 
 from pipelines import command_line
 from pos2distill.config import Recipe
+from tests.support.hub_server import hub_server, use_hub
 from tests.support.tiny import write_examples
 
 Refused = Callable[..., str]
@@ -251,6 +252,22 @@ def test_settings_are_refused_in_one_line(
     # Several settings are separated by a space; none of the values holds one before a section's name.
     parts = settings.split(" ") if settings.count("=") > 1 and " " in settings and "{" not in settings else [settings]
     assert words in refused(*parts)
+
+
+def test_a_hub_model_that_cannot_be_trained_is_refused_in_one_line(
+    refused: Refused, recipe: Path, tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its config, before its weights are downloaded; one that can be trained is accepted."""
+    with hub_server() as hub:
+        use_hub(monkeypatch, hub.address, tmp_path / "cache")
+        config = {"model_type": "falcon", "num_hidden_layers": 2}
+        hub.files["me/falcon"] = {"config.json": json.dumps(config).encode(), "model.safetensors": b"some weights"}
+        line = refused("model.path=me/falcon")
+        assert line.startswith("error: me/falcon: a model of the family 'falcon' cannot be trained: its attention is ")
+        assert hub.downloaded == ["config.json"]
+        hub.files["me/llama"] = {path.name: path.read_bytes() for path in Path(tiny_model_path).iterdir()}
+        assert command_line.main(["study", str(recipe), "model.path=me/llama", "--dry-run"]) == 0
+        assert not [name for name in hub.downloaded if name.endswith(".safetensors")]
 
 
 def _without_credentials(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
