@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import httpx2
 import openai
 
 from pos2distill.config import EndpointSection, ModelSection
@@ -16,11 +17,15 @@ from pos2distill.tasks.prompts import fewest_tokens
 _CHECK_TIMEOUT_S = 20.0  # of the request that lists the server's models
 
 
+class MalformedAnswerError(httpx2.RemoteProtocolError):
+    """A server answered with success, but not in the form of OpenAI's API."""
+
+
 class OpenAiEngine:
     """Sends one request for each prompt and at most `concurrency` at a time.
 
-    The client of the package `openai` repeats a request after errors that may pass. Whatever becomes of the attempts,
-    each prompt has exactly one result.
+    The client of the package `openai` repeats a request after errors that may pass, and after a malformed answer.
+    Whatever becomes of the attempts, each prompt has exactly one result.
     """
 
     def __init__(self, model: ModelSection, settings: EndpointSection) -> None:
@@ -31,6 +36,8 @@ class OpenAiEngine:
             api_key=read_api_key(settings),
             timeout=settings.timeout_s,
             max_retries=settings.max_retries,
+            # openai 3.52 runs the hooks at every attempt, and tries again after any `httpx2.RequestError`.
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._check_answer]}),
         )
         self.running = asyncio.Semaphore(settings.concurrency)
         self.pace = _Pace(settings.requests_per_minute)
@@ -53,6 +60,25 @@ class OpenAiEngine:
             except openai.APIError as error:
                 return Failure.of(error)
 
+    async def _check_answer(self, response: httpx2.Response) -> None:
+        """
+        Raises:
+            MalformedAnswerError: if a response with success has another form than an answer.
+        """
+        if not response.is_success:
+            return
+        await response.aread()
+        expected = "choices[0].message.content" if self.model.api == "chat" else "choices[0].text"
+        try:
+            is_answer = _is_answer(response.json(), self.model.api)
+        except (ValueError, RecursionError):
+            is_answer = False
+        if not is_answer:
+            raise MalformedAnswerError(
+                f"expected JSON with the text {expected}, got HTTP {response.status_code} with "
+                f"{response.text[:200]!r}; check the server (runtime.endpoint.base_url)"
+            )
+
     async def _chat(self, message: str, params: SamplingParams) -> GenerationResult:
         response = await self.client.chat.completions.create(
             model=self.name,
@@ -63,7 +89,7 @@ class OpenAiEngine:
         if not response.choices:
             return _no_choices(response)
         choice = response.choices[0]
-        result = _to_completion(choice.message.content, choice.finish_reason, response.usage)
+        result = _to_completion(choice.message.content, choice, response)
         if isinstance(result, Failure) or result.prompt_tokens is None:
             return result
         fewest, most = fewest_tokens(message), self.context
@@ -89,7 +115,7 @@ class OpenAiEngine:
         if not response.choices:
             return _no_choices(response)
         choice = response.choices[0]
-        result = _to_completion(choice.text, choice.finish_reason, response.usage)
+        result = _to_completion(choice.text, choice, response)
         if isinstance(result, TextCompletion) and result.prompt_tokens not in (None, len(prompt)):
             return Failure(
                 f"the server counts {result.prompt_tokens} tokens in a prompt of {len(prompt)}: it cut the prompt, or "
@@ -195,14 +221,36 @@ class _Pace:
         await asyncio.sleep(start - now)
 
 
-def _to_completion(text: str | None, finish_reason: str | None, usage: Any) -> TextCompletion | Failure:
+def _is_answer(body: Any, api: str) -> bool:
+    """Whether it holds a text, or says that there is none (see `_no_choices`)."""
+    if not isinstance(body, dict):
+        return False
+    choices = body.get("choices")
+    if not choices:
+        return True
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        return False
+    if api == "completions":
+        return isinstance(choices[0].get("text"), str)
+    message = choices[0].get("message")
+    return isinstance(message, dict) and isinstance(message.get("content"), str | None)
+
+
+def _to_completion(text: str | None, choice: Any, response: Any) -> TextCompletion | Failure:
+    # The client leaves out what a server leaves out.
+    finish_reason, usage = getattr(choice, "finish_reason", None), getattr(response, "usage", None)
     if finish_reason not in ("stop", "length"):
         return Failure(f"the server ended the answer with {finish_reason!r}")
     # Servers without a tokenizer report 0, or no usage at all.
-    prompt_tokens = (usage and usage.prompt_tokens) or None
-    answer_tokens = usage.completion_tokens if prompt_tokens else None
+    prompt_tokens = _count(usage, "prompt_tokens") or None
+    answer_tokens = _count(usage, "completion_tokens") if prompt_tokens else None
     # A reasoning model whose thoughts were cut has no text at all.
     return TextCompletion(text or "", "stop" if finish_reason == "stop" else "length", prompt_tokens, answer_tokens)
+
+
+def _count(usage: Any, name: str) -> int | None:
+    value = getattr(usage, name, None)
+    return value if isinstance(value, int) and 0 <= value < 2**31 else None
 
 
 def _no_choices(response: Any) -> Failure:

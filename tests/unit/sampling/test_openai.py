@@ -11,7 +11,7 @@ from pos2distill.errors import UserError
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.openai import OpenAiEngine, check_endpoint, read_api_key, served_context
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
-from tests.support.endpoint import FAULTS, SLOW_S, FakeServer, serve
+from tests.support.endpoint import FAULTS, MALFORMED, SLOW_S, FakeServer, serve
 
 GREEDY = SamplingParams(0.0, 1.0, 8, ())
 CHAT = ModelSection(path="tiny", engine="openai")
@@ -54,6 +54,35 @@ def test_openai_gives_up_on_a_prompt_after_the_last_retry() -> None:
         results = ask(server, ["What?"], max_retries=2)
     assert errors(results) == ["InternalServerError: Error code: 500 - broken"]
     assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+@pytest.mark.parametrize(("model", "field"), [(CHAT, "choices[0].message.content"), (COMPLETIONS, "choices[0].text")])
+def test_openai_records_a_malformed_answer_as_a_failure(model: ModelSection, field: str, kind: str) -> None:
+    prompt = "What?" if model is CHAT else np.arange(5, dtype=np.int32)
+    with serve(FakeServer(fault_probability=1.0, kinds=(kind,))) as server:
+        (error,) = errors(ask(server, [prompt], model, max_retries=0))
+    assert error.startswith(f"MalformedAnswerError: expected JSON with the text {field}, got HTTP 200 with ")
+    assert error.endswith("; check the server (runtime.endpoint.base_url)")
+    assert "\n" not in error
+
+
+def test_openai_sends_a_request_again_after_a_malformed_answer() -> None:
+    with serve(FakeServer(fault_probability=1.0, kinds=("page",))) as server:
+        assert len(errors(ask(server, ["What?"], max_retries=2))) == 1
+    assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("usage", [None, {}, "many", {"prompt_tokens": "2"}, {"prompt_tokens": 10**12}])
+def test_openai_takes_an_answer_without_a_usable_usage(usage: object) -> None:
+    with serve(FakeServer(usage=usage)) as server:
+        assert ask(server, ["What?"]) == [TextCompletion("42", "stop", None, None)]
+
+
+@pytest.mark.parametrize("reason", [None, "content_filter", ["stop"], {"reason": "stop"}])
+def test_openai_records_an_unknown_end_as_a_failure(reason: object) -> None:
+    with serve(FakeServer(finish_reason=reason)) as server:
+        assert errors(ask(server, ["What?"])) == [f"the server ended the answer with {reason!r}"]
 
 
 def test_openai_sends_greedy_requests_with_the_prompt() -> None:
