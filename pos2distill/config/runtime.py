@@ -95,7 +95,9 @@ class EndpointSection(Section):
         "is set, else no key",
     )
     concurrency: int = Field(16, ge=1, description="requests of one sampler at a time")
-    requests_per_minute: int | None = Field(None, ge=1, description="of one sampler, evenly spaced. Default: no limit")
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="of one sampler, with retries, evenly spaced. Default: no limit"
+    )
     timeout_s: float = Field(300.0, gt=0, description="of one attempt, after which the request is sent again")
     max_retries: int = Field(
         8,

@@ -37,7 +37,9 @@ class OpenAiEngine:
             timeout=settings.timeout_s,
             max_retries=settings.max_retries,
             # openai 3.52 runs the hooks at every attempt, and tries again after any `httpx2.RequestError`.
-            http_client=openai.DefaultAsyncHttpxClient(event_hooks={"response": [self._check_answer]}),
+            http_client=openai.DefaultAsyncHttpxClient(
+                event_hooks={"request": [self._wait_for_turn], "response": [self._check_answer]}
+            ),
         )
         self.running = asyncio.Semaphore(settings.concurrency)
         self.pace = _Pace(settings.requests_per_minute)
@@ -52,13 +54,15 @@ class OpenAiEngine:
 
     async def _generate_one(self, prompt: Tokens | str, params: SamplingParams) -> GenerationResult:
         async with self.running:
-            await self.pace.wait()
             try:
                 if isinstance(prompt, str):
                     return await self._chat(prompt, params)
                 return await self._complete(prompt, params)
             except openai.APIError as error:
                 return Failure.of(error)
+
+    async def _wait_for_turn(self, request: httpx2.Request) -> None:
+        await self.pace.wait()
 
     async def _check_answer(self, response: httpx2.Response) -> None:
         """

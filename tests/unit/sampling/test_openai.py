@@ -157,6 +157,14 @@ def test_openai_limits_concurrency_and_rate() -> None:
         assert asyncio.run(timed()) >= 0.5  # the sixth request starts five tenths of a second after the first
 
 
+def test_openai_limits_the_rate_of_retries() -> None:
+    with serve(FakeServer(fault_probability=1.0, kinds=("429",))) as server:
+        ask(server, ["What?"], requests_per_minute=600, max_retries=5)
+    starts = server.starts
+    assert len(starts) == 6
+    assert starts[-1] - starts[0] >= 0.45  # the server asks for pauses of 20 ms
+
+
 def test_openai_reads_the_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert read_api_key(EndpointSection()) == "none"
