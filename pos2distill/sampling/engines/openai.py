@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -15,6 +15,7 @@ from pos2distill.sampling.engines.protocol import Failure, GenerationResult, Sam
 from pos2distill.tasks.prompts import fewest_tokens
 
 _CHECK_TIMEOUT_S = 20.0  # of the request that lists the server's models
+_STOP_REASONS = ("stop", "eos", "eos_token")  # as servers say that the model ended its answer
 
 
 class MalformedAnswerError(httpx2.RemoteProtocolError):
@@ -173,42 +174,47 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
     name = settings.served_model or model.path
     if served and _find(name, served) is None:
         setting = "runtime.endpoint.served_model" if settings.served_model else "model.path"
-        hint = did_you_mean(name, [each.id for each in served])
+        hint = did_you_mean(name, list(served))
         raise UserError(f"{settings.base_url}: serves no model {name!r} ({setting}){hint}")
 
 
 def served_context(model: ModelSection, settings: EndpointSection) -> int | None:
     """The most tokens of prompt and answer together, of a server that names them (vLLM, SGLang: `max_model_len`)."""
     try:
-        served = _find(settings.served_model or model.path, _list_models(settings))
+        served = _list_models(settings)
     except openai.APIError:  # of the check of the server, or of its answers, the user hears elsewhere
         return None
-    length = getattr(served, "max_model_len", None)
+    name = _find(settings.served_model or model.path, served)
+    length = served[name].get("max_model_len") if name else None
     return length if isinstance(length, int) and length > 0 else None
 
 
-def _list_models(settings: EndpointSection) -> list[Any]:
+def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
+    """What the server says of each model, by its id. None, if it answers with JSON of another form than a list."""
     client = openai.OpenAI(
         base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=2
     )
     with client:
-        try:
-            served = list(client.models.list())
-        except (AttributeError, TypeError, ValueError):  # what the client makes of a page, or of other JSON
-            raise UserError(
-                f"{settings.base_url}: answers, but not as an API of OpenAI's kind, whose address often ends in /v1 "
-                f"(runtime.endpoint.base_url)"
-            ) from None
-    return [each for each in served if isinstance(getattr(each, "id", None), str)]
+        response = client.models.with_raw_response.list().http_response
+    try:
+        body = response.json()
+    except (ValueError, RecursionError):  # such as a page
+        raise UserError(
+            f"{settings.base_url}: answers, but not as an API of OpenAI's kind, whose address often ends in /v1 "
+            f"(runtime.endpoint.base_url)"
+        ) from None
+    # OpenAI's API has the list in an object; some servers answer with the list alone.
+    models = body.get("data") if isinstance(body, dict) else body
+    if not isinstance(models, list):
+        return {}
+    return {each["id"]: each for each in models if isinstance(each, dict) and isinstance(each.get("id"), str)}
 
 
-def _find(name: str, served: Sequence[Any]) -> Any:
-    """The model of this name. Ollama lists `name:tag` and accepts `name`."""
-    for matches in (lambda model: model.id == name, lambda model: model.id.startswith(f"{name}:")):
-        for each in served:
-            if matches(each):
-                return each
-    return None
+def _find(name: str, served: Mapping[str, Any]) -> str | None:
+    """The id of the model of this name. Ollama lists `name:tag` and accepts `name`."""
+    if name in served:
+        return name
+    return next((each for each in served if each.startswith(f"{name}:")), None)
 
 
 class _Pace:
@@ -243,13 +249,13 @@ def _is_answer(body: Any, api: str) -> bool:
 def _to_completion(text: str | None, choice: Any, response: Any) -> TextCompletion | Failure:
     # The client leaves out what a server leaves out.
     finish_reason, usage = getattr(choice, "finish_reason", None), getattr(response, "usage", None)
-    if finish_reason not in ("stop", "length"):
+    if finish_reason not in (*_STOP_REASONS, "length"):
         return Failure(f"the server ended the answer with {finish_reason!r}")
     # Servers without a tokenizer report 0, or no usage at all.
     prompt_tokens = _count(usage, "prompt_tokens") or None
     answer_tokens = _count(usage, "completion_tokens") if prompt_tokens else None
     # A reasoning model whose thoughts were cut has no text at all.
-    return TextCompletion(text or "", "stop" if finish_reason == "stop" else "length", prompt_tokens, answer_tokens)
+    return TextCompletion(text or "", "length" if finish_reason == "length" else "stop", prompt_tokens, answer_tokens)
 
 
 def _count(usage: Any, name: str) -> int | None:

@@ -179,15 +179,37 @@ def test_openai_reads_the_key_from_the_environment(monkeypatch: pytest.MonkeyPat
             check_endpoint(CHAT, EndpointSection(base_url=server.url))
 
 
-@pytest.mark.parametrize(
-    "body", [("<html>Welcome</html>", "text/html"), ("[1, 2]", "application/json"), ("{", "application/json")]
-)
+@pytest.mark.parametrize("reason", ["eos", "eos_token"])
+def test_openai_takes_other_names_of_stop(reason: str) -> None:
+    with serve(FakeServer(finish_reason=reason)) as server:
+        assert ask(server, ["What?"]) == [TextCompletion("42", "stop", 1, 1)]
+
+
+@pytest.mark.parametrize("body", [("<html>Welcome</html>", "text/html"), ("{", "application/json")])
 def test_check_endpoint_refuses_what_is_no_list_of_models(body: tuple[str, str]) -> None:
     with (
         serve(FakeServer(models_body=body)) as server,
         pytest.raises(UserError, match=r": answers, but not as an API of OpenAI's kind, .*/v1 \(runtime\.endpoint"),
     ):
         check_endpoint(CHAT, EndpointSection(base_url=server.url))
+
+
+def test_check_endpoint_reads_a_list_without_an_object_around_it() -> None:
+    listed = '[{"id": "tiny", "max_model_len": 90}, {"id": 3}, 4]'
+    with serve(FakeServer(models_body=(listed, "application/json"))) as server:
+        settings = EndpointSection(base_url=server.url)
+        check_endpoint(CHAT, settings)
+        assert served_context(CHAT, settings) == 90
+        with pytest.raises(UserError, match="serves no model 'tiny2'"):
+            check_endpoint(CHAT.model_copy(update={"path": "tiny2"}), settings)
+
+
+@pytest.mark.parametrize("body", ["[1, 2]", "[]", "{}", "null", '"ok"', '{"data": null}', '{"data": {"id": "x"}}'])
+def test_check_endpoint_does_not_check_without_a_list(body: str) -> None:
+    with serve(FakeServer(models_body=(body, "application/json"))) as server:
+        settings = EndpointSection(base_url=server.url)
+        check_endpoint(CHAT, settings)
+        assert served_context(CHAT, settings) is None
 
 
 def test_served_context_prefers_the_exact_name() -> None:
