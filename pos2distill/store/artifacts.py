@@ -21,6 +21,7 @@ import pydantic
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
+from pos2distill.faults import is_fault
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.urls import open_url, storage_errors
 
@@ -190,8 +191,7 @@ class Artifact:
                 missing = isinstance(error, FileNotFoundError)
                 raise UserError(f"{self.url}/{name}: {_again('missing' if missing else 'corrupt', self.url)}") from None
             except OSError as error:
-                # Arrow 23 raises a plain OSError for damaged pages; those of storages have a number or another class.
-                if type(error) is not OSError or error.errno is not None:
+                if not is_corrupt(error):
                     raise
                 raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}") from None
 
@@ -213,6 +213,12 @@ class Artifact:
     def upload(self, folder: Path, name: str) -> None:
         """Copy a local folder into the artifact."""
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
+
+
+def is_corrupt(error: BaseException) -> bool:
+    """Whether a Parquet file could not be read because of its content. Else its storage could not be read."""
+    # Arrow 23 raises a plain OSError for damaged pages; those of storages have a number or another class.
+    return (type(error) is OSError and error.errno is None) or not is_fault(error)
 
 
 def _again(what: str, url: str) -> str:

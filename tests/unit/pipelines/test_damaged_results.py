@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines import command_line
@@ -15,6 +17,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 from pos2distill.models.rope.search import Candidate
 from pos2distill.store.artifacts import Artifact
+from tests.support.stores import interrupt_evaluation
 
 LOCAL = {"executor": "local", "trainers": {"strategy": "torch", "gradient_checkpointing": False}}
 
@@ -194,6 +197,24 @@ def test_a_damaged_report_is_written_again(recipe: str, pattern: str, damage: Da
     after = json.loads(_path(recipe, "report/summary.json").read_text())
     assert after["fingerprint"] == before["fingerprint"]
     assert _path(recipe, "report/index.html").stat().st_size > 10_000
+
+
+def _to_other_columns(path: Path) -> None:
+    pq.write_table(pa.table({"other": [1]}), path)
+
+
+def _rename_to_no_number(path: Path) -> None:
+    path.rename(path.with_name("part-abc.parquet"))
+
+
+@pytest.mark.parametrize("damage", [_garble, _halve, _empty, _remove, _to_other_columns, _rename_to_no_number])
+def test_an_interrupted_evaluation_continues_with_a_damaged_part(recipe: str, damage: Damage) -> None:
+    folder = _path(recipe, "base-scores-*")
+    expected = (folder / "predictions.parquet").read_bytes()
+    (part, _) = interrupt_evaluation(folder)
+    damage(part)
+    assert command_line.main(["evaluate", recipe]) == 0
+    assert (folder / "predictions.parquet").read_bytes() == expected
 
 
 @pytest.mark.parametrize("content", ["garbage", "{}", "[]", '[{"genome": [1.0]}]'])
