@@ -76,7 +76,10 @@ class Artifact:
             raw = json.loads(self.fs.cat_file(path))
             if raw.pop("schema_version") != SCHEMA_VERSION:
                 raise UserError(f"{self.url}: written by another version of pos2distill; use another runtime.storage")
-            return Manifest(**raw)
+            manifest = Manifest(**raw)
+            if not all(isinstance(each, dict) for each in (manifest.counts, manifest.seconds, manifest.details)):
+                raise TypeError("expected objects as counts, seconds and details")
+            return manifest
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: corrupt manifest ({error}); delete {self.url} and run again") from None
 

@@ -74,6 +74,14 @@ def _to_object(path: Path) -> None:
     path.write_text("{}")
 
 
+def _without_details(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"details": {}}))
+
+
+def _with_lists(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": [], "details": []}))
+
+
 def _to_folder(path: Path) -> None:
     _remove(path)
     path.mkdir()
@@ -87,6 +95,7 @@ def _to_file(path: Path) -> None:
 Damage = Callable[[Path], None]
 AGAIN = "and run again to make it again"
 UNUSABLE = "corrupt, or of another version; expected how the artifact was made"
+EARLIER = "corrupt, or of an earlier version; expected"
 SUMMARY = "corrupt; expected what `report` writes; run `report` for this run to make it again"
 # The damaged path, the damage, the command, words of the line.
 CASES: list[tuple[str, Damage, list[str], str]] = [
@@ -100,6 +109,19 @@ CASES: list[tuple[str, Damage, list[str], str]] = [
     ("base-scores-*/manifest.json", _garble, ["report"], "corrupt manifest"),
     ("base-scores-*/manifest.json", _to_list, ["study"], "corrupt manifest"),
     ("checkpoint-*/manifest.json", _empty, ["study"], "corrupt manifest"),
+    (
+        "base-scores-*/manifest.json",
+        _without_details,
+        ["report"],
+        f"manifest.json: {EARLIER} 'prompt_tokens' in details; delete DIR {AGAIN}",
+    ),
+    (
+        "base-scores-*/manifest.json",
+        _without_details,
+        ["evaluate"],
+        f"manifest.json: {EARLIER} 'prompt_tokens' in details; delete DIR {AGAIN}",
+    ),
+    ("base-scores-*/manifest.json", _with_lists, ["report"], "corrupt manifest (expected objects as counts, seconds"),
     ("checkpoint-*/manifest.json", _to_folder, ["study"], "manifest.json"),
     ("checkpoint-*/model", _remove, ["study"], f"model: missing; delete DIR {AGAIN}"),
     ("checkpoint-*/steps", _remove, ["study"], f"steps: missing; delete DIR {AGAIN}"),
