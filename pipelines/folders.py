@@ -5,6 +5,7 @@ not overwritten: it is kept as `NAME-FINGERPRINT`.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,7 +64,7 @@ def _move(fs: Any, source: str, target: str) -> None:
 
 
 def _fingerprints(content: Mapping[str, Any]) -> dict[str, str]:
-    """Of the report, or of each model's results."""
+    """Of the report, or of each model's results; none, if one is no hexadecimal number."""
     found = {}
     if isinstance(content.get("fingerprint"), str):
         found["all"] = content["fingerprint"]
@@ -71,7 +72,10 @@ def _fingerprints(content: Mapping[str, Any]) -> dict[str, str]:
         results = content.get(model)
         if "all" not in found and isinstance(results, Mapping) and isinstance(results.get("fingerprint"), str):
             found[model] = results["fingerprint"]
-    return found
+    # They become names of folders. A file with other ones is corrupt.
+    if all(re.fullmatch("[0-9a-f]+", fingerprint) for fingerprint in found.values()):
+        return found
+    return {}
 
 
 def _last(fingerprints: Mapping[str, str]) -> str:

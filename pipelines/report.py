@@ -132,7 +132,7 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     study = with_measured(plan.study, plan.measured)
     choice = None
     if "slot" in plan.measured:
-        choice = plan.measured["slot"].manifest().details
+        choice = plan.measured["slot"].details("accuracy", "ci95")
     counts, seconds = counts_and_seconds(plan.reported_stages)
     main = Results(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled)
     first, *others = main.comparisons()
@@ -213,12 +213,14 @@ class Results:
         self.models = [stage.artifact.read_table(PREDICTIONS) for stage in evaluations]
         first = evaluations[0]
         self.specs = eval_specs(study, first.inputs.get("curve"))
-        self.details = first.output().manifest().details
+        self.evaluation = first.output()
 
     @property
     def prompt_lengths(self) -> dict[str, Any]:
         """The tokens of prompts and of the model's context."""
-        return {name: self.details[name] for name in ("prompt_tokens", "context_tokens")}
+        names = ("prompt_tokens", "context_tokens")
+        details = self.evaluation.details(*names)
+        return {name: details[name] for name in names}
 
     def comparisons(self) -> list[Comparison]:
         """Of two models at every prompt length, the length of training first."""
@@ -232,7 +234,7 @@ class Results:
             label = f"{spec.documents} documents"
             prompts.append(EvaluatedPrompts(label, spec.documents, self.models, spec.slot_of_rank, spec.orders))
         data, examples = self.study.data, self.examples.read_table(EVALUATION)
-        chat = self.details.get("chat")  # not of a server, which applies its own template
+        chat = self.evaluation.details().get("chat")  # not of a server, which applies its own template
         return EvaluatedTask(data.metric, data.prompt, examples, read_locations(self.examples), prompts, chat)
 
 

@@ -11,7 +11,8 @@ import socket
 _REMOTE_PACKAGES = ("botocore", "aiobotocore", "gcsfs", "google", "aiohttp", "httpx", "httpx2", "httpcore", "requests")
 
 _CREDENTIALS = "; check the credentials of the storage and their rights"
-_NETWORK = "; check the network and AWS_ENDPOINT_URL or the storage's other address settings"
+_NETWORK = "; check the network"
+_S3_NETWORK = "; check the network and AWS_ENDPOINT_URL"
 
 # As s3fs 2026.9 raises what an S3 answers with 409, 500 or 503, without the name of the object.
 _BUSY = (errno.EBUSY, errno.EREMOTEIO)
@@ -81,8 +82,18 @@ def where(error: BaseException, url: str) -> str:
     return f": {filename}" if filename and str(filename).rstrip("/") not in url else ""
 
 
-def fix(error: BaseException) -> str:
-    """The likely fix, to append to a message, or nothing."""
+def fix(error: BaseException, url: str = "") -> str:
+    """The likely fix, to append to a message, or nothing.
+
+    Args:
+        url: what could not be used, if it is known.
+    """
+    text = _general_fix(error)
+    is_s3 = url.startswith(("s3://", "s3a://")) or type(error).__module__.startswith(("botocore", "aiobotocore"))
+    return _S3_NETWORK if text == _NETWORK and is_s3 else text
+
+
+def _general_fix(error: BaseException) -> str:
     if isinstance(error, PermissionError):
         return _CREDENTIALS if error.filename is None else "; check the permissions of the file and of its folder"
     if isinstance(error, OSError) and error.errno in _FIXES:

@@ -55,7 +55,7 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
         if not is_fault(cause):
             raise
         kind = UserError if will_not_pass(cause) else TransientError
-        raise kind(f"{url}: cannot be used ({reason(cause)}{where(cause, url)}) ({setting}){fix(cause)}") from None
+        raise kind(f"{url}: cannot be used ({reason(cause)}{where(cause, url)}) ({setting}){fix(cause, url)}") from None
 
 
 def why_not_found(error: BaseException) -> BaseException | None:

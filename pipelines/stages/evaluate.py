@@ -130,7 +130,7 @@ def eval_specs(study: Study, curve: Input | None = None) -> list[PromptSpec]:
 
 
 def _slot_of_rank(curve: Input, documents: int) -> tuple[int, ...]:
-    measured = curve.manifest().details["curve"]
+    measured = curve.details("curve")["curve"]
     # Of several hops, the first slot: the gold documents of this curve are next to each other.
     slots = [slot if isinstance(slot, int) else slot[0] for slot in measured["slots"]]
     return slot_of_rank(slots, measured["accuracy_by_slot"], measured["documents"], documents)

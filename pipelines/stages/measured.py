@@ -14,10 +14,10 @@ def with_measured(study: Study, inputs: Mapping[str, Input]) -> Study:
     Unchanged where a stage has no such input.
     """
     if "slot" in inputs:
-        slots = inputs["slot"].manifest().details["slots"]
+        slots = inputs["slot"].details("slots")["slots"]
         study = replace_section(study, method=_replace(study.method, advantageous_slot=slots))
     if "scales" in inputs:
-        scales = inputs["scales"].manifest().details["scales"]
+        scales = inputs["scales"].details("scales")["scales"]
         study = replace_section(
             study,
             inference=_replace(study.inference, method="lpes", scales=scales),

@@ -8,6 +8,7 @@ from typing import Any
 
 from pos2distill.config import Runtime, Study, fingerprint
 from pos2distill.config.fields import RestrictedStudy
+from pos2distill.errors import UserError
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact, Manifest
 
@@ -31,6 +32,22 @@ class Input:
         if manifest is None:
             raise RuntimeError(f"{self.artifact.url} is read before it is finished")
         return manifest
+
+    def details(self, *names: str) -> dict[str, Any]:
+        """What the stage recorded in the manifest, with at least these names.
+
+        Raises:
+            UserError: if one of them is missing.
+        """
+        details = self.manifest().details
+        missing = [name for name in names if name not in details]
+        if missing:
+            url = self.artifact.url
+            raise UserError(
+                f"{url}/manifest.json: corrupt, or of an earlier version; expected {missing[0]!r} in details; "
+                f"delete {url} and run again to make it again"
+            )
+        return details
 
 
 @dataclass(frozen=True, slots=True)

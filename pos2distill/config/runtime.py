@@ -95,13 +95,16 @@ class EndpointSection(Section):
         "is set, else no key",
     )
     concurrency: int = Field(16, ge=1, description="requests of one sampler at a time")
-    requests_per_minute: int | None = Field(None, ge=1, description="of one sampler, evenly spaced. Default: no limit")
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="of one sampler, with retries, evenly spaced. Default: no limit"
+    )
     timeout_s: float = Field(300.0, gt=0, description="of one attempt, after which the request is sent again")
     max_retries: int = Field(
         8,
         ge=0,
-        description="of one request, after errors of connection, 408, 409, 429 and 5xx: after the time that the server "
-        "asks for (Retry-After, up to 2 minutes), else after 0.5 s, doubled up to 8 s, less a random quarter",
+        description="of one request, after errors of connection, malformed answers, 408, 409, 429 and 5xx: after the "
+        "time that the server asks for (Retry-After, up to 2 minutes), else after 0.5 s, doubled up to 8 s, less a "
+        "random quarter",
     )
     price_input: float | None = Field(None, ge=0, description="of a million tokens of prompts, in any currency")
     price_output: float | None = Field(None, ge=0, description="of a million tokens of answers")

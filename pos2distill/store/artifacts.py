@@ -21,6 +21,7 @@ import pydantic
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
+from pos2distill.faults import is_fault
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.urls import open_url, storage_errors
 
@@ -75,7 +76,10 @@ class Artifact:
             raw = json.loads(self.fs.cat_file(path))
             if raw.pop("schema_version") != SCHEMA_VERSION:
                 raise UserError(f"{self.url}: written by another version of pos2distill; use another runtime.storage")
-            return Manifest(**raw)
+            manifest = Manifest(**raw)
+            if not all(isinstance(each, dict) for each in (manifest.counts, manifest.seconds, manifest.details)):
+                raise TypeError("expected objects as counts, seconds and details")
+            return manifest
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: corrupt manifest ({error}); delete {self.url} and run again") from None
 
@@ -190,8 +194,7 @@ class Artifact:
                 missing = isinstance(error, FileNotFoundError)
                 raise UserError(f"{self.url}/{name}: {_again('missing' if missing else 'corrupt', self.url)}") from None
             except OSError as error:
-                # Arrow 23 raises a plain OSError for damaged pages; those of storages have a number or another class.
-                if type(error) is not OSError or error.errno is not None:
+                if not is_corrupt(error):
                     raise
                 raise UserError(f"{self.url}/{name}: {_again('corrupt', self.url)}") from None
 
@@ -213,6 +216,12 @@ class Artifact:
     def upload(self, folder: Path, name: str) -> None:
         """Copy a local folder into the artifact."""
         self.fs.put(f"{folder}/", f"{self.path}/{name}/", recursive=True)
+
+
+def is_corrupt(error: BaseException) -> bool:
+    """Whether a Parquet file could not be read because of its content. Else its storage could not be read."""
+    # Arrow 23 raises a plain OSError for damaged pages; those of storages have a number or another class.
+    return (type(error) is OSError and error.errno is None) or not is_fault(error)
 
 
 def _again(what: str, url: str) -> str:

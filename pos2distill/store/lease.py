@@ -157,7 +157,9 @@ def _renew_until(
                 lost = "another run took over because this one did not renew its lease"
         except Exception as error:  # fsspec's file systems share no base class for failed requests
             if time.monotonic() - last_renewal > _MISSED_PERIODS * me.period:
-                lost = f"the lease cannot be renewed ({reason(error)}), so another run may take over{fix(error)}"
+                lost = (
+                    f"the lease cannot be renewed ({reason(error)}), so another run may take over{fix(error, storage)}"
+                )
         if lost:
             on_lost(f"{storage}: {lost}; this run stops; run the same command again to continue")
             return

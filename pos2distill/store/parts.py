@@ -1,6 +1,7 @@
 """Tables of an artifact that is not finished, in parts, so that a run which was stopped continues where it was."""
 
 import logging
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -8,11 +9,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pos2distill.records import PREDICTION_SCHEMA
-from pos2distill.store.artifacts import Artifact, write_table
+from pos2distill.store.artifacts import Artifact, is_corrupt, write_table
+from pos2distill.urls import storage_errors
 
 _PREDICTION_KEY = ("documents", "example_id", "placement")
 
 _logger = logging.getLogger(__name__)
+
+
+class _CorruptPartError(Exception):
+    """Why a part cannot be used."""
 
 
 class TableParts:
@@ -38,15 +44,31 @@ class TableParts:
         """The rows of all parts, sorted by their key; of rows with equal keys the first.
 
         A corrupt part is named in the log and left out; its rows count as not computed.
+
+        Raises:
+            UserError: if the storage cannot be read.
         """
         tables = [self.schema.empty_table()]
-        for path in self._paths():
+        for path in self._paths().values():
             try:
-                tables.append(pq.read_table(path, filesystem=self.artifact.fs, page_checksum_verification=True))
-            except (pa.ArrowException, OSError, ValueError) as error:
-                reason = str(error).partition("\n")[0]
-                _logger.warning("%s: corrupt (%s); its rows will be computed again", path, reason)
+                with storage_errors(path, "runtime.storage"):
+                    tables.append(self._read_part(path))
+            except _CorruptPartError as error:
+                _logger.warning("%s: corrupt (%s); its rows will be computed again", path, error)
         return self._each_row_once(pa.concat_tables(tables))
+
+    def _read_part(self, path: str) -> pa.Table:
+        try:
+            # Opened as a file: of a folder, pyarrow 23 would read the files that are in it.
+            with self.artifact.fs.open(path) as file:
+                part = pq.read_table(file, page_checksum_verification=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if not is_corrupt(error):
+                raise
+            raise _CorruptPartError(str(error).partition("\n")[0]) from None
+        if not part.schema.equals(self.schema):
+            raise _CorruptPartError("its columns are not those of the table")
+        return part
 
     def remove(self) -> None:
         """Remove all parts, once the artifact is published."""
@@ -54,12 +76,17 @@ class TableParts:
 
     def _first_free(self) -> int:
         # Not the number of parts, since a corrupt one may have been removed by hand.
-        paths = self._paths()
-        return int(paths[-1].removesuffix(".parquet").rpartition("-")[2]) + 1 if paths else 0
+        return max(self._paths(), default=-1) + 1
 
-    def _paths(self) -> list[str]:
+    def _paths(self) -> dict[int, str]:
+        """The path of each part by its number, in order. Other files in the folder are no parts."""
         self.artifact.fs.invalidate_cache(self.folder)  # listings of object stores are cached
-        return sorted(str(path) for path in self.artifact.fs.glob(f"{self.folder}/part-*.parquet"))
+        paths = {}
+        for path in self.artifact.fs.glob(f"{self.folder}/part-*.parquet"):
+            match = re.fullmatch(r"part-([0-9]+)\.parquet", str(path).rpartition("/")[2])
+            if match:
+                paths[int(match[1])] = str(path)
+        return dict(sorted(paths.items()))
 
     def _each_row_once(self, table: pa.Table) -> pa.Table:
         # Of an example whose prompts were in part answered, all are answered again; the first answers count.

@@ -1,6 +1,7 @@
 """The report in a real browser. The page itself asks for nothing but its own file."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,8 @@ def browser() -> Iterator[Browser]:
         with sync_playwright() as playwright, open_browser(playwright) as chromium:
             yield chromium
     except NoChromiumError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
         pytest.skip(str(error))
 
 

@@ -1,6 +1,7 @@
 """A server with OpenAI's API on loopback, without a model, which fails at random: aiohttp in a thread."""
 
 import asyncio
+import json
 import random
 import threading
 from collections import Counter
@@ -11,7 +12,9 @@ from typing import Any
 
 from aiohttp import web
 
-FAULTS = ("429", "500", "dropped", "slow")
+MALFORMED = ("cut JSON", "page", "list", "text", "list of texts", "no message", "message null", "list content")
+FAULTS = ("429", "500", "dropped", "slow", *MALFORMED)
+_COUNTED = object()
 SLOW_S = 10.0  # twice the time limit of the client, which must notice also on a busy machine
 
 
@@ -22,7 +25,8 @@ class FakeServer:
     answered: how often each prompt was answered with success, as the server sees it. faults: by kind.
     key: if set, other keys are refused. context: prompts are silently cut to so many words.
     counts_tokens: whether responses tell their usage. max_model_len: the context that the list of models names.
-    models_body: what is answered instead of the list of models, and its type.
+    models_body: what is answered instead of the list of models, and its type. models_requests: how often it was asked.
+    usage: what answers tell instead of the tokens. starts: seconds at which the prompts of `bodies` came.
     """
 
     answer: Callable[[Any], str] = lambda prompt: "42"
@@ -34,11 +38,15 @@ class FakeServer:
     counts_tokens: bool = True
     max_model_len: int | None = None
     models_body: tuple[str, str] | None = None
+    finish_reason: Any = "stop"
+    usage: Any = _COUNTED
     seed: int = 0
     url: str = ""
     answered: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
+    models_requests: int = 0
     running: int = 0
     most_running: int = 0
 
@@ -46,6 +54,7 @@ class FakeServer:
         self.random = random.Random(self.seed)
 
     async def models(self, request: web.Request) -> web.Response:
+        self.models_requests += 1
         if self._refuses(request):
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         if not self.lists_models:
@@ -70,6 +79,7 @@ class FakeServer:
         if self._refuses(request):
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         self.bodies.append(body)
+        self.starts.append(asyncio.get_running_loop().time())
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -88,27 +98,56 @@ class FakeServer:
                 request.transport.abort()
             if fault == "slow":
                 await asyncio.sleep(SLOW_S)
-            return self._answer(body, prompt, counts=not fault)
+            response = self._answer(body, prompt, counts=not fault)
+            return _malformed(response, fault) if fault in MALFORMED else web.json_response(response)
         finally:
             self.running -= 1
 
-    def _answer(self, body: dict[str, Any], prompt: Any, *, counts: bool) -> web.Response:
+    def _answer(self, body: dict[str, Any], prompt: Any, *, counts: bool) -> dict[str, Any]:
         tokens = prompt.split() if isinstance(prompt, str) else prompt
         used = min(len(tokens), self.context or len(tokens))
         text = self.answer(prompt)
         if counts:
             self.answered[str(prompt)] += 1
-        usage = {"prompt_tokens": used, "completion_tokens": len(text.split()), "total_tokens": 0}
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "logprobs": None}
+        usage = self.usage
+        if usage is _COUNTED:
+            usage = {"prompt_tokens": used, "completion_tokens": len(text.split()), "total_tokens": 0}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": self.finish_reason, "logprobs": None}
         if "messages" in body:
             choice["message"] = {"role": "assistant", "content": text}
         else:
             choice["text"] = text
         response = {"id": "1", "object": "x", "created": 0, "model": "tiny", "choices": [choice]}
-        return web.json_response(response | {"usage": usage} if self.counts_tokens else response)
+        return response | {"usage": usage} if self.counts_tokens else response
 
     def _refuses(self, request: web.Request) -> bool:
         return self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}"
+
+
+def _malformed(response: dict[str, Any], kind: str) -> web.Response:
+    """An answer with HTTP 200 in a form that OpenAI's API does not have."""
+    choice = response["choices"][0]
+    text = json.dumps(response)
+    if kind == "cut JSON":
+        return web.Response(text=text[: len(text) // 2], content_type="application/json")
+    if kind == "page":
+        return web.Response(text="<html>Please log in</html>", content_type="text/html")
+    if kind == "list":
+        return web.json_response([])
+    if kind == "text":
+        return web.json_response("ok")
+    if kind == "list of texts":
+        response["choices"] = ["42"]
+    elif kind == "no message":
+        choice.pop("message", None)
+        choice.pop("text", None)
+    elif kind == "message null":
+        choice.update(dict.fromkeys(choice.keys() & {"message", "text"}))
+    elif "text" in choice:
+        choice["text"] = [choice["text"]]
+    else:
+        choice["message"]["content"] = [{"type": "text", "text": choice["message"]["content"]}]
+    return web.json_response(response)
 
 
 @contextmanager

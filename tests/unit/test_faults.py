@@ -1,7 +1,7 @@
 import errno
 
 import pytest
-from botocore.exceptions import NoCredentialsError
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 
 from pos2distill.faults import describe, disk_is_full
 
@@ -20,8 +20,12 @@ DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
         (IsADirectoryError(21, "Is a directory", "/x"), "/x: Is a directory; expected a file, not a folder"),
         (
             ConnectionError("no Ray"),
-            "ConnectionError: no Ray; check the network and AWS_ENDPOINT_URL or the storage's other address settings; "
-            "run the same command again to continue",
+            "ConnectionError: no Ray; check the network; run the same command again to continue",
+        ),
+        (
+            EndpointConnectionError(endpoint_url="http://x"),
+            'EndpointConnectionError: Could not connect to the endpoint URL: "http://x"; check the network and '
+            "AWS_ENDPOINT_URL; run the same command again to continue",
         ),
         (
             NoCredentialsError(),

@@ -19,7 +19,7 @@ DISK = "; free space there, or use another disk (runtime.storage; TMPDIR for tem
 RIGHTS = "; check the permissions of the file and of its folder"
 PROFILE = "; set AWS_PROFILE to a profile of ~/.aws/config, or unset it"
 GCS_MESSAGE = "storage.objects.list access denied, 403"
-NETWORK = "; check the network and AWS_ENDPOINT_URL or the storage's other address settings"
+NETWORK = "; check the network and AWS_ENDPOINT_URL"
 
 
 def test_open_url_refuses_an_unknown_protocol() -> None:
@@ -51,6 +51,13 @@ def test_storage_errors_become_one_line(error: Exception, reason: str, remedy: s
     with pytest.raises(UserError) as raised, storage_errors("s3://b", "data.path"):
         raise error
     assert str(raised.value) == f"s3://b: cannot be used ({reason}) (data.path){remedy}"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/x", "https://127.0.0.1:9/x", "gs://b/x", "hf://b/x"])
+def test_storage_errors_names_the_endpoint_of_s3_for_s3_only(url: str) -> None:
+    with pytest.raises(UserError) as raised, storage_errors(url, "data.path"):
+        raise aiohttp.ClientConnectionError("Connection closed")
+    assert str(raised.value) == f"{url}: cannot be used (Connection closed) (data.path); check the network"
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import httpx2
 import openai
 
 from pos2distill.config import EndpointSection, ModelSection
@@ -14,13 +15,18 @@ from pos2distill.sampling.engines.protocol import Failure, GenerationResult, Sam
 from pos2distill.tasks.prompts import fewest_tokens
 
 _CHECK_TIMEOUT_S = 20.0  # of the request that lists the server's models
+_STOP_REASONS = ("stop", "eos", "eos_token")  # as servers say that the model ended its answer
+
+
+class MalformedAnswerError(httpx2.RemoteProtocolError):
+    """A server answered with success, but not in the form of OpenAI's API."""
 
 
 class OpenAiEngine:
     """Sends one request for each prompt and at most `concurrency` at a time.
 
-    The client of the package `openai` repeats a request after errors that may pass. Whatever becomes of the attempts,
-    each prompt has exactly one result.
+    The client of the package `openai` repeats a request after errors that may pass, and after a malformed answer.
+    Whatever becomes of the attempts, each prompt has exactly one result.
     """
 
     def __init__(self, model: ModelSection, settings: EndpointSection) -> None:
@@ -31,6 +37,10 @@ class OpenAiEngine:
             api_key=read_api_key(settings),
             timeout=settings.timeout_s,
             max_retries=settings.max_retries,
+            # openai 3.52 runs the hooks at every attempt, and tries again after any `httpx2.RequestError`.
+            http_client=openai.DefaultAsyncHttpxClient(
+                event_hooks={"request": [self._wait_for_turn], "response": [self._check_answer]}
+            ),
         )
         self.running = asyncio.Semaphore(settings.concurrency)
         self.pace = _Pace(settings.requests_per_minute)
@@ -45,13 +55,34 @@ class OpenAiEngine:
 
     async def _generate_one(self, prompt: Tokens | str, params: SamplingParams) -> GenerationResult:
         async with self.running:
-            await self.pace.wait()
             try:
                 if isinstance(prompt, str):
                     return await self._chat(prompt, params)
                 return await self._complete(prompt, params)
             except openai.APIError as error:
                 return Failure.of(error)
+
+    async def _wait_for_turn(self, request: httpx2.Request) -> None:
+        await self.pace.wait()
+
+    async def _check_answer(self, response: httpx2.Response) -> None:
+        """
+        Raises:
+            MalformedAnswerError: if a response with success has another form than an answer.
+        """
+        if not response.is_success:
+            return
+        await response.aread()
+        expected = "choices[0].message.content" if self.model.api == "chat" else "choices[0].text"
+        try:
+            is_answer = _is_answer(response.json(), self.model.api)
+        except (ValueError, RecursionError):
+            is_answer = False
+        if not is_answer:
+            raise MalformedAnswerError(
+                f"expected JSON with the text {expected}, got HTTP {response.status_code} with "
+                f"{response.text[:200]!r}; check the server (runtime.endpoint.base_url)"
+            )
 
     async def _chat(self, message: str, params: SamplingParams) -> GenerationResult:
         response = await self.client.chat.completions.create(
@@ -63,7 +94,7 @@ class OpenAiEngine:
         if not response.choices:
             return _no_choices(response)
         choice = response.choices[0]
-        result = _to_completion(choice.message.content, choice.finish_reason, response.usage)
+        result = _to_completion(choice.message.content, choice, response)
         if isinstance(result, Failure) or result.prompt_tokens is None:
             return result
         fewest, most = fewest_tokens(message), self.context
@@ -89,7 +120,7 @@ class OpenAiEngine:
         if not response.choices:
             return _no_choices(response)
         choice = response.choices[0]
-        result = _to_completion(choice.text, choice.finish_reason, response.usage)
+        result = _to_completion(choice.text, choice, response)
         if isinstance(result, TextCompletion) and result.prompt_tokens not in (None, len(prompt)):
             return Failure(
                 f"the server counts {result.prompt_tokens} tokens in a prompt of {len(prompt)}: it cut the prompt, or "
@@ -143,42 +174,47 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
     name = settings.served_model or model.path
     if served and _find(name, served) is None:
         setting = "runtime.endpoint.served_model" if settings.served_model else "model.path"
-        hint = did_you_mean(name, [each.id for each in served])
+        hint = did_you_mean(name, list(served))
         raise UserError(f"{settings.base_url}: serves no model {name!r} ({setting}){hint}")
 
 
 def served_context(model: ModelSection, settings: EndpointSection) -> int | None:
     """The most tokens of prompt and answer together, of a server that names them (vLLM, SGLang: `max_model_len`)."""
     try:
-        served = _find(settings.served_model or model.path, _list_models(settings))
+        served = _list_models(settings)
     except openai.APIError:  # of the check of the server, or of its answers, the user hears elsewhere
         return None
-    length = getattr(served, "max_model_len", None)
+    name = _find(settings.served_model or model.path, served)
+    length = served[name].get("max_model_len") if name else None
     return length if isinstance(length, int) and length > 0 else None
 
 
-def _list_models(settings: EndpointSection) -> list[Any]:
+def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
+    """What the server says of each model, by its id. None, if it answers with JSON of another form than a list."""
     client = openai.OpenAI(
         base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=2
     )
     with client:
-        try:
-            served = list(client.models.list())
-        except (AttributeError, TypeError, ValueError):  # what the client makes of a page, or of other JSON
-            raise UserError(
-                f"{settings.base_url}: answers, but not as an API of OpenAI's kind, whose address often ends in /v1 "
-                f"(runtime.endpoint.base_url)"
-            ) from None
-    return [each for each in served if isinstance(getattr(each, "id", None), str)]
+        response = client.models.with_raw_response.list().http_response
+    try:
+        body = response.json()
+    except (ValueError, RecursionError):  # such as a page
+        raise UserError(
+            f"{settings.base_url}: answers, but not as an API of OpenAI's kind, whose address often ends in /v1 "
+            f"(runtime.endpoint.base_url)"
+        ) from None
+    # OpenAI's API has the list in an object; some servers answer with the list alone.
+    models = body.get("data") if isinstance(body, dict) else body
+    if not isinstance(models, list):
+        return {}
+    return {each["id"]: each for each in models if isinstance(each, dict) and isinstance(each.get("id"), str)}
 
 
-def _find(name: str, served: Sequence[Any]) -> Any:
-    """The model of this name. Ollama lists `name:tag` and accepts `name`."""
-    for matches in (lambda model: model.id == name, lambda model: model.id.startswith(f"{name}:")):
-        for each in served:
-            if matches(each):
-                return each
-    return None
+def _find(name: str, served: Mapping[str, Any]) -> str | None:
+    """The id of the model of this name. Ollama lists `name:tag` and accepts `name`."""
+    if name in served:
+        return name
+    return next((each for each in served if each.startswith(f"{name}:")), None)
 
 
 class _Pace:
@@ -195,14 +231,36 @@ class _Pace:
         await asyncio.sleep(start - now)
 
 
-def _to_completion(text: str | None, finish_reason: str | None, usage: Any) -> TextCompletion | Failure:
-    if finish_reason not in ("stop", "length"):
+def _is_answer(body: Any, api: str) -> bool:
+    """Whether it holds a text, or says that there is none (see `_no_choices`)."""
+    if not isinstance(body, dict):
+        return False
+    choices = body.get("choices")
+    if not choices:
+        return True
+    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+        return False
+    if api == "completions":
+        return isinstance(choices[0].get("text"), str)
+    message = choices[0].get("message")
+    return isinstance(message, dict) and isinstance(message.get("content"), str | None)
+
+
+def _to_completion(text: str | None, choice: Any, response: Any) -> TextCompletion | Failure:
+    # The client leaves out what a server leaves out.
+    finish_reason, usage = getattr(choice, "finish_reason", None), getattr(response, "usage", None)
+    if finish_reason not in (*_STOP_REASONS, "length"):
         return Failure(f"the server ended the answer with {finish_reason!r}")
     # Servers without a tokenizer report 0, or no usage at all.
-    prompt_tokens = (usage and usage.prompt_tokens) or None
-    answer_tokens = usage.completion_tokens if prompt_tokens else None
+    prompt_tokens = _count(usage, "prompt_tokens") or None
+    answer_tokens = _count(usage, "completion_tokens") if prompt_tokens else None
     # A reasoning model whose thoughts were cut has no text at all.
-    return TextCompletion(text or "", "stop" if finish_reason == "stop" else "length", prompt_tokens, answer_tokens)
+    return TextCompletion(text or "", "length" if finish_reason == "length" else "stop", prompt_tokens, answer_tokens)
+
+
+def _count(usage: Any, name: str) -> int | None:
+    value = getattr(usage, name, None)
+    return value if isinstance(value, int) and 0 <= value < 2**31 else None
 
 
 def _no_choices(response: Any) -> Failure:

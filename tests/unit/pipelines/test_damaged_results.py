@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines import command_line
@@ -15,6 +17,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 from pos2distill.models.rope.search import Candidate
 from pos2distill.store.artifacts import Artifact
+from tests.support.stores import interrupt_evaluation
 
 LOCAL = {"executor": "local", "trainers": {"strategy": "torch", "gradient_checkpointing": False}}
 
@@ -71,6 +74,14 @@ def _to_object(path: Path) -> None:
     path.write_text("{}")
 
 
+def _without_details(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"details": {}}))
+
+
+def _with_lists(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": [], "details": []}))
+
+
 def _to_folder(path: Path) -> None:
     _remove(path)
     path.mkdir()
@@ -84,6 +95,7 @@ def _to_file(path: Path) -> None:
 Damage = Callable[[Path], None]
 AGAIN = "and run again to make it again"
 UNUSABLE = "corrupt, or of another version; expected how the artifact was made"
+EARLIER = "corrupt, or of an earlier version; expected"
 SUMMARY = "corrupt; expected what `report` writes; run `report` for this run to make it again"
 # The damaged path, the damage, the command, words of the line.
 CASES: list[tuple[str, Damage, list[str], str]] = [
@@ -97,6 +109,19 @@ CASES: list[tuple[str, Damage, list[str], str]] = [
     ("base-scores-*/manifest.json", _garble, ["report"], "corrupt manifest"),
     ("base-scores-*/manifest.json", _to_list, ["study"], "corrupt manifest"),
     ("checkpoint-*/manifest.json", _empty, ["study"], "corrupt manifest"),
+    (
+        "base-scores-*/manifest.json",
+        _without_details,
+        ["report"],
+        f"manifest.json: {EARLIER} 'prompt_tokens' in details; delete DIR {AGAIN}",
+    ),
+    (
+        "base-scores-*/manifest.json",
+        _without_details,
+        ["evaluate"],
+        f"manifest.json: {EARLIER} 'prompt_tokens' in details; delete DIR {AGAIN}",
+    ),
+    ("base-scores-*/manifest.json", _with_lists, ["report"], "corrupt manifest (expected objects as counts, seconds"),
     ("checkpoint-*/manifest.json", _to_folder, ["study"], "manifest.json"),
     ("checkpoint-*/model", _remove, ["study"], f"model: missing; delete DIR {AGAIN}"),
     ("checkpoint-*/steps", _remove, ["study"], f"steps: missing; delete DIR {AGAIN}"),
@@ -194,6 +219,24 @@ def test_a_damaged_report_is_written_again(recipe: str, pattern: str, damage: Da
     after = json.loads(_path(recipe, "report/summary.json").read_text())
     assert after["fingerprint"] == before["fingerprint"]
     assert _path(recipe, "report/index.html").stat().st_size > 10_000
+
+
+def _to_other_columns(path: Path) -> None:
+    pq.write_table(pa.table({"other": [1]}), path)
+
+
+def _rename_to_no_number(path: Path) -> None:
+    path.rename(path.with_name("part-abc.parquet"))
+
+
+@pytest.mark.parametrize("damage", [_garble, _halve, _empty, _remove, _to_other_columns, _rename_to_no_number])
+def test_an_interrupted_evaluation_continues_with_a_damaged_part(recipe: str, damage: Damage) -> None:
+    folder = _path(recipe, "base-scores-*")
+    expected = (folder / "predictions.parquet").read_bytes()
+    (part, _) = interrupt_evaluation(folder)
+    damage(part)
+    assert command_line.main(["evaluate", recipe]) == 0
+    assert (folder / "predictions.parquet").read_bytes() == expected
 
 
 @pytest.mark.parametrize("content", ["garbage", "{}", "[]", '[{"genome": [1.0]}]'])

@@ -33,9 +33,27 @@ def test_write_folder_keeps_results_of_other_settings(tmp_path: Path) -> None:
 
 
 def test_write_folder_of_a_report_compares_its_own_fingerprint(tmp_path: Path) -> None:
-    write(tmp_path, "1", fingerprint="one", base={"mean": 0.5})
-    write(tmp_path, "2", fingerprint="two", base={"mean": 0.5})
-    assert pages(tmp_path) == {"evaluation": "2", "evaluation-one": "1"}
+    write(tmp_path, "1", fingerprint="1e", base={"mean": 0.5})
+    write(tmp_path, "2", fingerprint="2f", base={"mean": 0.5})
+    assert pages(tmp_path) == {"evaluation": "2", "evaluation-1e": "1"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"fingerprint": "../../x"}',
+        '{"fingerprint": "a/../../x"}',
+        '{"fingerprint": ""}',
+        '{"base": {"fingerprint": "a"}, "distilled": {"fingerprint": "/../../x"}}',
+    ],
+)
+def test_write_folder_names_no_folder_by_what_is_no_fingerprint(tmp_path: Path, content: str) -> None:
+    storage = tmp_path / "storage"
+    (storage / "evaluation").mkdir(parents=True)
+    (storage / "evaluation" / "summary.json").write_text(content)
+    write(storage, "new", base={"fingerprint": "a"})
+    assert pages(storage) == {"evaluation": "new"}
+    assert [path.name for path in tmp_path.iterdir()] == ["storage"]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"base": 3}'])

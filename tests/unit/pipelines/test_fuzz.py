@@ -23,6 +23,7 @@ from pipelines import command_line
 from pipelines.commands import run_evaluate, run_study
 from pos2distill.config import Recipe, Study
 from pos2distill.config.validation import dotted_names
+from tests.support.stores import interrupt_evaluation
 
 _SECONDS = 20.0
 _MORE = int(os.environ.get("POS2DISTILL_FUZZ", "0"))
@@ -253,6 +254,28 @@ def test_finished_stores(
         errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
         assert (code, len(errors)) in [(0, 0), (2, 1)], command
         assert all(len(line) < 2000 for line in errors)
+
+
+@fuzz
+@given(data=st.data())
+def test_interrupted_evaluations(
+    finished: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: st.DataObject
+) -> None:
+    """The storage of an evaluation that was interrupted, with its parts damaged: it continues, with the same result."""
+    storage = tmp_path / "interrupted"
+    shutil.rmtree(storage, ignore_errors=True)
+    shutil.copytree(finished.storage, storage)
+    (folder,) = storage.glob("base-scores-*")
+    expected = (folder / "predictions.parquet").read_bytes()
+    for part in interrupt_evaluation(folder):
+        content = _damage(part.read_bytes(), data)
+        part.unlink()
+        if content is not None:
+            part.with_name(data.draw(st.sampled_from([part.name, "part-x.parquet"]))).write_bytes(content)
+    recipe = str(Path(finished.study.data.path).parent / "recipe.yaml")
+    code = command_line.main(["evaluate", recipe, f"runtime.storage={storage}"])
+    assert code == 0, capsys.readouterr().err
+    assert (folder / "predictions.parquet").read_bytes() == expected
 
 
 def _mutate(content: bytes, data: st.DataObject) -> bytes:

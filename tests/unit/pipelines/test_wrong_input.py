@@ -289,6 +289,7 @@ ENVIRONMENTS = [
     ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "data.path=s3://bucket/x.jsonl", "check the network and AWS_ENDPOINT"),
     ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "model.path=s3://bucket/x", "check the network and AWS_ENDPOINT"),
     ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "runtime.storage=s3://b/x", "check the network and AWS_ENDPOINT"),
+    ({}, "data.path=http://127.0.0.1:9/x.jsonl", ") (data.path); check the network"),
     ({"AWS_ENDPOINT_URL": "no url"}, "runtime.storage=s3://bucket/x", "AWS_ENDPOINT_URL: expected http://HOST:PORT"),
     ({"RAY_ADDRESS": "127.0.0.1:1"}, "seed=0", "RAY_ADDRESS: no Ray cluster answers at 127.0.0.1:1"),
     ({"RAY_ADDRESS": "ray://127.0.0.1:1"}, "seed=0", "RAY_ADDRESS: no Ray cluster answers at ray://127.0.0.1:1"),

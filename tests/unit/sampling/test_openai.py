@@ -11,7 +11,7 @@ from pos2distill.errors import UserError
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.openai import OpenAiEngine, check_endpoint, read_api_key, served_context
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
-from tests.support.endpoint import FAULTS, SLOW_S, FakeServer, serve
+from tests.support.endpoint import FAULTS, MALFORMED, SLOW_S, FakeServer, serve
 
 GREEDY = SamplingParams(0.0, 1.0, 8, ())
 CHAT = ModelSection(path="tiny", engine="openai")
@@ -54,6 +54,35 @@ def test_openai_gives_up_on_a_prompt_after_the_last_retry() -> None:
         results = ask(server, ["What?"], max_retries=2)
     assert errors(results) == ["InternalServerError: Error code: 500 - broken"]
     assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+@pytest.mark.parametrize(("model", "field"), [(CHAT, "choices[0].message.content"), (COMPLETIONS, "choices[0].text")])
+def test_openai_records_a_malformed_answer_as_a_failure(model: ModelSection, field: str, kind: str) -> None:
+    prompt = "What?" if model is CHAT else np.arange(5, dtype=np.int32)
+    with serve(FakeServer(fault_probability=1.0, kinds=(kind,))) as server:
+        (error,) = errors(ask(server, [prompt], model, max_retries=0))
+    assert error.startswith(f"MalformedAnswerError: expected JSON with the text {field}, got HTTP 200 with ")
+    assert error.endswith("; check the server (runtime.endpoint.base_url)")
+    assert "\n" not in error
+
+
+def test_openai_sends_a_request_again_after_a_malformed_answer() -> None:
+    with serve(FakeServer(fault_probability=1.0, kinds=("page",))) as server:
+        assert len(errors(ask(server, ["What?"], max_retries=2))) == 1
+    assert len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("usage", [None, {}, "many", {"prompt_tokens": "2"}, {"prompt_tokens": 10**12}])
+def test_openai_takes_an_answer_without_a_usable_usage(usage: object) -> None:
+    with serve(FakeServer(usage=usage)) as server:
+        assert ask(server, ["What?"]) == [TextCompletion("42", "stop", None, None)]
+
+
+@pytest.mark.parametrize("reason", [None, "content_filter", ["stop"], {"reason": "stop"}])
+def test_openai_records_an_unknown_end_as_a_failure(reason: object) -> None:
+    with serve(FakeServer(finish_reason=reason)) as server:
+        assert errors(ask(server, ["What?"])) == [f"the server ended the answer with {reason!r}"]
 
 
 def test_openai_sends_greedy_requests_with_the_prompt() -> None:
@@ -128,6 +157,14 @@ def test_openai_limits_concurrency_and_rate() -> None:
         assert asyncio.run(timed()) >= 0.5  # the sixth request starts five tenths of a second after the first
 
 
+def test_openai_limits_the_rate_of_retries() -> None:
+    with serve(FakeServer(fault_probability=1.0, kinds=("429",))) as server:
+        ask(server, ["What?"], requests_per_minute=600, max_retries=5)
+    starts = server.starts
+    assert len(starts) == 6
+    assert starts[-1] - starts[0] >= 0.45  # the server asks for pauses of 20 ms
+
+
 def test_openai_reads_the_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert read_api_key(EndpointSection()) == "none"
@@ -142,15 +179,37 @@ def test_openai_reads_the_key_from_the_environment(monkeypatch: pytest.MonkeyPat
             check_endpoint(CHAT, EndpointSection(base_url=server.url))
 
 
-@pytest.mark.parametrize(
-    "body", [("<html>Welcome</html>", "text/html"), ("[1, 2]", "application/json"), ("{", "application/json")]
-)
+@pytest.mark.parametrize("reason", ["eos", "eos_token"])
+def test_openai_takes_other_names_of_stop(reason: str) -> None:
+    with serve(FakeServer(finish_reason=reason)) as server:
+        assert ask(server, ["What?"]) == [TextCompletion("42", "stop", 1, 1)]
+
+
+@pytest.mark.parametrize("body", [("<html>Welcome</html>", "text/html"), ("{", "application/json")])
 def test_check_endpoint_refuses_what_is_no_list_of_models(body: tuple[str, str]) -> None:
     with (
         serve(FakeServer(models_body=body)) as server,
         pytest.raises(UserError, match=r": answers, but not as an API of OpenAI's kind, .*/v1 \(runtime\.endpoint"),
     ):
         check_endpoint(CHAT, EndpointSection(base_url=server.url))
+
+
+def test_check_endpoint_reads_a_list_without_an_object_around_it() -> None:
+    listed = '[{"id": "tiny", "max_model_len": 90}, {"id": 3}, 4]'
+    with serve(FakeServer(models_body=(listed, "application/json"))) as server:
+        settings = EndpointSection(base_url=server.url)
+        check_endpoint(CHAT, settings)
+        assert served_context(CHAT, settings) == 90
+        with pytest.raises(UserError, match="serves no model 'tiny2'"):
+            check_endpoint(CHAT.model_copy(update={"path": "tiny2"}), settings)
+
+
+@pytest.mark.parametrize("body", ["[1, 2]", "[]", "{}", "null", '"ok"', '{"data": null}', '{"data": {"id": "x"}}'])
+def test_check_endpoint_does_not_check_without_a_list(body: str) -> None:
+    with serve(FakeServer(models_body=(body, "application/json"))) as server:
+        settings = EndpointSection(base_url=server.url)
+        check_endpoint(CHAT, settings)
+        assert served_context(CHAT, settings) is None
 
 
 def test_served_context_prefers_the_exact_name() -> None:

@@ -1,11 +1,14 @@
 """Answers of an evaluation that is not finished."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
+from pos2distill.errors import TransientError
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.parts import TableParts, finished_examples, prediction_parts
@@ -62,6 +65,69 @@ def test_read_leaves_out_a_corrupt_part(tmp_path: Path, caplog: pytest.LogCaptur
     assert "its rows will be computed again" in caplog.text
     open_parts(str(tmp_path)).append(answers(("c", 0)))
     assert keys(parts.read()) == [("b", 0), ("c", 0)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pa.table({"example_id": ["x"]}),
+        answers(("x", 0)).append_column("more", [["y"]]),
+        answers(("x", 0)).cast(
+            PREDICTION_SCHEMA.set(PREDICTION_SCHEMA.get_field_index("documents"), pa.field("documents", pa.int64()))
+        ),
+    ],
+)
+def test_read_leaves_out_a_part_with_other_columns(
+    other: pa.Table, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = open_parts(str(tmp_path))
+    parts.append(other)
+    parts.append(answers(("b", 0)))
+    assert keys(parts.read()) == [("b", 0)]
+    assert "part-000000.parquet: corrupt (its columns are not those of the table)" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["part-abc.parquet", "part-.parquet", "part-1-copy.parquet", "part-٣.parquet"])
+def test_read_leaves_out_files_that_are_no_parts(name: str, tmp_path: Path) -> None:
+    parts = open_parts(str(tmp_path))
+    parts.append(answers(("a", 0)))
+    (Path(parts.folder) / name).write_bytes(b"garbage")
+    open_parts(str(tmp_path)).append(answers(("b", 0)))
+    assert keys(open_parts(str(tmp_path)).read()) == [("a", 0), ("b", 0)]
+    assert (Path(parts.folder) / "part-000001.parquet").exists()
+
+
+def test_append_counts_beyond_six_digits(tmp_path: Path) -> None:
+    parts = open_parts(str(tmp_path))
+    parts.append(answers(("a", 0)))
+    (Path(parts.folder) / "part-000000.parquet").rename(Path(parts.folder) / "part-999999.parquet")
+    for name in ("b", "c"):
+        open_parts(str(tmp_path)).append(answers((name, 0)))
+    assert keys(open_parts(str(tmp_path)).read()) == [("a", 0), ("b", 0), ("c", 0)]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        OSError(errno.EREMOTEIO, "the storage does not answer"),
+        ConnectionError("the storage does not answer"),
+        EndpointConnectionError(endpoint_url="http://storage"),
+    ],
+)
+def test_read_raises_when_the_storage_cannot_be_read(
+    fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rows are not lost, so they must not be computed again."""
+    parts = open_parts(str(tmp_path))
+    parts.append(answers(("a", 0)))
+
+    def refuse(*_args: Any, **_settings: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(type(parts.artifact.fs), "_open", refuse)
+    with pytest.raises(TransientError, match=r"part-000000\.parquet: cannot be used \(.*\(runtime\.storage\)"):
+        parts.read()
+    assert "corrupt" not in caplog.text
 
 
 def test_append_overwrites_no_part_after_one_was_removed(tmp_path: Path) -> None:
