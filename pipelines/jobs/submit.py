@@ -5,6 +5,7 @@ directory. Its results are in its storage, so submitting again resumes there.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import ipaddress
 import logging
@@ -201,7 +202,8 @@ def _submit_once(
 
     Returns: its submission id, and whether it was submitted by this call.
     Raises:
-        UserError: if another command runs on this storage, or the cluster refuses the job.
+        UserError: if another command runs on this storage, the cluster refuses the job, or the connection is lost and
+            the job is not found afterwards.
     """
     for _ in range(_SUBMIT_ATTEMPTS):
         try:
@@ -222,6 +224,9 @@ def _submit_once(
                     metadata={_STORAGE: storage},
                 )
             except (OSError, RuntimeError) as error:
+                if _is_lost_connection(error):
+                    _wait_until_listed(client, job, storage, entrypoint, error)
+                    return job, True
                 # The exception of Ray 2.60 has no type of its own for it.
                 if f"{job} already exists" not in str(error):
                     raise _refusal(client, error) from None
@@ -231,10 +236,43 @@ def _submit_once(
     raise UserError(f"{client.get_address()}: has a job {job}, and does not list it; run the same command again later")
 
 
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether a request got no answer of the head, which may have accepted it nevertheless."""
+    # OSError includes the errors of `requests`. 502 and 504 are answers of a proxy between here and the head; Ray 2.60
+    # raises them as RuntimeError.
+    return isinstance(error, OSError) or re.search(r"status code 50[24]\b", str(error)) is not None
+
+
+def _wait_until_listed(client: JobSubmissionClient, job: str, storage: str, entrypoint: str, error: Exception) -> None:
+    """Return once the cluster lists a job whose submission got no answer.
+
+    Raises:
+        UserError: if it does not list the job, or another command runs on this storage.
+    """
+    for _ in range(_SUBMIT_ATTEMPTS):
+        with contextlib.suppress(OSError, RuntimeError):
+            jobs = client.list_jobs()
+            if _running(jobs, storage, entrypoint) == job:
+                return
+            # It may have ended by now.
+            if any(listed.submission_id == job and listed.entrypoint == entrypoint for listed in jobs):
+                return
+        time.sleep(1)
+    raise UserError(
+        f"{client.get_address()}: no answer to the submission of {job} ({_last_line(error)}); it may have been "
+        f"accepted; run the same command to follow it"
+    )
+
+
 def _refusal(client: JobSubmissionClient, error: Exception) -> UserError:
+    return UserError(f"{client.get_address()}: does not accept the job ({_last_line(error)})")
+
+
+def _last_line(error: Exception) -> str:
+    """What an error of the job API says."""
     # Ray 2.60 answers with the traceback of the head, whose last line says what is wrong.
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return UserError(f"{client.get_address()}: does not accept the job ({' '.join(lines[-1].split())[:200]})")
+    return " ".join(lines[-1].split())[:200]
 
 
 def _next_id(jobs: Sequence[JobDetails], storage: str) -> str:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from ray.job_submission import JobStatus
 
 from pipelines import command_line
@@ -195,11 +196,15 @@ def test_submit_prints_json_alone(
 
 
 class Jobs:
-    """A job API that accepts a submission id once, as Ray's does. `before_submit` runs between list and submit."""
+    """A job API that accepts a submission id once, as Ray's does.
+
+    `before_submit` runs between list and submit, `after_submit` before the answer.
+    """
 
     def __init__(self, *jobs: SimpleNamespace) -> None:
         self.jobs = list(jobs)
         self.before_submit: list[Callable[[], Any]] = []
+        self.after_submit: list[Callable[[], Any]] = []
 
     def list_jobs(self) -> list[SimpleNamespace]:
         return list(self.jobs)
@@ -210,6 +215,8 @@ class Jobs:
         if any(job.submission_id == submission_id for job in self.jobs):
             raise RuntimeError(f"ValueError: Job with submission_id {submission_id} already exists. Please use another")
         self.jobs.append(job_with(submission_id, JobStatus.RUNNING, entrypoint, metadata))
+        if self.after_submit:
+            self.after_submit.pop()()
 
     def get_address(self) -> str:
         return "http://127.0.0.1:1"
@@ -288,6 +295,56 @@ def test_submit_reports_a_refused_job_in_one_line(
     monkeypatch.setattr(jobs, "list_jobs", refuse)
     assert submit_to(jobs, monkeypatch, "quickstart") == 2
     assert capsys.readouterr().err == line
+
+
+LOST = [
+    requests.ConnectionError("Connection aborted."),
+    requests.ReadTimeout("Read timed out."),
+    RuntimeError("Request failed with status code 504: Gateway Timeout."),
+]
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("status", [JobStatus.RUNNING, JobStatus.SUCCEEDED])
+def test_submit_follows_a_job_whose_acceptance_was_not_received(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, status: JobStatus
+) -> None:
+    """The head has the job, and the connection breaks before its answer; then it does not list jobs at once."""
+    monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
+    jobs = Jobs()
+    list_jobs = jobs.list_jobs
+    answers: list[Callable[[], Any]] = [list_jobs, lambda: fail(error), list_jobs]
+
+    def lose_answer() -> None:
+        jobs.jobs[0].status = status
+        raise error
+
+    def answer() -> Any:
+        return answers.pop(0)()
+
+    jobs.after_submit.append(lose_answer)
+    monkeypatch.setattr(jobs, "list_jobs", answer)
+    assert submit_to(jobs, monkeypatch, "quickstart") == 0
+    assert len(jobs.jobs) == 1
+    assert capsys.readouterr().out.startswith(f"{jobs.jobs[0].submission_id} submitted: ")
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+def test_submit_says_that_a_job_may_have_been_accepted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
+    jobs = Jobs()
+    jobs.before_submit.append(lambda: fail(error))
+    assert submit_to(jobs, monkeypatch, "quickstart") == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: http://127.0.0.1:1: no answer to the submission of runs-")
+    assert printed.endswith("; it may have been accepted; run the same command to follow it\n")
+    assert printed.count("\n") == 1
 
 
 def test_submit_names_another_task_that_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
