@@ -25,6 +25,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
 from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names
+from pos2distill.config.model import ModelSection
 from pos2distill.environment import ignore_ray_addresses, sends_ray_token
 from pos2distill.errors import ExitCode, UserError
 from pos2distill.placement import RAY_VARIABLES
@@ -79,6 +80,7 @@ def run_submit(
     files = packed_files()
     if any(looks_secret(flag) for flag in flags):
         raise UserError("command line: an option looks like a secret, which the job's page would show")
+    _check_baseline(flags)
     storage = _check(recipe, overrides, files)
     own = find_yaml(recipe, RECIPES, "recipe")
     own_recipe = None if own.parent == RECIPES else own
@@ -118,7 +120,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             f"all nodes share, got {given}"
         )
     here = {"data.path": written["data.path"]}
-    if (PROJECT / written["model.path"]).exists():  # else a hub's name
+    if _is_folder(loaded.study.model, written["model.path"]):
         here["model.path"] = written["model.path"]
     for name, other in loaded.other_tasks.items():  # whose paths are absolute by now
         path = Path(other.data.path)
@@ -138,6 +140,23 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             )
     # Without a final slash, so that `_running` recognises the same storage in both spellings.
     return storage.rstrip("/")
+
+
+def _is_folder(model: ModelSection, written: str) -> bool:
+    """Whether a model's path, as it was written, means a folder, and not a name on the hub or on a server."""
+    if model.is_served_name:
+        return False
+    # `load_recipe` makes the path of a folder absolute. One of the project is found by the job, wherever this runs.
+    return Path(model.path).is_absolute() or (PROJECT / written).exists() or written.startswith(".")
+
+
+def _check_baseline(flags: Sequence[str]) -> None:
+    for flag in flags:
+        option, _, value = flag.partition("=")
+        if option == "--baseline" and not ("://" in value or Path(value).is_absolute()):
+            raise UserError(
+                f"--baseline: {value} is not sent with the job; set a URL, or an absolute path that all nodes share"
+            )
 
 
 def _check_address(address: str, *, allow_plain_http: bool) -> None:

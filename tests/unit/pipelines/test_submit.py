@@ -157,6 +157,45 @@ def test_submit_refuses_what_cannot_work_in_one_line(
     assert WORD not in printed
 
 
+@pytest.mark.parametrize("path", ["mymodel", "~/mymodel", "./mymodel", "owner/mymodel"])
+def test_submit_refuses_a_model_of_the_working_directory(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the cluster, its name would be looked up on the hub."""
+    for folder in ("mymodel", "owner/mymodel"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["quickstart", STORAGE, f"model.path={path}", "--address", "http://127.0.0.1:1"]
+    assert command_line.main(["submit", *words]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: model.path: {path} is not sent with the job, which takes pos2distill")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", ["owner/name", "examples/toy/base", "s3://bucket/model", "/mnt/shared/model"])
+def test_submit_sends_other_model_paths_as_written(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs = Jobs()
+    assert submit_to(jobs, monkeypatch, "quickstart", f"model.path={path}") == 0
+    assert f"model.path={path}" in jobs.jobs[0].entrypoint
+
+
+@pytest.mark.parametrize(
+    ("baseline", "code"), [("runs/only_here", 2), ("~/runs/x", 2), ("s3://b/runs", 0), ("/mnt/shared/runs", 0)]
+)
+def test_submit_requires_a_baseline_that_nodes_can_read(
+    baseline: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = Jobs()
+    words = ["evaluate", "quickstart", "--fail-if-drop-above", "5", "--baseline", baseline]
+    assert submit_to(jobs, monkeypatch, *words) == code
+    expected = (
+        f"error: --baseline: {baseline} is not sent with the job; set a URL, or an absolute path that all nodes share\n"
+    )
+    assert capsys.readouterr().err == (expected if code else "")
+
+
 def test_submit_passes_the_gate_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     submitted: list[str] = []
     client = SimpleNamespace(list_jobs=list, submit_job=lambda **job: submitted.append(job["entrypoint"]))
