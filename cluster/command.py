@@ -117,7 +117,7 @@ def _load_manifests(action: str, source: str, words: Sequence[str]) -> tuple[lis
 
 def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:
     overrides = [word.removeprefix(_SPEC_PREFIX) for word in words if word.startswith(_SPEC_PREFIX)]
-    return load_cluster(source, overrides)
+    return load_cluster(source, overrides, prefix=_SPEC_PREFIX)
 
 
 def _split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -466,3 +466,25 @@ def test_load_schemas_reads_a_list_of_crds(crd: Callable[..., Path], job: KubeMa
     path = tmp_path / "all.json"
     path.write_text(json.dumps({"kind": "List", "items": [json.loads(crd().read_text())]}))
     assert set(load_schemas(str(path))) == {("ray.io/v1", "RayJob")}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("spec.samplng.max=3", "command line: spec.samplng: unknown field; did you mean 'sampling'?"),
+        ("spec.sampling.mxa=3", "command line: spec.sampling.mxa: unknown field; did you mean 'max'?"),
+        ("spec.claim=mine", "command line: spec.claim: unknown field; did you mean 'spec.storage.claim'?"),
+        ("spec.sampling.max=many", "command line: spec.sampling.max: input should be a valid integer"),
+        ("spec.training.spot=true", "command line: spec.training.spot: the loss of one training node"),
+        ("spec.name.x=1", "spec.name.x: 'name' is a single value and has no fields"),
+        ("spec.sampling.max=[", "spec.sampling.max: cannot read the value"),
+        ("spec.sampling", "spec.sampling: expected spec.section.field=value"),
+    ],
+)
+def test_run_cluster_names_a_setting_of_the_spec_as_typed(
+    setting: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", "render", "gke", "nq_mistral_7b", setting]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {message}")
+    assert printed.count("\n") == 1
