@@ -219,9 +219,46 @@ def test_run_cluster_imports_no_heavy_packages() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_run_cluster_validate_prints_findings_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["cluster", "validate", "onprem", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"manifests": 6, "findings": [], "exit_code": 0}
+    assert printed.err == "6 manifests are valid (rules only; to check the schema too, set --crds)\n"
+    assert command_line.main(["cluster", "validate", "onprem", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+    faulty = tmp_path / "faulty.yaml"
+    faulty.write_text((RENDERED / "gke.yaml").read_text().replace("backoffLimit: 2", "backoffLimit: true"))
+    assert command_line.main(["cluster", "validate", str(faulty), "--json"]) == 2
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {
+        "manifests": 6,
+        "findings": [
+            {
+                "level": "error",
+                "document": 6,
+                "object": "RayJob/nq-mistral",
+                "field": "spec.backoffLimit",
+                "message": "expected an integer, got true or false",
+            }
+        ],
+        "exit_code": 2,
+    }
+    assert printed.err.startswith(f"error: {faulty}: document 6, RayJob/nq-mistral: spec.backoffLimit: expected")
+
+
+def test_run_cluster_validate_prints_warnings_of_a_spec_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cluster", "validate", "gke", "nq_mistral_7b", "data.path=gs://b/nq.jsonl", WORKERS, DISKLESS, "--json"]
+    assert command_line.main(words) == 0
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["level"], finding["document"], finding["object"], finding["field"]) == ("warning", None, None, None)
+    assert "training.node.disk" in finding["message"]
+
+
 # --- the server
 
 WORKERS = "runtime.trainers.workers=8"
+DISKLESS = "spec.training.node.disk=null"
 WORD = "hunter2"  # in the position of a password
 
 REFUSALS = f"""\
