@@ -24,7 +24,7 @@ import aiohttp
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names
+from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names, sweep_cells
 from pos2distill.config.model import ModelSection
 from pos2distill.environment import ignore_ray_addresses, sends_ray_token
 from pos2distill.errors import ExitCode, UserError
@@ -119,15 +119,17 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             f"runtime.storage: a job's own folder is deleted with it; set a URL, or the absolute path of a folder that "
             f"all nodes share, got {given}"
         )
-    here = {"data.path": written["data.path"]}
-    if _is_folder(loaded.study.model, written["model.path"]):
-        here["model.path"] = written["model.path"]
+    here: dict[str, str] = {}  # fields by path
+    for settings, cell in sweep_cells(loaded):
+        here[settings.get("data.path", written["data.path"])] = "data.path"
+        model = settings.get("model.path", written["model.path"])
+        if _is_folder(cell.study.model, model):
+            here[model] = "model.path"
     for name, other in loaded.other_tasks.items():  # whose paths are absolute by now
         path = Path(other.data.path)
-        here[f"evaluation.also_evaluate: {name}: data.path"] = (
-            str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
-        )
-    for field, path_or_url in here.items():
+        in_project = str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
+        here[in_project] = f"evaluation.also_evaluate: {name}: data.path"
+    for path_or_url, field in here.items():
         if not ("://" in path_or_url or Path(path_or_url).is_absolute() or is_packed(path_or_url, files)):
             raise UserError(
                 f"{field}: {path_or_url} is not sent with the job, which takes {', '.join(TAKEN[2:])} of the project; "
