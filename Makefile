@@ -48,7 +48,7 @@ install-gpu: .uv/.installed
 	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { echo 'error: $(PYTHON) has no module venv or ensurepip; install it (Debian and Ubuntu: python3.11-venv)'; exit 2; }
 	@command -v $(CXX) > /dev/null || { echo 'error: no C++ compiler ($(CXX)) was found; install g++, or set CXX'; exit 2; }
 	$(PYTHON) -m venv .uv
-	.uv/bin/python -m pip install --quiet --requirement $<
+	.uv/bin/python -m pip install --quiet --require-hashes --requirement $<
 	touch $@
 
 # Two processes. Tests that start Ray, vLLM or DeepSpeed are in one xdist group, so that one process runs them in turn.
@@ -75,7 +75,9 @@ format: install
 
 # The GPU lock wants torch's CUDA build, so it is made without the folder of wheels. It is what images are built from, so
 # it has the trackers too, and the hash of every file that may be installed. gpu_build.txt: the same versions of torch and
-# of what flash-attn is built with, which are installed before it.
+# of what flash-attn is built with, which are installed before it. cpu.txt has no hashes: where wheels come from a folder,
+# torch's may be another build than that of PyTorch's index, with another hash. For a new uv, change uv.txt with
+# printf 'uv==VERSION' | uv pip compile - --generate-hashes.
 LOCK_OPTIONS := --quiet --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-header
 lock: .uv/.installed
 	.uv/bin/uv pip compile pyproject.toml $(LOCK_OPTIONS) --extra cpu --extra gcs --extra dev --output-file requirements/cpu.txt

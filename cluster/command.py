@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pos2distill.errors import ExitCode, UserError, one_line
 from pos2distill.secrets import mask_secrets
@@ -12,7 +13,7 @@ from .kubectl import dry_run
 from .render import render, to_yaml
 from .spec import ClusterSpec, load_cluster
 from .spec_warnings import spec_warnings
-from .types import KubeManifest, Level
+from .types import KubeManifest, Level, Outcome
 from .validate import CHECKED_KINDS, check, load_manifests
 
 _SPEC_PREFIX = "spec."
@@ -26,8 +27,8 @@ def run_cluster(
     out: str | None = None,
     crds: str | None = None,
     server: bool = False,
-) -> int:
-    """Run one action. Returns the exit code.
+) -> Outcome:
+    """Run one action.
 
     Args:
         action: render, validate, submit, status, logs or delete.
@@ -42,9 +43,9 @@ def run_cluster(
     if action == "status":
         return rayjob.status(_load_spec(source, words))
     if action == "logs":
-        return rayjob.logs(_load_spec(source, words))
+        return Outcome(rayjob.logs(_load_spec(source, words)))
     if action == "delete":
-        return rayjob.delete(_load_spec(source, words))
+        return Outcome(rayjob.delete(_load_spec(source, words)))
     if action == "submit" and _split_words(words)[0] is None:
         raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
 
@@ -52,28 +53,41 @@ def run_cluster(
     manifests, warnings = _load_manifests(action, source, words)
     for warning in warnings:
         _print_finding(Level.WARNING, source, warning)
-    if _is_refused(manifests, source, crds=crds, server=server):
-        return ExitCode.USER_ERROR
-    if action == "submit":
-        return rayjob.submit(_load_spec(source, words), manifests)
-    if action == "validate":
-        _report(manifests, crds=crds, server=server)
-    elif out is None:
-        print(to_yaml(manifests), end="")
-    else:
-        _write(manifests, Path(out))
-    return ExitCode.SUCCESS
-
-
-def _is_refused(manifests: Sequence[KubeManifest], source: str, *, crds: str | None, server: bool) -> bool:
-    """Check manifests and print what is wrong with them."""
     findings = check(manifests, crds)
     for finding in findings:
         print(finding.line(source), file=sys.stderr)
     refusals = dry_run(to_yaml(manifests)) if server else []
     for line in refusals:
         _print_finding(Level.ERROR, source, line)
-    return bool(refusals) or any(finding.is_refused for finding in findings)
+
+    exit_code = ExitCode.SUCCESS
+    if refusals or any(finding.is_refused for finding in findings):
+        exit_code = ExitCode.USER_ERROR
+    elif action == "submit":
+        return rayjob.submit(_load_spec(source, words), manifests)
+    elif action == "validate":
+        _report(manifests, crds=crds, server=server)
+    elif out is None:
+        print(to_yaml(manifests), end="")
+    else:
+        _write(manifests, Path(out))
+    reported = [
+        *(_summary(Level.WARNING, warning) for warning in warnings),
+        *(
+            _summary(found.level, found.message, document=found.document, object=found.title, field=found.path)
+            for found in findings
+        ),
+        *(_summary(Level.ERROR, line) for line in refusals),
+    ]
+    return Outcome(exit_code, {"manifests": len(manifests), "findings": reported, "exit_code": exit_code})
+
+
+def _summary(level: Level, message: str, **where: int | str) -> dict[str, Any]:
+    """A finding as `--json` prints it. where: what is known of its document, object and field."""
+    entry: dict[str, Any] = {"level": level, "document": None, "object": None, "field": None, "message": message}
+    for name, value in {**entry, **where}.items():
+        entry[name] = one_line(mask_secrets(value)) if isinstance(value, str) else value
+    return entry
 
 
 def _print_finding(level: Level, source: str, message: str) -> None:
@@ -117,7 +131,7 @@ def _load_manifests(action: str, source: str, words: Sequence[str]) -> tuple[lis
 
 def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:
     overrides = [word.removeprefix(_SPEC_PREFIX) for word in words if word.startswith(_SPEC_PREFIX)]
-    return load_cluster(source, overrides)
+    return load_cluster(source, overrides, prefix=_SPEC_PREFIX)
 
 
 def _split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:

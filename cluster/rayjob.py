@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 import secrets
+import shlex
 import subprocess
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
 from .names import GROUP_LABEL
 from .render import render, to_yaml
 from .spec import ClusterSpec
-from .types import KubeManifest
+from .types import KubeManifest, Outcome
 
 POLL_S = 5.0
 OUTAGE_S = 300.0  # following stops with an error if the cluster does not answer for this time
@@ -36,15 +37,24 @@ _SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later
 # https://github.com/ray-project/kuberay/blob/v1.7.0/ray-operator/apis/ray/v1/rayjob_types.go
 _ENDED = ("Complete", "Failed", "ValidationFailed")
 
+# What `--json` prints, by the exit code of the job.
+_STATUSES = {
+    ExitCode.SUCCESS: "succeeded",
+    ExitCode.FAILED: "failed",
+    ExitCode.USER_ERROR: "failed",
+    ExitCode.STOPPED: "stopped",
+    ExitCode.INTERRUPTED: "running",
+}
 
-def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
+
+def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
     """Create a RayJob and follow it to its end.
 
     A job that is already running is only followed. A job that has ended is deleted and created again.
 
     Args:
         manifests: the result of `render`; the RayJob is the last one.
-    Returns: SUCCESS, FAILED, STOPPED, or INTERRUPTED by Ctrl-C.
+    Returns: with the exit code SUCCESS, FAILED, USER_ERROR, STOPPED, or INTERRUPTED by Ctrl-C.
     Raises:
         UserError: kubectl or the cluster refuses, or a job with another command runs under this name.
     """
@@ -68,14 +78,25 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> ExitCode:
         if _create(_submitted(spec, ray_job, digest)):
             break
     try:
-        return _follow(spec)
+        exit_code = _follow(spec)
     except KeyboardInterrupt:
         print(
             f"\ndetached; {spec.name} continues. Run the same command to follow it again, or "
             f"`run.py cluster delete` to stop it",
             flush=True,
         )
-        return ExitCode.INTERRUPTED
+        exit_code = ExitCode.INTERRUPTED
+    summary = {**_identity(spec, ray_job), "status": _STATUSES[exit_code], "exit_code": exit_code}
+    return Outcome(exit_code, summary)
+
+
+def _identity(spec: ClusterSpec, manifest: KubeManifest) -> dict[str, Any]:
+    """Which object an action is about, and where the results of its study are; of a cluster without a job, None."""
+    storage = None
+    for word in shlex.split(manifest.get("spec", {}).get("entrypoint", "")):
+        if word.startswith("runtime.storage="):
+            storage = word.partition("=")[2]
+    return {"name": spec.name, "namespace": spec.namespace, "kind": manifest["kind"], "storage": storage}
 
 
 def _delete_ended(spec: ClusterSpec, job: dict[str, Any]) -> None:
@@ -121,40 +142,51 @@ def _check_same_command(spec: ClusterSpec, job: dict[str, Any], ray_job: KubeMan
         )
 
 
-def status(spec: ClusterSpec) -> ExitCode:
+def status(spec: ClusterSpec) -> Outcome:
     """Print the status of the job, or of the cluster without a job, and of its pods, with the reasons for waiting."""
     found = get_object("rayjob", spec.name, spec.namespace)
     if found:
-        description = _describe(found)
+        kind, description, exit_code = "RayJob", _describe(found), _exit_code(spec, found)
+        status_word = "pending" if exit_code is None else _STATUSES[exit_code]
+        if exit_code is None and _deployment_status(found) == "Running":
+            status_word = "running"
     else:
         found = get_object("raycluster", spec.name, spec.namespace)
         if not found:
             raise UserError(f"{spec.name}: no RayJob or RayCluster of this name in namespace {spec.namespace}")
-        description = f"cluster without a job, {found.get('status', {}).get('state') or 'new'}"
+        kind, exit_code = "RayCluster", None
+        status_word = found.get("status", {}).get("state") or "new"
+        description = f"cluster without a job, {status_word}"
     print(f"{spec.name}: {description}")
+    summary = {**_identity(spec, {**found, "kind": kind}), "status": status_word, "exit_code": exit_code}
+    summary["details"] = description
     for field in ("rayClusterName", "startTime", "endTime", "message"):
         value = found.get("status", {}).get(field)
+        summary[field] = _one_line(value) if value else None
         if value:
             print(f"  {field}: {_one_line(value)}")
-    _print_pods(get_pods(spec.namespace, spec.labels))
-    return ExitCode.SUCCESS
+    summary["pods"] = _print_pods(get_pods(spec.namespace, spec.labels))
+    return Outcome(ExitCode.SUCCESS, summary)
 
 
-def _print_pods(pods: Sequence[dict[str, Any]]) -> None:
-    phases = Counter[tuple[str, str]]()
-    reasons = Counter[tuple[str, str]]()
+def _print_pods(pods: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Print how many pods of each group are in which phase, and what they wait for. Returns the same by group."""
+    phases: dict[str, Counter[str]] = {}
+    reasons: dict[str, Counter[str]] = {}
     for pod in pods:
         # KubeRay labels the pods of the cluster with their group. The submitter's pod is not part of the cluster.
         group = pod["metadata"].get("labels", {}).get(GROUP_LABEL, "submitter")
         pod_status = pod.get("status", {})
-        phases[group, pod_status.get("phase", "?")] += 1
+        phases.setdefault(group, Counter())[pod_status.get("phase", "?")] += 1
         # Several containers of one pod may wait for the same reason; the pod counts once.
-        for reason in set(_waiting_reasons(pod_status)):
-            reasons[group, reason] += 1
-    for (group, phase), count in sorted(phases.items()):
-        print(f"  pods of {group}: {count} {phase}")
-    for (group, reason), count in sorted(reasons.items()):
-        print(f"  {count} of {group}: {reason}")
+        reasons.setdefault(group, Counter()).update(set(_waiting_reasons(pod_status)))
+    for group in sorted(phases):
+        for phase, count in sorted(phases[group].items()):
+            print(f"  pods of {group}: {count} {phase}")
+    for group in sorted(reasons):
+        for reason, count in sorted(reasons[group].items()):
+            print(f"  {count} of {group}: {reason}")
+    return {group: {"phases": phases[group], "waiting": reasons[group]} for group in sorted(phases)}
 
 
 def _waiting_reasons(pod_status: dict[str, Any]) -> Iterator[str]:
@@ -277,20 +309,31 @@ class _LogFollower:
 def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
     """Print how a job has ended."""
     job_status = job["status"]
-    if job_status.get("jobStatus") == "STOPPED":
-        if _is_user_error(spec):
-            print(f"{spec.name} has ended with a user error, which is the last line of its log")
-            return ExitCode.USER_ERROR
-        print(f"{spec.name} was stopped; run the same command to resume from its storage")
-        return ExitCode.STOPPED
-    if _deployment_status(job) == "Complete" and job_status.get("jobStatus") == "SUCCEEDED":
-        print(f"{spec.name} succeeded")
-        return ExitCode.SUCCESS
     if _deployment_status(job) == "ValidationFailed":
         raise UserError(f"{spec.name}: KubeRay rejected it: {_one_line(job_status.get('message', ''))}")
-    causes = [str(job_status[field]) for field in ("reason", "message") if job_status.get(field)]
-    print(f"{spec.name} failed: {_one_line(': '.join(causes))}")
-    return ExitCode.FAILED
+    exit_code = _exit_code(spec, job) or ExitCode.SUCCESS
+    if exit_code == ExitCode.USER_ERROR:
+        print(f"{spec.name} has ended with a user error, which is the last line of its log")
+    elif exit_code == ExitCode.STOPPED:
+        print(f"{spec.name} was stopped; run the same command to resume from its storage")
+    elif exit_code == ExitCode.SUCCESS:
+        print(f"{spec.name} succeeded")
+    else:
+        causes = [str(job_status[field]) for field in ("reason", "message") if job_status.get(field)]
+        print(f"{spec.name} failed: {_one_line(': '.join(causes))}")
+    return exit_code
+
+
+def _exit_code(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode | None:
+    """The exit code of a job that has ended; None of one that has not."""
+    stage, job_status = _deployment_status(job), job.get("status", {}).get("jobStatus")
+    if stage not in _ENDED:
+        return None
+    if stage == "ValidationFailed":
+        return ExitCode.USER_ERROR
+    if job_status == "STOPPED":
+        return ExitCode.USER_ERROR if _is_user_error(spec) else ExitCode.STOPPED
+    return ExitCode.SUCCESS if stage == "Complete" and job_status == "SUCCEEDED" else ExitCode.FAILED
 
 
 def _is_user_error(spec: ClusterSpec) -> bool:

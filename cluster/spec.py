@@ -204,20 +204,22 @@ class ClusterSpec(Section):
         return self
 
 
-def load_cluster(name_or_path: str, overrides: Sequence[str] = ()) -> ClusterSpec:
+def load_cluster(name_or_path: str, overrides: Sequence[str] = (), *, prefix: str = "") -> ClusterSpec:
     """Read a cluster spec and apply `section.field=value` overrides.
 
     Args:
         name_or_path: the name of a preset (gke, eks, onprem, kind), or the path of a YAML file.
         overrides: for example `["sampling.max=16"]`.
+        prefix: of the overrides as they were typed, for errors.
     Raises:
         UserError: naming the file, the field and the closest valid name.
     """
     path = find_yaml(name_or_path, PRESETS, "cluster spec")
     raw = read_sections(path, "name, storage, sampling, …")
-    overridden = [apply_override(raw, override) for override in overrides]
-    refuse_secrets(raw, path, overridden, "set the names of a Kubernetes Secret and its key in pods.secrets")
+    overridden = [apply_override(raw, override, prefix=prefix) for override in overrides]
+    remedy = "set the names of a Kubernetes Secret and its key in pods.secrets"
+    refuse_secrets(raw, path, overridden, remedy, prefix=prefix)
     try:
         return ClusterSpec.model_validate(raw)
     except ValidationError as error:
-        raise to_user_error(error, ClusterSpec, path, overridden) from None
+        raise to_user_error(error, ClusterSpec, path, overridden, prefix=prefix) from None

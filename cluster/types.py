@@ -1,7 +1,10 @@
 """Types that the modules of this package share."""
 
 import enum
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from pos2distill.errors import ExitCode
 
 # A Kubernetes object, or a part of one, as plain Python data. (`Manifest` alone is the artifact store's word.)
 KubeManifest = dict[str, Any]
@@ -20,3 +23,11 @@ class Violation(NamedTuple):
 
     path: str  # of the field, for example spec.rayClusterSpec.workerGroupSpecs[0].minReplicas
     message: str  # what is wrong and how to fix it, on one line
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an action of `run.py cluster` ended. summary: what `--json` prints, of the actions that have it."""
+
+    exit_code: ExitCode
+    summary: dict[str, Any] | None = None

@@ -50,6 +50,9 @@ COMMANDS = {
     "report": "the HTML page and summary.json, from finished results",
 }
 
+# Actions of `cluster` that take these options: the output of others is a manifest or a log.
+_CLUSTER_OUTPUT = {"json": ("submit", "status", "validate"), "quiet": ("submit", "validate", "delete")}
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, load the recipe, run the command. Returns the exit code."""
@@ -278,6 +281,7 @@ def _add_cluster(commands: "argparse._SubParsersAction[_Parser]") -> None:
     command.add_argument(
         "--server", action="store_true", help="validate: also ask the cluster (kubectl apply --dry-run=server)"
     )
+    _add_output(command)
 
 
 def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
@@ -306,12 +310,19 @@ def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
+    for name, actions in _CLUSTER_OUTPUT.items():
+        if getattr(options, name) and options.action not in actions:
+            raise UserError(f"--{name}: is an option of cluster {', '.join(actions)}, not of {options.action}")
     # `cluster` is beside this package: in a checkout both are top-level packages, in a wheel both are in pos2distill.
     parent = (__package__ or "").removesuffix("pipelines")
     command = importlib.import_module(f"{parent}cluster.command")
-    exit_code: int = command.run_cluster(
-        options.action, options.spec, words, out=options.out, crds=options.crds, server=options.server
-    )
+    with _redirected_output(options):
+        outcome = command.run_cluster(
+            options.action, options.spec, words, out=options.out, crds=options.crds, server=options.server
+        )
+    if options.json:
+        print(json.dumps(outcome.summary, ensure_ascii=False))
+    exit_code: int = outcome.exit_code
     return exit_code
 
 

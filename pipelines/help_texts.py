@@ -46,7 +46,7 @@ CLUSTER_EXAMPLES = """examples:
   python run.py cluster validate my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl --crds crds/
   python run.py cluster render my_cluster.yaml spec.sampling.max=16 --out manifests
   python run.py cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8
-  python run.py cluster status my_cluster.yaml
+  python run.py cluster status my_cluster.yaml --json
   python run.py cluster logs my_cluster.yaml
   python run.py cluster delete my_cluster.yaml
 

@@ -1,5 +1,9 @@
-# The project for CPUs, to try a cluster: docker build --file cluster/docker/cpu.Dockerfile --tag NAME:0.1.0 .
-FROM python:3.11-slim-bookworm
+# The project for CPUs on x86-64, to try a cluster:
+#   docker build --platform linux/amd64 --file cluster/docker/cpu.Dockerfile --tag NAME:0.1.0 .
+# A tag may get another image. For builds that repeat, give the base by its digest, as `docker buildx imagetools inspect
+# python:3.11-slim-bookworm` shows it: --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:…
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+FROM --platform=linux/amd64 ${PYTHON_IMAGE}
 
 # g++: DeepSpeed compiles its communication operator when training starts.
 RUN apt-get update \

@@ -1,10 +1,13 @@
 # The project for NVIDIA GPUs on x86-64, driver 580 or newer:
 #   docker build --platform linux/amd64 --file cluster/docker/gpu.Dockerfile --tag NAME:0.1.0 .
 # This compiles flash-attn, which needs no GPU, but about an hour and 9 GB of memory for each of MAX_JOBS.
-ARG CUDA=13.0.1
-FROM --platform=linux/amd64 nvidia/cuda:${CUDA}-devel-ubuntu22.04 AS cuda
+# A tag may get another image. For builds that repeat, give the bases by their digests, as `docker buildx imagetools
+# inspect NAME:TAG` shows them: --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:…
+ARG CUDA_IMAGE=nvidia/cuda:13.0.1-devel-ubuntu22.04
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+FROM --platform=linux/amd64 ${CUDA_IMAGE} AS cuda
 
-FROM --platform=linux/amd64 python:3.11-slim-bookworm AS base
+FROM --platform=linux/amd64 ${PYTHON_IMAGE} AS base
 # g++: Triton and DeepSpeed compile kernels at run time.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends bash g++ make \

@@ -5,6 +5,7 @@ directory. Its results are in its storage, so submitting again resumes there.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import ipaddress
 import logging
@@ -23,7 +24,8 @@ import aiohttp
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 
-from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names
+from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names, sweep_cells
+from pos2distill.config.model import ModelSection
 from pos2distill.environment import ignore_ray_addresses, sends_ray_token
 from pos2distill.errors import ExitCode, UserError
 from pos2distill.placement import RAY_VARIABLES
@@ -78,6 +80,7 @@ def run_submit(
     files = packed_files()
     if any(looks_secret(flag) for flag in flags):
         raise UserError("command line: an option looks like a secret, which the job's page would show")
+    _check_baseline(flags)
     storage = _check(recipe, overrides, files)
     own = find_yaml(recipe, RECIPES, "recipe")
     own_recipe = None if own.parent == RECIPES else own
@@ -116,15 +119,17 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             f"runtime.storage: a job's own folder is deleted with it; set a URL, or the absolute path of a folder that "
             f"all nodes share, got {given}"
         )
-    here = {"data.path": written["data.path"]}
-    if (PROJECT / written["model.path"]).exists():  # else a hub's name
-        here["model.path"] = written["model.path"]
+    here: dict[str, str] = {}  # fields by path
+    for settings, cell in sweep_cells(loaded):
+        here[settings.get("data.path", written["data.path"])] = "data.path"
+        model = settings.get("model.path", written["model.path"])
+        if _is_folder(cell.study.model, model):
+            here[model] = "model.path"
     for name, other in loaded.other_tasks.items():  # whose paths are absolute by now
         path = Path(other.data.path)
-        here[f"evaluation.also_evaluate: {name}: data.path"] = (
-            str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
-        )
-    for field, path_or_url in here.items():
+        in_project = str(path.relative_to(PROJECT)) if path.is_relative_to(PROJECT) else other.data.path
+        here[in_project] = f"evaluation.also_evaluate: {name}: data.path"
+    for path_or_url, field in here.items():
         if not ("://" in path_or_url or Path(path_or_url).is_absolute() or is_packed(path_or_url, files)):
             raise UserError(
                 f"{field}: {path_or_url} is not sent with the job, which takes {', '.join(TAKEN[2:])} of the project; "
@@ -137,6 +142,23 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             )
     # Without a final slash, so that `_running` recognises the same storage in both spellings.
     return storage.rstrip("/")
+
+
+def _is_folder(model: ModelSection, written: str) -> bool:
+    """Whether a model's path, as it was written, means a folder, and not a name on the hub or on a server."""
+    if model.is_served_name:
+        return False
+    # `load_recipe` makes the path of a folder absolute. One of the project is found by the job, wherever this runs.
+    return Path(model.path).is_absolute() or (PROJECT / written).exists() or written.startswith(".")
+
+
+def _check_baseline(flags: Sequence[str]) -> None:
+    for flag in flags:
+        option, _, value = flag.partition("=")
+        if option == "--baseline" and not ("://" in value or Path(value).is_absolute()):
+            raise UserError(
+                f"--baseline: {value} is not sent with the job; set a URL, or an absolute path that all nodes share"
+            )
 
 
 def _check_address(address: str, *, allow_plain_http: bool) -> None:
@@ -201,7 +223,8 @@ def _submit_once(
 
     Returns: its submission id, and whether it was submitted by this call.
     Raises:
-        UserError: if another command runs on this storage, or the cluster refuses the job.
+        UserError: if another command runs on this storage, the cluster refuses the job, or the connection is lost and
+            the job is not found afterwards.
     """
     for _ in range(_SUBMIT_ATTEMPTS):
         try:
@@ -222,6 +245,9 @@ def _submit_once(
                     metadata={_STORAGE: storage},
                 )
             except (OSError, RuntimeError) as error:
+                if _is_lost_connection(error):
+                    _wait_until_listed(client, job, storage, entrypoint, error)
+                    return job, True
                 # The exception of Ray 2.60 has no type of its own for it.
                 if f"{job} already exists" not in str(error):
                     raise _refusal(client, error) from None
@@ -231,10 +257,43 @@ def _submit_once(
     raise UserError(f"{client.get_address()}: has a job {job}, and does not list it; run the same command again later")
 
 
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether a request got no answer of the head, which may have accepted it nevertheless."""
+    # OSError includes the errors of `requests`. 502 and 504 are answers of a proxy between here and the head; Ray 2.60
+    # raises them as RuntimeError.
+    return isinstance(error, OSError) or re.search(r"status code 50[24]\b", str(error)) is not None
+
+
+def _wait_until_listed(client: JobSubmissionClient, job: str, storage: str, entrypoint: str, error: Exception) -> None:
+    """Return once the cluster lists a job whose submission got no answer.
+
+    Raises:
+        UserError: if it does not list the job, or another command runs on this storage.
+    """
+    for _ in range(_SUBMIT_ATTEMPTS):
+        with contextlib.suppress(OSError, RuntimeError):
+            jobs = client.list_jobs()
+            if _running(jobs, storage, entrypoint) == job:
+                return
+            # It may have ended by now.
+            if any(listed.submission_id == job and listed.entrypoint == entrypoint for listed in jobs):
+                return
+        time.sleep(1)
+    raise UserError(
+        f"{client.get_address()}: no answer to the submission of {job} ({_last_line(error)}); it may have been "
+        f"accepted; run the same command to follow it"
+    )
+
+
 def _refusal(client: JobSubmissionClient, error: Exception) -> UserError:
+    return UserError(f"{client.get_address()}: does not accept the job ({_last_line(error)})")
+
+
+def _last_line(error: Exception) -> str:
+    """What an error of the job API says."""
     # Ray 2.60 answers with the traceback of the head, whose last line says what is wrong.
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return UserError(f"{client.get_address()}: does not accept the job ({' '.join(lines[-1].split())[:200]})")
+    return " ".join(lines[-1].split())[:200]
 
 
 def _next_id(jobs: Sequence[JobDetails], storage: str) -> str:

@@ -108,7 +108,7 @@ def _refuse_filled_in(raw: Mapping[str, Any], file: Path | str, overridden: Sequ
         raise UserError(f"{source}: model.rope_scales: filled in from inference.scales; set those")
 
 
-def refuse_secrets(raw: Any, source: Path | str, overridden: Sequence[str], remedy: str) -> None:
+def refuse_secrets(raw: Any, source: Path | str, overridden: Sequence[str], remedy: str, *, prefix: str = "") -> None:
     """Refuse settings that contain a secret, such as a URL with a password, before any message repeats them.
 
     Settings end in reports, model cards, trackers and manifests.
@@ -116,12 +116,13 @@ def refuse_secrets(raw: Any, source: Path | str, overridden: Sequence[str], reme
     Args:
         raw: sections as they were written. overridden: dotted names that the command line sets instead of `source`.
         remedy: where secrets belong, for the message.
+        prefix: of the names in `overridden` as they were typed, for the message.
     """
     for dotted, text in _strings_in(raw, ""):
         if looks_secret(text):
             is_override = any(f"{dotted}.".startswith((f"{name}.", f"{name}[")) for name in overridden)
-            where = "command line" if is_override else source
-            raise UserError(f"{where}: {mask_secrets(dotted)}: contains what looks like a secret; {remedy}")
+            where = f"command line: {prefix}" if is_override else f"{source}: "
+            raise UserError(f"{where}{mask_secrets(dotted)}: contains what looks like a secret; {remedy}")
 
 
 def _strings_in(value: Any, dotted: str) -> Iterator[tuple[str, str]]:
@@ -339,31 +340,35 @@ def _is_served_name(model: Mapping[str, Any]) -> bool:
     return model.get("engine") == "openai" and model.get("api", "chat") == "chat"
 
 
-def apply_override(raw: dict[str, Any], override: str) -> str:
-    """Set one value in a raw mapping of sections. Returns its dotted name."""
+def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> str:
+    """Set one value in a raw mapping of sections. Returns its dotted name.
+
+    Args:
+        prefix: of the name as it was typed, for errors.
+    """
     dotted, separator, text = override.partition("=")
     if not separator or not dotted:
-        raise UserError(f"{override}: expected section.field=value")
+        raise UserError(f"{prefix}{override}: expected {prefix}section.field=value")
     try:
         # The value is read as YAML, so that lists, null and quotes mean the same as in a file.
         value = parse_value(text)
     except ValueError as error:
-        raise UserError(f"{dotted}: cannot read the value: {error}") from None
+        raise UserError(f"{prefix}{dotted}: cannot read the value: {error}") from None
     if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
         sweep = raw.setdefault("sweep", {})
         if not isinstance(sweep, dict):
             raise UserError(f"{dotted}: 'sweep' is a single value and has no fields")
         sweep[dotted.removeprefix("sweep.")] = value
     else:
-        _set(raw, dotted, value)
+        _set(raw, dotted, value, prefix)
     return dotted
 
 
-def _set(raw: dict[str, Any], dotted: str, value: Any) -> None:
+def _set(raw: dict[str, Any], dotted: str, value: Any, prefix: str = "") -> None:
     *sections, field = dotted.split(".")
     for section in sections:
         inner = raw.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise UserError(f"{dotted}: '{section}' is a single value and has no fields")
+            raise UserError(f"{prefix}{dotted}: '{section}' is a single value and has no fields")
         raw = inner
     raw[field] = value

@@ -41,12 +41,18 @@ class _Field:
 
 
 def to_user_error(
-    error: ValidationError, root: type[Section], source: Path | str, overridden: Sequence[str]
+    error: ValidationError,
+    root: type[Section],
+    source: Path | str,
+    overridden: Sequence[str],
+    *,
+    prefix: str = "",
 ) -> UserError:
     """The first problem of a mapping that is not a valid `root`, in one line that begins with where it is from.
 
     Args:
         source: of the mapping. overridden: dotted names of the settings that the command line sets instead.
+        prefix: of these names as they were typed.
     """
     problem = _describe(error, root)
     # The message begins with the field's dotted name.
@@ -54,7 +60,10 @@ def to_user_error(
     for dotted in overridden:
         # The override sets this field, a section around it, or a field in it.
         if f"{dotted}.".startswith(f"{field}.") or field.startswith(f"{dotted}."):
-            return UserError(f"command line: {problem}")
+            message, hint, suggested = problem.partition("; did you mean '")
+            # Of a field in another section, the suggestion is its whole name.
+            typed = f"{prefix}{suggested}" if "." in suggested else suggested
+            return UserError(f"command line: {prefix}{message}{hint}{typed}")
     return UserError(f"{source}: {problem}")
 
 

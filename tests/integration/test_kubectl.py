@@ -1,5 +1,9 @@
-"""The real kubectl on rendered manifests, against a server that knows their kinds only: `apply --dry-run=client`."""
+"""The real kubectl, with `--dry-run=client`: rendered manifests and the commands of the documentation.
 
+`apply` asks a server which kinds there are; the server here knows nothing else.
+"""
+
+import base64
 import re
 import shutil
 import subprocess
@@ -9,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.spec import load_cluster
 from tests.support.discovery_server import discovery_server
 from tests.support.paths import PROJECT
 
@@ -62,6 +67,40 @@ def test_kubectl_accepts_the_claim_of_the_documentation(server: str, tmp_path: P
     done = apply(server, claims[0], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == created(claims[0])
+
+
+def test_kubectl_creates_the_objects_of_the_documentation(tmp_path: Path) -> None:
+    """The lines `kubectl create …`, with a token file; in this mode kubectl asks no server."""
+    token = tmp_path / ".cache" / "huggingface" / "token"
+    token.parent.mkdir(parents=True)
+    token.write_text("made-up")
+    page = (PROJECT / "docs" / "cluster.md").read_text()
+    lines = re.findall(r"^kubectl create .*$", page, re.MULTILINE)
+    made = []
+    for line in lines:
+        done = subprocess.run(
+            ["bash", "-c", f"{line} --dry-run=client --output yaml"],
+            env={"HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), line
+        made.append(yaml.safe_load(done.stdout))
+    secrets = [each for each in made if each["kind"] == "Secret"]
+    namespaces = {each["metadata"]["name"] for each in made if each["kind"] == "Namespace"}
+    assert len(secrets) + 3 == len(made)  # GKE, EKS and kind each need the namespace
+    for preset in ("gke", "eks"):
+        spec = load_cluster(preset)
+        assert spec.namespace in namespaces
+        for named in spec.pods.secrets:
+            found = [each for each in secrets if each["metadata"]["name"] == named.secret]
+            assert found
+            for each in found:
+                assert each["metadata"]["namespace"] == spec.namespace
+                assert base64.b64decode(each["data"][named.key]).decode() == "made-up"
+    assert load_cluster("kind").namespace in namespaces
 
 
 def test_kubectl_refuses_a_misspelt_kind(server: str, tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from benchmarks.validator.other_tools import REPORT, objects_and_pods
 from pipelines.preflight import check_against_model
 from pos2distill.config import METHODS
 from pos2distill.config.inference import InferenceSection
 from pos2distill.config.load import load_recipe, make_recipe, project_root
 from scripts.reference_tables import CLUSTER_PAGE, PAGE, render, render_cluster
+from scripts.render_presets import RENDERED
 
 
 def test_reference_tables_are_up_to_date() -> None:
@@ -100,3 +102,32 @@ def test_prose_has_short_lines(page: str) -> None:
         in_code ^= line.startswith("```")
         if not in_code and not line.startswith(("|", "![")) and "](" not in line:
             assert len(line) <= 120, f"{page}, line {number}"
+
+
+def test_tests_and_files_in_the_table_of_production_exist() -> None:
+    """`benchmarks/validator/README.md` names the test that shows each behaviour."""
+    root = project_root()
+    page = (root / "benchmarks" / "validator" / "README.md").read_text()
+    table = page.partition("## What production would meet")[2]
+    tests = set(re.findall(r"`(test_\w+)`", table))
+    assert len(tests) > 30
+    defined = set()
+    for path in (root / "tests").rglob("test_*.py"):
+        defined.update(re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE))
+    assert tests <= defined
+    for name in re.findall(r"`((?:cluster|pipelines|pos2distill)/[\w/.]+)`", table):
+        assert (root / name).is_file(), name
+
+
+def test_report_of_other_checkers_covers_the_presets() -> None:
+    """Else run `benchmarks.validator.other_tools` again."""
+    count = 0
+    for path in RENDERED.glob("*.yaml"):
+        count += len(list(objects_and_pods(list(yaml.safe_load_all(path.read_text())))))
+    report = json.loads(REPORT.read_text())
+    page = (project_root() / "benchmarks" / "validator" / "README.md").read_text()
+    assert report["objects"] == report["kubernetes-validate"]["passed"] == count
+    assert report["kubernetes-validate"]["other lines"] == []
+    for check, entry in report["checkov"]["failed checks"].items():
+        assert f"`{check}`" in page
+        assert entry["objects"] <= count

@@ -97,3 +97,12 @@ def test_make_install_says_what_it_installs(empty_clone: Path) -> None:
     second = make(empty_clone, "install")
     assert second.returncode == 0, second.stderr
     assert announcement not in second.stdout
+
+
+def test_make_install_verifies_uv() -> None:
+    """The program that installs everything else is installed by the hashes of its files."""
+    lock = (PROJECT / "requirements" / "uv.txt").read_text()
+    assert lock.count("==") == 1
+    assert lock.count("--hash=sha256:") > 10
+    recipe = (PROJECT / "Makefile").read_text().partition("\n.uv/.installed:")[2].partition("\n\n")[0]
+    assert "pip install --quiet --require-hashes --requirement $<" in recipe

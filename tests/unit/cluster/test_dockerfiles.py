@@ -34,6 +34,12 @@ def locked(name: str) -> str:
     return found[1]
 
 
+def base_images(path: Path) -> dict[str, str]:
+    """The images that a build starts from, by argument."""
+    pairs = [rest.partition("=") for word, rest in instructions(path) if word == "ARG"]
+    return {name: value for name, _, value in pairs if name.endswith("_IMAGE")}
+
+
 def test_dockerfiles_are_one_for_cpus_and_one_for_gpus() -> None:
     assert [path.name for path in FILES] == ["cpu.Dockerfile", "gpu.Dockerfile"]
 
@@ -76,12 +82,24 @@ def test_dockerfile_versions_match_the_locks() -> None:
     python = re.search(r"^LOCK_OPTIONS := .*--python-version (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert python
     for path in FILES:
-        bases = re.findall(r"^FROM .*python:(\S+)", path.read_text(), re.MULTILINE)
-        assert bases
-        assert all(base.startswith(f"{python[1]}-") for base in bases)
-    (cuda,) = [rest for word, rest in instructions(FILES[1]) if rest.startswith("CUDA=")]
+        _, tag = base_images(path)["PYTHON_IMAGE"].split(":")
+        assert tag.startswith(f"{python[1]}-")
+    _, tag = base_images(FILES[1])["CUDA_IMAGE"].split(":")
     # The compiler of flash-attn must match the CUDA version that torch was built with.
-    assert cuda.removeprefix("CUDA=").split(".")[:2] == locked("nvidia-cuda-runtime").split(".")[:2]
+    assert tag.split(".")[:2] == locked("nvidia-cuda-runtime").split(".")[:2]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_dockerfile_takes_every_base_by_an_argument(path: Path) -> None:
+    """So that it can be given by its digest. An argument of FROM must stand before the first one."""
+    parsed = instructions(path)
+    first = next(index for index, (word, _) in enumerate(parsed) if word == "FROM")
+    arguments = {rest.partition("=")[0] for word, rest in parsed[:first] if word == "ARG"}
+    stages = {rest.rpartition(" AS ")[2] for word, rest in parsed if word == "FROM" and " AS " in rest}
+    bases = [rest.partition(" AS ")[0] for word, rest in parsed if word == "FROM"]
+    images = [base for base in bases if base not in stages]
+    assert {f"--platform=linux/amd64 ${{{name}}}" for name in arguments} == set(images)
+    assert arguments == base_images(path).keys()
 
 
 def test_gpu_dockerfile_installs_by_the_settings_of_uv(tmp_path: Path) -> None:
@@ -121,9 +139,7 @@ def test_gpu_build_lock_has_a_hash_for_every_package_and_the_versions_of_the_gpu
     assert all("--require-hashes" in line for line in installs)
 
 
-def test_gpu_dockerfile_names_platform_and_architectures() -> None:
-    bases = [rest for word, rest in instructions(FILES[1]) if word == "FROM" and ":" in rest]
-    assert all(base.startswith("--platform=linux/amd64 ") for base in bases)
+def test_gpu_dockerfile_names_architectures() -> None:
     assert ("ARG", "FLASH_ATTN_CUDA_ARCHS=80;90") in instructions(FILES[1])
 
 

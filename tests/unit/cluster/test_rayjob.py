@@ -58,6 +58,7 @@ def job(stage: str = "", entrypoint: str = ENTRYPOINT, **status: Any) -> Reply:
 NONE: Reply = {}
 RUNNING = job("Running", jobStatus="RUNNING", rayClusterName="nq-mistral-x")
 DONE = job("Complete", jobStatus="SUCCEEDED")
+NO_PODS = json.dumps({"items": []})
 
 
 @pytest.fixture
@@ -458,6 +459,121 @@ def test_submit_interrupted_leaves_the_job_running(
     assert process.returncode == 130
     assert "detached; nq-mistral continues. Run the same command to follow it again" in output
     assert "delete" not in verbs(calls())
+
+
+IDENTITY = {
+    "name": "nq-mistral",
+    "namespace": "pos2distill",
+    "kind": "RayJob",
+    "storage": "gs://my-bucket/runs/nq_mistral_7b",
+}
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "exit_code"),
+    [
+        (DONE, "succeeded", 0),
+        (job("Failed", jobStatus="FAILED"), "failed", 1),
+        (job("Complete", jobStatus="STOPPED"), "stopped", 3),
+        (NONE, "stopped", 3),
+    ],
+)
+def test_submit_prints_json_alone(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    end: Reply,
+    status: str,
+    exit_code: int,
+) -> None:
+    """The log is printed by another process."""
+    answers = {"get rayjob": [NONE, *[RUNNING] * 8, end], "logs": [{"out": "examples 1 s\n"}]}
+    kubectl(answers)
+    assert command_line.main(["cluster", "submit", *WORDS, "--json"]) == exit_code
+    printed = capfd.readouterr()
+    assert json.loads(printed.out) == {**IDENTITY, "status": status, "exit_code": exit_code}
+    assert "examples 1 s" in printed.err
+    assert "Running, job RUNNING" in printed.err
+    kubectl(answers)
+    assert command_line.main(["cluster", "submit", *WORDS, "--quiet"]) == exit_code
+    assert capfd.readouterr() == ("", "")
+
+
+def test_submit_prints_json_of_a_detached_job(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupt(spec: object) -> None:
+        raise KeyboardInterrupt
+
+    kubectl({"get rayjob": [RUNNING]})
+    monkeypatch.setattr(rayjob, "_follow", interrupt)
+    assert command_line.main(["cluster", "submit", *WORDS, "--json"]) == 130
+    assert json.loads(capfd.readouterr().out) == {**IDENTITY, "status": "running", "exit_code": 130}
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "exit_code"),
+    [
+        (job(), "pending", None),
+        (job("Initializing"), "pending", None),
+        (RUNNING, "running", None),
+        (DONE, "succeeded", 0),
+        (job("Failed", jobStatus="FAILED", message="Job\nfailed"), "failed", 1),
+        (job("ValidationFailed"), "failed", 2),
+        (job("Complete", jobStatus="STOPPED"), "stopped", 3),
+    ],
+)
+def test_status_prints_json_alone(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    found: Reply,
+    status: str,
+    exit_code: int | None,
+) -> None:
+    waits = {"containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]}
+    states = [{"phase": "Running"}, {"phase": "Pending", **waits}, {"phase": "Pending", **waits}]
+    pods = [{"metadata": {"labels": {"ray.io/group": "sampling"}}, "status": state} for state in states]
+    kubectl({"get rayjob": [found], "get pods": [{"out": json.dumps({"items": pods})}]})
+    assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
+    printed = capfd.readouterr()
+    result = json.loads(printed.out)
+    state = json.loads(found["out"])["status"]
+    assert {name: result[name] for name in IDENTITY} == IDENTITY
+    assert (result["status"], result["exit_code"]) == (status, exit_code)
+    assert result["rayClusterName"] == state.get("rayClusterName")
+    assert result["message"] == ("Job failed" if "message" in state else None)
+    assert result["pods"] == {
+        "sampling": {"phases": {"Running": 1, "Pending": 2}, "waiting": {"ErrImagePull: denied": 2}}
+    }
+    assert "pods of sampling: 2 Pending" in printed.err
+
+
+def test_status_prints_json_of_a_cluster_without_a_job(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    kubectl({"get raycluster": [{"out": json.dumps({"status": {"state": "ready"}})}], "get pods": [{"out": NO_PODS}]})
+    assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    assert (result["kind"], result["storage"], result["status"]) == ("RayCluster", None, "ready")
+
+
+@pytest.mark.parametrize(
+    ("action", "option", "message"),
+    [
+        ("render", "--json", "--json: is an option of cluster submit, status, validate, not of render"),
+        ("logs", "--json", "--json: is an option of cluster submit, status, validate, not of logs"),
+        ("delete", "--json", "--json: is an option of cluster submit, status, validate, not of delete"),
+        ("render", "--quiet", "--quiet: is an option of cluster submit, validate, delete, not of render"),
+        ("status", "--quiet", "--quiet: is an option of cluster submit, validate, delete, not of status"),
+        ("logs", "--quiet", "--quiet: is an option of cluster submit, validate, delete, not of logs"),
+    ],
+)
+def test_run_cluster_refuses_an_option_that_means_nothing(
+    action: str, option: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", action, "gke", option]) == 2
+    assert capsys.readouterr() == ("", f"error: {message}\n")
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="no kubectl here")

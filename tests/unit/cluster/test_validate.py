@@ -219,9 +219,46 @@ def test_run_cluster_imports_no_heavy_packages() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_run_cluster_validate_prints_findings_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["cluster", "validate", "onprem", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"manifests": 6, "findings": [], "exit_code": 0}
+    assert printed.err == "6 manifests are valid (rules only; to check the schema too, set --crds)\n"
+    assert command_line.main(["cluster", "validate", "onprem", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+    faulty = tmp_path / "faulty.yaml"
+    faulty.write_text((RENDERED / "gke.yaml").read_text().replace("backoffLimit: 2", "backoffLimit: true"))
+    assert command_line.main(["cluster", "validate", str(faulty), "--json"]) == 2
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {
+        "manifests": 6,
+        "findings": [
+            {
+                "level": "error",
+                "document": 6,
+                "object": "RayJob/nq-mistral",
+                "field": "spec.backoffLimit",
+                "message": "expected an integer, got true or false",
+            }
+        ],
+        "exit_code": 2,
+    }
+    assert printed.err.startswith(f"error: {faulty}: document 6, RayJob/nq-mistral: spec.backoffLimit: expected")
+
+
+def test_run_cluster_validate_prints_warnings_of_a_spec_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["cluster", "validate", "gke", "nq_mistral_7b", "data.path=gs://b/nq.jsonl", WORKERS, DISKLESS, "--json"]
+    assert command_line.main(words) == 0
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (finding["level"], finding["document"], finding["object"], finding["field"]) == ("warning", None, None, None)
+    assert "training.node.disk" in finding["message"]
+
+
 # --- the server
 
 WORKERS = "runtime.trainers.workers=8"
+DISKLESS = "spec.training.node.disk=null"
 WORD = "hunter2"  # in the position of a password
 
 REFUSALS = f"""\
@@ -466,3 +503,25 @@ def test_load_schemas_reads_a_list_of_crds(crd: Callable[..., Path], job: KubeMa
     path = tmp_path / "all.json"
     path.write_text(json.dumps({"kind": "List", "items": [json.loads(crd().read_text())]}))
     assert set(load_schemas(str(path))) == {("ray.io/v1", "RayJob")}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("spec.samplng.max=3", "command line: spec.samplng: unknown field; did you mean 'sampling'?"),
+        ("spec.sampling.mxa=3", "command line: spec.sampling.mxa: unknown field; did you mean 'max'?"),
+        ("spec.claim=mine", "command line: spec.claim: unknown field; did you mean 'spec.storage.claim'?"),
+        ("spec.sampling.max=many", "command line: spec.sampling.max: input should be a valid integer"),
+        ("spec.training.spot=true", "command line: spec.training.spot: the loss of one training node"),
+        ("spec.name.x=1", "spec.name.x: 'name' is a single value and has no fields"),
+        ("spec.sampling.max=[", "spec.sampling.max: cannot read the value"),
+        ("spec.sampling", "spec.sampling: expected spec.section.field=value"),
+    ],
+)
+def test_run_cluster_names_a_setting_of_the_spec_as_typed(
+    setting: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", "render", "gke", "nq_mistral_7b", setting]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {message}")
+    assert printed.count("\n") == 1

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from ray.job_submission import JobStatus
 
 from pipelines import command_line
@@ -156,6 +157,56 @@ def test_submit_refuses_what_cannot_work_in_one_line(
     assert WORD not in printed
 
 
+@pytest.mark.parametrize("path", ["mymodel", "~/mymodel", "./mymodel", "owner/mymodel"])
+def test_submit_refuses_a_model_of_the_working_directory(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the cluster, its name would be looked up on the hub."""
+    for folder in ("mymodel", "owner/mymodel"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["quickstart", STORAGE, f"model.path={path}", "--address", "http://127.0.0.1:1"]
+    assert command_line.main(["submit", *words]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: model.path: {path} is not sent with the job, which takes pos2distill")
+    assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize("setting", ["sweep.model.path=[owner/name, mymodel]", "sweep.data.path=[s3://b/x, mymodel]"])
+def test_submit_refuses_a_path_of_a_sweep_that_is_not_sent(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mymodel").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert submit_to(Jobs(), monkeypatch, "quickstart", setting) == 2
+    field = setting.partition("=")[0].removeprefix("sweep.")
+    assert capsys.readouterr().err.startswith(f"error: {field}: mymodel is not sent with the job")
+
+
+@pytest.mark.parametrize("path", ["owner/name", "examples/toy/base", "s3://bucket/model", "/mnt/shared/model"])
+def test_submit_sends_other_model_paths_as_written(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs = Jobs()
+    assert submit_to(jobs, monkeypatch, "quickstart", f"model.path={path}") == 0
+    assert f"model.path={path}" in jobs.jobs[0].entrypoint
+
+
+@pytest.mark.parametrize(
+    ("baseline", "code"), [("runs/only_here", 2), ("~/runs/x", 2), ("s3://b/runs", 0), ("/mnt/shared/runs", 0)]
+)
+def test_submit_requires_a_baseline_that_nodes_can_read(
+    baseline: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = Jobs()
+    words = ["evaluate", "quickstart", "--fail-if-drop-above", "5", "--baseline", baseline]
+    assert submit_to(jobs, monkeypatch, *words) == code
+    expected = (
+        f"error: --baseline: {baseline} is not sent with the job; set a URL, or an absolute path that all nodes share\n"
+    )
+    assert capsys.readouterr().err == (expected if code else "")
+
+
 def test_submit_passes_the_gate_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     submitted: list[str] = []
     client = SimpleNamespace(list_jobs=list, submit_job=lambda **job: submitted.append(job["entrypoint"]))
@@ -195,11 +246,15 @@ def test_submit_prints_json_alone(
 
 
 class Jobs:
-    """A job API that accepts a submission id once, as Ray's does. `before_submit` runs between list and submit."""
+    """A job API that accepts a submission id once, as Ray's does.
+
+    `before_submit` runs between list and submit, `after_submit` before the answer.
+    """
 
     def __init__(self, *jobs: SimpleNamespace) -> None:
         self.jobs = list(jobs)
         self.before_submit: list[Callable[[], Any]] = []
+        self.after_submit: list[Callable[[], Any]] = []
 
     def list_jobs(self) -> list[SimpleNamespace]:
         return list(self.jobs)
@@ -210,6 +265,8 @@ class Jobs:
         if any(job.submission_id == submission_id for job in self.jobs):
             raise RuntimeError(f"ValueError: Job with submission_id {submission_id} already exists. Please use another")
         self.jobs.append(job_with(submission_id, JobStatus.RUNNING, entrypoint, metadata))
+        if self.after_submit:
+            self.after_submit.pop()()
 
     def get_address(self) -> str:
         return "http://127.0.0.1:1"
@@ -288,6 +345,56 @@ def test_submit_reports_a_refused_job_in_one_line(
     monkeypatch.setattr(jobs, "list_jobs", refuse)
     assert submit_to(jobs, monkeypatch, "quickstart") == 2
     assert capsys.readouterr().err == line
+
+
+LOST = [
+    requests.ConnectionError("Connection aborted."),
+    requests.ReadTimeout("Read timed out."),
+    RuntimeError("Request failed with status code 504: Gateway Timeout."),
+]
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("status", [JobStatus.RUNNING, JobStatus.SUCCEEDED])
+def test_submit_follows_a_job_whose_acceptance_was_not_received(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, status: JobStatus
+) -> None:
+    """The head has the job, and the connection breaks before its answer; then it does not list jobs at once."""
+    monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
+    jobs = Jobs()
+    list_jobs = jobs.list_jobs
+    answers: list[Callable[[], Any]] = [list_jobs, lambda: fail(error), list_jobs]
+
+    def lose_answer() -> None:
+        jobs.jobs[0].status = status
+        raise error
+
+    def answer() -> Any:
+        return answers.pop(0)()
+
+    jobs.after_submit.append(lose_answer)
+    monkeypatch.setattr(jobs, "list_jobs", answer)
+    assert submit_to(jobs, monkeypatch, "quickstart") == 0
+    assert len(jobs.jobs) == 1
+    assert capsys.readouterr().out.startswith(f"{jobs.jobs[0].submission_id} submitted: ")
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+def test_submit_says_that_a_job_may_have_been_accepted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
+    jobs = Jobs()
+    jobs.before_submit.append(lambda: fail(error))
+    assert submit_to(jobs, monkeypatch, "quickstart") == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: http://127.0.0.1:1: no answer to the submission of runs-")
+    assert printed.endswith("; it may have been accepted; run the same command to follow it\n")
+    assert printed.count("\n") == 1
 
 
 def test_submit_names_another_task_that_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
