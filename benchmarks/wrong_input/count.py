@@ -20,6 +20,10 @@ from benchmarks.circumstances import circumstances
 # Kinds of input, by the tests all of whose cases are wrong input, but for a few in whole files.
 KINDS = {
     "settings": ["pipelines/test_wrong_input.py::test_settings_are_refused_in_one_line"],
+    "command lines": [
+        "pipelines/test_command_line.py::test_main_reports_user_errors_in_one_line",
+        "pipelines/test_submit.py::test_submit_refuses_what_cannot_work_in_one_line",
+    ],
     "environment variables": ["pipelines/test_wrong_input.py::test_environments_are_refused_in_one_line"],
     "recipe files": [
         "pipelines/test_wrong_input.py::test_recipes_are_refused_in_one_line",
@@ -32,27 +36,35 @@ KINDS = {
         "cluster/test_spec.py::test_load_cluster_refuses_a_wrong_spec_in_one_line",
         "cluster/test_spec.py::test_make_entrypoint_refuses_a_recipe_that_cannot_run",
     ],
-    "manifests": ["cluster/test_rules.py"],
+    "manifests": [
+        "cluster/test_rules.py::test_check_reports_an_error",
+        "cluster/test_rules.py::test_check_reports_a_broken_policy",
+        "cluster/test_rules.py::test_check_reports_a_warning",
+        "cluster/test_rules.py::test_check_reports_an_object",
+        "cluster/test_rules.py::test_check_reports_a_risk_of_another_project_as_a_warning",
+    ],
 }
 
 
-def run(tests: list[str], folder: Path) -> Counter[str]:
-    """The number of cases by outcome of their tests."""
+def run(tests: list[str], folder: Path) -> dict[str, float]:
+    """The number of cases by outcome of their tests, and the seconds of the longest."""
     report = folder / "report.xml"
     files = [f"tests/unit/{test}" for test in tests]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", f"--junitxml={report}", *files]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
     outcomes: Counter[str] = Counter()
+    longest = 0.0
     for case in ElementTree.parse(report).iter("testcase"):
         names = {child.tag for child in case}
         outcomes["failed" if names & {"failure", "error"} else "skipped" if "skipped" in names else "refused"] += 1
-    return outcomes
+        longest = max(longest, float(case.get("time", "0")))
+    return {**outcomes, "longest_seconds": longest}
 
 
 def main() -> None:
     """Run the tests of every kind and write the counts."""
     with tempfile.TemporaryDirectory() as folder:
-        counts = {kind: dict(run(tests, Path(folder))) for kind, tests in KINDS.items()}
+        counts = {kind: run(tests, Path(folder)) for kind, tests in KINDS.items()}
     report = {**circumstances("pydantic", "ray", "transformers"), "cases": counts}
     path = Path(__file__).parent / "wrong_input.json"
     path.write_text(json.dumps(report, indent=2) + "\n")
