@@ -3,9 +3,10 @@
 A question has a difficulty, drawn once and equal at all its slots; a slot makes every question harder or easier. So
 the answers to one question depend on each other as those of a real model do. For every scenario and statistic: how
 often the 95 % interval contains the true value, the mean of estimates, and how often the gate and the test raise a
-false alarm. And of studies in which the gate cannot tell: how often it does with the number of questions that it names.
+false alarm. And of studies in which the gate cannot tell: how often it decides with the number of questions that
+it names.
 
-  python -m benchmarks.statistics.coverage              # 1000 simulated studies of each scenario, about 30 minutes
+  python -m benchmarks.statistics.coverage              # 1000 studies of each scenario, 25 minutes on a busy machine
   python -m benchmarks.statistics.coverage --studies 50
 """
 
@@ -138,7 +139,7 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
 
 
 def simulate_named_questions(scenario: Scenario, questions: int, limit: float, studies: int) -> dict[str, float]:
-    """How many questions the gate names where it cannot tell (their median), and how often it tells with as many."""
+    """How many questions the gate names where it cannot tell (their median), and how often it decides with as many."""
 
     def study(count: int, seed: int) -> tuple[Floats, float]:
         generator = derive_generator(seed, f"{count} {scenario!r}")
@@ -153,13 +154,13 @@ def simulate_named_questions(scenario: Scenario, questions: int, limit: float, s
             needed = questions_above(correct_ES, limit, resamples=RESAMPLES, seed=seed)
             named.append(np.inf if needed is None else needed)
     median = int(np.median(named))
-    told = [study(median, seed)[1] > limit for seed in range(studies)]
+    decided = [study(median, seed)[1] > limit for seed in range(studies)]
     return {
         "questions": questions,
         "limit": limit,
         "undecided": len(named) / studies,
         "named, median": median,
-        "told with as many": float(np.mean(told)),
+        "decides with as many": float(np.mean(decided)),
     }
 
 

@@ -7,7 +7,9 @@ line that says how many questions would decide.
 Shapes: E examples, S slots.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pos2distill.errors import GateError
 from pos2distill.evaluation.formatting import format_lower
@@ -31,15 +33,16 @@ class Gate:
 class _Measured:
     """A value against its limit, in points.
 
-    name: of the value. bound: its end of the 95 % interval on the side of the limit. needed: questions that would
-    decide; None if it is not known. is_floor: the limit is the smallest value that passes, else the largest.
+    name: of the value. bound: its end of the 95 % interval on the side of the limit. needed: computes how many
+    questions would decide; None if that is not known. is_floor: the limit is the smallest value that passes, else the
+    largest.
     """
 
     name: str
     value: float
     bound: float
     limit: float
-    needed: int | None
+    needed: Callable[[], int | None]
     is_floor: bool = False
 
     def is_beyond(self, value: float) -> bool:
@@ -68,17 +71,17 @@ def check_gate(
     measured = []
     if gate.gap_above is not None:
         low = 100 * curve.gap_ci95[0]
-        needed = questions_above(correct_ES, gate.gap_above / 100, resamples=resamples, seed=seed)
+        needed = partial(questions_above, correct_ES, gate.gap_above / 100, resamples=resamples, seed=seed)
         measured.append(_Measured("GAP", 100 * curve.gap, low, gate.gap_above, needed))
     if gate.mean_below is not None:
         value, high = 100 * curve.mean, 100 * curve.ci95[1]
-        needed = _needed(value - gate.mean_below, correct_ES.mean(1))
+        needed = partial(_needed, value - gate.mean_below, correct_ES.mean(1))
         measured.append(_Measured("mean", value, high, gate.mean_below, needed, is_floor=True))
     if gate.drop_above is not None:
         assert baseline is not None
         paired = paired_difference(baseline, grid, bootstrap_samples=resamples, seed=seed)
         drop, low = -100 * paired["mean_difference"], -100 * paired["ci95"][1]
-        needed = _needed(drop - gate.drop_above, (correct_ES - baseline.correct_ES).mean(1))
+        needed = partial(_needed, drop - gate.drop_above, (correct_ES - baseline.correct_ES).mean(1))
         measured.append(_Measured("drop of the mean", drop, low, gate.drop_above, needed))
     return [_check(value, curve.examples) for value in measured]
 
@@ -96,10 +99,9 @@ def _check(measured: _Measured, examples: int) -> str:
         raise GateError(f"{shown}, {bound}, is {side} {measured.limit:g}")
     if not measured.is_beyond(measured.value):
         return f"{shown} is not {side} {measured.limit:g}"
-    needed = ""
-    if measured.needed is not None:
-        needed = f"; about {max(measured.needed, examples + 1)} would decide"
-    return f"{shown} is {side} {measured.limit:g}, but {examples} questions cannot tell ({bound}){needed}"
+    line = f"{shown} is {side} {measured.limit:g}, but {examples} questions cannot tell ({bound})"
+    needed = measured.needed()
+    return line if needed is None else f"{line}; about {max(needed, examples + 1)} would decide"
 
 
 def _format_bound(measured: _Measured) -> str:

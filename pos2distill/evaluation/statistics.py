@@ -16,12 +16,12 @@ Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 
 _Z = NormalDist().inv_cdf(0.975)
+_Z_POWER = NormalDist().inv_cdf(0.8)
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776)
 
 # Of `gap_interval`, chosen by simulation (benchmarks/statistics), so that both ends together err in about 5 %: where
-# slots are equal, all errors are those of the test of position; elsewhere the lower end errs in 1 to 5 %, and the upper
-# one in 2 to 4 %, which is more than its nominal rate, since the shape of the curve is estimated.
+# slots are equal, all errors are those of the test of position; elsewhere each end errs in 0 to 3.5 %.
 _LOWEST_ERROR = 0.025
 _HIGHEST_ERROR = 0.015
 _CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
@@ -58,7 +58,7 @@ def difference_interval(difference_E: Floats) -> Interval:
     """A 95 % interval for the mean of paired differences between -1 and 1: mean +- t * standard error.
 
     Where all examples differ by the same, the standard error is 0. Then it is as wide as what 0 of E examples leave
-    open, Wilson's bound.
+    open, Wilson's bound, which would be too wide with any variation: means over many slots vary little.
     """
     examples = len(difference_E)
     if examples == 1:
@@ -120,13 +120,13 @@ def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed:
     return min(low, 1 - open_end), max(high, open_end)
 
 
-def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: int, power: float = 0.8) -> int | None:
-    """Questions with which the lower end of `gap_interval` would be above `limit` with this power.
+def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: int) -> int | None:
+    """Questions with which the lower end of `gap_interval` would be above `limit` with a power of 80 %.
 
-        n = E ((q + z_power) se / (g - limit))^2
+        n = E ((q + z_.8) se / (g - limit))^2, and so many that the bound for E of E is above the limit
 
     q, se: as of `gap_interval`, for the best and the worst slot. g: the GAP with which max - min is as likely above the
-    measured one as below. None if it is not above the limit.
+    measured one as below. None if it is not above the limit. That position has an effect at 5 % is presupposed.
     """
     accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
     if np.ptp(accuracy_S) == 0:
@@ -137,8 +137,10 @@ def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: i
         return None
     contends_SS = _contending(accuracy_S[:, None] - accuracy_S[None, :], error_SS)
     quantile = _quantile_of_largest(contends_SS, error_SS, noise_RS)
-    margin = (quantile + NormalDist().inv_cdf(power)) * float(error_SS[accuracy_S.argmax(), accuracy_S.argmin()])
-    return int(np.ceil(len(correct_ES) * (margin / excess) ** 2))
+    margin = (quantile + _Z_POWER) * float(error_SS[accuracy_S.argmax(), accuracy_S.argmin()])
+    # Wilson's lower bound for n of n is n / (n + z^2).
+    fewest = np.floor(_Z**2 * limit / (1 - limit)) + 1
+    return int(max(np.ceil(len(correct_ES) * (margin / excess) ** 2), fewest))
 
 
 def difference_variances(correct_ES: Floats) -> Floats:

@@ -146,34 +146,39 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    is_mute = not constants.HF_HUB_OFFLINE and _is_mute(constants.ENDPOINT)
+    times_out = not constants.HF_HUB_OFFLINE and _times_out(constants.ENDPOINT)
     try:
         return snapshot_download(
             model.path,
             revision=model.revision,
             allow_patterns=patterns,
             ignore_patterns=[f"{_MISTRAL_COPY}*"],
-            local_files_only=is_mute,
+            local_files_only=times_out,
         )
     except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        if is_mute:
+        if times_out and isinstance(error, LocalEntryNotFoundError):
             reason = f"{constants.ENDPOINT} does not answer, and the model is not in the cache of this machine"
         # Without a connection, the hub's library reports that nothing is cached.
         kind = TransientError if isinstance(error, LocalEntryNotFoundError) else UserError
         raise kind(f"{model.path}: neither a folder nor a model that the hub provides (model.path): {reason}") from None
 
 
-@functools.cache
-def _is_mute(address: str) -> bool:
+def _times_out(address: str) -> bool:
     """Whether a server does not answer in time, as behind a firewall. huggingface_hub 2.4 itself waits without end."""
     try:
-        urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS).close()
+        _request(address)
     except OSError as error:
         return isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
     except (ValueError, http.client.HTTPException):
         return False  # an address or an answer of which the hub's library says what is wrong
     return False
+
+
+@functools.cache
+def _request(address: str) -> None:
+    """Ask a server for anything. Once it has answered, it is not asked again; failures are not remembered."""
+    urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_HUB_SECONDS).close()
 
 
 def is_hub_name(path: str) -> bool:

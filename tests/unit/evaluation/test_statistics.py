@@ -169,11 +169,12 @@ def test_gap_interval_contains_the_truth() -> None:
 
 
 def test_gap_interval_of_few_examples_is_wider() -> None:
-    """As Student's t for 10 examples: 2.26 / 1.96, and the deviation of 10 is that of 9."""
-    correct_ES = np.array([[1.0, 0.0]] * 6 + [[0.0, 1.0]] + [[1.0, 1.0]] * 3)
+    """d = .1 of 20, se = .143: 2.17 se as Student's t for 20 examples is wider than the normal one, 2.093 / 1.96."""
+    correct_ES = np.array([[1.0, 0.0]] * 5 + [[0.0, 1.0]] * 3 + [[1.0, 1.0]] * 12)
     _, high = gap_interval(correct_ES, position_p=1.0, resamples=20000, seed=0)
-    error = (correct_ES[:, 0] - correct_ES[:, 1]).std(ddof=1) / 10**0.5
-    assert high == pytest.approx(0.5 + 2.17 * 2.262 / 1.96 * error, abs=0.06)
+    error = (correct_ES[:, 0] - correct_ES[:, 1]).std(ddof=1) / 20**0.5
+    assert high == pytest.approx(0.1 + 2.17 * 2.093 / 1.96 * error, abs=0.01)
+    assert high > 0.1 + 2.17 * error + 0.01
 
 
 def test_gap_interval_of_one_slot_is_0() -> None:
@@ -189,6 +190,13 @@ def test_questions_above_by_hand() -> None:
     assert needed == pytest.approx(414, rel=0.1)
     assert questions_above(correct_ES, 0.105, resamples=1000, seed=0) is None
     assert questions_above(np.ones((9, 3)), 0.0, resamples=100, seed=0) is None
+
+
+@pytest.mark.parametrize(("examples", "limit", "needed"), [(2, 0.5, 4), (30, 0.9, 35), (30, 0.5, 4), (5, 1.0, None)])
+def test_questions_above_of_a_slot_that_is_always_wrong(examples: int, limit: float, needed: int | None) -> None:
+    """n of n are above the limit where Wilson's n / (n + 3.84) is: 3.84 limit / (1 - limit) questions."""
+    correct_ES = np.tile([1.0, 0.0], (examples, 1))
+    assert questions_above(correct_ES, limit, resamples=100, seed=0) == needed
 
 
 def test_gap_change_by_hand() -> None:
