@@ -6,6 +6,7 @@ from typing import Any
 from pos2distill.config import Recipe
 from pos2distill.config.defaults import changed_study_settings
 from pos2distill.evaluation.evaluation_page import EvaluationInputs, render_evaluation
+from pos2distill.evaluation.page import RunDescription
 from pos2distill.evaluation.report import render_report
 from pos2distill.evaluation.result import Evaluation, to_evaluation
 from pos2distill.training.job import MODEL_FOLDER
@@ -39,11 +40,9 @@ def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> Evaluati
     results = Results(plan.study, plan.prepare, plan.evaluate_base)
     counts, seconds = counts_and_seconds(plan.evaluation_stages)
     provenance = _provenance(recipe, plan)
-    return EvaluationInputs(
+    run = RunDescription(
         name=recipe.name,
         description=recipe.description,
-        evaluation=evaluation,
-        task=results.questions(),
         counts=counts,
         seconds=seconds,
         settings=plan.study.model_dump(mode="json"),
@@ -54,6 +53,7 @@ def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> Evaluati
         fingerprint=evaluation.fingerprint,
         prompt_lengths=results.prompt_lengths,
     )
+    return EvaluationInputs(run, evaluation, results.questions())
 
 
 def _summarise(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:

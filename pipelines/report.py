@@ -9,6 +9,7 @@ from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
 from pos2distill.config.defaults import changed_study_settings
+from pos2distill.evaluation.page import RunDescription
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.report import (
     Comparison,
@@ -143,8 +144,19 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     # An artifact of an earlier version may say nothing of how it was made.
     provenance = read_provenance(plan.distill.artifact) or Provenance.now(recipe)
     return ReportInputs(
-        name=recipe.name,
-        description=recipe.description,
+        run=RunDescription(
+            name=recipe.name,
+            description=recipe.description,
+            counts=counts,
+            seconds=seconds,
+            settings=_shown_settings(study, plan.distill.artifact) | {"runtime": _shown_runtime(recipe)},
+            changed_settings=changed_study_settings(recipe),
+            command=provenance.command,
+            made_with=provenance.summary,
+            versions=provenance.versions,
+            fingerprint=plan.fingerprint,
+            prompt_lengths=main.prompt_lengths,
+        ),
         method=study.method.name,
         advantageous=_shown_slots(study),
         choice=choice,
@@ -154,13 +166,6 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         other_tasks={name: results.comparisons()[0] for name, results in other_results.items()},
         tasks=[results.questions() for results in (main, *other_results.values())],
         steps=_steps(plan),
-        counts=counts,
-        seconds=seconds,
-        settings=_shown_settings(study, plan.distill.artifact) | {"runtime": _shown_runtime(recipe)},
-        changed_settings=changed_study_settings(recipe),
-        command=provenance.command,
-        made_with=provenance.summary,
-        versions=provenance.versions,
         checkpoint=f"{plan.distill.artifact.url}/{MODEL_FOLDER}",
         base_model=study.model.path if is_hub_name(study.model.path) else None,
         licence=read_licence(study.model),
@@ -168,8 +173,6 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
             "base": f"base-scores-{plan.evaluate_base.fingerprint}",
             "distilled": f"distilled-scores-{plan.evaluate_distilled.fingerprint}",
         },
-        fingerprint=plan.fingerprint,
-        prompt_lengths=main.prompt_lengths,
         analyses=read_analyses(plan),
     )
 

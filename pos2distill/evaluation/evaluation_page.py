@@ -2,18 +2,19 @@
 
 from dataclasses import dataclass
 
-from pos2distill.evaluation.page import PageInputs, ShownCurves, render_page
+from pos2distill.evaluation.page import RunDescription, ShownCurves, render_page
 from pos2distill.evaluation.questions import EvaluatedTask
 from pos2distill.evaluation.result import Evaluation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationInputs(PageInputs):
+@dataclass(frozen=True, slots=True)
+class EvaluationInputs:
     """Everything that the page shows.
 
     task: the questions and answers at all prompt lengths, in the order of the evaluation's curves.
     """
 
+    run: RunDescription
     evaluation: Evaluation
     task: EvaluatedTask
 
@@ -28,6 +29,7 @@ def render_evaluation(inputs: EvaluationInputs) -> dict[str, bytes]:
         shown.append(ShownCurves(f"{curve.documents} documents", {model: curve}, picture, 0, view))
     return render_page(
         "evaluation.html.j2",
+        inputs.run,
         inputs,
         verdict=inputs.evaluation.verdict,
         shown=shown,

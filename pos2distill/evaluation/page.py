@@ -43,9 +43,9 @@ _OUTCOMES_OF_TWO = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageInputs:
-    """What every page shows of what was run.
+@dataclass(frozen=True, slots=True)
+class RunDescription:
+    """What every page shows of what was run, besides its results.
 
     counts, seconds: by stage. settings: all; changed_settings: those that differ from their defaults, by dotted name.
     command, made_with, versions: how, where and with which packages the checkpoint was made, or without one the
@@ -86,7 +86,8 @@ class ShownCurves:
 
 def render_page(
     template: str,
-    report: PageInputs,
+    run: RunDescription,
+    report: Any,
     *,
     verdict: str,
     shown: Sequence[ShownCurves],
@@ -98,11 +99,12 @@ def render_page(
     """The files of a page by name: `index.html`, `curves.csv`, and the charts as PNG.
 
     Args:
-        template: that extends page.html.j2. report: what it shows. models: names of the answers' columns; one name may
-            be empty. charts: beside the curves, by name. values: further ones of the template.
+        template: that extends page.html.j2. run, report: what it shows. models: names of the answers' columns; one name
+            may be empty. charts: beside the curves, by name. values: further ones of the template.
     """
     curves = [_to_page_curve(each) for each in shown]
     html = TEMPLATES.get_template(template).render(
+        run=run,
         report=report,
         verdict=verdict,
         curves=curves,

@@ -7,9 +7,9 @@ from typing import Any
 from pos2distill.config import Study
 from pos2distill.evaluation.analysis_charts import analysis_charts
 from pos2distill.evaluation.charts import AFTER, BEFORE, loss_chart, to_png, weights_chart
-from pos2distill.evaluation.page import TEMPLATES, PageInputs, ShownCurves, chart_library, render_page, themes
+from pos2distill.evaluation.page import TEMPLATES, RunDescription, ShownCurves, chart_library, render_page, themes
 from pos2distill.evaluation.questions import EvaluatedTask
-from pos2distill.evaluation.scores import Curve, Grid, expected_accuracy, paired_difference, to_curve, to_grid
+from pos2distill.evaluation.scores import Curve, Grid, paired_difference, summarise_expected, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
@@ -37,8 +37,8 @@ class Comparison:
     expected: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportInputs(PageInputs):
+@dataclass(frozen=True, slots=True)
+class ReportInputs:
     """Everything that the report shows.
 
     main: at the prompt length of the training data; others: at further lengths; other_tasks: on other tasks, by name.
@@ -52,6 +52,7 @@ class ReportInputs(PageInputs):
     names it; None if it names none.
     """
 
+    run: RunDescription
     method: str
     advantageous: Slots
     choice: Mapping[str, Any] | None
@@ -94,19 +95,13 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
 def _expected(before: Grid, after: Grid, ranks: Sequence[float]) -> dict[str, Any] | None:
     if not ranks:
         return None
-    return {"base": describe_expected(before, ranks), "distilled": describe_expected(after, ranks)}
-
-
-def describe_expected(grid: Grid, ranks: Sequence[float]) -> dict[str, Any]:
-    """The result of `expected_accuracy` as plain values for JSON."""
-    accuracy, interval = expected_accuracy(grid, ranks)
-    return {"accuracy": accuracy, "ci95": interval}
+    return {"base": summarise_expected(before, ranks), "distilled": summarise_expected(after, ranks)}
 
 
 def build_summary(inputs: ReportInputs) -> dict[str, Any]:
     """Content of `summary.json`: curves, paired differences, counts, seconds."""
     return {
-        "name": inputs.name,
+        "name": inputs.run.name,
         "method": inputs.method,
         "advantageous_slots": inputs.advantageous,
         "choice": inputs.choice,
@@ -114,16 +109,16 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
         **summarise(inputs.main),
         "other_documents": {str(other.before.documents): summarise(other) for other in inputs.others},
         "other_tasks": {name: summarise(transfer) for name, transfer in inputs.other_tasks.items()},
-        **inputs.prompt_lengths,
-        "counts": inputs.counts,
-        "seconds": inputs.seconds,
-        "settings": inputs.settings,
-        "command": inputs.command,
-        "made_with": inputs.made_with,
-        "versions": inputs.versions,
+        **inputs.run.prompt_lengths,
+        "counts": inputs.run.counts,
+        "seconds": inputs.run.seconds,
+        "settings": inputs.run.settings,
+        "command": inputs.run.command,
+        "made_with": inputs.run.made_with,
+        "versions": inputs.run.versions,
         "checkpoint": inputs.checkpoint,
         "artifacts": inputs.artifacts,
-        "fingerprint": inputs.fingerprint,
+        "fingerprint": inputs.run.fingerprint,
     }
 
 
@@ -143,6 +138,7 @@ def render_report(inputs: ReportInputs) -> dict[str, bytes]:
     charts |= analysis_charts(inputs.analyses)
     return render_page(
         "report.html.j2",
+        inputs.run,
         inputs,
         verdict=verdict(inputs.main),
         shown=_shown_curves(inputs),
@@ -168,7 +164,7 @@ def render_analysis(name: str, analyses: Mapping[str, Mapping[str, Any]]) -> dic
 
 def _shown_curves(inputs: ReportInputs) -> list[ShownCurves]:
     """In the order of the page's selection: every prompt length of the main task, then other tasks."""
-    is_rank = inputs.settings["inference"]["method"] == "reorder"
+    is_rank = inputs.run.settings["inference"]["method"] == "reorder"
     marked = inputs.advantageous[0] if inputs.advantageous and not is_rank else None
     documents = inputs.main.before.documents
     label = f"{documents} documents (as trained)"
@@ -190,10 +186,10 @@ def _curves(comparison: Comparison) -> dict[str, Curve]:
 def render_model_card(inputs: ReportInputs) -> str:
     """The checkpoint's README.md: its base model, its method and its measured curve."""
     # A card is published, so that it shows no path or URL of the machine that made it.
-    settings = {name: value for name, value in inputs.changed_settings.items() if name not in _PRIVATE}
-    base = inputs.base_model or str(inputs.settings["model"]["path"]).rstrip("/").rpartition("/")[2]
+    settings = {name: value for name, value in inputs.run.changed_settings.items() if name not in _PRIVATE}
+    base = inputs.base_model or str(inputs.run.settings["model"]["path"]).rstrip("/").rpartition("/")[2]
     return TEMPLATES.get_template("model_card.md.j2").render(
-        report=inputs, verdict=verdict(inputs.main), base=base, settings=settings
+        run=inputs.run, report=inputs, verdict=verdict(inputs.main), base=base, settings=settings
     )
 
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from pos2distill.config import EndpointSection, Study
 from pos2distill.evaluation.charts import curve_chart, to_png
-from pos2distill.evaluation.report import METRICS, describe_expected
-from pos2distill.evaluation.scores import Curve, questions_to_see_positions, to_curve, to_grid
+from pos2distill.evaluation.report import METRICS
+from pos2distill.evaluation.scores import Curve, questions_to_see_positions, summarise_expected, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_curve
 from pos2distill.tasks.datasets import dataset_name
 
@@ -114,7 +114,7 @@ def to_evaluation(
         dataset=dataset_name(study.data),
         metric=METRICS[study.data.metric],
         curves=tuple(curves),
-        expected=describe_expected(grids[0], ranks) if ranks else None,
+        expected=summarise_expected(grids[0], ranks) if ranks else None,
         questions_to_see=questions_to_see_positions(grids[0]),
         predictions=predictions,
         counts=counts,

@@ -226,6 +226,12 @@ def expected_accuracy(grid: Grid, ranks: Sequence[float]) -> tuple[float, Interv
     return float(value_E.mean()), accuracy_interval(value_E, answers=len(grid.slots) * grid.orders)
 
 
+def summarise_expected(grid: Grid, ranks: Sequence[float]) -> dict[str, Any]:
+    """The result of `expected_accuracy` as plain values for JSON."""
+    accuracy, interval = expected_accuracy(grid, ranks)
+    return {"accuracy": accuracy, "ci95": interval}
+
+
 def _expected_by_example(grid: Grid, ranks: Sequence[float]) -> Floats:
     slot_S = np.array([slots[0] for slots in grid.slots])
     in_order = np.argsort(slot_S)

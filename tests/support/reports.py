@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from pos2distill.config import DataSection, EndpointSection, EvaluationSection, ModelSection, Study
 from pos2distill.evaluation.evaluation_page import EvaluationInputs
+from pos2distill.evaluation.page import RunDescription
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.report import Comparison, ReportInputs, compare
 from pos2distill.evaluation.result import to_evaluation
@@ -35,8 +36,19 @@ def report_inputs() -> ReportInputs:
     longer = [[1, 0], [1, 0]], [[1, 0], [0, 0]]
     step = {"loss": 0.5, "loss_trivial": 0.4, "loss_anchor": None, "weight_by_slot": {"1": 0.6, "2": 0.4}}
     return ReportInputs(
-        name="tiny",
-        description="A run <script>alert('x')</script> & more",
+        run=RunDescription(
+            name="tiny",
+            description="A run <script>alert('x')</script> & more",
+            counts={"examples": {"rows": 9, "train_unused": 2}},
+            seconds={"examples": 0.25},
+            settings={"model": {"path": "base/model", "rope_scales": []}, "inference": {"method": "none"}, "seed": 3},
+            changed_settings={"training.epochs": 7},
+            command="python run.py study tiny 'name=<b>'",
+            made_with={"git revision": "abc1234"},
+            versions={"torch": "2.13.0"},
+            fingerprint="0123456789abcdef",
+            prompt_lengths={"prompt_tokens": {"3": {"mean": 80.0, "max": 91}}, "context_tokens": 400},
+        ),
         method="r1",
         advantageous=(0,),
         choice=None,
@@ -63,19 +75,10 @@ def report_inputs() -> ReportInputs:
             ),
         ],
         steps=[{**step, "step": number} for number in range(3)],
-        counts={"examples": {"rows": 9, "train_unused": 2}},
-        seconds={"examples": 0.25},
-        settings={"model": {"path": "base/model", "rope_scales": []}, "inference": {"method": "none"}, "seed": 3},
-        changed_settings={"training.epochs": 7},
-        command="python run.py study tiny 'name=<b>'",
-        made_with={"git revision": "abc1234"},
-        versions={"torch": "2.13.0"},
         checkpoint="storage/checkpoint-abcd/model",
         base_model="base/model",
         licence="apache-2.0",
         artifacts={"base": "base-scores-a", "distilled": "distilled-scores-b"},
-        fingerprint="0123456789abcdef",
-        prompt_lengths={"prompt_tokens": {"3": {"mean": 80.0, "max": 91}}, "context_tokens": 400},
     )
 
 
@@ -101,19 +104,21 @@ def evaluation_inputs(task: EvaluatedTask, *ranks: float) -> EvaluationInputs:
     table = task.prompts[0].models[0]
     report = report_inputs()
     return EvaluationInputs(
-        name="tiny-questions",
-        description="Accuracy by slot of <b>tiny</b>.",
+        run=RunDescription(
+            name="tiny-questions",
+            description="Accuracy by slot of <b>tiny</b>.",
+            counts={"evaluate base": {"prompts": 6, "hit_max_tokens": 0}},
+            seconds={"evaluate": 1.5},
+            settings=report.run.settings,
+            changed_settings=report.run.changed_settings,
+            command="python run.py evaluate --model models/tiny",
+            made_with=report.run.made_with,
+            versions=report.run.versions,
+            fingerprint="0123456789abcdef",
+            prompt_lengths={"prompt_tokens": {"3": {"mean": None, "max": None}}, "context_tokens": None},
+        ),
         evaluation=to_evaluation(study, "models/tiny", table, {"prompts": 6}, EndpointSection(), "0123456789abcdef"),
         task=task,
-        counts={"evaluate base": {"prompts": 6, "hit_max_tokens": 0}},
-        seconds={"evaluate": 1.5},
-        settings=report.settings,
-        changed_settings=report.changed_settings,
-        command="python run.py evaluate --model models/tiny",
-        made_with=report.made_with,
-        versions=report.versions,
-        fingerprint="0123456789abcdef",
-        prompt_lengths={"prompt_tokens": {"3": {"mean": None, "max": None}}, "context_tokens": None},
     )
 
 

@@ -33,6 +33,10 @@ def inputs() -> ReportInputs:
     return report_inputs()
 
 
+def with_run(inputs: ReportInputs, **changes: Any) -> ReportInputs:
+    return replace(inputs, run=replace(inputs.run, **changes))
+
+
 @pytest.fixture(scope="module")
 def pairs(inputs: ReportInputs) -> Comparison:
     return inputs.other_tasks["chains"]
@@ -175,7 +179,7 @@ def test_render_report_of_1000_questions_at_5_slots_is_below_10_megabytes(inputs
     large = EvaluatedTask("sub_em", "qa", examples, {}, [prompts])
     study = replace(inputs, main=compare(before, after, 20, STUDY), others=[], other_tasks={}, tasks=[large])
     lengths = {"prompt_tokens": {"20": {"mean": 2600.0, "max": 2700}}, "context_tokens": 4096}
-    page = render_report(replace(study, prompt_lengths=lengths))["index.html"]
+    page = render_report(with_run(study, prompt_lengths=lengths))["index.html"]
     assert len(page) < 10_000_000
     (encoded,) = re.findall(r'id="questions-data">([^<]+)<', page.decode())
     data = decode_questions(encoded)
@@ -215,8 +219,8 @@ def test_render_report_csv_has_every_point(files: dict[str, bytes]) -> None:
 
 def test_render_report_warns_of_truncated_answers(inputs: ReportInputs, html: str) -> None:
     assert "Warning" not in html
-    counts = {**inputs.counts, "evaluate base": {"prompts": 20, "hit_max_tokens": 3}}
-    page = render_report(replace(inputs, counts=counts))["index.html"].decode()
+    counts = {**inputs.run.counts, "evaluate base": {"prompts": 20, "hit_max_tokens": 3}}
+    page = render_report(with_run(inputs, counts=counts))["index.html"].decode()
     assert page.count("Warning:") == 1
     assert (
         "evaluate base: 3 of 20 answers were cut at evaluation.max_new_tokens; raise it if they are incomplete." in page
@@ -258,20 +262,19 @@ def test_render_model_card_shows_the_curve(inputs: ReportInputs) -> None:
 
 @pytest.mark.parametrize("folder", ["/home/me/models/", "s3://mine/models/"])
 def test_render_model_card_shows_no_paths_and_urls(inputs: ReportInputs, folder: str) -> None:
-    settings = {**inputs.settings, "model": {"path": f"{folder}base", "rope_scales": []}}
+    settings = {**inputs.run.settings, "model": {"path": f"{folder}base", "rope_scales": []}}
     changed = {"model.path": f"{folder}base", "data.path": f"{folder}q.jsonl", "training.epochs": 7}
     changed["evaluation.also_evaluate"] = [f"{folder}other.yaml"]
     command = f"python run.py study {folder}recipe.yaml"
-    card = render_model_card(
-        replace(inputs, settings=settings, changed_settings=changed, base_model=None, command=command)
-    )
+    private = with_run(inputs, settings=settings, changed_settings=changed, command=command)
+    card = render_model_card(replace(private, base_model=None))
     assert "- **Base model**: `base`, licence apache-2.0." in card
     assert "| `training.epochs` | `7` |" in card
     assert folder not in card
 
 
 def test_render_model_card_shows_a_description_as_text(inputs: ReportInputs) -> None:
-    card = render_model_card(replace(inputs, description="R1 <script>alert(1)</script> & more"))
+    card = render_model_card(with_run(inputs, description="R1 <script>alert(1)</script> & more"))
     assert "\n\nR1 &lt;script>alert(1)&lt;/script> & more\n\n" in card
 
 
