@@ -82,7 +82,8 @@ def print_evaluation(name: str, evaluation: Evaluation) -> None:
         shown = format_estimate(expected["accuracy"], expected["ci95"])
         print(f"expected    {shown} with the gold document ranked as evaluation.retriever_ranks says")
     counts = evaluation.counts
-    if "prompt_tokens" in counts:
+    # Earlier versions could store one of the two counts alone.
+    if "prompt_tokens" in counts and "answer_tokens" in counts:
         cost = "" if evaluation.cost is None else f", cost {evaluation.cost:.2f}"
         print(f"tokens      {counts['prompt_tokens']} of prompts, {counts['answer_tokens']} of answers{cost}")
 

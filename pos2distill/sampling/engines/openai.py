@@ -252,8 +252,9 @@ def _to_completion(text: str | None, choice: Any, response: Any) -> TextCompleti
     if finish_reason not in (*_STOP_REASONS, "length"):
         return Failure(f"the server ended the answer with {finish_reason!r}")
     # Servers without a tokenizer report 0, or no usage at all.
-    prompt_tokens = _count(usage, "prompt_tokens") or None
-    answer_tokens = _count(usage, "completion_tokens") if prompt_tokens else None
+    prompt_tokens, answer_tokens = _count(usage, "prompt_tokens") or None, _count(usage, "completion_tokens")
+    if prompt_tokens is None or answer_tokens is None:
+        prompt_tokens = answer_tokens = None
     # A reasoning model whose thoughts were cut has no text at all.
     return TextCompletion(text or "", "length" if finish_reason == "length" else "stop", prompt_tokens, answer_tokens)
 

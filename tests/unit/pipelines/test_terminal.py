@@ -55,6 +55,15 @@ def test_print_evaluation_shows_what_a_retriever_does(capsys: pytest.CaptureFixt
     assert "expected" not in capsys.readouterr().out
 
 
+def test_print_evaluation_shows_tokens_only_with_both_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation = evaluation_inputs(report_inputs().tasks[0]).evaluation
+    print_evaluation("base", replace(evaluation, counts={"prompt_tokens": 480, "answer_tokens": 12}))
+    assert "tokens      480 of prompts, 12 of answers" in capsys.readouterr().out.splitlines()
+    for name in ("prompt_tokens", "answer_tokens"):
+        print_evaluation("base", replace(evaluation, counts={name: 480}))
+        assert "tokens " not in capsys.readouterr().out
+
+
 @pytest.fixture
 def recipe_path(make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of a study whose stages print a line and make nothing."""

@@ -73,7 +73,19 @@ def test_openai_sends_a_request_again_after_a_malformed_answer() -> None:
     assert len(server.bodies) == 3
 
 
-@pytest.mark.parametrize("usage", [None, {}, "many", {"prompt_tokens": "2"}, {"prompt_tokens": 10**12}])
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        "many",
+        {"prompt_tokens": "2"},
+        {"prompt_tokens": 10**12},
+        {"prompt_tokens": 2},
+        {"prompt_tokens": 2, "completion_tokens": "x"},
+        {"completion_tokens": 2},
+    ],
+)
 def test_openai_takes_an_answer_without_a_usable_usage(usage: object) -> None:
     with serve(FakeServer(usage=usage)) as server:
         assert ask(server, ["What?"]) == [TextCompletion("42", "stop", None, None)]
