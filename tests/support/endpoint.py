@@ -12,7 +12,10 @@ from typing import Any
 
 from aiohttp import web
 
-MALFORMED = ("cut JSON", "page", "list", "text", "list of texts", "no message", "message null", "list content")
+MALFORMED = (
+    *("cut JSON", "page", "list", "text", "empty object", "error", "no choices", "choices null"),
+    *("list of texts", "no message", "message null", "list content"),
+)
 FAULTS = ("429", "500", "dropped", "slow", *MALFORMED)
 _COUNTED = object()
 SLOW_S = 10.0  # twice the time limit of the client, which must notice also on a busy machine
@@ -99,7 +102,9 @@ class FakeServer:
             if fault == "slow":
                 await asyncio.sleep(SLOW_S)
             response = self._answer(body, prompt, counts=not fault)
-            return _malformed(response, fault) if fault in MALFORMED else web.json_response(response)
+            if fault in (*MALFORMED, "no choice"):
+                return _malformed(response, fault)
+            return web.json_response(response)
         finally:
             self.running -= 1
 
@@ -136,7 +141,18 @@ def _malformed(response: dict[str, Any], kind: str) -> web.Response:
         return web.json_response([])
     if kind == "text":
         return web.json_response("ok")
-    if kind == "list of texts":
+    if kind == "empty object":
+        return web.json_response({})
+    if kind == "error":
+        # The error comes late, as where a gateway first repeats the prompt.
+        return web.json_response({"id": "1" * 300, "error": "overloaded"})
+    if kind == "no choices":
+        del response["choices"]
+    elif kind == "choices null":
+        response["choices"] = None
+    elif kind == "no choice":
+        response.update(choices=[], error="filtered")
+    elif kind == "list of texts":
         response["choices"] = ["42"]
     elif kind == "no message":
         choice.pop("message", None)
