@@ -27,9 +27,9 @@ class FakeServer:
 
     answered: how often each prompt was answered with success, as the server sees it. faults: by kind.
     key: if set, other keys are refused. context: prompts are silently cut to so many words.
-    counts_tokens: whether responses tell their usage. max_model_len: the context that the list of models names.
-    models_body: what is answered instead of the list of models, and its type. models_requests: how often it was asked.
-    usage: what answers tell instead of the tokens. starts: seconds at which the prompts of `bodies` came.
+    counts_tokens: whether answers report their usage. max_model_len: the context that the list of models names.
+    models_body: what is answered instead of the list of models, and its type.
+    usage: what answers report instead of the tokens. starts: seconds at which the prompts of `bodies` came.
     """
 
     answer: Callable[[Any], str] = lambda prompt: "42"
@@ -49,7 +49,6 @@ class FakeServer:
     faults: Counter[str] = field(default_factory=Counter)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
-    models_requests: int = 0
     running: int = 0
     most_running: int = 0
 
@@ -57,7 +56,6 @@ class FakeServer:
         self.random = random.Random(self.seed)
 
     async def models(self, request: web.Request) -> web.Response:
-        self.models_requests += 1
         if self._refuses(request):
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         if not self.lists_models:

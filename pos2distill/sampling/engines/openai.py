@@ -196,7 +196,7 @@ def served_context(model: ModelSection, settings: EndpointSection) -> int | None
 
 
 def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
-    """What the server says of each model, by its id. None, if it answers with JSON of another form than a list."""
+    """What the server says of each model, by its id; empty if it answers with JSON of another form than a list."""
     client = openai.OpenAI(
         base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=2
     )
