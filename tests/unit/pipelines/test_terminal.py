@@ -44,6 +44,16 @@ def test_print_curve_shows_the_gap_with_interval_and_corrected(capsys: pytest.Ca
     assert "     GAP  [above 0, 0.200], corrected -0.010" in capsys.readouterr().out.splitlines()
 
 
+def test_print_comparison_and_curve_show_no_sign_at_a_corrected_gap_of_0(capsys: pytest.CaptureFixture[str]) -> None:
+    main = report_inputs().main
+    before, after = (replace(curve, gap_corrected=-0.0004) for curve in (main.before, main.after))
+    print_comparison(replace(main, before=before, after=after))
+    print_curve("base", after)
+    printed = capsys.readouterr().out
+    assert printed.count("corrected 0.000") == 3
+    assert "-0.000" not in printed
+
+
 def test_print_evaluation_shows_what_a_retriever_does(capsys: pytest.CaptureFixture[str]) -> None:
     task = report_inputs().tasks[0]
     evaluation = evaluation_inputs(task, 1.0, 1.0).evaluation
