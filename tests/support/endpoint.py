@@ -17,6 +17,15 @@ MALFORMED = (
     *("list of texts", "no message", "message null", "list content"),
 )
 FAULTS = ("429", "500", "dropped", "slow", *MALFORMED)
+# What is answered instead of the object with the choices. A gateway may repeat the request before it names the error.
+_OTHER_BODIES: dict[str, Any] = {
+    "list": [],
+    "text": "ok",
+    "empty object": {},
+    "error": {"id": "1" * 300, "error": "overloaded"},
+    "no choice": {"choices": [], "error": "filtered"},
+}
+_OTHER_CHOICES: dict[str, Any] = {"choices null": None, "list of texts": ["42"]}
 _COUNTED = object()
 SLOW_S = 10.0  # twice the time limit of the client, which must notice also on a busy machine
 
@@ -135,23 +144,12 @@ def _malformed(response: dict[str, Any], kind: str) -> web.Response:
         return web.Response(text=text[: len(text) // 2], content_type="application/json")
     if kind == "page":
         return web.Response(text="<html>Please log in</html>", content_type="text/html")
-    if kind == "list":
-        return web.json_response([])
-    if kind == "text":
-        return web.json_response("ok")
-    if kind == "empty object":
-        return web.json_response({})
-    if kind == "error":
-        # The error comes late, as where a gateway first repeats the prompt.
-        return web.json_response({"id": "1" * 300, "error": "overloaded"})
+    if kind in _OTHER_BODIES:
+        return web.json_response(_OTHER_BODIES[kind])
     if kind == "no choices":
         del response["choices"]
-    elif kind == "choices null":
-        response["choices"] = None
-    elif kind == "no choice":
-        response.update(choices=[], error="filtered")
-    elif kind == "list of texts":
-        response["choices"] = ["42"]
+    elif kind in _OTHER_CHOICES:
+        response["choices"] = _OTHER_CHOICES[kind]
     elif kind == "no message":
         choice.pop("message", None)
         choice.pop("text", None)
