@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pos2distill.evaluation.chains import STEPS
-from pos2distill.evaluation.formatting import format_estimate, format_interval
+from pos2distill.evaluation.formatting import format_estimate, format_interval, format_value
 from pos2distill.evaluation.report import Comparison, verdict
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Curve, format_slots
@@ -28,8 +28,8 @@ def print_comparison(comparison: Comparison) -> None:
         print(f"{group:>12}  {shown:<20} {format_estimate(after.by_group[group], after.by_group_ci95[group])}")
     print(f"    mean  {format_estimate(before.mean, before.ci95):<25}{format_estimate(after.mean, after.ci95)}")
     print(f"     GAP  {format_estimate(before.gap, before.gap_ci95):<25}{format_estimate(after.gap, after.gap_ci95)}")
-    corrected = f"corrected {before.gap_corrected:.3f}"
-    print(f"          {corrected:<25}corrected {after.gap_corrected:.3f}\n")
+    corrected = f"corrected {format_value(before.gap_corrected)}"
+    print(f"          {corrected:<25}corrected {format_value(after.gap_corrected)}\n")
     print(f"{textwrap.fill(verdict(comparison), 100)}\n")
 
 
@@ -41,7 +41,7 @@ def print_curve(label: str, curve: Curve) -> None:
     for group, accuracy in curve.by_group.items():
         print(f"{group:>12}  {format_estimate(accuracy, curve.by_group_ci95[group])}")
     print(f"    mean  {format_estimate(curve.mean, curve.ci95)}, GAP {curve.gap:.3f}, F1 {curve.f1:.3f}")
-    print(f"     GAP  {format_interval(curve.gap_ci95)}, corrected {curve.gap_corrected:.3f}")
+    print(f"     GAP  {format_interval(curve.gap_ci95)}, corrected {format_value(curve.gap_corrected)}")
     if curve.broken_by_order:
         print(f"  orders  of distractors break {max(curve.broken_by_order):.2f} of the questions at the worst position")
     print(describe_curve(curve))
@@ -82,7 +82,8 @@ def print_evaluation(name: str, evaluation: Evaluation) -> None:
         shown = format_estimate(expected["accuracy"], expected["ci95"])
         print(f"expected    {shown} with the gold document ranked as evaluation.retriever_ranks says")
     counts = evaluation.counts
-    if "prompt_tokens" in counts:
+    # Earlier versions could store one of the two counts alone.
+    if "prompt_tokens" in counts and "answer_tokens" in counts:
         cost = "" if evaluation.cost is None else f", cost {evaluation.cost:.2f}"
         print(f"tokens      {counts['prompt_tokens']} of prompts, {counts['answer_tokens']} of answers{cost}")
 

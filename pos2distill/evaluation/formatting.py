@@ -3,23 +3,28 @@
 from pos2distill.evaluation.statistics import Interval
 
 
+def format_value(value: float, digits: int = 3) -> str:
+    """A value; `0.000`, never `-0.000`, if it rounds to 0."""
+    return f"{value:z.{digits}f}"
+
+
 def format_lower(value: float, digits: int = 3) -> str:
     """The lower end of an interval; `above 0` if it is but rounds to 0, which would seem to be in the interval."""
-    shown = f"{value:.{digits}f}"
+    shown = format_value(value, digits)
     return "above 0" if value > 0 and float(shown) == 0 else shown
 
 
 def format_interval(interval: Interval) -> str:
     """An interval of fractions: `[0.250, 0.450]`, or `[above 0, 0.450]` (see `format_lower`)."""
     low, high = interval
-    return f"[{format_lower(low)}, {high:.3f}]"
+    return f"[{format_lower(low)}, {format_value(high)}]"
 
 
 def format_estimate(value: float, interval: Interval) -> str:
     """A fraction with its interval: `0.350 [0.250, 0.450]`."""
-    return f"{value:.3f} {format_interval(interval)}"
+    return f"{format_value(value)} {format_interval(interval)}"
 
 
 def format_gap(gap: float, interval: Interval, corrected: float) -> str:
     """A GAP with its interval and corrected: `0.350 [0.250, 0.450], corrected 0.330`."""
-    return f"{format_estimate(gap, interval)}, corrected {corrected:.3f}"
+    return f"{format_estimate(gap, interval)}, corrected {format_value(corrected)}"

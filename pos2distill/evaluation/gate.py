@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pos2distill.errors import GateError
-from pos2distill.evaluation.formatting import format_lower
+from pos2distill.evaluation.formatting import format_lower, format_value
 from pos2distill.evaluation.scores import Curve, Grid, paired_difference
 from pos2distill.evaluation.statistics import Floats, questions_above, questions_needed
 
@@ -93,7 +93,7 @@ def _check(measured: _Measured, examples: int) -> str:
         GateError: if even the bound is beyond the limit.
     """
     side = "below" if measured.is_floor else "above"
-    shown = f"{measured.name} {measured.value:.1f}"
+    shown = f"{measured.name} {format_value(measured.value, digits=1)}"
     bound = f"{_format_bound(measured)} with 95 % confidence"
     if measured.is_beyond(measured.bound):
         raise GateError(f"{shown}, {bound}, is {side} {measured.limit:g}")

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from pos2distill.evaluation.charts import VEGA_LITE, Spec, curve_chart, theme, to_png
-from pos2distill.evaluation.formatting import format_estimate, format_gap, format_interval
+from pos2distill.evaluation.formatting import format_estimate, format_gap, format_interval, format_value
 from pos2distill.evaluation.questions import EvaluatedTask, encode_questions
 from pos2distill.evaluation.scores import Curve, count_warnings, format_slots
 
@@ -27,6 +27,7 @@ TEMPLATES = jinja2.Environment(
 TEMPLATES.filters["format_slots"] = format_slots
 TEMPLATES.filters["count_warnings"] = count_warnings
 TEMPLATES.filters["format_interval"] = format_interval
+TEMPLATES.filters["format_value"] = format_value
 TEMPLATES.globals |= {"format_estimate": format_estimate, "format_gap": format_gap}
 
 # The filters of the browser of questions, whose conditions are in page.js.j2: of one model, and of two.

@@ -12,8 +12,20 @@ from typing import Any
 
 from aiohttp import web
 
-MALFORMED = ("cut JSON", "page", "list", "text", "list of texts", "no message", "message null", "list content")
+MALFORMED = (
+    *("cut JSON", "page", "list", "text", "empty object", "error", "no choices", "choices null"),
+    *("list of texts", "no message", "message null", "list content"),
+)
 FAULTS = ("429", "500", "dropped", "slow", *MALFORMED)
+# What is answered instead of the object with the choices. A gateway may repeat the request before it names the error.
+_OTHER_BODIES: dict[str, Any] = {
+    "list": [],
+    "text": "ok",
+    "empty object": {},
+    "error": {"id": "1" * 300, "error": "overloaded"},
+    "no choice": {"choices": [], "error": "filtered"},
+}
+_OTHER_CHOICES: dict[str, Any] = {"choices null": None, "list of texts": ["42"]}
 _COUNTED = object()
 SLOW_S = 10.0  # twice the time limit of the client, which must notice also on a busy machine
 
@@ -24,9 +36,9 @@ class FakeServer:
 
     answered: how often each prompt was answered with success, as the server sees it. faults: by kind.
     key: if set, other keys are refused. context: prompts are silently cut to so many words.
-    counts_tokens: whether responses tell their usage. max_model_len: the context that the list of models names.
-    models_body: what is answered instead of the list of models, and its type. models_requests: how often it was asked.
-    usage: what answers tell instead of the tokens. starts: seconds at which the prompts of `bodies` came.
+    counts_tokens: whether answers report their usage. max_model_len: the context that the list of models names.
+    models_body: what is answered instead of the list of models, and its type.
+    usage: what answers report instead of the tokens. starts: seconds at which the prompts of `bodies` came.
     """
 
     answer: Callable[[Any], str] = lambda prompt: "42"
@@ -46,7 +58,6 @@ class FakeServer:
     faults: Counter[str] = field(default_factory=Counter)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
-    models_requests: int = 0
     running: int = 0
     most_running: int = 0
 
@@ -54,7 +65,6 @@ class FakeServer:
         self.random = random.Random(self.seed)
 
     async def models(self, request: web.Request) -> web.Response:
-        self.models_requests += 1
         if self._refuses(request):
             return web.json_response({"error": {"message": "wrong key"}}, status=401)
         if not self.lists_models:
@@ -99,7 +109,9 @@ class FakeServer:
             if fault == "slow":
                 await asyncio.sleep(SLOW_S)
             response = self._answer(body, prompt, counts=not fault)
-            return _malformed(response, fault) if fault in MALFORMED else web.json_response(response)
+            if fault in (*MALFORMED, "no choice"):
+                return _malformed(response, fault)
+            return web.json_response(response)
         finally:
             self.running -= 1
 
@@ -132,12 +144,12 @@ def _malformed(response: dict[str, Any], kind: str) -> web.Response:
         return web.Response(text=text[: len(text) // 2], content_type="application/json")
     if kind == "page":
         return web.Response(text="<html>Please log in</html>", content_type="text/html")
-    if kind == "list":
-        return web.json_response([])
-    if kind == "text":
-        return web.json_response("ok")
-    if kind == "list of texts":
-        response["choices"] = ["42"]
+    if kind in _OTHER_BODIES:
+        return web.json_response(_OTHER_BODIES[kind])
+    if kind == "no choices":
+        del response["choices"]
+    elif kind in _OTHER_CHOICES:
+        response["choices"] = _OTHER_CHOICES[kind]
     elif kind == "no message":
         choice.pop("message", None)
         choice.pop("text", None)

@@ -66,23 +66,29 @@ class OpenAiEngine:
         await self.pace.wait()
 
     async def _check_answer(self, response: httpx2.Response) -> None:
-        """
+        """Refuse a response with success that is no answer, so that the client sends the request again.
+
         Raises:
             MalformedAnswerError: if a response with success has another form than an answer.
         """
         if not response.is_success:
             return
         await response.aread()
-        expected = "choices[0].message.content" if self.model.api == "chat" else "choices[0].text"
         try:
-            is_answer = _is_answer(response.json(), self.model.api)
+            body = response.json()
         except (ValueError, RecursionError):
-            is_answer = False
-        if not is_answer:
-            raise MalformedAnswerError(
-                f"expected JSON with the text {expected}, got HTTP {response.status_code} with "
-                f"{response.text[:200]!r}; check the server (runtime.endpoint.base_url)"
-            )
+            body = None
+        if _is_answer(body, self.model.api):
+            return
+        expected = "choices[0].message.content" if self.model.api == "chat" else "choices[0].text"
+        got = repr(response.text[:200])
+        # Some gateways report the error of the server behind them as a success.
+        if isinstance(body, dict) and body.get("error"):
+            got = f"the error {body['error']!r:.200}"
+        raise MalformedAnswerError(
+            f"expected JSON with the text {expected}, got HTTP {response.status_code} with {got}; check the server "
+            f"(runtime.endpoint.base_url)"
+        )
 
     async def _chat(self, message: str, params: SamplingParams) -> GenerationResult:
         response = await self.client.chat.completions.create(
@@ -190,7 +196,7 @@ def served_context(model: ModelSection, settings: EndpointSection) -> int | None
 
 
 def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
-    """What the server says of each model, by its id. None, if it answers with JSON of another form than a list."""
+    """What the server says of each model, by its id; empty if it answers with JSON of another form than a list."""
     client = openai.OpenAI(
         base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=2
     )
@@ -232,13 +238,13 @@ class _Pace:
 
 
 def _is_answer(body: Any, api: str) -> bool:
-    """Whether it holds a text, or says that there is none (see `_no_choices`)."""
-    if not isinstance(body, dict):
+    """Whether it holds a text, or an empty list of choices (see `_no_choices`)."""
+    if not isinstance(body, dict) or not isinstance(body.get("choices"), list):
         return False
-    choices = body.get("choices")
+    choices = body["choices"]
     if not choices:
         return True
-    if not isinstance(choices, list) or not isinstance(choices[0], dict):
+    if not isinstance(choices[0], dict):
         return False
     if api == "completions":
         return isinstance(choices[0].get("text"), str)
@@ -252,8 +258,9 @@ def _to_completion(text: str | None, choice: Any, response: Any) -> TextCompleti
     if finish_reason not in (*_STOP_REASONS, "length"):
         return Failure(f"the server ended the answer with {finish_reason!r}")
     # Servers without a tokenizer report 0, or no usage at all.
-    prompt_tokens = _count(usage, "prompt_tokens") or None
-    answer_tokens = _count(usage, "completion_tokens") if prompt_tokens else None
+    prompt_tokens, answer_tokens = _count(usage, "prompt_tokens") or None, _count(usage, "completion_tokens")
+    if prompt_tokens is None or answer_tokens is None:
+        prompt_tokens = answer_tokens = None
     # A reasoning model whose thoughts were cut has no text at all.
     return TextCompletion(text or "", "length" if finish_reason == "length" else "stop", prompt_tokens, answer_tokens)
 
@@ -264,5 +271,5 @@ def _count(usage: Any, name: str) -> int | None:
 
 
 def _no_choices(response: Any) -> Failure:
-    """Some gateways report the error of the server behind them as a success without an answer."""
+    """The failure of an answer whose list of choices is empty. Some servers add an error."""
     return Failure(f"the server returned no answer: {getattr(response, 'error', None)!r:.200}")

@@ -41,7 +41,7 @@ class Completion:
 class TextCompletion:
     """A response of a server, which returns text and no token ids.
 
-    prompt_tokens, answer_tokens: as the server counts them; None if it does not.
+    prompt_tokens, answer_tokens: as the server counts them; both None unless it counts both.
     """
 
     text: str

@@ -11,7 +11,8 @@ from pos2distill.evaluation.formatting import format_estimate, format_gap, forma
         (1e-6, 3, "above 0"),
         (0.0004, 3, "above 0"),
         (0.0006, 3, "0.001"),
-        (-0.0004, 3, "-0.000"),
+        (-0.0004, 3, "0.000"),
+        (-0.0006, 3, "-0.001"),
         (0.04, 1, "above 0"),
         (0.06, 1, "0.1"),
     ],
@@ -27,3 +28,7 @@ def test_format_interval_estimate_and_gap() -> None:
     assert format_estimate(0.35, (0.25, 0.45)) == "0.350 [0.250, 0.450]"
     assert format_gap(0.35, (0.25, 0.45), 0.33) == "0.350 [0.250, 0.450], corrected 0.330"
     assert format_gap(0.35, (1e-6, 0.45), -0.01) == "0.350 [above 0, 0.450], corrected -0.010"
+
+
+def test_format_gap_has_no_sign_at_values_that_round_to_0() -> None:
+    assert format_gap(-0.0, (-0.0004, -0.0001), -0.0004) == "0.000 [0.000, 0.000], corrected 0.000"

@@ -84,6 +84,7 @@ def test_drop_against_a_baseline() -> None:
     with pytest.raises(GateError, match=r"^drop of the mean 10.0, at least \d\.\d with 95 % confidence, is above 2$"):
         check(Gate(drop_above=2), worse, baseline)
     assert check(Gate(drop_above=2), baseline, worse) == ["drop of the mean -10.0 is not above 2"]
+    assert check(Gate(drop_above=2), baseline, baseline) == ["drop of the mean 0.0 is not above 2"]
 
 
 def test_drop_against_other_questions() -> None:

@@ -133,6 +133,20 @@ def test_gaps_are_shown_with_interval_and_corrected(inputs: ReportInputs) -> Non
     assert "0.100 [above 0, 0.200] -0.010 3 × 2" in text
 
 
+def test_pages_show_no_sign_at_a_corrected_gap_of_0(inputs: ReportInputs) -> None:
+    before, after = (replace(curve, gap_corrected=-0.0004) for curve in (inputs.main.before, inputs.main.after))
+    report = replace(inputs, main=replace(inputs.main, before=before, after=after))
+    page = evaluation_inputs(inputs.tasks[0])
+    evaluation = replace(page.evaluation, curves=(after,))
+    for text in (
+        to_text(render_report(report)["index.html"].decode()),
+        to_text(render_evaluation(replace(page, evaluation=evaluation))["index.html"].decode()),
+        render_model_card(report),
+    ):
+        assert "corrected 0.000" in text
+        assert " -0.000" not in text
+
+
 def test_groups_are_shown_with_intervals(inputs: ReportInputs, pairs: Comparison) -> None:
     groups: dict[str, Any] = {"by_group": {"reversed": 0.25}, "by_group_ci95": {"reversed": (0.125, 0.5)}}
     before, after = (

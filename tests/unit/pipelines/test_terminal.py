@@ -44,6 +44,16 @@ def test_print_curve_shows_the_gap_with_interval_and_corrected(capsys: pytest.Ca
     assert "     GAP  [above 0, 0.200], corrected -0.010" in capsys.readouterr().out.splitlines()
 
 
+def test_print_comparison_and_curve_show_no_sign_at_a_corrected_gap_of_0(capsys: pytest.CaptureFixture[str]) -> None:
+    main = report_inputs().main
+    before, after = (replace(curve, gap_corrected=-0.0004) for curve in (main.before, main.after))
+    print_comparison(replace(main, before=before, after=after))
+    print_curve("base", after)
+    printed = capsys.readouterr().out
+    assert printed.count("corrected 0.000") == 3
+    assert "-0.000" not in printed
+
+
 def test_print_evaluation_shows_what_a_retriever_does(capsys: pytest.CaptureFixture[str]) -> None:
     task = report_inputs().tasks[0]
     evaluation = evaluation_inputs(task, 1.0, 1.0).evaluation
@@ -53,6 +63,15 @@ def test_print_evaluation_shows_what_a_retriever_does(capsys: pytest.CaptureFixt
     assert line in capsys.readouterr().out.splitlines()
     print_evaluation("base", evaluation_inputs(task).evaluation)
     assert "expected" not in capsys.readouterr().out
+
+
+def test_print_evaluation_shows_tokens_only_with_both_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation = evaluation_inputs(report_inputs().tasks[0]).evaluation
+    print_evaluation("base", replace(evaluation, counts={"prompt_tokens": 480, "answer_tokens": 12}))
+    assert "tokens      480 of prompts, 12 of answers" in capsys.readouterr().out.splitlines()
+    for name in ("prompt_tokens", "answer_tokens"):
+        print_evaluation("base", replace(evaluation, counts={name: 480}))
+        assert "tokens " not in capsys.readouterr().out
 
 
 @pytest.fixture

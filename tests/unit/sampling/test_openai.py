@@ -67,13 +67,40 @@ def test_openai_records_a_malformed_answer_as_a_failure(model: ModelSection, fie
     assert "\n" not in error
 
 
-def test_openai_sends_a_request_again_after_a_malformed_answer() -> None:
-    with serve(FakeServer(fault_probability=1.0, kinds=("page",))) as server:
-        assert len(errors(ask(server, ["What?"], max_retries=2))) == 1
-    assert len(server.bodies) == 3
+@pytest.mark.parametrize("kind", ["page", "empty object", "error", "no choices", "choices null"])
+def test_openai_sends_a_request_again_after_a_malformed_answer(kind: str) -> None:
+    with serve(FakeServer(fault_probability=1.0, kinds=(kind,))) as server:
+        assert len(errors(ask(server, ["What?"], max_retries=1))) == 1
+    assert len(server.bodies) == 2
 
 
-@pytest.mark.parametrize("usage", [None, {}, "many", {"prompt_tokens": "2"}, {"prompt_tokens": 10**12}])
+def test_openai_names_the_error_of_an_answer_with_success() -> None:
+    with serve(FakeServer(fault_probability=1.0, kinds=("error",))) as server:
+        assert errors(ask(server, ["What?"], max_retries=0)) == [
+            "MalformedAnswerError: expected JSON with the text choices[0].message.content, got HTTP 200 with the error "
+            "'overloaded'; check the server (runtime.endpoint.base_url)"
+        ]
+
+
+def test_openai_records_an_answer_without_a_choice_as_a_failure() -> None:
+    with serve(FakeServer(fault_probability=1.0, kinds=("no choice",))) as server:
+        assert errors(ask(server, ["What?"])) == ["the server returned no answer: 'filtered'"]
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        {},
+        "many",
+        {"prompt_tokens": "2"},
+        {"prompt_tokens": 10**12},
+        {"prompt_tokens": 2},
+        {"prompt_tokens": 2, "completion_tokens": "x"},
+        {"completion_tokens": 2},
+    ],
+)
 def test_openai_takes_an_answer_without_a_usable_usage(usage: object) -> None:
     with serve(FakeServer(usage=usage)) as server:
         assert ask(server, ["What?"]) == [TextCompletion("42", "stop", None, None)]

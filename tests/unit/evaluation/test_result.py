@@ -1,0 +1,22 @@
+import pytest
+
+from pos2distill.config import EndpointSection
+from pos2distill.evaluation.result import to_evaluation
+from tests.support.predictions import predictions
+from tests.support.reports import STUDY
+
+
+@pytest.mark.parametrize(
+    ("counts", "cost"),
+    [
+        ({"prompt_tokens": 480, "answer_tokens": 12}, (2 * 480 + 5 * 12) / 1e6),
+        ({"prompt_tokens": 480}, None),
+        ({"answer_tokens": 12}, None),
+        ({}, None),
+    ],
+)
+def test_to_evaluation_has_a_cost_only_with_both_counts(counts: dict[str, int], cost: float | None) -> None:
+    study = STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})})
+    prices = EndpointSection(price_input=2, price_output=5)
+    table = predictions(3, [[True, False, True]] * 2)
+    assert to_evaluation(study, "models/tiny", table, counts, prices, "0123456789abcdef").cost == cost
