@@ -9,7 +9,6 @@ import copy
 import hashlib
 import json
 import secrets
-import shlex
 import subprocess
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any
 from pos2distill.errors import ExitCode, UserError
 from pos2distill.placement import JOB_DEADLINE_VARIABLE, NOT_RETRIED
 
+from .entrypoint import storage_of_entrypoint
 from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
 from .names import GROUP_LABEL
 from .render import render, to_yaml
@@ -92,10 +92,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
 
 def _identity(spec: ClusterSpec, manifest: KubeManifest) -> dict[str, Any]:
     """Which object an action is about, and where the results of its study are; of a cluster without a job, None."""
-    storage = None
-    for word in shlex.split(manifest.get("spec", {}).get("entrypoint", "")):
-        if word.startswith("runtime.storage="):
-            storage = word.partition("=")[2]
+    storage = storage_of_entrypoint(manifest.get("spec", {}).get("entrypoint", ""))
     return {"name": spec.name, "namespace": spec.namespace, "kind": manifest["kind"], "storage": storage}
 
 
