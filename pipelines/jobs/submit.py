@@ -29,7 +29,7 @@ from urllib3.exceptions import NewConnectionError
 from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names, sweep_cells
 from pos2distill.config.model import ModelSection
 from pos2distill.environment import ignore_ray_addresses, sends_ray_token
-from pos2distill.errors import ExitCode, UserError
+from pos2distill.errors import ExitCode, UserError, status_name
 from pos2distill.placement import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
@@ -61,8 +61,7 @@ class SubmittedJob:
 
     def summary(self) -> dict[str, Any]:
         """What `--json` prints."""
-        statuses = {0: "succeeded", ExitCode.STOPPED: "stopped", ExitCode.INTERRUPTED: "running"}
-        return asdict(self) | {"status": statuses.get(self.exit_code, "failed")}
+        return asdict(self) | {"status": status_name(self.exit_code)}
 
 
 def run_submit(
