@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pos2distill.errors import ExitCode, UserError, one_line
-from pos2distill.secrets import mask_secrets
+from pos2distill.errors import ExitCode, UserError
 
 from . import rayjob
 from .kubectl import dry_run
@@ -14,7 +13,7 @@ from .render import render, to_yaml
 from .spec import ClusterSpec, load_cluster
 from .spec_warnings import spec_warnings
 from .types import KubeManifest, Level, Outcome
-from .validate import CHECKED_KINDS, check, load_manifests
+from .validate import CHECKED_KINDS, Finding, check, load_manifests
 
 _SPEC_PREFIX = "spec."
 
@@ -49,49 +48,47 @@ def run_cluster(
     if action == "submit" and _split_words(words)[0] is None:
         raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
 
-    # Every action checks its manifests first, so that nothing invalid is printed, written or applied.
+    # Every other action checks its manifests first, so that nothing invalid is printed, written or applied.
     manifests, warnings = _load_manifests(action, source, words)
-    for warning in warnings:
-        _print_finding(Level.WARNING, source, warning)
-    findings = check(manifests, crds)
+    findings = _check(source, manifests, warnings, crds=crds, server=server)
+    is_refused = any(finding.is_refused for finding in findings)
+    exit_code = ExitCode.USER_ERROR if is_refused else ExitCode.SUCCESS
+    if action == "render":
+        if not is_refused:
+            _write(manifests, out)
+        return Outcome(exit_code)
+    if action == "submit" and not is_refused:
+        return rayjob.submit(_load_spec(source, words), manifests)
+    if not is_refused:
+        _report(manifests, crds=crds, server=server)
+    return Outcome(exit_code, _summary(manifests, findings, exit_code))
+
+
+def _check(
+    source: str, manifests: Sequence[KubeManifest], warnings: Sequence[str], *, crds: str | None, server: bool
+) -> list[Finding]:
+    """Print what is wrong with manifests, and return it.
+
+    Args:
+        warnings: about the spec that they were rendered from.
+    """
+    findings = [Finding(Level.WARNING, None, None, None, warning) for warning in warnings]
+    findings += check(manifests, crds)
+    # The server is asked once the findings so far are printed, because it may take a while to answer.
     for finding in findings:
         print(finding.line(source), file=sys.stderr)
-    refusals = dry_run(to_yaml(manifests)) if server else []
-    for line in refusals:
-        _print_finding(Level.ERROR, source, line)
-
-    exit_code = ExitCode.SUCCESS
-    if refusals or any(finding.is_refused for finding in findings):
-        exit_code = ExitCode.USER_ERROR
-    elif action == "submit":
-        return rayjob.submit(_load_spec(source, words), manifests)
-    elif action == "validate":
-        _report(manifests, crds=crds, server=server)
-    elif out is None:
-        print(to_yaml(manifests), end="")
-    else:
-        _write(manifests, Path(out))
-    reported = [
-        *(_summary(Level.WARNING, warning) for warning in warnings),
-        *(
-            _summary(found.level, found.message, document=found.document, object=found.title, field=found.path)
-            for found in findings
-        ),
-        *(_summary(Level.ERROR, line) for line in refusals),
-    ]
-    return Outcome(exit_code, {"manifests": len(manifests), "findings": reported, "exit_code": exit_code})
+    if server:
+        refusals = [Finding(Level.ERROR, None, None, None, line) for line in dry_run(to_yaml(manifests))]
+        for finding in refusals:
+            print(finding.line(source), file=sys.stderr)
+        findings += refusals
+    return findings
 
 
-def _summary(level: Level, message: str, **where: int | str) -> dict[str, Any]:
-    """A finding as `--json` prints it. where: what is known of its document, object and field."""
-    entry: dict[str, Any] = {"level": level, "document": None, "object": None, "field": None, "message": message}
-    for name, value in {**entry, **where}.items():
-        entry[name] = one_line(mask_secrets(value)) if isinstance(value, str) else value
-    return entry
-
-
-def _print_finding(level: Level, source: str, message: str) -> None:
-    print(one_line(mask_secrets(f"{level}: {source}: {message}")), file=sys.stderr)
+def _summary(manifests: Sequence[KubeManifest], findings: Sequence[Finding], exit_code: ExitCode) -> dict[str, Any]:
+    """What `--json` prints of checked manifests."""
+    reported = [finding.summary() for finding in findings]
+    return {"manifests": len(manifests), "findings": reported, "exit_code": exit_code}
 
 
 def _report(manifests: Sequence[KubeManifest], *, crds: str | None, server: bool) -> None:
@@ -105,7 +102,12 @@ def _report(manifests: Sequence[KubeManifest], *, crds: str | None, server: bool
     print(f"{len(manifests)} manifests are valid ({checked})")
 
 
-def _write(manifests: Sequence[KubeManifest], folder: Path) -> None:
+def _write(manifests: Sequence[KubeManifest], out: str | None) -> None:
+    """Write manifests to a file in a folder; None: print them."""
+    if out is None:
+        print(to_yaml(manifests), end="")
+        return
+    folder = Path(out)
     # The last manifest is the job or the cluster; the others have suffixes after its name.
     path = folder / f"{manifests[-1]['metadata']['name']}.yaml"
     try:

@@ -54,11 +54,20 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
 
 
 def overridden_storage(overrides: Sequence[str]) -> str | None:
-    """The storage that an override sets in place of the spec's."""
+    """The storage that an override sets in place of the spec's: the last one, as in `load_recipe`."""
+    storage = None
     for override in overrides:
         if override.startswith("runtime.storage="):
-            return override.partition("=")[2]
-    return None
+            storage = override.partition("=")[2]
+    return storage
+
+
+def storage_of_entrypoint(entrypoint: str) -> str | None:
+    """The storage that a job's shell command sets; None if it sets none, or is no command that can be split."""
+    try:
+        return overridden_storage(shlex.split(entrypoint))
+    except ValueError:  # a quote that is not closed
+        return None
 
 
 def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:

@@ -9,16 +9,16 @@ import copy
 import hashlib
 import json
 import secrets
-import shlex
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pos2distill.errors import ExitCode, UserError
+from pos2distill.errors import ExitCode, UserError, status_name
 from pos2distill.placement import JOB_DEADLINE_VARIABLE, NOT_RETRIED
 
+from .entrypoint import storage_of_entrypoint
 from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
 from .names import GROUP_LABEL
 from .render import render, to_yaml
@@ -36,15 +36,6 @@ _SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later
 # Values of jobDeploymentStatus, KubeRay 1.7.0:
 # https://github.com/ray-project/kuberay/blob/v1.7.0/ray-operator/apis/ray/v1/rayjob_types.go
 _ENDED = ("Complete", "Failed", "ValidationFailed")
-
-# What `--json` prints, by the exit code of the job.
-_STATUSES = {
-    ExitCode.SUCCESS: "succeeded",
-    ExitCode.FAILED: "failed",
-    ExitCode.USER_ERROR: "failed",
-    ExitCode.STOPPED: "stopped",
-    ExitCode.INTERRUPTED: "running",
-}
 
 
 def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
@@ -86,16 +77,13 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
             flush=True,
         )
         exit_code = ExitCode.INTERRUPTED
-    summary = {**_identity(spec, ray_job), "status": _STATUSES[exit_code], "exit_code": exit_code}
+    summary = {**_identity(spec, ray_job), "status": status_name(exit_code), "exit_code": exit_code}
     return Outcome(exit_code, summary)
 
 
 def _identity(spec: ClusterSpec, manifest: KubeManifest) -> dict[str, Any]:
     """Which object an action is about, and where the results of its study are; of a cluster without a job, None."""
-    storage = None
-    for word in shlex.split(manifest.get("spec", {}).get("entrypoint", "")):
-        if word.startswith("runtime.storage="):
-            storage = word.partition("=")[2]
+    storage = storage_of_entrypoint(manifest.get("spec", {}).get("entrypoint", ""))
     return {"name": spec.name, "namespace": spec.namespace, "kind": manifest["kind"], "storage": storage}
 
 
@@ -147,7 +135,7 @@ def status(spec: ClusterSpec) -> Outcome:
     found = get_object("rayjob", spec.name, spec.namespace)
     if found:
         kind, description, exit_code = "RayJob", _describe(found), _exit_code(spec, found)
-        status_word = "pending" if exit_code is None else _STATUSES[exit_code]
+        status_word = "pending" if exit_code is None else status_name(exit_code)
         if exit_code is None and _deployment_status(found) == "Running":
             status_word = "running"
     else:

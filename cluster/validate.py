@@ -25,12 +25,16 @@ _MESSAGE_LENGTH = 500
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a report. document: 1 for the first one of the file. title: kind and name of the manifest."""
+    """One line of a report.
+
+    document: 1 for the first one of the file. title: kind and name of the manifest. path: of the field. All three are
+    None where it is about no single manifest.
+    """
 
     level: Level
-    document: int
-    title: str
-    path: str
+    document: int | None
+    title: str | None
+    path: str | None
     message: str
 
     @property
@@ -40,8 +44,16 @@ class Finding:
 
     def line(self, source: str) -> str:
         """The finding in a file, or in what a spec was rendered to."""
-        line = f"{self.level}: {source}: document {self.document}, {self.title}: {self.path}: {self.message}"
-        return one_line(mask_secrets(line))
+        where = f"{source}: "
+        if self.document is not None:
+            where += f"document {self.document}, {self.title}: {self.path}: "
+        return one_line(mask_secrets(f"{self.level}: {where}{self.message}"))
+
+    def summary(self) -> dict[str, Any]:
+        """The finding as `--json` prints it."""
+        texts = {"object": self.title, "field": self.path, "message": self.message}
+        masked = {name: text and one_line(mask_secrets(text)) for name, text in texts.items()}
+        return {"level": self.level, "document": self.document, **masked}
 
 
 def check(manifests: Sequence[KubeManifest], crds: str | None = None) -> list[Finding]:

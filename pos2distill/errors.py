@@ -17,6 +17,16 @@ class ExitCode(enum.IntEnum):
     TERMINATED = 143  # 128 + SIGTERM
 
 
+def status_name(exit_code: int) -> str:
+    """How a job was left, as `--json` prints it. Left by Ctrl-C, it continues to run."""
+    statuses: dict[int, str] = {
+        ExitCode.SUCCESS: "succeeded",
+        ExitCode.STOPPED: "stopped",
+        ExitCode.INTERRUPTED: "running",
+    }
+    return statuses.get(exit_code, "failed")
+
+
 MESSAGE_LENGTH = 1000
 
 

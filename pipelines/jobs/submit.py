@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import requests
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+from urllib3.exceptions import NewConnectionError
 
 from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names, sweep_cells
 from pos2distill.config.model import ModelSection
 from pos2distill.environment import ignore_ray_addresses, sends_ray_token
-from pos2distill.errors import ExitCode, UserError
+from pos2distill.errors import ExitCode, UserError, status_name
 from pos2distill.placement import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
@@ -39,6 +41,14 @@ _OUTAGE_S = 120.0  # without an answer for this long, the cluster counts as unre
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _SUBMIT_ATTEMPTS = 10
 _ID_FOLDER_LENGTH = 40  # characters of a storage's name in a submission id
+# Of a connection that breaks after the request was sent, unless `_never_connected`.
+_LOST_CONNECTION = (
+    requests.ConnectionError,
+    requests.ReadTimeout,
+    ConnectionResetError,
+    ConnectionAbortedError,
+    BrokenPipeError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +61,7 @@ class SubmittedJob:
 
     def summary(self) -> dict[str, Any]:
         """What `--json` prints."""
-        statuses = {0: "succeeded", ExitCode.STOPPED: "stopped", ExitCode.INTERRUPTED: "running"}
-        return asdict(self) | {"status": statuses.get(self.exit_code, "failed")}
+        return asdict(self) | {"status": status_name(self.exit_code)}
 
 
 def run_submit(
@@ -258,10 +267,25 @@ def _submit_once(
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    """Whether a request got no answer of the head, which may have accepted it nevertheless."""
-    # OSError includes the errors of `requests`. 502 and 504 are answers of a proxy between here and the head; Ray 2.60
-    # raises them as RuntimeError.
-    return isinstance(error, OSError) or re.search(r"status code 50[24]\b", str(error)) is not None
+    """Whether a request was sent and got no answer of the head, which may have accepted it nevertheless.
+
+    False for faults of this machine, such as a full disk: Ray packs the working directory before it sends a request.
+    """
+    if isinstance(error, RuntimeError):
+        # Answers of a proxy between here and the head, in the words of Ray 2.60.
+        return re.match(r"Request failed with status code 50[24]\b", str(error)) is not None
+    return isinstance(error, _LOST_CONNECTION) and not _never_connected(error)
+
+
+def _never_connected(error: Exception) -> bool:
+    """Whether a connection was not made at all, for example since it was refused."""
+    cause: BaseException | None = error
+    while cause is not None:
+        # `requests` raises ConnectTimeout, or its general ConnectionError from the NewConnectionError of urllib3.
+        if isinstance(cause, (requests.ConnectTimeout, NewConnectionError, ConnectionRefusedError)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _wait_until_listed(client: JobSubmissionClient, job: str, storage: str, entrypoint: str, error: Exception) -> None:

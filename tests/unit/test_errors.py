@@ -1,6 +1,6 @@
 import pytest
 
-from pos2distill.errors import MESSAGE_LENGTH, did_you_mean, one_line
+from pos2distill.errors import MESSAGE_LENGTH, ExitCode, did_you_mean, one_line, status_name
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,18 @@ def test_did_you_mean(name: str, options: list[str], hint: str) -> None:
 def test_one_line_is_short_and_printable() -> None:
     assert one_line("a\nb\u2028c \x1b[31m") == "a b c ?[31m"
     assert one_line("x" * 100_000) == "x" * MESSAGE_LENGTH + "…"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "status"),
+    [
+        (ExitCode.SUCCESS, "succeeded"),
+        (ExitCode.FAILED, "failed"),
+        (ExitCode.USER_ERROR, "failed"),
+        (ExitCode.STOPPED, "stopped"),
+        (ExitCode.INTERRUPTED, "running"),
+        (137, "failed"),
+    ],
+)
+def test_status_name_of_every_exit_code(exit_code: int, status: str) -> None:
+    assert status_name(exit_code) == status

@@ -549,6 +549,26 @@ def test_status_prints_json_alone(
     assert "pods of sampling: 2 Pending" in printed.err
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "storage"),
+    [
+        ("""bash -c "it's\"""", None),
+        ("bash -c it's", None),
+        ("python run.py study nq runtime.storage=gs://b/first runtime.storage=gs://b/last", "gs://b/last"),
+    ],
+)
+def test_status_reads_the_storage_of_any_command(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    entrypoint: str,
+    storage: str | None,
+) -> None:
+    """A job may have been applied by other means, with a command that `shlex` cannot split."""
+    kubectl({"get rayjob": [job("Running", entrypoint)], "get pods": [{"out": NO_PODS}]})
+    assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["storage"] == storage
+
+
 def test_status_prints_json_of_a_cluster_without_a_job(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,13 +6,14 @@ import fsspec
 import pytest
 import yaml
 
-from cluster.entrypoint import make_entrypoint
+from cluster.entrypoint import make_entrypoint, overridden_storage
 from cluster.render import render
 from cluster.sections import READABLE
 from cluster.spec import ClusterSpec, load_cluster
 from cluster.types import Level
 from cluster.validate import check
 from pipelines import command_line
+from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 
 CHECKOUT = Path(command_line.__file__).parents[1]
@@ -324,6 +325,12 @@ def test_make_entrypoint_quotes_for_a_shell(load: Callable[..., ClusterSpec]) ->
 def test_make_entrypoint_keeps_the_storage_of_an_override(load: Callable[..., ClusterSpec]) -> None:
     made = make_entrypoint(load(), "quickstart", ["runtime.storage=s3://other/run"])
     assert made.endswith(" quickstart runtime.storage=s3://other/run")
+
+
+def test_overridden_storage_is_the_last_one_as_in_a_recipe() -> None:
+    overrides = ["runtime.storage=s3://b/first", "training.epochs=1", "runtime.storage=s3://b/last"]
+    assert overridden_storage(overrides) == load_recipe("quickstart", overrides).storage == "s3://b/last"
+    assert overridden_storage(["training.epochs=1"]) is None
 
 
 @pytest.mark.parametrize("scheme", READABLE)

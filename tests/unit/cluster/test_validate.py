@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.command import run_cluster
 from cluster.render import render, to_yaml
 from cluster.schema import load_schemas
 from cluster.spec import load_cluster
-from cluster.types import KubeManifest
+from cluster.types import KubeManifest, Outcome
 from cluster.validate import check, load_manifests
 from pipelines import command_line
-from pos2distill.errors import UserError
+from pos2distill.errors import ExitCode, UserError
 from scripts.render_presets import PRESETS, RENDERED
 from tests.support.crds import write_crds
 from tests.support.manifests import changed
@@ -245,6 +246,13 @@ def test_run_cluster_validate_prints_findings_as_json(tmp_path: Path, capsys: py
         "exit_code": 2,
     }
     assert printed.err.startswith(f"error: {faulty}: document 6, RayJob/nq-mistral: spec.backoffLimit: expected")
+
+
+def test_run_cluster_render_has_no_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` is refused for it, also where the manifests are."""
+    assert run_cluster("render", "gke", []).summary is None
+    assert run_cluster("render", "gke", ["spec.training.node.gpus=16"]) == Outcome(ExitCode.USER_ERROR)
+    assert "16 GPUs, but a2-highgpu-8g has 8" in capsys.readouterr().err
 
 
 def test_run_cluster_validate_prints_warnings_of_a_spec_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """What a job takes with it and what stays, and what is refused before a cluster is asked."""
 
+import errno
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -350,6 +351,8 @@ def test_submit_reports_a_refused_job_in_one_line(
 LOST = [
     requests.ConnectionError("Connection aborted."),
     requests.ReadTimeout("Read timed out."),
+    ConnectionResetError("Connection reset by peer"),
+    BrokenPipeError("Broken pipe"),
     RuntimeError("Request failed with status code 504: Gateway Timeout."),
 ]
 
@@ -394,6 +397,38 @@ def test_submit_says_that_a_job_may_have_been_accepted(
     printed = capsys.readouterr().err
     assert printed.startswith("error: http://127.0.0.1:1: no answer to the submission of runs-")
     assert printed.endswith("; it may have been accepted; run the same command to follow it\n")
+    assert printed.count("\n") == 1
+
+
+def request_refused() -> None:
+    """Send a request to a port where nobody listens."""
+    with requests.Session() as session:
+        session.trust_env = False  # a proxy would answer
+        session.get("http://127.0.0.1:1", timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("submit_job", "reason"),
+    [
+        (lambda: fail(OSError(errno.ENOSPC, "No space left on device")), "[Errno 28] No space left on device)"),
+        (lambda: fail(PermissionError(errno.EACCES, "Permission denied")), "[Errno 13] Permission denied)"),
+        (lambda: fail(ConnectionRefusedError(errno.ECONNREFUSED, "refused")), "[Errno 111] refused)"),
+        (request_refused, "HTTPConnectionPool(host='127.0.0.1', port=1): Max retries exceeded"),
+        (lambda: fail(requests.ConnectTimeout("timed out")), "timed out)"),
+        (lambda: fail(RuntimeError("Request failed with status code 500: status code 502")), "Request failed with"),
+    ],
+    ids=["full-disk", "permission", "refused", "refused-by-requests", "connect-timeout", "status-500"],
+)
+def test_submit_does_not_look_for_a_job_that_was_not_accepted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], submit_job: Callable[[], None], reason: str
+) -> None:
+    """Ray packs the working directory inside `submit_job`, so that faults of this machine are raised there, too."""
+    monkeypatch.setattr("pipelines.jobs.submit.time.sleep", lambda seconds: None)
+    jobs = Jobs()
+    jobs.before_submit.append(submit_job)
+    assert submit_to(jobs, monkeypatch, "quickstart") == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: http://127.0.0.1:1: does not accept the job ({reason}")
     assert printed.count("\n") == 1
 
 
