@@ -45,6 +45,7 @@ _ID_FOLDER_LENGTH = 40  # characters of a storage's name in a submission id
 _LOST_CONNECTION = (
     requests.ConnectionError,
     requests.ReadTimeout,
+    requests.exceptions.ChunkedEncodingError,
     ConnectionResetError,
     ConnectionAbortedError,
     BrokenPipeError,

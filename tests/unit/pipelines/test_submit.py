@@ -351,6 +351,7 @@ def test_submit_reports_a_refused_job_in_one_line(
 LOST = [
     requests.ConnectionError("Connection aborted."),
     requests.ReadTimeout("Read timed out."),
+    requests.exceptions.ChunkedEncodingError("Connection broken: IncompleteRead"),
     ConnectionResetError("Connection reset by peer"),
     BrokenPipeError("Broken pipe"),
     RuntimeError("Request failed with status code 504: Gateway Timeout."),
