@@ -4,7 +4,6 @@ A job runs the same command as this machine would, on the head node, with this p
 directory. Its results are in its storage, so submitting again resumes there.
 """
 
-import asyncio
 import contextlib
 import hashlib
 import ipaddress
@@ -20,10 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import requests
 from ray.exceptions import AuthenticationError
-from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+from ray.job_submission import JobDetails, JobSubmissionClient
 from urllib3.exceptions import NewConnectionError
 
 from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names, sweep_cells
@@ -34,10 +32,9 @@ from pos2distill.placement import RAY_VARIABLES
 from pos2distill.secrets import looks_secret
 
 from .bundle import PROJECT, TAKEN, is_packed, pack, packed_files
+from .follow import follow, report_end
 
 _STORAGE = "pos2distill.storage"  # in a job's metadata
-_QUIET_S = 60.0  # without log lines for this long, the log is requested again: the connection may be dead
-_OUTAGE_S = 120.0  # without an answer for this long, the cluster counts as unreachable
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _SUBMIT_ATTEMPTS = 10
 _ID_FOLDER_LENGTH = 40  # characters of a storage's name in a submission id
@@ -104,7 +101,7 @@ def run_submit(
     else:
         print(f"{job} already runs this command; following it", flush=True)
     try:
-        exit_code = _report(follow(client, job))
+        exit_code = report_end(follow(client, job))
     except KeyboardInterrupt:
         print(
             f"\ndetached; {job} continues. Run the same command to follow it again; to stop it: "
@@ -348,91 +345,3 @@ def _running(jobs: Sequence[JobDetails], storage: str, entrypoint: str) -> str |
                 )
             return str(job.submission_id)
     return None
-
-
-def follow(client: JobSubmissionClient, job: str) -> JobDetails:
-    """Print a job's log until the job ends, over any number of connections.
-
-    Raises:
-        UserError: if the cluster does not answer for a while, or does not know the job.
-    """
-    shown = 0
-    silent: float | None = None  # since when there is no output and no answer
-    started: int | None = None  # when the job was submitted
-    while True:
-        before = shown
-        shown = asyncio.run(_show(client, job, shown))
-        now = time.monotonic()
-        if silent is None or shown > before:
-            silent = now
-        try:
-            details = client.get_job_info(job)
-        except (OSError, RuntimeError) as error:
-            if f"{job} does not exist" in str(error):
-                raise _unknown(job) from None
-            if now - silent > _OUTAGE_S:
-                raise UserError(
-                    f"{job}: no answer from the cluster for {_OUTAGE_S:.0f} s ({' '.join(str(error).split())[:200]}); "
-                    f"the job may continue, and the same command follows it again"
-                ) from None
-        else:
-            # A head that was started again counts ids anew: another command may have submitted another job by this one.
-            if started is not None and details.start_time != started:
-                raise _unknown(job)
-            started = details.start_time
-            if not details.status.is_terminal():
-                silent = None
-            # The end of the log is waited for, but not forever.
-            elif _show_rest(client, job, shown) or now - silent > _OUTAGE_S:
-                return details
-        time.sleep(1)
-
-
-def _unknown(job: str) -> UserError:
-    return UserError(
-        f"{job}: the cluster does not know this job, probably since its head was started again; run the same command "
-        f"to resume it"
-    )
-
-
-async def _show(client: JobSubmissionClient, job: str, shown: int) -> int:
-    """Print what follows the first `shown` characters of a log while it is written.
-
-    Returns: how many are shown now. A stream that ends says nothing: connections may be closed at any time.
-    """
-    passed = 0
-    chunks: Any = client.tail_job_logs(job)
-    while True:
-        try:
-            chunk = await asyncio.wait_for(anext(chunks), _QUIET_S)
-        except (StopAsyncIteration, TimeoutError, OSError, RuntimeError, aiohttp.ClientError):
-            return shown
-        # A new connection sends the log from its beginning, so what was already printed is skipped.
-        print(chunk[max(shown - passed, 0) :], end="", flush=True)
-        passed += len(chunk)
-        shown = max(shown, passed)
-
-
-def _show_rest(client: JobSubmissionClient, job: str, shown: int) -> bool:
-    """Print what follows the first `shown` characters of the log of a job that has ended. Whether it could be read."""
-    try:
-        log = client.get_job_logs(job)
-    except (OSError, RuntimeError):
-        return False
-    print(log[shown:], end="", flush=True)
-    return True
-
-
-def _report(details: JobDetails) -> int:
-    """Print how a job ended. Returns the exit code."""
-    job, code = details.submission_id, details.driver_exit_code
-    if details.status == JobStatus.SUCCEEDED:
-        print(f"{job} succeeded")
-        return 0
-    if details.status == JobStatus.STOPPED:
-        print(f"{job} was stopped; the same command resumes it")
-        return ExitCode.STOPPED
-    why = (details.message or "").partition(", last available logs")[0]  # they have been printed
-    print(f"{job} failed: {' '.join(why.split())[:300]}")
-    # A signal, or a driver that never started, is not the user's error.
-    return code if code in (1, 2) else 1

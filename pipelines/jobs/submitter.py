@@ -17,7 +17,8 @@ from ray.job_submission import JobDetails, JobSubmissionClient
 from pos2distill.errors import UserError
 from pos2distill.placement import JOB_DEADLINE_VARIABLE
 
-from .submit import connect, follow
+from .follow import follow
+from .submit import connect
 
 RETRY_S = 5.0
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from pipelines.jobs import submit, submitter
+from pipelines.jobs import follow, submit, submitter
 from pos2distill.placement import JOB_DEADLINE_VARIABLE
 
 JOB = "nq-mistral-x7k2p"
@@ -111,7 +111,7 @@ class Dashboard:
 @pytest.fixture
 def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
     monkeypatch.setattr(submitter, "RETRY_S", 0.05)
-    monkeypatch.setattr(submit, "_OUTAGE_S", 0.5)
+    monkeypatch.setattr(follow, "_OUTAGE_S", 0.5)
     server = Dashboard(streams=3)
     server.start()
     monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", f"127.0.0.1:{server.port}")  # KubeRay gives no scheme
