@@ -12,7 +12,7 @@ it names.
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -25,12 +25,14 @@ from tqdm import tqdm
 from benchmarks.circumstances import circumstances
 from pos2distill.evaluation.statistics import (
     accuracy_interval,
+    best_slot_change,
     corrected_gap,
     difference_interval,
     gap_change,
     gap_interval,
     position_p_value,
     questions_above,
+    ratio_interval,
 )
 from pos2distill.randomness import derive_generator
 
@@ -85,6 +87,14 @@ UNDECIDED = {
     "one bad slot, 100 x 15": (60, 0.10),
 }
 
+# Of a question, with a mean of 1.
+NATS: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
+    "gamma, shape 0.5": lambda generator, questions: generator.gamma(0.5, 2.0, questions),
+    "log-normal, deviation 1": lambda generator, questions: generator.lognormal(-0.5, 1.0, questions),
+    "log-normal, deviation 1.5": lambda generator, questions: generator.lognormal(-1.125, 1.5, questions),
+}
+NATS_QUESTIONS = (20, 60, 200)
+
 
 def draw(ease: tuple[float, ...], difficulty_E1: Floats, generator: np.random.Generator) -> Floats:
     """(E, S) answers of one model."""
@@ -117,7 +127,10 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
     weight_S = np.zeros(len(base_S))
     weight_S[: len(RETRIEVER_RANKS)] = RETRIEVER_RANKS[: len(base_S)]
     weight_S /= weight_S.sum()
-    ranks = accuracy_interval(base_ES @ weight_S, base_ES.shape[1])
+    ranks = accuracy_interval(base_ES @ weight_S, 1 / float((weight_S**2).sum()))
+    # A model that answers again, with the same true accuracies: no change is real.
+    repeated_ES = draw(scenario.base, difficulty_E1, generator)
+    _, best = best_slot_change(base_ES, repeated_ES, resamples=RESAMPLES, seed=seed)
     values = {
         "first slot": _contains(accuracy_interval(base_ES[:, 0]), base_S[0]),
         "first slot, 3 orders": _contains(accuracy_interval(orders_ES[:, 0], ORDERS), base_S[0]),
@@ -126,6 +139,7 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
         "paired difference": _contains(difference, true_difference),
         "GAP": _contains((low, high), gap),
         "change of GAP": _contains(change_interval, distilled_gap - gap),
+        "no change of best slot": _contains(best, 0.0),
         "alarm, GAP": float(low > gap + _FLAT),
         "alarm, mean": float(mean[1] < base_S.mean() - _FLAT),
         "alarm, drop": float(difference[1] < true_difference - _FLAT),
@@ -136,6 +150,20 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
     if gap < _FLAT:
         values["alarm, position"] = float(position_p <= 0.05)
     return values
+
+
+def simulate_nats(kind: str, questions: int, studies: int) -> dict[str, float]:
+    """How often the interval contains the true mean of nats, or the true share of a part, of skewed questions."""
+    mean, share = [], []
+    for seed in range(studies):
+        generator = derive_generator(seed, f"nats {kind} {questions}")
+        total_E = NATS[kind](generator, questions)
+        # A part of each question's nats, of any size: the sum of the parts is half of all on average.
+        part_E = total_E * generator.uniform(size=questions)
+        ones_E = np.ones(questions)
+        mean.append(_contains(ratio_interval(total_E, ones_E, resamples=RESAMPLES, seed=seed), 1.0))
+        share.append(_contains(ratio_interval(part_E, total_E, resamples=RESAMPLES, seed=seed), 0.5))
+    return {"mean": float(np.mean(mean)), "share": float(np.mean(share))}
 
 
 def simulate_named_questions(scenario: Scenario, questions: int, limit: float, studies: int) -> dict[str, float]:
@@ -171,6 +199,8 @@ def _contains(interval: tuple[float, float], value: float) -> float:
 def summarise(scenario: Scenario, results: list[dict[str, float]]) -> dict[str, float]:
     """Means over the simulated studies, beside the true values."""
     summary = {name: float(np.mean([result[name] for result in results])) for name in results[0]}
+    corrected = [result["corrected GAP estimate"] for result in results]
+    summary["corrected GAP estimate, standard error"] = float(np.std(corrected, ddof=1)) / len(corrected) ** 0.5
     summary["true GAP"] = float(np.ptp(scenario.accuracies(scenario.base)))
     summary["true change"] = float(np.ptp(scenario.accuracies(scenario.distilled))) - summary["true GAP"]
     return summary
@@ -201,11 +231,16 @@ def main() -> None:
     undecided = {}
     for name, (questions, limit) in UNDECIDED.items():
         undecided[name] = simulate_named_questions(SCENARIOS[name], questions, limit, options.studies)
+    nats = {}
+    for kind in NATS:
+        for questions in NATS_QUESTIONS:
+            nats[f"{kind}, {questions} questions"] = simulate_nats(kind, questions, options.studies)
     report = {"studies": options.studies, "resamples": RESAMPLES, "scenarios": summaries, "undecided": undecided}
+    report["nats"] = nats
     report |= circumstances("numpy")
     Path(__file__).with_name("coverage.json").write_text(json.dumps(report, indent=2) + "\n")
     print(table(summaries))
-    for name, result in undecided.items():
+    for name, result in (undecided | nats).items():
         print(name, result)
 
 

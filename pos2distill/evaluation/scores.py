@@ -16,6 +16,7 @@ from pos2distill.evaluation.statistics import (
     Floats,
     Interval,
     accuracy_interval,
+    best_slot_change,
     corrected_gap,
     difference_interval,
     difference_variances,
@@ -222,8 +223,11 @@ def expected_accuracy(grid: Grid, ranks: Sequence[float]) -> tuple[float, Interv
     Args:
         grid: of one gold document. ranks: how often the gold document has each rank, in proportion.
     """
-    value_E = _expected_by_example(grid, ranks)
-    return float(value_E.mean()), accuracy_interval(value_E, answers=len(grid.slots) * grid.orders)
+    weight_S = _slot_weights(grid, ranks)
+    value_E = grid.correct_ES @ weight_S
+    # The number of slots if their weights are equal, fewer if some slots count more than others.
+    independent = grid.orders / float((weight_S**2).sum())
+    return float(value_E.mean()), accuracy_interval(value_E, answers=independent)
 
 
 def summarise_expected(grid: Grid, ranks: Sequence[float]) -> dict[str, Any]:
@@ -232,7 +236,8 @@ def summarise_expected(grid: Grid, ranks: Sequence[float]) -> dict[str, Any]:
     return {"accuracy": accuracy, "ci95": interval}
 
 
-def _expected_by_example(grid: Grid, ranks: Sequence[float]) -> Floats:
+def _slot_weights(grid: Grid, ranks: Sequence[float]) -> Floats:
+    """(S,) by how much the accuracy at each measured slot counts; their sum is 1."""
     slot_S = np.array([slots[0] for slots in grid.slots])
     in_order = np.argsort(slot_S)
     weight_S = np.zeros(len(slot_S))
@@ -242,8 +247,8 @@ def _expected_by_example(grid: Grid, ranks: Sequence[float]) -> Floats:
             alone_S = np.zeros(len(slot_S))
             alone_S[column] = 1.0
             weight_S[column] += share * np.interp(rank, slot_S[in_order], alone_S[in_order])
-    value_E: Floats = grid.correct_ES @ (weight_S / weight_S.sum())
-    return value_E
+    weights_S: Floats = weight_S / weight_S.sum()
+    return weights_S
 
 
 def _broken_by_order(grid: Grid) -> tuple[float, ...]:
@@ -254,7 +259,7 @@ def _broken_by_order(grid: Grid) -> tuple[float, ...]:
 
 
 def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed: int) -> dict[str, Any]:
-    """Mean of (after - before) over the same prompts, and the change of the corrected GAP, with 95 % intervals.
+    """Changes, after - before, over the same prompts, with 95 % intervals: of the mean, the GAP and the best slot.
 
     Raises:
         ValueError: if the two grids have different prompts.
@@ -263,12 +268,16 @@ def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed
         raise ValueError("a paired comparison requires the same examples at the same slots")
     # The mean over slots leaves one number for each example, the unit that is resampled.
     difference_E = (after.correct_ES - before.correct_ES).mean(1)
-    change, change_ci95 = gap_change(before.correct_ES, after.correct_ES, resamples=bootstrap_samples, seed=seed)
+    both = (before.correct_ES, after.correct_ES)
+    change, change_ci95 = gap_change(*both, resamples=bootstrap_samples, seed=seed)
+    best, best_ci95 = best_slot_change(*both, resamples=bootstrap_samples, seed=seed)
     return {
         "mean_difference": float(difference_E.mean()),
         "ci95": difference_interval(difference_E),
         "gap_change": change,
         "gap_change_ci95": change_ci95,
+        "best_slot_change": best,
+        "best_slot_change_ci95": best_ci95,
         "questions_to_see": _questions_to_see(float(difference_E.std()), len(difference_E)),
     }
 

@@ -5,6 +5,7 @@ benchmarks/statistics measures how often each interval covers the truth.
 Shapes: E examples, S slots, R resamples.
 """
 
+from collections.abc import Iterator
 from statistics import NormalDist
 
 import numpy as np
@@ -30,7 +31,7 @@ _ABOVE_ZERO = 1e-6
 _SPLITS = 20  # of `corrected_gap`; more change it by less than a tenth of its standard error
 
 
-def accuracy_interval(value_E: Floats, answers: int = 1) -> Interval:
+def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
     """A 95 % interval for the mean of values between 0 and 1: Wilson's, with the effective number of examples.
 
         n = m (1 - m) / (variance of the mean) * (z / t)^2,   center = (m + z^2 / 2n) / (1 + z^2 / n)
@@ -42,7 +43,8 @@ def accuracy_interval(value_E: Floats, answers: int = 1) -> Interval:
     Source: Wilson 1927; effective number as in surveys (Korn and Graubard 1998).
 
     Args:
-        value_E: mean of each example's answers. answers: of an example; n is at most E * answers.
+        value_E: mean of each example's answers. answers: how many independent answers an example can tell as much as,
+            which is their number if they have equal weights; n is at most E * answers.
     """
     examples = len(value_E)
     mean = float(value_E.mean())
@@ -68,6 +70,49 @@ def difference_interval(difference_E: Floats) -> Interval:
     if np.ptp(difference_E) == 0:
         margin = _wilson(0.0, examples)[1]
     return max(-1.0, mean - margin), min(1.0, mean + margin)
+
+
+def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int) -> Interval:
+    """A 95 % interval for a ratio of means of values >= 0, such as nats: the bootstrap-t of its logarithm.
+
+        t* = (log r* - log r) / se*,   [r exp(-t*_.975 se), r exp(-t*_.025 se)],   r = sum part / sum total
+
+    se: of log r, linearised. Values that few examples dominate make the percentiles of r* too narrow; the logarithm and
+    the division by se* allow for their skewness. The interval stays within the ratios of the single examples.
+    Source: Efron and Tibshirani 1993, chapter 12 (bootstrap-t, transformations).
+
+    Args:
+        part_E, total_E: of each example; the sum of the second is above 0. All ones for the mean of the first.
+    """
+    ratio = float(part_E.sum() / total_E.sum())
+    error = float(_log_ratio_errors(part_E, total_E, np.ones((1, len(part_E))))[0])
+    if ratio == 0 or error == 0:
+        return ratio, ratio
+    count_RE = _resample_counts(len(part_E), resamples, seed)
+    count_RE = count_RE[count_RE @ total_E > 0]
+    ratio_R = (count_RE @ part_E) / (count_RE @ total_E)
+    difference_R = np.log(np.maximum(ratio_R, np.finfo(float).tiny)) - np.log(ratio)
+    error_R = _log_ratio_errors(part_E, total_E, count_RE)
+    # A resample of equal examples has no error, and counts as extreme.
+    extreme_R = np.where(difference_R == 0, 0.0, np.copysign(np.inf, difference_R))
+    t_R = np.divide(difference_R, error_R, out=extreme_R, where=error_R > 0)
+    highest = float(np.quantile(t_R, 0.975, method="higher"))
+    lowest = float(np.quantile(t_R, 0.025, method="lower"))
+    single_E = part_E[total_E > 0] / total_E[total_E > 0]
+    with np.errstate(over="ignore"):
+        low, high = ratio * np.exp(-highest * error), ratio * np.exp(-lowest * error)
+    return max(float(low), float(single_E.min())), min(float(high), float(single_E.max()))
+
+
+def _log_ratio_errors(part_E: Floats, total_E: Floats, count_RE: Floats) -> Floats:
+    """(R,) standard errors of log(sum part / sum total) for examples that are counted so often; 0 for a ratio of 0."""
+    part_R, total_R = count_RE @ part_E, count_RE @ total_E
+    ratio_R = part_R / total_R
+    residual_RE = part_E - ratio_R[:, None] * total_E
+    error_R = np.sqrt((count_RE * residual_RE**2).sum(1))
+    few = len(part_E) / max(len(part_E) - 1, 1)
+    errors_R: Floats = np.divide(few**0.5 * error_R, part_R, out=np.zeros(len(part_R)), where=part_R > 0)
+    return errors_R
 
 
 def corrected_gap(correct_ES: Floats, *, seed: int, splits: int = _SPLITS) -> float:
@@ -161,10 +206,16 @@ def _difference_errors(correct_ES: Floats) -> Floats:
 def _noise(correct_ES: Floats, resamples: int, seed: int) -> Floats:
     """(R, S) the bootstrap's errors of the accuracies. Those of few examples are too small, and are enlarged."""
     examples = len(correct_ES)
-    noise_RS: Floats = resample_means(correct_ES, resamples, seed) - correct_ES.mean(0)
-    if examples > 1:
-        noise_RS *= (examples / (examples - 1)) ** 0.5 * student_t(examples - 1) / _Z
+    mean_RS = _resample_counts(examples, resamples, seed) @ correct_ES / examples
+    noise_RS: Floats = (mean_RS - correct_ES.mean(0)) * _enlargement(examples)
     return noise_RS
+
+
+def _enlargement(examples: int) -> float:
+    """By how much an error of the bootstrap is too small, as a normal one, for so many examples."""
+    if examples == 1:
+        return 1.0
+    return float((examples / (examples - 1)) ** 0.5 * student_t(examples - 1) / _Z)
 
 
 def _contending(difference_SS: Floats, error_SS: Floats) -> npt.NDArray[np.bool_]:
@@ -200,16 +251,34 @@ def _gap_with(probability: float, accuracy_S: Floats, noise_RS: Floats) -> float
 def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
     """The change of the corrected GAP, after - before, on the same examples, and its 95 % interval.
 
-    The interval is normal, with the bootstrap's standard error: examples are resampled whole and stay in their half.
-    It is never narrower than what E equal examples leave open, Wilson's bound for 0 of E.
+    The interval is Student's, with the bootstrap's standard error: examples are resampled whole and stay in their half.
+    It is never narrower than what E equal examples leave open, Wilson's bound for 0 of E. Where slots are nearly equal,
+    resampling changes which one is chosen more often than new examples would, so there it is too wide.
     """
-    examples = len(before_ES)
     both = (before_ES, after_ES)
     before, after = (corrected_gap(correct_ES, seed=seed) for correct_ES in both)
-    count_RE = _resample_counts(examples, resamples, seed)
+    count_RE = _resample_counts(len(before_ES), resamples, seed)
     before_R, after_R = (_cross_fitted_gaps(correct_ES, count_RE, seed, _SPLITS) for correct_ES in both)
-    margin = max(_Z * float((after_R - before_R).std(ddof=1)), _wilson(0.0, examples)[1])
-    change = min(1.0, max(-1.0, after - before))
+    return _bootstrap_change(after - before, after_R - before_R, len(before_ES))
+
+
+def best_slot_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
+    """The change of the accuracy, after - before, at the slot that is best before, and its 95 % interval.
+
+    The slot that is best among the same answers is good by chance too, and a model that did not change would seem to
+    lose there. So, as for `corrected_gap`, one half of the examples chooses the slot and the other half measures the
+    change at it. The interval is as of `gap_change`.
+    """
+    change = float(_cross_fitted_changes(before_ES, after_ES, np.ones((1, len(before_ES))), seed)[0])
+    count_RE = _resample_counts(len(before_ES), resamples, seed)
+    change_R = _cross_fitted_changes(before_ES, after_ES, count_RE, seed)
+    return _bootstrap_change(change, change_R, len(before_ES))
+
+
+def _bootstrap_change(change: float, change_R: Floats, examples: int) -> tuple[float, Interval]:
+    """A change between -1 and 1 with its interval, from those of the resamples."""
+    margin = max(_Z * _enlargement(examples) * float(change_R.std(ddof=1)), _wilson(0.0, examples)[1])
+    change = min(1.0, max(-1.0, change))
     return change, (max(-1.0, change - margin), min(1.0, change + margin))
 
 
@@ -265,12 +334,6 @@ def student_t(freedom: int) -> float:
     return quantile
 
 
-def resample_means(value_ES: Floats, resamples: int, seed: int) -> Floats:
-    """(R, S) means over bootstrap resamples of the examples."""
-    means_RS: Floats = _resample_counts(len(value_ES), resamples, seed) @ value_ES / len(value_ES)
-    return means_RS
-
-
 def _resample_counts(examples: int, resamples: int, seed: int) -> Floats:
     """(R, E) how often each example is in each resample."""
     # The generator depends on the seed alone, so models with the same examples are resampled in the same way.
@@ -280,16 +343,33 @@ def _resample_counts(examples: int, resamples: int, seed: int) -> Floats:
 
 def _cross_fitted_gaps(correct_ES: Floats, weight_RE: Floats, seed: int, splits: int) -> Floats:
     """(R,) corrected GAPs of weighted examples. All copies of an example are in the same half."""
-    generator = derive_generator(seed, "cross-fitted gap")
-    examples = len(correct_ES)
     total_R = np.zeros(len(weight_RE))
-    for _ in range(splits):
-        in_first_E = np.zeros(examples, bool)
-        in_first_E[generator.permutation(examples)[: examples // 2]] = True
+    for in_first_E in _halves(len(correct_ES), seed, splits):
         first_RS = _weighted_means(correct_ES[in_first_E], weight_RE[:, in_first_E])
         second_RS = _weighted_means(correct_ES[~in_first_E], weight_RE[:, ~in_first_E])
         total_R += _difference_of_chosen(first_RS, second_RS) + _difference_of_chosen(second_RS, first_RS)
     return total_R / (2 * splits)
+
+
+def _cross_fitted_changes(before_ES: Floats, after_ES: Floats, weight_RE: Floats, seed: int) -> Floats:
+    """(R,) changes of weighted examples at the slot that is best before, chosen by one half, measured on the other."""
+    change_ES = after_ES - before_ES
+    rows = np.arange(len(weight_RE))
+    total_R = np.zeros(len(weight_RE))
+    for in_first_E in _halves(len(before_ES), seed, _SPLITS):
+        for chooses_E in (in_first_E, ~in_first_E):
+            best_R = _weighted_means(before_ES[chooses_E], weight_RE[:, chooses_E]).argmax(1)
+            total_R += _weighted_means(change_ES[~chooses_E], weight_RE[:, ~chooses_E])[rows, best_R]
+    return total_R / (2 * _SPLITS)
+
+
+def _halves(examples: int, seed: int, splits: int) -> Iterator[npt.NDArray[np.bool_]]:
+    """(E,) which examples are in the first half, of each random division."""
+    generator = derive_generator(seed, "cross-fitted gap")
+    for _ in range(splits):
+        in_first_E = np.zeros(examples, bool)
+        in_first_E[generator.permutation(examples)[: examples // 2]] = True
+        yield in_first_E
 
 
 def _weighted_means(correct_ES: Floats, weight_RE: Floats) -> Floats:

@@ -9,7 +9,7 @@ The initial model at another slot shows the shift; the distilled model at that s
 Source: arXiv:2508.15709, "token-shifting" and its figures of KL by token. The paper gives no formula for how few tokens
 carry the shift; the shares here are ours.
 
-Shapes: E examples, S slots, T tokens of one response, R resamples.
+Shapes: E examples, S slots, T tokens of one response.
 """
 
 import math
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pos2distill.evaluation.statistics import Floats, accuracy_interval, resample_means
+from pos2distill.evaluation.statistics import Floats, accuracy_interval, ratio_interval
 
 RESAMPLES = 2000
 SHOWN_TOKENS = 64  # of `nats_by_token`
@@ -71,9 +71,8 @@ def summarise_shift(shifts: Sequence[Shift], *, seed: int) -> dict[str, Any]:
 
 
 def estimate_mean(value_E: Floats, seed: int) -> dict[str, Any]:
-    """A mean over examples with its bootstrap interval."""
-    means_R = resample_means(value_E[:, None], RESAMPLES, seed)[:, 0]
-    return {"value": float(value_E.mean()), "ci95": _percentiles(means_R)}
+    """A mean over examples of values >= 0, with its interval."""
+    return _estimate_ratio(value_E, np.ones(len(value_E)), seed)
 
 
 def _estimate_share(value_E: Floats, tokens: int) -> dict[str, Any]:
@@ -114,10 +113,9 @@ def _top_sum(shift: Shift, count: int) -> float:
 
 
 def _estimate_ratio(part_E: Floats, total_E: Floats, seed: int) -> dict[str, Any]:
-    """A ratio of sums: responses with more KL count more. Resampled by example."""
-    means_R2 = resample_means(np.stack([part_E, total_E], 1), RESAMPLES, seed)
-    valid_R2 = means_R2[means_R2[:, 1] > 0]
-    return {"value": float(part_E.sum() / total_E.sum()), "ci95": _percentiles(valid_R2[:, 0] / valid_R2[:, 1])}
+    """A ratio of sums over examples, with its interval: responses with more KL count more."""
+    interval = ratio_interval(part_E, total_E, resamples=RESAMPLES, seed=seed)
+    return {"value": float(part_E.sum() / total_E.sum()), "ci95": list(interval)}
 
 
 def _spike_ratio(shifts: Sequence[Shift]) -> dict[str, float | None]:
@@ -141,8 +139,3 @@ def _by_token(kls: Sequence[Floats]) -> list[list[float]]:
         columns.append(np.mean([kl_ST[:, token] for kl_ST in kls if kl_ST.shape[1] > token], axis=0))
     rows: list[list[float]] = np.stack(columns, 1).tolist()
     return rows
-
-
-def _percentiles(value_R: Floats) -> list[float]:
-    low, high = np.percentile(value_R, [2.5, 97.5])
-    return [float(low), float(high)]

@@ -11,9 +11,11 @@ _HIGHEST_P = 0.05
 def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
     """What distillation did to the position bias, to the best position and to the mean, as one paragraph.
 
-    It calls a change of the mean real only if the paired interval excludes 0. Losses are differences of measured
-    accuracies, the best of which is chosen by the same answers, so with few questions they are too large; where the
-    test of position does not reject chance, or the interval of the corrected GAP's change includes 0, it says so.
+    It calls a change of the mean real only if the paired interval excludes 0, and so for the best position, whose
+    change is measured on other questions than those that choose it. Losses between positions are differences of
+    measured accuracies, the best of which is chosen by the same answers, so with few questions they are too large;
+    where the test of position does not reject chance, or the interval of the corrected GAP's change includes 0, it says
+    so.
 
     Args:
         before, after: of the same prompts. paired: as `paired_difference` returns it.
@@ -22,7 +24,7 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
         return f"No answer is right, before or after distillation ({_questions(before)}), so a GAP of 0 means nothing."
     loss_after = f"{_loss(after, known=before)}{_gap_chance(before, after, paired)}"
     first = f"{_capitalise(_loss(before))}{_chance(before)}; after distillation {loss_after}."
-    return f"{first} {_best_position(before, after)} {_mean_change(before, paired)}"
+    return f"{first} {_best_position(before, after, paired)} {_mean_change(before, paired)}"
 
 
 def describe_curve(curve: Curve) -> str:
@@ -62,19 +64,20 @@ def _gap_chance(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
     return " (a change that may be chance)" if low <= 0 <= high else ""
 
 
-def _best_position(before: Curve, after: Curve) -> str:
+def _best_position(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
     """What became of the position that was best before."""
     best = _best(before)
     old, new = before.accuracy_by_slot[best], after.accuracy_by_slot[best]
-    low, high = before.accuracy_ci95[best]
-    change = f"from {_percent(old)} to {_percent(new)} %"
     if new == old:
         return f"The best position keeps its accuracy of {_percent(old)} %."
-    # Inside the interval of the first measurement, a change may be chance.
-    if low <= new <= high:
-        return f"The best position keeps its accuracy within its interval ({change})."
-    verb = "loses" if new < old else "gains"
-    return f"The best position {verb} {format_points(abs(new - old))} ({change})."
+    measured = f"from {_percent(old)} to {_percent(new)} %"
+    low, high = paired["best_slot_change_ci95"]
+    if low <= 0 <= high:
+        return f"The best position keeps its accuracy as far as can be told ({measured})."
+    change = paired["best_slot_change"]
+    verb = "loses" if change < 0 else "gains"
+    interval = f"95 % interval {100 * low:+.1f} to {100 * high:+.1f}"
+    return f"The best position {verb} {format_points(abs(change))} ({interval}; measured {measured})."
 
 
 def _mean_change(before: Curve, paired: Mapping[str, Any]) -> str:

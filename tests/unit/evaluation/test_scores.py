@@ -223,6 +223,15 @@ def test_expected_accuracy_by_hand() -> None:
     assert low < accuracy < high
 
 
+def test_expected_accuracy_of_one_rank_is_as_certain_as_that_slot() -> None:
+    """Other slots, which have no weight, are no further answers."""
+    rows = [(name, slot, int(slot > 0 or name < "d")) for name in "abcdefgh" for slot in (0, 2, 4)]
+    grid = to_grid(predictions(rows), 5)
+    curve = to_curve(grid, bootstrap_samples=100, seed=0)
+    accuracy, interval = expected_accuracy(grid, (1,))
+    assert (accuracy, *interval) == pytest.approx((3 / 8, *curve.accuracy_ci95[0]))
+
+
 def test_expected_accuracy_beyond_the_measured_slots_is_theirs() -> None:
     """Slots 1 and 2 of five are measured."""
     grid = to_grid(predictions([("a", 2, 0), ("a", 1, 1), ("b", 2, 0), ("b", 1, 1)]), 5)

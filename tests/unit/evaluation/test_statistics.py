@@ -4,6 +4,7 @@ import pytest
 
 from pos2distill.evaluation.statistics import (
     accuracy_interval,
+    best_slot_change,
     corrected_gap,
     difference_interval,
     difference_variances,
@@ -12,6 +13,7 @@ from pos2distill.evaluation.statistics import (
     position_p_value,
     questions_above,
     questions_needed,
+    ratio_interval,
     student_t,
 )
 
@@ -85,6 +87,58 @@ def test_difference_interval_without_any_change_is_not_empty() -> None:
     """As 0 right answers of 100."""
     assert difference_interval(np.zeros(100)) == pytest.approx((-0.0370, 0.0370), abs=1e-4)
     assert difference_interval(np.full(100, 0.5)) == pytest.approx((0.4630, 0.5370), abs=1e-4)
+
+
+# --- ratios
+
+
+def test_ratio_interval_of_even_values_is_students() -> None:
+    """400 values around 5 with a deviation of 1: the logarithm and the bootstrap change little."""
+    value_E = 5 + np.random.default_rng(0).normal(size=400)
+    interval = ratio_interval(value_E, np.ones(400), resamples=4000, seed=0)
+    margin = 1.96 * value_E.std(ddof=1) / 20
+    assert interval == pytest.approx((value_E.mean() - margin, value_E.mean() + margin), abs=0.01)
+
+
+def test_ratio_interval_of_skewed_values_reaches_further_up() -> None:
+    value_E = np.exp(np.random.default_rng(0).normal(size=40))
+    low, high = ratio_interval(value_E, np.ones(40), resamples=2000, seed=0)
+    assert high - value_E.mean() > 1.2 * (value_E.mean() - low) > 0
+
+
+def test_ratio_interval_contains_the_truth_of_skewed_values() -> None:
+    """Log-normal nats of 40 questions. Percentiles contain it in about 89 % of such studies."""
+    covered = 0
+    for seed in range(200):
+        value_E = np.exp(np.random.default_rng(seed).normal(size=40))
+        low, high = ratio_interval(value_E, np.ones(40), resamples=200, seed=seed)
+        covered += low <= np.exp(0.5) <= high
+    assert covered >= 182  # 188 are usual
+
+
+def test_ratio_interval_stays_within_the_ratios_of_the_examples() -> None:
+    """Of two examples most resamples are one of them twice."""
+    low, high = ratio_interval(np.array([1.1, 0.05]), np.array([2.0, 0.2]), resamples=100, seed=0)
+    assert (low, high) == pytest.approx((0.25, 0.55))
+
+
+@pytest.mark.parametrize(
+    ("part", "total", "expected"),
+    [
+        ([0.0, 0.0], [1.0, 2.0], 0.0),
+        ([0.5, 1.0], [1.0, 2.0], 0.5),  # equal ratios
+        ([0.7], [1.0], 0.7),  # one example
+    ],
+)
+def test_ratio_interval_without_an_error_is_the_ratio(part: list[float], total: list[float], expected: float) -> None:
+    interval = ratio_interval(np.array(part), np.array(total), resamples=50, seed=0)
+    assert interval == pytest.approx((expected, expected))
+
+
+def test_ratio_interval_leaves_out_examples_without_a_total() -> None:
+    part_E, total_E = np.array([0.5, 0.2, 0.0, 0.4]), np.array([1.0, 1.0, 0.0, 1.0])
+    low, high = ratio_interval(part_E, total_E, resamples=100, seed=0)
+    assert 0.2 <= low < 1.1 / 3 < high <= 0.5
 
 
 # --- GAP
@@ -224,6 +278,48 @@ def test_gap_change_contains_the_truth() -> None:
         _, (low, high) = gap_change(before, after, resamples=200, seed=seed)
         covered += low <= -0.4 <= high
     assert covered >= 52  # 57 expected
+
+
+def test_gap_change_of_few_examples_is_students() -> None:
+    """One slot falls from always right in 5 of 20 examples and never rises: t for 19 degrees of freedom is 2.093."""
+    before, after = np.ones((20, 2)), np.ones((20, 2))
+    before[:10, 1] = 0
+    after[:15, 1] = 0
+    change, (low, high) = gap_change(before, after, resamples=20000, seed=0)
+    error = (before - after)[:, 1].std(ddof=1) / 20**0.5
+    assert change == pytest.approx(0.25)
+    assert (high - low) / 2 == pytest.approx(2.093 * error, rel=0.03)
+
+
+def test_best_slot_change_by_hand() -> None:
+    """The first slot is best whatever half chooses, and falls from 1 to .75."""
+    before, after = np.tile([1.0, 0.0], (80, 1)), np.tile([1.0, 0.0], (80, 1))
+    after[:20, 0] = 0
+    change, (low, high) = best_slot_change(before, after, resamples=4000, seed=0)
+    assert change == pytest.approx(-0.25)
+    error = after[:, 0].std(ddof=1) / 80**0.5
+    assert (high - low) / 2 == pytest.approx(1.99 * error, rel=0.05)
+
+
+def test_best_slot_change_of_an_unchanged_model_is_0_where_the_same_answers_show_a_loss() -> None:
+    """200 flat models that answer twice. The slot that is best by chance seems to lose."""
+    changes, naive = [], []
+    for seed in range(200):
+        before, after = answers([0.7] * 10, 60, seed), answers([0.7] * 10, 60, 1000 + seed)
+        changes.append(best_slot_change(before, after, resamples=2, seed=seed)[0])
+        best = before.mean(0).argmax()
+        naive.append(after[:, best].mean() - before[:, best].mean())
+    assert np.mean(naive) < -0.05
+    assert abs(np.mean(changes)) < 3 * np.std(changes) / 200**0.5
+
+
+def test_best_slot_change_seldom_sees_a_change_that_is_not_there() -> None:
+    wrong = 0
+    for seed in range(60):
+        before, after = answers([0.9, 0.6, 0.8], 100, seed), answers([0.9, 0.6, 0.8], 100, 1000 + seed)
+        _, (low, high) = best_slot_change(before, after, resamples=200, seed=seed)
+        wrong += not low <= 0 <= high
+    assert wrong <= 8  # 3 expected
 
 
 # --- tests and power

@@ -29,9 +29,16 @@ def curve(
 
 
 def paired(
-    difference: float, low: float, high: float, gap_change: tuple[float, float] = (-0.2, -0.1)
+    difference: float,
+    low: float,
+    high: float,
+    gap_change: tuple[float, float] = (-0.2, -0.1),
+    best: tuple[float, float, float] = (0.0, -0.1, 0.1),
 ) -> dict[str, Any]:
-    return {"mean_difference": difference, "ci95": (low, high), "gap_change_ci95": gap_change}
+    return {
+        **{"mean_difference": difference, "ci95": (low, high), "gap_change_ci95": gap_change},
+        **{"best_slot_change": best[0], "best_slot_change_ci95": best[1:]},
+    }
 
 
 def test_describe_change_of_a_cured_model() -> None:
@@ -47,22 +54,35 @@ def test_describe_change_that_may_be_chance() -> None:
     before, after = curve(0.5, 0.625), curve(0.6, 0.65)
     assert describe_change(before, after, paired(0.0625, -0.01, 0.13)) == (
         "Position 1 of 10 loses 12.5 points to position 2; after distillation 5 points. The best position keeps its "
-        "accuracy within its interval (from 62.5 to 65 %). The mean accuracy changes by +6.2 points (95 % interval "
+        "accuracy as far as can be told (from 62.5 to 65 %). The mean accuracy changes by +6.2 points (95 % interval "
         "-1.0 to +13.0): 60 questions cannot tell it from 0."
     )
 
 
 def test_describe_change_for_the_worse_names_the_new_worst_position() -> None:
     before, after = curve(1.0, 0.5), curve(0.75, 0.75, slots=(0, 1))
-    assert describe_change(before, after, paired(-0.1, -0.2, -0.05)) == (
+    assert describe_change(before, after, paired(-0.1, -0.2, -0.05, best=(-0.24, -0.3, -0.18))) == (
         "Position 2 of 10 loses 50 points to position 1; after distillation all 2 positions of 10 are equally good. "
-        "The best position loses 25 points (from 100 to 75 %). The mean accuracy falls by 10 points "
-        "(95 % interval -20.0 to -5.0): with 60 questions, the difference is real."
+        "The best position loses 24 points (95 % interval -30.0 to -18.0; measured from 100 to 75 %). The mean "
+        "accuracy falls by 10 points (95 % interval -20.0 to -5.0): with 60 questions, the difference is real."
     )
     other = curve(0.9, 1.0)
     assert "; after distillation position 1 loses 10 points to position 2. " in describe_change(
         before, other, paired(0.2, 0.1, 0.3)
     )
+
+
+@pytest.mark.parametrize(
+    ("best", "text"),
+    [
+        ((-0.02, -0.04, 0.0), "keeps its accuracy as far as can be told (from 60 to 55 %)"),
+        ((-0.02, -0.04, -0.001), "loses 2 points (95 % interval -4.0 to -0.1; measured from 60 to 55 %)"),
+        ((0.03, 0.01, 0.05), "gains 3 points (95 % interval +1.0 to +5.0; measured from 60 to 55 %)"),
+    ],
+)
+def test_describe_change_of_the_best_position_goes_by_its_interval(best: tuple[float, float, float], text: str) -> None:
+    words = describe_change(curve(0.6, 0.5), curve(0.55, 0.5), paired(0, -1, 1, best=best))
+    assert f" The best position {text}. " in words
 
 
 @pytest.mark.parametrize(("low", "high", "real"), [(0.0, 0.1, False), (-0.1, 0.0, False), (1e-9, 0.1, True)])
