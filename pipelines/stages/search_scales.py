@@ -31,8 +31,10 @@ from .stage import Digests, RunContext, Stage
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
 _GENERATIONS = "generations"
 _EXPORT = "config"
-# Of one generation.
-_CANDIDATES = pydantic.TypeAdapter(Annotated[list[Candidate], pydantic.Field(min_length=1)])
+# The first generation has at least the unscaled model. A later one is empty where every proposal was known, as with a
+# mutation_step that is rounded to no change.
+_FIRST = pydantic.TypeAdapter(Annotated[list[Candidate], pydantic.Field(min_length=1)])
+_LATER = pydantic.TypeAdapter(list[Candidate])
 
 
 def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
@@ -145,10 +147,11 @@ def _best_so_far(generations: Sequence[Sequence[Candidate]]) -> list[float]:
 
 
 def _read_generations(artifact: Artifact) -> list[list[Candidate]]:
-    generations = []
+    generations: list[list[Candidate]] = []
     for path in sorted(artifact.fs.glob(f"{artifact.path}/{_GENERATIONS}/*.json")):
         with artifact.reading(f"{_GENERATIONS}/{str(path).rpartition('/')[2]}"):
-            generations.append(_CANDIDATES.validate_json(artifact.fs.cat_file(path)))
+            candidates = _LATER if generations else _FIRST
+            generations.append(candidates.validate_json(artifact.fs.cat_file(path)))
     return generations
 
 

@@ -42,7 +42,7 @@ class SearchSection(Section):
         "all layers. Both are controls",
     )
     curve: Literal["bezier", "linear", "step"] = Field("bezier", description="of the scale over the layers")
-    control_points: int = Field(4, ge=2, description="of the curve; 4 make a Bezier curve cubic")
+    control_points: int = Field(4, ge=2, le=100, description="of the curve; 4 make a Bezier curve cubic")
     monotone: bool = Field(True, description="scales only rise, or only fall, from layer to layer")
     smallest: Scale = 1.0
     largest: Scale = 2.0

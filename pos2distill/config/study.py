@@ -181,6 +181,9 @@ class Study(Section):
             raise ValueError(f"inference.method: '{self.inference.method}' requires one number of hops (data.hops)")
         if slot == "auto" or self.inference.method == "reorder":
             _check_count("method.auto_slots", self.method.auto_slots, documents - hops[0] + 1)
+        searched, available = self.inference.search.slots, documents - hops[0] + 1
+        if self.inference.searches_scales and searched > available:
+            raise ValueError(f"inference.search.slots: {searched} slots, but there are {available}; lower it")
         if self.inference.method == "reorder" and self.method.auto_slots == 1:
             raise ValueError("method.auto_slots: 1, but inference.method 'reorder' compares at least 2 slots")
         # Placements are ordered tuples of slots, and one is the advantageous one. Examples with the fewest hops have

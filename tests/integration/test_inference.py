@@ -120,6 +120,25 @@ def test_search_gives_the_same_scales_at_any_batch_size_and_after_a_stop(
     assert answers(stopped) == answers(one)
 
 
+def test_search_continues_after_a_generation_without_a_new_candidate(make_recipe: Make, tmp_path: Path) -> None:
+    few = {"generations": 3, "population": 3, "mutations": 2, "crossovers": 0, "mutation_step": 1e-9}
+    recipe = make_recipe(
+        model={"engine": "fake"},
+        inference={"method": "lpes", "search": {**SEARCH, **few}},
+        runtime={"executor": "local", "storage": str(tmp_path / "few")},
+    )
+    plan = make_plan(recipe)
+    assert plan.search_scales is not None
+    plan.prepare.run(plan.prepare, context_of(recipe))
+    first = plan.search_scales.run(plan.search_scales, context_of(recipe))
+    assert first.counts["candidates"] == 3
+    assert len(first.details["best_by_generation"]) == 3
+    files = sorted((Path(plan.search_scales.artifact.path) / "generations").glob("*.json"))
+    assert [len(json.loads(file.read_text())) for file in files] == [3, 0, 0]
+    files[-1].unlink()  # as if it had been stopped before the last generation
+    assert plan.search_scales.run(plan.search_scales, context_of(recipe)).details == first.details
+
+
 @pytest.mark.slow
 def test_search_on_ray_gives_the_same_scales(local_ray: None, small_toy: Make, tmp_path: Path) -> None:
     """Two actors, which measure candidates in any order."""

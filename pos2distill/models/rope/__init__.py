@@ -28,6 +28,7 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
     if inference.method in ("ms_poe", "attention_buckets"):
         _require_plain_family(lm.config, inference.method, model.path)
     if inference.method == "ms_poe":
+        _require_changed_layer(lm.config, inference.ms_poe.first_layer, model.path)
         apply_ms_poe(lm, inference.ms_poe, model.path)
     if inference.method == "attention_buckets":
         use_bases(lm, inference.bases, model.path)
@@ -46,6 +47,16 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
                     f"{model.path}: RoPE of type '{rope_type}' cannot be scaled by layer in vLLM; "
                     f"set model.engine to hf"
                 )
+
+
+def _require_changed_layer(config: Any, first_layer: int, shown: str) -> None:
+    """Otherwise the model would answer as it is, and be reported as Ms-PoE."""
+    layers = config.get_text_config().num_hidden_layers
+    if first_layer >= layers:
+        raise UserError(
+            f"inference.ms_poe.first_layer: {first_layer}, but {shown} has {layers} layers, so none would change; "
+            f"set it to {layers - 1} or less"
+        )
 
 
 def _require_plain_family(config: Any, method: str, shown: str) -> None:

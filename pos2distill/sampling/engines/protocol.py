@@ -13,7 +13,8 @@ class SamplingParams:
 
     temperature: 0 for greedy decoding. stop_ids: any of them ends a response and is its last token.
     stored_top_k: number of most likely tokens to return at each position.
-    rope_scales: for a search: the scales of this call and of later ones that name none. The model must have some.
+    rope_scales: for a search: the scales of this call and of later ones that name none. The model must have been
+        loaded with some; vLLM's engine refuses them otherwise.
     """
 
     temperature: float

@@ -84,7 +84,13 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _scaled(self, scales: tuple[float, ...]) -> AsyncIterator[None]:
-        """Run the body with these RoPE scales, once calls with others have ended; as it is for no scales."""
+        """Run the body with these RoPE scales, once calls with others have ended; as it is for no scales.
+
+        Raises:
+            ValueError: for scales in an engine that was built without any: its layers share one table of rotations.
+        """
+        if scales and not self._scales:
+            raise ValueError("this engine was built without RoPE scales, so it cannot change them; build it with some")
         async with self._calls_changed:
             await self._calls_changed.wait_for(lambda: not self._calls or scales in ((), self._scales))
             if scales not in ((), self._scales):

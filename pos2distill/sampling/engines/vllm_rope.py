@@ -52,8 +52,20 @@ class RopeScales:
 
 
 def set_scales(model: nn.Module, scales: Sequence[float]) -> None:
-    """Write the rotations of every layer's scale into its own embedding, in place: captured CUDA graphs keep it."""
-    for embedding, scale in zip(_embeddings(model), scales, strict=True):
+    """Write the rotations of every layer's scale into its own embedding, in place: captured CUDA graphs keep it.
+
+    Raises:
+        ValueError: if layers share an embedding, as in a model that was loaded without scales: all of them would get
+            the last layer's scale.
+    """
+    embeddings = _embeddings(model)
+    distinct = {id(embedding) for embedding in embeddings}
+    if len(distinct) != len(embeddings):
+        raise ValueError(
+            f"{type(model).__name__}: its {len(embeddings)} layers share {len(distinct)} rotary embeddings, since it "
+            f"was loaded without RoPE scales; load it with some"
+        )
+    for embedding, scale in zip(embeddings, scales, strict=True):
         embedding.cos_sin_cache.copy_(_rotations(embedding, scale))
 
 

@@ -203,6 +203,26 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "inference={method: lpes, scales: [2]}",
             "inference.scales: 'lpes' needs one for each layer; for one scale, set",
         ),
+        (
+            "inference.search.curve=cubic",
+            "inference.search.curve: input should be 'bezier', 'linear' or 'step', got 'cu",
+        ),
+        (
+            "inference.search.control_points=1",
+            "inference.search.control_points: input should be greater than or equal to 2, got 1",
+        ),
+        (
+            "inference.search.control_points=101",
+            "inference.search.control_points: input should be less than or equal to 100, got 101",
+        ),
+        (
+            "inference={method: lpes, search: {slots: 21}}",
+            "inference.search.slots: 21 slots, but there are 20; lower it",
+        ),
+        (
+            "inference.ms_poe.ranking=inverse",
+            "inference.ms_poe.ranking: input should be 'rank' or 'released', got 'inv",
+        ),
         ("inference.search.smallest=2", "inference.search.smallest: 2 is not below largest (2)"),
         (
             "inference.search={mutations: 0, crossovers: 0}",

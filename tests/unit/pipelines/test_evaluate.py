@@ -212,6 +212,14 @@ def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: 
             "data.train_examples: 0, but inference.method 'reorder' measures on training examples",
         ),
         (
+            ["evaluate", "quickstart", "inference.method=lpes", "data.train_examples=0"],
+            "data.train_examples: 0, but inference.method 'lpes' measures on training examples",
+        ),
+        (
+            ["evaluate", "quickstart", "inference.method=lpes", "model.engine=openai"],
+            "inference.method: 'lpes' changes the model, which a server keeps as it is; set model.engine to hf",
+        ),
+        (
             ["evaluate", "quickstart", "inference.method=ms_poe", "model.engine=openai"],
             "inference.method: 'ms_poe' changes the model, which a server keeps as it is; set model.engine to hf",
         ),

@@ -15,6 +15,7 @@ from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.fake import FakeEngine
 from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel
 from pos2distill.sampling.engines.protocol import Completion, Engine, EngineDied, Failure, SamplingParams
+from pos2distill.sampling.engines.vllm import VllmEngine
 
 NEVER = (299,)  # a token that the model never generates after the prompts below
 
@@ -249,3 +250,39 @@ def test_build_engine_builds_the_configured_engine(model: ModelSection) -> None:
     assert isinstance(built, FakeEngine)
     assert built.settings.reply_tokens == 2
     built.shutdown()
+
+
+class StubbedVllm:
+    """Counts the calls of vLLM's engine that change scales."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+
+    async def collective_rpc(self, method: str, args: Any) -> None:
+        self.calls.append((method, args))
+
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
+
+def vllm_engine_with(scales: tuple[float, ...]) -> Any:
+    """Our engine around the stub, as if it was built with these scales. It answers no prompts, but an empty list."""
+    engine: Any = VllmEngine.__new__(VllmEngine)
+    engine.engine, engine._scales = StubbedVllm(), scales
+    engine._dead_error, engine._loop = EngineDied, None
+    engine._calls, engine._calls_changed = 0, asyncio.Condition()
+    return engine
+
+
+def test_vllm_engine_without_scales_refuses_to_change_them() -> None:
+    """Its layers share one table of rotations, so all of them would get the last layer's scale."""
+    scaled = replace(greedy(3), rope_scales=(1.0, 1.5))
+    plain = vllm_engine_with(())
+    with pytest.raises(ValueError, match=r"^this engine was built without RoPE scales, .* build it with some$"):
+        generate(plain, [], scaled, [])
+    assert plain.engine.calls == []
+    assert generate(plain, [], greedy(3), []) == []
+
+    engine = vllm_engine_with((1.0, 1.0))
+    assert generate(engine, [], scaled, []) == []
+    assert engine.engine.calls == [("set_rope_scales", ([1.0, 1.5],))]

@@ -182,6 +182,22 @@ def test_a_view_that_shifts_nothing_has_no_divergence(make_recipe: Make, make_so
         assert torch.equal(student(nothing, None), plain)
 
 
+@pytest.mark.parametrize("kind", ["skip", "cyclic"])
+def test_view_of_a_shift_of_0_has_no_divergence(
+    make_recipe: Make, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    study = study_with(make_recipe, kind)
+    rows = rows_of(study, make_source)
+    fixed_draw(monkeypatch, start=3 if kind == "skip" else 0, shift=0, modulus=max(row.length for row in rows) + 1)
+    batch = pack(rows, study, epoch=0)
+    assert batch.view is not None
+    assert torch.equal(batch.view.position_S, batch.position_S)
+    assert batch.view.counts_T.all()
+    student = shifted_student(study)
+    with torch.no_grad():
+        assert torch.equal(student(batch, None), student(replace(batch, view=None), None))
+
+
 def test_pose_is_the_cross_entropy_at_skipped_positions(make_recipe: Make, make_source: MakeSource) -> None:
     study = study_with(make_recipe, "pose")
     rows = rows_of(study, make_source)

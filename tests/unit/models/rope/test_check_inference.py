@@ -18,6 +18,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_pos
 LPES = InferenceSection(method="lpes")
 
 
+def ms_poe(first_layer: int) -> InferenceSection:
+    return InferenceSection.model_validate({"method": "ms_poe", "ms_poe": {"first_layer": first_layer}})
+
+
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[..., ModelSection]:
     """A model folder that holds a config alone."""
@@ -32,7 +36,7 @@ def save(tmp_path: Path) -> Callable[..., ModelSection]:
 def test_check_inference_accepts_a_plain_model(save: Callable[..., ModelSection]) -> None:
     for engine in ("hf", "vllm"):
         check_inference(save(LlamaConfig(**SMALL, **HEADS), engine), LPES)
-    check_inference(save(LlamaConfig(**SMALL, **HEADS)), InferenceSection(method="ms_poe"))
+    check_inference(save(LlamaConfig(**SMALL, **HEADS)), ms_poe(first_layer=1))
     check_inference(save(GPT2Config()), InferenceSection(method="reorder"))
 
 
@@ -44,7 +48,7 @@ def test_check_inference_accepts_a_plain_model(save: Callable[..., ModelSection]
             "inference.scales: 3 scales, but {} has 2 layers; give one for each",
         ),
         (
-            {"method": "ms_poe"},
+            {"method": "ms_poe", "ms_poe": {"first_layer": 1}},
             "{}: Ms-PoE needs plain RoPE, the same in all layers, which LlamaForCausalLM does not have",
         ),
         (
@@ -76,6 +80,15 @@ def test_check_inference_refuses_families_and_scales_that_these_methods_do_not_k
         UserError, match=rf"its config.json has RoPE scales by layer .* '{method}' does not combine with"
     ):
         check_inference(save(scaled), inference)
+
+
+def test_check_inference_refuses_ms_poe_that_changes_no_layer(save: Callable[..., ModelSection]) -> None:
+    model = save(LlamaConfig(**SMALL, **HEADS))
+    with pytest.raises(UserError) as caught:
+        check_inference(model, ms_poe(first_layer=2))
+    assert str(caught.value) == (
+        f"inference.ms_poe.first_layer: 2, but {model.path} has 2 layers, so none would change; set it to 1 or less"
+    )
 
 
 def test_check_inference_refuses_layers_without_rope_in_vllm(save: Callable[..., ModelSection]) -> None:

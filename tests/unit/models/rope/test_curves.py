@@ -62,3 +62,10 @@ def test_monotone_keeps_the_direction() -> None:
     limits: dict[str, Any] = {"smallest": 1.0, "largest": 2.0, "monotone": True}
     assert to_genome(np.array([0.7, 0.3]), np.array([1.8, 1.1, 1.9, 1.2]), **limits)[2:] == (1.9, 1.8, 1.2, 1.1)
     assert to_genome(np.array([0.7, 0.3]), np.array([1.2, 1.9, 1.1, 1.8]), **limits) == (0.3, 0.7, 1.1, 1.2, 1.8, 1.9)
+
+
+def test_scales_of_the_most_control_points_are_finite() -> None:
+    """The powers and binomials of a Bezier curve grow with its degree; inference.search.control_points has a limit."""
+    inner_x = np.linspace(0, 1, 100)[1:-1]
+    genome = to_genome(inner_x, np.linspace(1, 2, 100), smallest=1, largest=2, monotone=True)
+    np.testing.assert_allclose(scales_of(genome, 32, "bezier"), np.linspace(1, 2, 32), atol=1e-5)

@@ -86,3 +86,14 @@ def test_uniform_grid_is_flat_and_spans_the_limits() -> None:
 def test_search_without_control_points_between_the_ends() -> None:
     settings = settings_with(control_points=2, curve="linear", generations=3, population=6, parents=3)
     assert all(len(candidate.genome) == 2 for candidate in search(settings, cost=lambda genome: abs(genome[0] - 1.5)))
+
+
+def test_search_may_find_nothing_new_in_a_generation() -> None:
+    """Steps that are rounded to no change propose what is known; the search goes on to its last generation."""
+    settings = settings_with(
+        generations=4, population=4, parents=2, mutations=2, crossovers=0, mutation_step=1e-9, examples=1
+    )
+    measured = search(settings_with(generations=1, population=4, parents=2))
+    for generation in range(1, settings.rounds):
+        assert next_genomes(settings, measured, generation, seed=0) == []
+    assert len(search(settings)) == 4

@@ -1,0 +1,80 @@
+"""The tables of `benchmarks.methods`: their variants are valid settings, and are compared with a like base."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.methods.methods import TABLES, Run, Table, Variant, settings_of, stored_runs, summarise, write_report
+from pipelines.plan import make_plan
+from pipelines.preflight import check_against_model
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+
+VARIANTS = [(table, variant) for table in TABLES.values() for variant in table.variants]
+
+
+def load(table: Table, variant: Variant, storage: Path, seed: int = 1) -> Recipe:
+    return load_recipe(table.recipe, settings_of(table, variant, seed, str(storage)))
+
+
+@pytest.mark.parametrize(("table", "variant"), VARIANTS, ids=[f"{t.recipe}: {v.name}" for t, v in VARIANTS])
+def test_variants_load_and_have_a_like_base(table: Table, variant: Variant, tmp_path: Path) -> None:
+    recipe = load(table, variant, tmp_path)
+    (base,) = (each for each in table.variants if each.name == variant.base)
+    plain = load(table, base, tmp_path).study
+    study = recipe.study
+    assert (study.model.engine, study.data.prompt, study.data.metric) == (
+        plain.model.engine,
+        plain.data.prompt,
+        plain.data.metric,
+    )
+    assert study.evaluation == plain.evaluation
+    # Else the seconds of training would contain those of sampling.
+    assert recipe.runtime.mode == "staged"
+    # The same questions whatever the seed of training and search.
+    assert study.evaluation.seed == 0
+    # The real model is made by `make real`; the toys are here.
+    if Path(study.model.path).exists() and Path(study.data.path).exists():
+        check_against_model(study)
+        assert make_plan(recipe).evaluate_base.artifact.url.startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_variants_have_names_of_their_own(name: str) -> None:
+    names = [variant.name for variant in TABLES[name].variants]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["toy", "smollm2"])
+def test_stored_runs_reads_the_committed_reports(name: str) -> None:
+    """They were written before runs had a commit; to add runs to them must stay possible."""
+    report = Path(__file__).parents[2] / "benchmarks" / "methods" / f"methods_{name}.json"
+    runs = stored_runs(report, TABLES[name])
+    assert runs["base"][0].mean == json.loads(report.read_text())["variants"]["base"]["mean"]["value"]
+    assert {variant.name for variant in TABLES[name].variants} >= set(runs)
+
+
+def a_run(seconds: float, right: list[int]) -> Run:
+    mean = sum(right) / (2 * len(right))
+    return Run(0, "2026-01-01", [mean, mean], mean, (mean, mean), mean, 0.0, 0.0, seconds, 1.0, right, "abc", "m", {})
+
+
+def test_write_report_compares_a_variant_with_its_own_base(tmp_path: Path) -> None:
+    """hf is slower than vLLM, so a method on hf is compared with the base on hf; each run keeps its commit."""
+    variants = (Variant("base", ()), Variant("base, hf", (), base="base, hf"), Variant("ms_poe", (), base="base, hf"))
+    runs = {
+        "base": [a_run(1.0, [0, 1, 2, 1])],
+        "base, hf": [dataclasses.replace(a_run(8.0, [0, 1, 1, 1]), commit="def")],
+        "ms_poe": [a_run(10.0, [2, 1, 1, 1])],
+    }
+    rows = write_report("small", Table("r", (), variants), runs, tmp_path)
+    assert rows["ms_poe"]["relative_time"] == pytest.approx(1.25)
+    assert rows["ms_poe"]["change"]["value"] == pytest.approx(0.25)
+    assert rows["base, hf"]["relative_time"] == 1.0
+    stored = json.loads((tmp_path / "methods_small.json").read_text())
+    assert "commit" not in stored
+    assert stored["variants"]["base, hf"]["runs"][0]["commit"] == "def"
+    assert stored_runs(tmp_path / "methods_small.json", Table("r", (), variants))["ms_poe"][0].commit == "abc"
+    assert summarise(runs["base"], runs["base"][0])["relative_time"] == 1.0
