@@ -125,7 +125,8 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
     teacher, student = (load(model, dtype=torch.float32).to(device) for _ in range(2))
     with gzip.open(data, "rt") if data.endswith(".gz") else open(data) as file:
         examples = [json.loads(line) for line in file][: EVAL_EXAMPLES + 4 * TRAIN_EXAMPLES]
-    held_out, candidates, kept, last = examples[:EVAL_EXAMPLES], examples[EVAL_EXAMPLES:], [], documents - 1
+    held_out, candidates, last = examples[:EVAL_EXAMPLES], examples[EVAL_EXAMPLES:], documents - 1
+    kept: Any = []
     print("before:", accuracy_by_slot(teacher, tokenizer, held_out, documents), flush=True)
     while candidates and len(kept) < TRAIN_EXAMPLES:
         train, candidates = candidates[: TRAIN_EXAMPLES - len(kept)], candidates[TRAIN_EXAMPLES - len(kept) :]
@@ -135,9 +136,8 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
                 slots = [last, *random.sample(range(last), K)]
                 kept.append([(at, prompt, make_prompt(tokenizer, example, documents, at), response) for at in slots])
         print(f"kept {len(kept)} of {TRAIN_EXAMPLES} responses", flush=True)
-    loader: Any = DataLoader(kept, EXAMPLES_PER_BATCH, shuffle=True, collate_fn=lambda some: [*chain(*some)])
-    batches = [rows for _ in range(EPOCHS) for rows in loader]
-    distil(student, teacher, batches, last, rate)
+    epoch = DataLoader(kept, EXAMPLES_PER_BATCH, shuffle=True, collate_fn=lambda examples: [*chain(*examples)])
+    distil(student, teacher, [rows for _ in range(EPOCHS) for rows in epoch], last, rate)
     print("after:", accuracy_by_slot(student, tokenizer, held_out, documents), flush=True)
     student.save_pretrained(out)
     tokenizer.save_pretrained(out)
