@@ -1,26 +1,28 @@
 """Pos2Distill-R1 (arXiv:2508.15709) in one file: one process, torch and transformers, nothing of this package.
 
-A language model answers a question best if the document with the answer, the gold document, is at a certain slot of
-its prompt. Here the model teaches itself: it answers with the gold document at this advantageous slot (the last one),
-and learns to predict the same answer, with the same probabilities, with the gold document at other, trivial slots. By
-default it distils the built-in toy. All logits of a batch are in memory: this file is for reading and small models.
+A language model answers a question best if the document with the answer (gold) is at a certain, advantageous slot of
+its prompt, here the last one. It answers from there, and learns to give this answer with the same probabilities with
+the gold document at other, trivial slots. All logits of a batch are in memory, so this file is for small models.
 Shapes: N rows of a batch, M trivial, at P slots; L tokens of the longest, t of a response, V vocabulary.
 """
 
 import argparse
 import gzip
 import json
+import math
 import random
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, get_cosine_with_min_lr_schedule_with_warmup, set_seed
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 K, ANCHOR_WEIGHT, MAX_NEW_TOKENS, TEMPERATURE = 4, 1.0, 16, 0.7  # trivial rows of an example; the paper's lambda; …
-EXAMPLES_PER_BATCH, EPOCHS, TRAIN_EXAMPLES, EVAL_EXAMPLES, EVAL_SLOTS = 3, 2, 160, 40, 8
+EXAMPLES_PER_BATCH, EPOCHS, WARMUP, TRAIN_EXAMPLES, EVAL_EXAMPLES, EVAL_SLOTS = 3, 2, 0.05, 160, 40, 8
 TOY = str(Path(__file__).parent / "toy")
 DEFAULTS = {"model": f"{TOY}/base", "data": f"{TOY}/data.jsonl.gz", "documents": 30, "rate": 1e-3, "out": "runs/r1"}
 Row = tuple[int, list[int], list[int], list[int]]  # slot, advantageous prompt, the student's prompt, response
@@ -36,30 +38,26 @@ def make_prompt(tokenizer: Any, example: dict[str, Any], documents: int, slot: i
     return list(tokenizer.apply_chat_template([message], add_generation_prompt=True, return_dict=False))
 
 
-def answer(model: Any, tokenizer: Any, prompts: list[list[int]], **sampling: Any) -> list[list[int]]:
-    """One response to each prompt, up to its end-of-turn token; an empty list if it does not end in time."""
-    responses, end = [], tokenizer.eos_token_id
-    for start in range(0, len(prompts), 16):
-        part = tokenizer.pad({"input_ids": prompts[start : start + 16]}, padding_side="left", return_tensors="pt")
-        tokens_NL = model.generate(**part.to(model.device), max_new_tokens=MAX_NEW_TOKENS, **sampling)
-        for tokens in tokens_NL[:, part["input_ids"].shape[1] :].tolist():
-            responses.append(tokens[: tokens.index(end) + 1] if end in tokens else [])
-    return responses
-
-
-def is_right(tokenizer: Any, response: list[int], example: dict[str, Any]) -> bool:
-    """Whether an accepted answer is contained in the response."""
-    return any(accepted.lower() in tokenizer.decode(response).lower() for accepted in example["answers"])
+def answer(model: Any, tokenizer: Any, examples: list[Any], documents: int, slot: int, **sampling: Any) -> list[Any]:
+    """(prompt, response, is right) of each; a response ends with its end-of-turn token, or is [] if it was cut."""
+    answers, end = [], tokenizer.eos_token_id
+    for start in range(0, len(examples), 16):
+        prompts = [make_prompt(tokenizer, example, documents, slot) for example in examples[start : start + 16]]
+        padded = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(model.device)
+        new_NL = model.generate(**padded, max_new_tokens=MAX_NEW_TOKENS, **sampling)[:, padded["input_ids"].shape[1] :]
+        for example, prompt, tokens in zip(examples[start : start + 16], prompts, new_NL.tolist(), strict=True):
+            response = tokens[: tokens.index(end) + 1] if end in tokens else []
+            text = tokenizer.decode(response).lower()
+            answers.append((prompt, response, any(accepted.lower() in text for accepted in example["answers"])))
+    return answers
 
 
 def accuracy_by_slot(model: Any, tokenizer: Any, examples: list[Any], documents: int) -> dict[int, float]:
     """The fraction of right greedy answers with the gold document at slots from the first to the last."""
     accuracies = {}
     for slot in torch.linspace(0, documents - 1, EVAL_SLOTS).round().int().tolist():
-        prompts = [make_prompt(tokenizer, example, documents, slot) for example in examples]
-        responses = answer(model, tokenizer, prompts, do_sample=False)
-        right = [is_right(tokenizer, response, example) for response, example in zip(responses, examples, strict=True)]
-        accuracies[slot] = sum(right) / len(right)
+        answers = answer(model, tokenizer, examples, documents, slot, do_sample=False)
+        accuracies[slot] = sum(is_right for _, _, is_right in answers) / len(answers)
     return accuracies
 
 
@@ -97,20 +95,25 @@ def r1_loss(kl_N: Tensor, slot_N: Tensor, advantageous: int) -> Tensor:
     return (alpha_M * kl_N[trivial_N]).sum() + ANCHOR_WEIGHT * kl_N[~trivial_N].mean()
 
 
+def learning_rate(fraction: float, rate: float) -> float:
+    """Linear warm-up, then a cosine to a tenth; `fraction` of the run's examples are trained on after the step."""
+    cosine = 0.5 * (1 + math.cos(math.pi * max(0, fraction - WARMUP) / (1 - WARMUP)))
+    return rate * min(1, fraction / WARMUP) * (0.1 + 0.9 * cosine)
+
+
 def distil(student: Any, teacher: Any, batches: list[list[Row]], advantageous: int, rate: float) -> None:
-    """One step of AdamW for each batch of rows; the rate warms up and then decays to a tenth by a cosine."""
-    optimizer = torch.optim.AdamW(student.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
-    warmup, steps = max(1, len(batches) // 20), len(batches)
-    schedule = get_cosine_with_min_lr_schedule_with_warmup(optimizer, warmup, steps, min_lr_rate=0.1)
+    """One step of AdamW for each batch of rows."""
+    optimizer = torch.optim.AdamW(student.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     for step, rows in enumerate(batches, start=1):
+        fraction = sum(map(len, batches[:step])) / sum(map(len, batches))
+        optimizer.param_groups[0]["lr"] = learning_rate(fraction, rate)
         slot_N = torch.tensor([slot for slot, *_ in rows], device=student.device)
         loss = r1_loss(kl_of_rows(student, teacher, rows), slot_N, advantageous)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
-        print(f"step {step} of {steps}: loss {float(loss.detach()):.4f}", flush=True)
+        print(f"step {step} of {len(batches)}: loss {float(loss.detach()):.4f}", flush=True)
 
 
 def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
@@ -121,23 +124,20 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
     load: Any = AutoModelForCausalLM.from_pretrained
     teacher, student = (load(model, dtype=torch.float32).to(device) for _ in range(2))
     with gzip.open(data, "rt") if data.endswith(".gz") else open(data) as file:
-        examples = [json.loads(line) for line in file][: TRAIN_EXAMPLES + EVAL_EXAMPLES]
-    train, held_out = examples[:-EVAL_EXAMPLES], examples[-EVAL_EXAMPLES:]
+        examples = [json.loads(line) for line in file][: EVAL_EXAMPLES + 4 * TRAIN_EXAMPLES]
+    held_out, candidates, last = examples[:EVAL_EXAMPLES], examples[EVAL_EXAMPLES:], documents - 1
+    kept: Any = []
     print("before:", accuracy_by_slot(teacher, tokenizer, held_out, documents), flush=True)
-    last, kept = documents - 1, []
-    prompts = [make_prompt(tokenizer, example, documents, last) for example in train]
-    responses = answer(teacher, tokenizer, prompts, do_sample=True, temperature=TEMPERATURE)
-    for example, prompt, response in zip(train, prompts, responses, strict=True):
-        if is_right(tokenizer, response, example):
-            slots = [last, *random.sample(range(last), K)]
-            kept.append([(slot, prompt, make_prompt(tokenizer, example, documents, slot), response) for slot in slots])
-    print(f"kept {len(kept)} of {len(train)} responses", flush=True)
-    batches = []
-    for _ in range(EPOCHS):
-        random.shuffle(kept)
-        for start in range(0, len(kept), EXAMPLES_PER_BATCH):
-            batches.append([row for rows in kept[start : start + EXAMPLES_PER_BATCH] for row in rows])
-    distil(student, teacher, batches, last, rate)
+    while candidates and len(kept) < TRAIN_EXAMPLES:
+        train, candidates = candidates[: TRAIN_EXAMPLES - len(kept)], candidates[TRAIN_EXAMPLES - len(kept) :]
+        answers = answer(teacher, tokenizer, train, documents, last, do_sample=True, temperature=TEMPERATURE)
+        for example, (prompt, response, is_right) in zip(train, answers, strict=True):
+            if is_right:
+                slots = [last, *random.sample(range(last), K)]
+                kept.append([(at, prompt, make_prompt(tokenizer, example, documents, at), response) for at in slots])
+        print(f"kept {len(kept)} of {TRAIN_EXAMPLES} responses", flush=True)
+    epoch = DataLoader(kept, EXAMPLES_PER_BATCH, shuffle=True, collate_fn=lambda examples: [*chain(*examples)])
+    distil(student, teacher, [rows for _ in range(EPOCHS) for rows in epoch], last, rate)
     print("after:", accuracy_by_slot(student, tokenizer, held_out, documents), flush=True)
     student.save_pretrained(out)
     tokenizer.save_pretrained(out)

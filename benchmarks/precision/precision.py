@@ -2,7 +2,7 @@
 
 Every variant gets the same inputs, and a reference is computed from them in double precision. Run:
 
-  python -m benchmarks.precision.precision [--device cuda] [--trl FOLDER]
+  python -m benchmarks.precision.precision [--device cuda] [--trl FOLDER] [--floor]
 
 FOLDER holds TRL 1.16, which is no dependency of the project:
   uv pip install --target FOLDER --no-deps trl==1.16.* datasets xxhash multiprocess dill
@@ -34,6 +34,8 @@ REFERENCE_TOKENS = 32  # at once, in double precision
 Heads = tuple[Tensor, Tensor, Tensor, Tensor]
 """States and weights of the student, then of the teacher: (T, H), (V, H), (T, H), (V, H)."""
 
+RELATIVE_ERRORS = ("kl", "states_gradient", "head_gradient")
+
 Computed = tuple[Tensor, Tensor, Tensor]
 """The KL of each token, and the gradients of the student's states and weights: (T,), (T, H), (V, H)."""
 
@@ -44,6 +46,7 @@ class Case:
 
     precision: of all inputs; autocast: the student's are float32 and rounded by autocast, the teacher's bfloat16.
     spread: standard deviation of the logits. distance: of student and teacher, relative to both states and weights.
+    tokens, size, vocabulary: T, H and V.
     """
 
     precision: str
@@ -51,6 +54,7 @@ class Case:
     distance: float
     tokens: int = 32
     size: int = 64
+    vocabulary: int = VOCABULARY
 
 
 CASES = [
@@ -58,6 +62,12 @@ CASES = [
     *(Case(precision, 3, 0.003) for precision in ("bfloat16", "autocast", "float32")),
     *(Case(precision, 20, 0.003) for precision in ("bfloat16", "autocast", "float32")),
     Case("bfloat16", 4, 0.02, tokens=300, size=256),  # that of tests/gpu/test_loss_head.py
+]
+# From which KL on do the value and the direction of the gradient mean something? First the cases in bfloat16 of above,
+# with a large vocabulary and growing spread, then models nearer and nearer to each other.
+FLOOR_CASES = [
+    *(case for case in CASES if case.precision == "bfloat16" and case.tokens == 32),
+    *(Case("bfloat16", 3.1, distance, 128, vocabulary=32_000) for distance in (0.03, 0.01, 0.003, 0.001, 0.0003)),
 ]
 
 
@@ -69,9 +79,9 @@ def draw(case: Case, device: str) -> Heads:
         return torch.randn(*shape, generator=generator)
 
     scale = case.spread / case.size**0.5
-    teacher_TH, teacher_VH = normal(case.tokens, case.size), scale * normal(VOCABULARY, case.size)
+    teacher_TH, teacher_VH = normal(case.tokens, case.size), scale * normal(case.vocabulary, case.size)
     student_TH = teacher_TH + case.distance * normal(case.tokens, case.size)
-    student_VH = teacher_VH + case.distance * scale * normal(VOCABULARY, case.size)
+    student_VH = teacher_VH + case.distance * scale * normal(case.vocabulary, case.size)
     of_student = torch.bfloat16 if case.precision == "bfloat16" else torch.float32
     of_teacher = torch.float32 if case.precision == "float32" else torch.bfloat16
     return (
@@ -158,47 +168,62 @@ def compute(case: Case, heads: Heads, variant: str) -> Computed:
     return kl_T.detach(), states_TH.grad, head.weight.grad
 
 
-def relative_errors(found: Computed, expected: Computed) -> dict[str, float]:
-    """The norm of the difference over that of the reference."""
-    names = ("kl", "states_gradient", "head_gradient")
-    errors = {}
-    for name, one, other in zip(names, found, expected, strict=True):
-        errors[name] = float((one.double() - other).norm() / other.norm())
-    return errors
+def errors(found: Computed, expected: Computed) -> dict[str, float]:
+    """How far a variant is from the reference.
 
-
-def measure(case: Case, device: str, variants: list[str]) -> dict[str, Any]:
-    """The errors of all variants, and what the distributions are like."""
-    heads = draw(case, device)
-    expected, entropy_T = reference(case, heads)
-    errors = {}
-    for variant in variants:
-        errors[variant] = relative_errors(compute(case, heads, variant), expected)
-    result = asdict(case) | {"kl": float(expected[0].mean()), "entropy": float(entropy_T.mean()), "errors": errors}
-    if "trl" in errors:
-        result["ours_over_trl"] = {name: errors["ours"][name] / errors["trl"][name] for name in errors["trl"]}
+    kl, states_gradient, head_gradient: the norm of the difference over that of the reference. kl_mean, kl_largest: the
+    mean and the largest error of a token's KL, in nats. states_cosine, head_cosine: of the gradients.
+    """
+    kl_error_T = (found[0].double() - expected[0]).abs()
+    result = {"kl_mean": float(kl_error_T.mean()), "kl_largest": float(kl_error_T.max())}
+    for name, one, other in zip(RELATIVE_ERRORS, found, expected, strict=True):
+        result[name] = float((one.double() - other).norm() / other.norm())
+    for name, one, other in zip(("states_cosine", "head_cosine"), found[1:], expected[1:], strict=True):
+        result[name] = float(F.cosine_similarity(one.double().flatten(), other.flatten(), dim=0))
     return result
 
 
+def measure(case: Case, device: str, variants: list[str]) -> dict[str, Any]:
+    """The errors of all variants, and what the distributions are like: mean and largest KL, mean entropy, in nats."""
+    heads = draw(case, device)
+    expected, entropy_T = reference(case, heads)
+    result = asdict(case) | {"kl": float(expected[0].mean()), "largest_kl": float(expected[0].max())}
+    result |= {"entropy": float(entropy_T.mean()), "errors": {}}
+    for variant in variants:
+        result["errors"][variant] = errors(compute(case, heads, variant), expected)
+    if "trl" in variants:
+        ours_errors, trl_errors = result["errors"]["ours"], result["errors"]["trl"]
+        result["ours_over_trl"] = {name: ours_errors[name] / trl_errors[name] for name in RELATIVE_ERRORS}
+    return result
+
+
+def write_report(name: str, cases: list[Case], device: str, variants: list[str]) -> None:
+    """Measure cases, and write their report to this folder."""
+    start = time.monotonic()
+    results = []
+    for case in cases:
+        results.append(measure(case, device, variants))
+        print(json.dumps(results[-1]), flush=True)
+    packages = ["torch", "transformers", *(["trl"] if "trl" in variants else [])]
+    report = {"cases": results, "seconds": round(time.monotonic() - start)}
+    report |= circumstances(*packages, device=device)
+    Path(__file__).with_name(f"{name}_{device}.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
 def main() -> None:
-    """Measure all cases, and write the report to this folder."""
+    """Write the reports of both lists of cases, or of one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--trl", help="folder with TRL 1.16; by default, its kernel is left out")
+    parser.add_argument("--floor", action="store_true", help="only the cases at the noise floor")
     options = parser.parse_args()
     if options.trl:
         sys.path.append(options.trl)  # after the environment's own packages
     has_trl = importlib.util.find_spec("trl") is not None
     variants = [name for name in VARIANTS if name != "trl" or has_trl]
-    start = time.monotonic()
-    cases = []
-    for case in CASES:
-        cases.append(measure(case, options.device, variants))
-        print(json.dumps(cases[-1]), flush=True)
-    packages = ["torch", "transformers", *(["trl"] if has_trl else [])]
-    report = {"vocabulary": VOCABULARY, "cases": cases, "seconds": round(time.monotonic() - start)}
-    report |= circumstances(*packages, device=options.device)
-    Path(__file__).with_name(f"precision_{options.device}.json").write_text(json.dumps(report, indent=2) + "\n")
+    if not options.floor:
+        write_report("precision", CASES, options.device, variants)
+    write_report("precision_floor", FLOOR_CASES, options.device, variants)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,8 @@ class MethodSection(Section):
     # These defaults depend on the fields above, which pydantic passes to a default factory in the order of declaration.
     weights: RowWeights = Field(
         default_factory=lambda settings: _spec_of(settings).weights,
-        description="of trivial rows. paper: alpha; official: alpha as the authors' code scales it; uniform: equal; "
+        description="of trivial rows. paper: alpha; official: alpha as the authors' code scales it, which also adds up "
+        "anchor rows instead of averaging them; uniform: equal; "
         "adaptive (experimental; cross-entropies only): harder rows count more. Default: paper for r1, kl+align and "
         "r1-on-policy, else uniform",
     )

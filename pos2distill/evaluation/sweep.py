@@ -5,7 +5,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds with its 95 % interval: Student's t over seeds; for one seed, the bootstrap over examples."""
+    """A mean over seeds with its 95 % interval: Student's t over seeds; for one seed, its interval over examples."""
 
     value: float
     low: float
@@ -38,20 +38,30 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class ModelEstimates:
-    """One model's scores on one task, over seeds. groups: mean accuracy of each group of placements."""
+    """One model's scores on one task, over seeds.
+
+    gap: max - min. gap_corrected: without its upward bias; its interval is None for one seed, since it has none over
+    examples. groups: mean accuracy of each group of placements.
+    """
 
     mean: Estimate
     gap: Estimate
+    gap_corrected: float
+    gap_corrected_ci95: Interval | None
     groups: Mapping[str, Estimate]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEstimates:
-    """One task's scores before and after distillation, over seeds. difference: paired, after minus before."""
+    """One task's scores before and after distillation, over seeds.
+
+    difference: of the means, paired, after minus before. gap_change: of the corrected GAPs, likewise.
+    """
 
     before: ModelEstimates
     after: ModelEstimates
     difference: Estimate
+    gap_change: Estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +80,28 @@ def estimate(values: Sequence[float], single_seed_interval: Interval) -> Estimat
         values: at least one.
         single_seed_interval: the interval to report if there is one value only.
     """
-    mean = float(np.mean(values))
     # One seed has no spread over seeds, so the interval is the one over examples.
+    low, high = interval_over_seeds(values) or single_seed_interval
+    return Estimate(float(np.mean(values)), low, high)
+
+
+def interval_over_seeds(values: Sequence[float]) -> Interval | None:
+    """Student's 95 % interval for the mean of one value for each seed; None for one seed."""
     if len(values) == 1:
-        low, high = single_seed_interval
-        return Estimate(mean, low, high)
+        return None
+    mean = float(np.mean(values))
     # ddof=1, because the mean is estimated from the same values.
     half_width = student_t(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Estimate(mean, mean - half_width, mean + half_width)
+    return mean - half_width, mean + half_width
 
 
 def render_sweep(
     name: str, description: str, cells: Sequence[CellResult], versions: Mapping[str, str]
 ) -> dict[str, bytes]:
-    """The files of a sweep's report: `index.html`, and of the training task `sweep.png` with means and GAPs.
+    """The files of a sweep's report: `index.html`, its tables as `sweep.csv`, and `sweep.png`.
 
-    Where all its studies were evaluated at the same slots, also `curves.png` and `curves.csv`, accuracy by slot.
+    `sweep.png` shows means and GAPs of the training task. Where all its studies were evaluated at the same slots, there
+    are also `curves.png` and `curves.csv`, accuracy by slot.
     """
     rows = _to_rows(cells)
     # Every task of any row, in order of appearance. Settings may differ in the tasks that they are evaluated on.
@@ -112,7 +128,10 @@ def render_sweep(
         chart_library=chart_library(),
     )
     pictures = {f"{chart}.png": to_png(spec) for chart, spec in charts.items()}
-    return {"index.html": html.encode(), **pictures, **({"curves.csv": _curves_csv(curves)} if curves else {})}
+    files = {"index.html": html.encode(), "sweep.csv": _sweep_csv(rows), **pictures}
+    if curves:
+        files["curves.csv"] = _curves_csv(curves)
+    return files
 
 
 def _curves(cells: Sequence[CellResult], task: str) -> dict[str, Curve]:
@@ -156,15 +175,42 @@ def _curves_csv(curves: Mapping[str, Curve]) -> bytes:
     return text.getvalue().encode()
 
 
+def _sweep_csv(rows: Sequence[SweepRow]) -> bytes:
+    """One line for each measure of each model, setting and task. No interval is an empty field."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["task", "setting", "seeds", "measure", "value", "low", "high"])
+    for row in rows:
+        for task, estimates in row.tasks.items():
+            for measure, (value, low, high) in _measures(estimates).items():
+                writer.writerow([task, row.label, row.seeds, measure, value, low, high])
+    return text.getvalue().encode()
+
+
+def _measures(estimates: TaskEstimates) -> dict[str, tuple[float, float | None, float | None]]:
+    """(value, low, high) of every measure of a task."""
+    measures: dict[str, tuple[float, float | None, float | None]] = {}
+    for when, model in (("before", estimates.before), ("after", estimates.after)):
+        measures[f"mean {when}"] = astuple(model.mean)
+        measures[f"GAP {when}"] = astuple(model.gap)
+        low, high = model.gap_corrected_ci95 or (None, None)
+        measures[f"corrected GAP {when}"] = model.gap_corrected, low, high
+        for group, accuracy in model.groups.items():
+            measures[f"{group} {when}"] = astuple(accuracy)
+    measures["difference of the means"] = astuple(estimates.difference)
+    measures["change of the corrected GAP"] = astuple(estimates.gap_change)
+    return measures
+
+
 def summarise_sweep(name: str, cells: Sequence[CellResult]) -> dict[str, Any]:
-    """Content of `summary.json`: every cell's settings, curves and paired differences."""
+    """Content of `summary.json`: every cell's settings, curves and paired differences; estimates over seeds."""
     summaries = []
     for cell in cells:
         tasks = {}
         for task, comparison in cell.tasks.items():
             tasks[task] = summarise(comparison)
         summaries.append({"settings": cell.settings, "tasks": tasks})
-    return {"name": name, "cells": summaries}
+    return {"name": name, "cells": summaries, "estimates": [asdict(row) for row in _to_rows(cells)]}
 
 
 def _groups(cells: Sequence[CellResult]) -> list[tuple[str, list[CellResult]]]:
@@ -202,24 +248,30 @@ def _label(dotted_name: str, value: Any) -> str:
 
 def _estimate_task(comparisons: Sequence[Comparison]) -> TaskEstimates:
     """Estimates over comparisons on one task, one for each seed."""
+    # The intervals are used only if there is a single seed.
+    first = comparisons[0].paired
     differences = [comparison.paired["mean_difference"] for comparison in comparisons]
+    changes = [comparison.paired["gap_change"] for comparison in comparisons]
     return TaskEstimates(
         before=_estimate_model([comparison.before for comparison in comparisons]),
         after=_estimate_model([comparison.after for comparison in comparisons]),
-        # The interval is used only if there is a single seed.
-        difference=estimate(differences, comparisons[0].paired["ci95"]),
+        difference=estimate(differences, first["ci95"]),
+        gap_change=estimate(changes, first["gap_change_ci95"]),
     )
 
 
 def _estimate_model(curves: Sequence[Curve]) -> ModelEstimates:
     """Estimates over curves on the same prompts, one for each seed."""
     first = curves[0]
+    corrected_gaps = [curve.gap_corrected for curve in curves]
     groups = {}
     for name in first.by_group:
         groups[name] = estimate([curve.by_group[name] for curve in curves], first.by_group_ci95[name])
     return ModelEstimates(
         mean=estimate([curve.mean for curve in curves], first.ci95),
         gap=estimate([curve.gap for curve in curves], first.gap_ci95),
+        gap_corrected=float(np.mean(corrected_gaps)),
+        gap_corrected_ci95=interval_over_seeds(corrected_gaps),
         groups=groups,
     )
 

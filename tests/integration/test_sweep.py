@@ -95,7 +95,7 @@ def test_choose_slot_measures_on_training_examples(swept: Recipe) -> None:
 
 def test_sweep_report_is_one_page_over_all_cells(swept: Recipe) -> None:
     report = Path(swept.storage) / "report"
-    files = ["curves.csv", "curves.png", "index.html", "summary.json", "sweep.png"]
+    files = ["curves.csv", "curves.png", "index.html", "summary.json", "sweep.csv", "sweep.png"]
     assert sorted(path.name for path in report.iterdir()) == files
     cells = json.loads((report / "summary.json").read_text())["cells"]
     assert [cell["settings"] for cell in cells] == [{"method.name": "seqkd"}, {"method.name": "r2"}]

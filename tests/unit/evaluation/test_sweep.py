@@ -8,7 +8,14 @@ import pytest
 
 from pos2distill.evaluation.report import Comparison
 from pos2distill.evaluation.scores import Curve
-from pos2distill.evaluation.sweep import CellResult, Estimate, estimate, render_sweep, summarise_sweep
+from pos2distill.evaluation.sweep import (
+    CellResult,
+    Estimate,
+    estimate,
+    interval_over_seeds,
+    render_sweep,
+    summarise_sweep,
+)
 
 
 def curve(mean: float, **changes: Any) -> Curve:
@@ -34,6 +41,7 @@ def curve(mean: float, **changes: Any) -> Curve:
 
 def comparison(after: float, **changes: Any) -> Comparison:
     paired = {"mean_difference": after - 0.5, "ci95": (-1.0, 1.0)}
+    paired |= {"gap_change": 0.0, "gap_change_ci95": (-0.5, 0.5)}
     return Comparison("jsonl", "sub_em", curve(0.5, **changes), curve(after, **changes), paired)
 
 
@@ -46,6 +54,10 @@ def test_estimate_over_seeds_by_hand() -> None:
     found = estimate([0.5, 0.6, 0.7], (0, 0))
     assert found.value == pytest.approx(0.6)
     assert (found.low, found.high) == pytest.approx((0.6 - 0.24844, 0.6 + 0.24844), abs=1e-5)
+
+
+def test_interval_over_seeds_of_one_seed_is_none() -> None:
+    assert interval_over_seeds([0.5]) is None
 
 
 def test_estimate_of_one_seed_has_the_given_interval() -> None:
@@ -81,8 +93,50 @@ def test_render_sweep_of_one_seed_has_the_intervals_of_its_examples() -> None:
     page = files["index.html"].decode()
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page[: page.index("<script")]))
     training, chains = text.split("chains")
-    assert "0.125 [0.000, 0.500] 0.125 [0.000, 0.500]" in training
+    assert "bootstrap" not in text
+    assert "0.125 [0.000, 0.500] 0.125 [0.000, 0.500] 0.200 0.200 0.000 [-0.500, 0.500]" in training
     assert "0.125 [above 0, 0.500] 0.125 [above 0, 0.500]" in chains
+
+
+def seeds_with_corrected_gaps() -> list[CellResult]:
+    """Two seeds with corrected GAPs of .2 and .2 before, of .0 and .2 after, and changes of -.2 and .0."""
+    cells = []
+    for seed, gap in enumerate((0.0, 0.2)):
+        compared = comparison(0.75, **GROUPS)
+        paired = compared.paired | {"gap_change": gap - 0.2}
+        compared = replace(compared, after=replace(compared.after, gap_corrected=gap), paired=paired)
+        cells.append(CellResult({"method.name": "r1", "seed": seed}, {"training task": compared}))
+    return cells
+
+
+def test_render_sweep_shows_corrected_gaps_and_their_change_over_seeds() -> None:
+    page = render_sweep("two seeds", "", seeds_with_corrected_gaps(), {})["index.html"].decode()
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page[: page.index("<script")]))
+    headers = "GAP before GAP after corrected GAP before corrected GAP after change of the corrected GAP"
+    assert headers in text
+    # 12.706 * .1414 / sqrt(2) = 1.2706.
+    assert "0.200 [0.200, 0.200] 0.100 [-1.171, 1.371] -0.100 [-1.371, 1.171]" in text
+
+
+def test_render_sweep_writes_every_measure_as_csv() -> None:
+    files = render_sweep("two seeds", "", seeds_with_corrected_gaps(), {})
+    rows = list(csv.DictReader(files["sweep.csv"].decode().splitlines()))
+    assert all((row["task"], row["setting"], row["seeds"]) == ("training task", "r1", "2") for row in rows)
+    measures = {row["measure"]: [float(row[name]) for name in ("value", "low", "high")] for row in rows}
+    assert list(measures) == [
+        *("mean before", "GAP before", "corrected GAP before", "connected before"),
+        *("mean after", "GAP after", "corrected GAP after", "connected after"),
+        *("difference of the means", "change of the corrected GAP"),
+    ]
+    assert measures["GAP after"] == [0.125] * 3
+    assert measures["corrected GAP after"] == pytest.approx([0.1, -1.1706, 1.3706], abs=1e-4)
+    assert measures["change of the corrected GAP"] == pytest.approx([-0.1, -1.3706, 1.1706], abs=1e-4)
+
+
+def test_render_sweep_of_one_seed_writes_no_interval_of_a_corrected_gap() -> None:
+    files = render_sweep("one", "", [cell("r1", 0, 0.75)], {})
+    (row,) = [row for row in files["sweep.csv"].decode().splitlines() if ",corrected GAP after," in row]
+    assert row == "training task,r1,1,corrected GAP after,0.2,,"
 
 
 def test_render_sweep_shows_the_curve_of_each_setting_over_seeds() -> None:
@@ -115,10 +169,25 @@ def test_render_sweep_of_initial_models_or_slots_that_differ() -> None:
     rows = list(csv.reader(render_sweep("two", "", differ, {})["curves.csv"].decode().splitlines()))
     assert [row[0] for row in rows[1::2]] == ["r1, before", "seqkd, before", "r1", "seqkd"]
     slots = CellResult(other.settings, {"training task": comparison(0.5, slots=(0, 15))})
-    assert render_sweep("two", "", [cell("r1", 0, 0.75), slots], {}).keys() == {"index.html", "sweep.png"}
+    assert render_sweep("two", "", [cell("r1", 0, 0.75), slots], {}).keys() == {
+        "index.html",
+        "sweep.csv",
+        "sweep.png",
+    }
 
 
 def test_summarise_sweep_holds_every_cell() -> None:
     summary = json.loads(json.dumps(summarise_sweep("ablation", CELLS)))
     assert [each["settings"]["seed"] for each in summary["cells"]] == [0, 1, 0, 1]
     assert summary["cells"][2]["tasks"]["chains"]["distilled"]["mean"] == 0.25
+
+
+def test_summarise_sweep_holds_the_estimates_over_seeds() -> None:
+    summary = json.loads(json.dumps(summarise_sweep("two seeds", seeds_with_corrected_gaps())))
+    (row,) = summary["estimates"]
+    assert (row["label"], row["seeds"]) == ("r1", 2)
+    after = row["tasks"]["training task"]["after"]
+    assert after["gap"] == {"value": 0.125, "low": 0.125, "high": 0.125}
+    assert after["gap_corrected"] == pytest.approx(0.1)
+    assert after["gap_corrected_ci95"] == pytest.approx([-1.1706, 1.3706], abs=1e-4)
+    assert row["tasks"]["training task"]["gap_change"]["value"] == pytest.approx(-0.1)

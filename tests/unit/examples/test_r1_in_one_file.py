@@ -1,6 +1,7 @@
 """The method in one file against the pipeline: equal prompts, losses and gradients."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ import torch
 from torch import Tensor
 
 from examples import r1_in_one_file as twin
-from pos2distill.config import ModelSection, Recipe, Study
+from pos2distill.config import ModelSection, Recipe, Study, TrainingSection
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import StepRecord, Trainer
+from pos2distill.training.schedule import learning_rate
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.teachers import build_teacher
 from tests.support.paths import PROJECT
@@ -95,6 +97,52 @@ def test_r1_in_one_file_has_the_loss_and_the_gradient_of_the_pipeline(
     assert kl_N[anchor_N].mean().item() == pytest.approx(record.loss_anchor, rel=1e-5)
     loss.backward()
     assert (gradient_of(student) - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_learning_rate_equals_that_of_the_pipeline() -> None:
+    settings = TrainingSection(learning_rate=1e-3)
+    for step in range(1, 108):
+        expected = learning_rate(step / 107, settings)
+        assert twin.learning_rate(step / 107, 1e-3) == pytest.approx(expected, rel=1e-12)
+
+
+def test_distil_takes_steps_at_the_rates_of_the_pipeline(
+    source: Source, make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six examples in batches of four, so that an epoch ends with a smaller batch."""
+    study = source.study.model_copy(update={"training": TrainingSection(global_batch_rows=20, learning_rate=1e-3)})
+    loader = replace(source, study=study).loader()
+    expected = [learning_rate(batch.fraction, study.training) for batch in loader.batches(TrainingProgress.at_start(6))]
+    rates: list[float] = []
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda optimizer: rates.append(optimizer.param_groups[0]["lr"]))
+    student = torch.nn.Linear(1, 1)
+    student.device = torch.device("cpu")  # type: ignore[assignment]
+    monkeypatch.setattr(twin, "kl_of_rows", lambda _, __, rows: student.weight.sum() * torch.ones(len(rows)))
+    rows: list[twin.Row] = [(7, [], [], []), (0, [], [], [])]
+    twin.distil(student, None, [4 * rows, 2 * rows, 4 * rows, 2 * rows], 7, 1e-3)
+    assert rates == pytest.approx(expected)
+
+
+def test_main_samples_until_enough_responses_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every second response is wrong, so 6 + 3 + 1 are sampled for 6 that are kept."""
+    for name, size in {"TRAIN_EXAMPLES": 6, "EVAL_EXAMPLES": 2}.items():
+        monkeypatch.setattr(twin, name, size)
+    sampled: list[int] = []
+
+    def answer(_model: Any, _tokenizer: Any, examples: list[Any], *_: Any, do_sample: bool, **__: Any) -> list[Any]:
+        if do_sample:
+            sampled.append(len(examples))
+        return [([1], [2], index % 2 == 0) for index in range(len(examples))]
+
+    trained: list[int] = []
+    monkeypatch.setattr(twin, "answer", answer)
+    monkeypatch.setattr(twin, "distil", lambda student, teacher, batches, *_: trained.extend(map(len, batches)))
+    twin.main(**{**twin.DEFAULTS, "documents": 8, "out": str(tmp_path / "out")})  # type: ignore[arg-type]
+    assert sampled == [6, 3, 1]
+    # Two epochs of two batches, of three examples with K + 1 rows.
+    assert trained == [15] * 4
 
 
 def test_make_prompt_equals_that_of_the_pipeline(source: Source) -> None:

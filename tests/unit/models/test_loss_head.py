@@ -109,11 +109,25 @@ RECORDED = json.loads((Path(__file__).parents[3] / "benchmarks/precision/precisi
     ids=lambda case: f"{case['precision']}-{case['spread']}",
 )
 def test_loss_head_errors_are_at_most_twice_those_of_the_kernel_of_trl(case: dict[str, Any]) -> None:
-    """Against the errors that benchmarks/precision recorded of TRL 1.16, on the same inputs."""
-    measured = measure(Case(**{field.name: case[field.name] for field in fields(Case)}), "cpu", ["ours"])
+    """Against the errors that benchmarks/precision recorded of TRL 1.16, on the same inputs.
+
+    In float32 errors come from the order of sums, which depends on the processor: on one with AVX2 they are twice those
+    of the report. So an error up to twice that of a linear layer on the test's own processor is allowed too.
+    """
+    # The report was recorded before a case had a vocabulary of its own; all had the default.
+    recorded = {field.name: case[field.name] for field in fields(Case) if field.name in case}
+    is_float32 = case["precision"] == "float32"
+    measured = measure(Case(**recorded), "cpu", ["ours", "linear_layer"] if is_float32 else ["ours"])
     assert measured["kl"] == pytest.approx(case["kl"], rel=1e-6)
-    for name, limit in case["errors"]["trl"].items():
-        assert measured["errors"]["ours"][name] <= 2 * limit
+    ours = measured["errors"]["ours"]
+    for name, trl_error in case["errors"]["trl"].items():
+        limits = [trl_error]
+        if is_float32:
+            limits.append(measured["errors"]["linear_layer"][name])
+        assert ours[name] <= 2 * max(limits)
+    # 2e-6 nats in float32, whatever the KL is; gradients in bfloat16 are rounded to 2^-9 of them.
+    assert ours["kl_mean"] <= ours["kl_largest"] <= 1e-5
+    assert min(ours["states_cosine"], ours["head_cosine"]) > 0.9999
 
 
 @pytest.mark.parametrize("chunk_logits", [1, 3 * 50, 10**9])
