@@ -147,6 +147,7 @@ _CLUSTER = _open(
     ),
     enableInTreeAutoscaling=_BOOLEAN,
     headGroupSpec=_open(**_NODE_FIELDS),
+    historyServerOptions=_open(collectorOptions=_open(env=_ENVIRONMENT, image=_TEXT, resources=_RESOURCES)),
     rayVersion=_TEXT,
     workerGroupSpecs=_list_of(_GROUP),
 )
