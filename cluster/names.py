@@ -21,6 +21,12 @@ SET_BY_KUBERAY = (
     *("RAY_REDIS_ADDRESS", "REDIS_USERNAME", "KUBERAY_GEN_AUTOSCALER_START_CMD"),
 )
 
+# Variables that KubeRay sets itself in the container that it adds for its History Server.
+COLLECTOR_VARIABLES = (
+    *("POD_IP", "FQ_RAY_IP", "RAY_CLUSTER_NAME", "RAY_CLUSTER_NAMESPACE", "RAY_ROLE", "OWNER_KIND", "OWNER_NAME"),
+    "EVENTS_PORT",
+)
+
 RAY_JOB_NAME_LENGTH = 47  # KubeRay 1.7.0: it appends suffixes to the name of a RayJob
 RAY_CLUSTER_NAME_LENGTH = 53
 

@@ -13,6 +13,7 @@ from .names import (
     TOKEN_FOLDER,
 )
 from .nodes import NodeGroup, NodeSection
+from .sections import HistorySection
 from .spec import ClusterSpec
 from .types import KubeManifest
 
@@ -21,6 +22,7 @@ HEAD_GRACE_S = 60
 RAY_SHUTDOWN_S = 15  # the end of a pod's grace period, in which Ray itself shuts down
 SUBMITTER_SIZE = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
 AUTOSCALER_SIZE = {"cpu": "1", "memory": "2Gi"}
+COLLECTOR_SIZE = {"cpu": "200m", "memory": "256Mi"}  # KubeRay's own limits
 
 # KubeRay gives a job up if its head has not answered for 300 s, so that a lost head must be replaced earlier.
 _LOST_NODE_S = 60
@@ -102,6 +104,25 @@ def autoscaler_options() -> KubeManifest:
             *_writable_mounts(),
             {"name": _API_ACCESS, "mountPath": TOKEN_FOLDER, "readOnly": True},
         ],
+    }
+
+
+def collector_options(spec: ClusterSpec, history: HistorySection) -> KubeManifest:
+    """The container that KubeRay adds to the pods of the head and of all groups for its History Server.
+
+    It has the user and the identity of the pod. KubeRay 1.7 offers no security context for it, so that pods with it do
+    not fit the level Restricted.
+    """
+    scheme, _, path = spec.storage.url.partition("://")
+    bucket = path.partition("/")[0]
+    variables = {"STORAGE_BACKEND": "gcs", "GCS_BUCKET": bucket}
+    if scheme == "s3":
+        variables = {"STORAGE_BACKEND": "s3", "S3_BUCKET": bucket, "S3_REGION": str(history.region)}
+    variables["STORAGE_ROOT_DIR"] = history.folder
+    return {
+        "image": history.image,
+        "resources": {"requests": dict(COLLECTOR_SIZE), "limits": dict(COLLECTOR_SIZE)},
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
     }
 
 

@@ -15,16 +15,15 @@ from pos2distill.placement import POOLS_LABEL, SAMPLING, TRAINING, Pool
 from .entrypoint import make_entrypoint, overridden_storage
 from .names import ELASTIC_ANNOTATION, GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL
 from .nodes import NodeSection, quantity_bytes
-from .pods import autoscaler_options, group_template, head_template, submitter_template
+from .pods import autoscaler_options, collector_options, group_template, head_template, submitter_template
 from .sections import EgressRule
-from .sizing import Disks, check_gpu_memory, disk_of, node_disks
+from .sizing import OBJECT_STORE_FRACTION, Disks, check_gpu_memory, disk_of, node_disks
 from .spec import ClusterSpec
 from .types import KubeManifest
 
 # Retries of the submitter's pod when it is lost, which take about ten minutes. A retry never submits the job a second
 # time. After the last one, KubeRay marks the job as failed even if it still runs.
 SUBMITTER_RETRIES = 6
-OBJECT_STORE_FRACTION = 0.9  # of /dev/shm; the remainder is for NCCL
 
 _HEAD_LABELS = {NODE_TYPE_LABEL: "head"}
 
@@ -113,6 +112,8 @@ def cluster_spec(spec: ClusterSpec, disks: Disks) -> KubeManifest:
     }
     if spec.scales:
         fields["autoscalerOptions"] = autoscaler_options()
+    if spec.history is not None:
+        fields["historyServerOptions"] = {"collectorOptions": collector_options(spec, spec.history)}
     fields["headGroupSpec"] = {
         "labels": dict(POOLS_LABEL),
         # No CPUs, so that Ray places no work on the head: the driver and Ray's own processes request none.

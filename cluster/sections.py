@@ -14,7 +14,7 @@ from pos2distill.secrets import holds_secret
 
 from .names import SET_BY_KUBERAY
 from .nodes import INT32
-from .syntax import SHOWN, check_annotations, check_labels, check_name, is_config_key
+from .syntax import SHOWN, check_annotations, check_labels, check_name, check_pinned, is_config_key
 
 STORES = ("gs", "s3")  # URL schemes that the image can write to; a test checks that it can open all of them
 READABLE = (*STORES, "hf", "http", "https")
@@ -23,6 +23,7 @@ DNS_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"  # Kubernetes and KubeRay derive the
 _REMOTE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]+")
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _FOLDER = r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+/?$"  # absolute, without `..` and without what a shell would expand
+_KEY = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"  # of a bucket, without `..`
 _SET_BY_RENDER = ("HOME", "USER", DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DEADLINE_VARIABLE)
 # The image and the device plugin set them; other values break Python, CUDA or the choice of GPUs.
 _SET_BY_IMAGE = (
@@ -271,6 +272,20 @@ class NetworkSection(Section):
         if self.pod_monitor is not None and self.metrics_namespace is None:
             raise ValueError("pod_monitor: set metrics_namespace too, from which Prometheus may reach the pods")
         return self
+
+
+class HistorySection(Section):
+    """KubeRay's History Server: a container in each Ray pod copies logs and events to the bucket."""
+
+    image: str = Field(description="of KubeRay's collector, with the version of the operator")
+    folder: str = Field("ray-history", pattern=_KEY, description="in the bucket of storage.url")
+    region: str | None = Field(None, pattern=r"^[a-z0-9-]+$", description="of the bucket, which s3:// requires")
+
+    @field_validator("image")
+    @classmethod
+    def _check_image(cls, image: str) -> str:
+        check_pinned(image)
+        return image
 
 
 class JobSection(Section):

@@ -22,6 +22,7 @@ STATE_BYTES = 12  # of a checkpoint per trained parameter: fp32 weight and AdamW
 GPU_BYTES = {"bfloat16": 18, "float32": 16}
 WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
 ENGINE_RESERVE = 1.6e9  # of vLLM on a GPU, beside weights and cache; an estimate
+OBJECT_STORE_FRACTION = 0.9  # of /dev/shm; the remainder is for NCCL
 GPU_RESERVE = 6e9  # per GPU: gathered weights, recomputed activations, buffers of NCCL and CUDA; an estimate
 
 # Parameters of the models in the recipes, by the last part of their names: a copy usually keeps that.
@@ -158,6 +159,19 @@ def _check_samplers(spec: ClusterSpec, recipe: Recipe) -> None:
             f"{weights / vllm.tensor_parallel_size / 1e9:.0f} GB of a GPU, but vLLM has {max(available, 0) / 1e9:.0f} "
             f"GB of a GPU of {name}, {group.node.instance_type}; {remedy}"
         )
+
+
+def hidden_state_bytes(spec: ClusterSpec, study: Study) -> float:
+    """The teacher's hidden states of all training examples, (tokens, width) each; 0 for a model of unknown shape.
+
+    No more of them can be in Ray's object store at a time, whatever part of them is in flight. Prompts and responses
+    are less than a percent of them.
+    """
+    shape = KNOWN_SHAPES.get(study.model.path.rstrip("/").rpartition("/")[2])
+    if shape is None or spec.model_billions is not None or study.method.teacher != "cached":
+        return 0
+    tokens = study.data.train_examples * study.sampling.max_new_tokens
+    return float(WEIGHT_BYTES[study.model.dtype]) * tokens * shape[1]
 
 
 def _gpu_memory(node: NodeSection) -> float | None:

@@ -15,8 +15,8 @@ from pos2distill.config.load import apply_override, find_yaml, read_sections, re
 
 from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, RAY_JOB_NAME_LENGTH
 from .nodes import TRAINING_DEFAULTS, NodeGroup, NodeSection
-from .sections import DNS_LABEL, JobSection, NetworkSection, PodsSection, StorageSection
-from .syntax import check_image
+from .sections import DNS_LABEL, HistorySection, JobSection, NetworkSection, PodsSection, StorageSection
+from .syntax import check_pinned
 
 RAY = (2, 60)  # of the image; a test compares it with the lock file
 # Seconds between the notice and the end of a spot machine, by platform:
@@ -60,6 +60,9 @@ class ClusterSpec(Section):
     pods: PodsSection = PodsSection()
     job: JobSection = JobSection()
     network: NetworkSection = NetworkSection()
+    history: HistorySection | None = Field(
+        None, description="copies Ray's logs and events to the bucket; requires a feature gate of KubeRay"
+    )
 
     @property
     def groups(self) -> dict[str, NodeGroup]:
@@ -122,12 +125,7 @@ class ClusterSpec(Section):
     @field_validator("image")
     @classmethod
     def _check_image(cls, image: str) -> str:
-        check_image(image)
-        name = image.rpartition("/")[2]  # a registry's port also follows a colon
-        tag = name.partition("@")[2] or name.partition(":")[2]
-        if tag in ("", "latest"):
-            pinned = f"{image.removesuffix(':latest')}:0.1.0"
-            raise ValueError(f"'{image}' may change between pods; name a version, for example {pinned}")
+        check_pinned(image)
         return image
 
     @field_validator("training", mode="before")
@@ -192,6 +190,16 @@ class ClusterSpec(Section):
             volume.mount.rstrip("/") for volume in self.pods.volumes
         ]:
             raise ValueError(f"pods.volumes: {self.storage.mount} is the mount of the storage; choose another folder")
+        return self
+
+    @model_validator(mode="after")
+    def _check_history(self) -> "ClusterSpec":
+        if self.history is None:
+            return self
+        if "://" not in self.storage.url:
+            raise ValueError("history: KubeRay's collector writes to a bucket; set storage.url to one, or remove it")
+        if self.storage.url.startswith("s3://") and self.history.region is None:
+            raise ValueError("history.region: missing; set the region of the bucket, for example eu-central-1")
         return self
 
     @model_validator(mode="after")

@@ -4,10 +4,11 @@ import ipaddress
 from collections.abc import Iterator, Sequence
 
 from pos2distill.config import Recipe
-from pos2distill.config.load import load_recipe
+from pos2distill.config.load import load_recipe, sweep_cells
 
 from .entrypoint import overridden_storage
-from .sizing import disk_of, node_disks, tight_memory
+from .nodes import quantity_bytes
+from .sizing import OBJECT_STORE_FRACTION, disk_of, hidden_state_bytes, node_disks, tight_memory
 from .spec import ClusterSpec
 
 # The store whose credentials are not those of a platform's machines, and the variables that name some.
@@ -32,7 +33,7 @@ def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: 
     warnings = [*_unchecked_disks(spec, recipe, storage), *_missing_credentials(spec, storage)]
     warnings += _missing_identity(spec, storage)
     if recipe is not None:
-        warnings += [*_unused_gpus(spec, recipe), *tight_memory(spec, recipe)]
+        warnings += [*_unused_gpus(spec, recipe), *tight_memory(spec, recipe), *_small_scratch(spec, recipe)]
     return warnings
 
 
@@ -44,6 +45,17 @@ def _unchecked_disks(spec: ClusterSpec, recipe: Recipe | None, storage: str) -> 
                 f"{name}.node.disk: not set, so it is not checked whether the machines hold the "
                 f"{disk_of(node.scratch, parts)} that a pod writes ({', '.join(parts)}); set what `kubectl describe "
                 f"node` shows as Allocatable"
+            )
+
+
+def _small_scratch(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
+    """Ray spills to `scratch` what does not fit its object store. A block exists twice while it is passed on."""
+    hidden = max(hidden_state_bytes(spec, cell.study) for _, cell in sweep_cells(recipe))
+    for name, group in spec.groups.items():
+        if 2 * hidden > quantity_bytes(group.node.scratch) + OBJECT_STORE_FRACTION * quantity_bytes(group.node.shm):
+            yield (
+                f"{name}.node.scratch: {group.node.scratch} may not hold what Ray spills if training falls behind: the "
+                f"teacher's hidden states are {hidden / 1e9:.0f} GB; raise it, or set method.teacher: resident"
             )
 
 

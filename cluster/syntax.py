@@ -80,3 +80,13 @@ def check_image(image: str) -> None:
     raise ValueError(
         f"'{image[:200]}' is no reference of an image; expected REGISTRY/NAME:VERSION, with a lower-case name{hint}"
     )
+
+
+def check_pinned(image: str) -> None:
+    """Raises: ValueError if this is no reference of an image, or one without a version."""
+    check_image(image)
+    name = image.rpartition("/")[2]  # a registry's port also follows a colon
+    tag = name.partition("@")[2] or name.partition(":")[2]
+    if tag in ("", "latest"):
+        pinned = f"{image.removesuffix(':latest')}:0.1.0"
+        raise ValueError(f"'{image}' may change between pods; name a version, for example {pinned}")

@@ -33,6 +33,7 @@ CLUSTER_SECTIONS: dict[str, type[Section]] = {
     "pods.secrets[i]": sections.SecretReference,
     "job": sections.JobSection,
     "network": sections.NetworkSection,
+    "history": sections.HistorySection,
     "network.api_server`, `network.egress[i]": sections.EgressRule,
 }
 

@@ -1,6 +1,6 @@
 """What does `cluster validate` report of right manifests of others, and of faulty ones? Writes `validator.json`.
 
-Example (a minute on two cores; without --samples, those of the last report are kept):
+Example (a minute on two cores; --samples adds a set to those of the last report):
   python -m benchmarks.validator.validator --crds FOLDER --samples FOLDER
 """
 
@@ -45,8 +45,19 @@ def counts(outcomes: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def check_samples(folder: Path, crds: str) -> dict[str, Any]:
-    """What is reported of the files of a folder, which KubeRay accepts: any error is wrong."""
+    """What is reported of the files of a folder, with and without the CRDs."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".yaml", ".yml"))
+    names = [str(path.relative_to(folder)) for path in files]
+    return {
+        "date": circumstances()["date"],
+        "files": names,
+        "with --crds": findings_of(folder, files, crds),
+        "without": findings_of(folder, files, None),
+    }
+
+
+def findings_of(folder: Path, files: list[Path], crds: str | None) -> dict[str, Any]:
+    """How many findings there are of each level, and what is refused."""
     levels: Counter[str] = Counter()
     refused, documents = [], 0
     for path in files:
@@ -60,7 +71,7 @@ def check_samples(folder: Path, crds: str) -> dict[str, Any]:
             levels[str(finding.level)] += 1
             if finding.is_refused:
                 refused.append(finding.line(path.name))
-    return {"files": [path.name for path in files], "documents": documents, **dict(levels), "refused": refused}
+    return {"documents": documents, **dict(levels), "refused": refused}
 
 
 def check_faults(crds: str) -> dict[str, Any]:
@@ -101,11 +112,11 @@ def main() -> None:
     """Check samples and faults, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--crds", required=True, help="folder with KubeRay's CRDs")
-    parser.add_argument("--samples", type=Path, help="folder of manifests that KubeRay accepts")
+    parser.add_argument("--samples", type=Path, help="folder of manifests of others")
     arguments = parser.parse_args()
-    samples = json.loads(REPORT.read_text())["samples"] if REPORT.exists() else None
+    samples = json.loads(REPORT.read_text())["samples"] if REPORT.exists() else []
     if arguments.samples:
-        samples = check_samples(arguments.samples, arguments.crds)
+        samples.append(check_samples(arguments.samples, arguments.crds))
     faults = check_faults(arguments.crds)
     report = {**circumstances("jsonschema", "pyyaml", "ray"), "samples": samples, "faults": faults}
     REPORT.write_text(json.dumps(report, indent=2) + "\n")

@@ -8,7 +8,7 @@ since nothing would show that a copy of them is out of date.
 import re
 from collections.abc import Callable, Iterator
 
-from ..names import AUTOSCALER_V2_VARIABLE
+from ..names import AUTOSCALER_V2_VARIABLE, COLLECTOR_VARIABLES
 from ..types import Violation
 from .fields import Fields, autoscaler_of, cluster_of, groups_of, job_of, nodes_of, ray_container
 from .kubernetes import check_labels
@@ -19,6 +19,7 @@ _MINIMA = (
     *(("activeDeadlineSeconds", 1), ("preRunningDeadlineSeconds", 1)),
 )
 _AUTH_VERSION, _PRIORITY_VERSION = (2, 52), (2, 56)
+_REQUIRED_BY_BACKEND = {"gcs": "GCS_BUCKET", "s3": "S3_REGION"}  # of those that `render` writes
 _ENABLED = ("1", "true")  # values of a variable
 
 
@@ -133,6 +134,27 @@ def ray_version_supports_authentication(manifest: Fields) -> Iterator[Violation]
         yield cluster.violation("rayVersion", message)
 
 
+def collector_has_a_bucket(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateRayClusterSpec, validateCollectorOptions."""
+    options = cluster_of(manifest).mapping("historyServerOptions")
+    if not options:
+        return
+    collector = options.mapping("collectorOptions")
+    if not collector:
+        yield options.violation("collectorOptions", "missing; set the image and the bucket")
+        return
+    variables = {variable.text("name"): variable for variable in collector.mappings("env")}
+    for name in COLLECTOR_VARIABLES:
+        if name in variables:
+            yield variables[name].violation("name", f"{name} is set by KubeRay itself; remove it")
+    backend = variables["STORAGE_BACKEND"].text("value") if "STORAGE_BACKEND" in variables else ""
+    if not backend:
+        yield collector.violation("env", "STORAGE_BACKEND is missing; set for example gcs, and GCS_BUCKET")
+    required = _REQUIRED_BY_BACKEND.get(backend.lower())
+    if required is not None and required not in variables:
+        yield collector.violation("env", f"{required} is missing, which {backend} requires; set it")
+
+
 def _ray_version(cluster: Fields) -> tuple[int, int]:
     """Major and minor number of the version of Ray; (0, 0) if the value is not a version."""
     match = re.match(r"v?(\d{1,4})\.(\d{1,4})", cluster.text("rayVersion"))
@@ -158,4 +180,5 @@ RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
     group_settings_require_autoscaler_v2,
     restarts_are_left_to_the_autoscaler,
     ray_version_supports_authentication,
+    collector_has_a_bucket,
 )

@@ -10,6 +10,7 @@ from ..types import Violation
 from .fields import (
     Fields,
     all_containers,
+    cluster_of,
     containers_of,
     gpu_limit,
     nodes_of,
@@ -50,12 +51,15 @@ _SHM = "/dev/shm"
 
 def images_have_a_version(manifest: Fields) -> Iterator[Violation]:
     """Pods of one cluster must run the same image."""
-    for pod in pods_of(manifest):
-        for container in containers_of(pod):
-            image = container.text("image")
-            name = image.rpartition("/")[2]  # a registry's port also follows a colon
-            if ":" not in name or name.endswith(":latest"):
-                yield container.violation("image", f"'{image[:200]}' may change between pods; name a version")
+    containers = [container for pod in pods_of(manifest) for container in containers_of(pod)]
+    collector = cluster_of(manifest).mapping("historyServerOptions", "collectorOptions")
+    if collector:
+        containers.append(collector)
+    for container in containers:
+        image = container.text("image")
+        name = image.rpartition("/")[2]  # a registry's port also follows a colon
+        if ":" not in name or name.endswith((":latest", ":nightly")):
+            yield container.violation("image", f"'{image[:200]}' may change between pods; name a version")
 
 
 # --- Resources

@@ -1,7 +1,7 @@
 """The types of fields, as JSON schemas: complete for the small kinds that are rendered, partial for KubeRay's.
 
-KubeRay's own schemas (`--crds`) replace the partial ones, which name the fields that the other rules read, allow all
-others, and so find no misspelt names.
+The partial ones name the fields that the other rules read, allow all others, and so find no misspelt names. KubeRay's
+own schemas (`--crds`) are checked in addition to them.
 Source: the API reference of Kubernetes 1.34 and the CRDs of KubeRay 1.7.0.
 """
 
@@ -147,6 +147,7 @@ _CLUSTER = _open(
     ),
     enableInTreeAutoscaling=_BOOLEAN,
     headGroupSpec=_open(**_NODE_FIELDS),
+    historyServerOptions=_open(collectorOptions=_open(env=_ENVIRONMENT, image=_TEXT, resources=_RESOURCES)),
     rayVersion=_TEXT,
     workerGroupSpecs=_list_of(_GROUP),
 )

@@ -139,6 +139,7 @@ CLUSTER = section(
         volumeMounts=MOUNTS,
     ),
     enableInTreeAutoscaling=BOOLEAN,
+    historyServerOptions=section(collectorOptions=section(env=ENVIRONMENT, image=TEXT, resources=RESOURCES)),
     headGroupSpec=section(("template",), serviceType=TEXT, **GROUP_FIELDS),
     rayVersion=TEXT,
     workerGroupSpecs=list_of(WORKER_GROUP),

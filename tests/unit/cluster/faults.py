@@ -12,6 +12,7 @@ HEAD = f"{CLUSTER}.headGroupSpec"
 SAMPLING, TRAINING = (f"{CLUSTER}.workerGroupSpecs[{index}]" for index in (0, 1))
 POD = "template.spec"
 RAY = f"{POD}.containers[0]"
+COLLECTOR = f"{CLUSTER}.historyServerOptions.collectorOptions"
 SUBMITTER = "spec.submitterPodTemplate"
 WORKERS = "runtime.trainers.workers=8"
 WORD = "hunter2"  # in the position of a password
@@ -138,8 +139,17 @@ ERRORS: list[tuple[str, Any, str]] = [
     (f"{SAMPLING}.{RAY}.resources.limits.rdma/h c", "1", "limits.rdma/h c: is no resource; set one of"),
     (f"{SAMPLING}.{RAY}.resources.limits.nvidia~com/gpu", "0.5", "limits.nvidia.com/gpu: 0.5 is not a whole number"),
     (f"{SUBMITTER}.spec", [], "submitterPodTemplate.spec: expected a mapping, got a list"),
+    (f"{CLUSTER}.historyServerOptions", {"a": 1}, "historyServerOptions.collectorOptions: missing; set the image and"),
+    (COLLECTOR, {"image": "a/b:1"}, "collectorOptions.env: STORAGE_BACKEND is missing; set for example gcs, and GCS_"),
+    (COLLECTOR, {"env": environment(STORAGE_BACKEND="S3")}, "env: S3_REGION is missing, which S3 requires; set it"),
+    (
+        COLLECTOR,
+        {"env": environment(STORAGE_BACKEND="gcs", GCS_BUCKET="b", POD_IP="1")},
+        "collectorOptions.env[2].name: POD_IP is set by KubeRay itself; remove it",
+    ),
 ]
 POLICIES: list[tuple[str, Any, str]] = [
+    (COLLECTOR, {"image": "kuberay/collector:nightly"}, "'kuberay/collector:nightly' may change between pods; name a"),
     ("apiVersion", "ray.io/v1alpha1", "apiVersion: is 'ray.io/v1alpha1', but RayJob is served as ray.io/v1; set that"),
     ("kind", "RayCronJob", "kind: 'RayCronJob' is not rendered here; did you mean 'RayJob'?"),
     ("spec.entrypoint", ..., "spec.entrypoint: missing; set the command"),

@@ -7,6 +7,7 @@ import pytest
 from cluster.types import Level
 from cluster.validate import check, load_manifests
 from pipelines import command_line
+from tests.support.crds import write_crds
 from tests.support.manifests import changed
 from tests.support.paths import PUBLISHED_CRDS
 
@@ -215,3 +216,16 @@ def test_run_cluster_validate_exits_with_0_for_warnings(tmp_path: Path, capsys: 
         "8 manifests are valid (rules only; to check the schema too, set --crds; of PersistentVolumeClaim, RayService, "
         "Role, Service, the metadata only)\n"
     )
+
+
+def test_run_cluster_validate_refuses_an_unknown_mode_with_and_without_crds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """KubeRay's CRD has no list of the modes; the operator refuses an unknown one."""
+    path = tmp_path / "theirs.yaml"
+    path.write_text(SELECTS_A_CLUSTER.replace("HTTPMode", "K8JobMode"))
+    crds = write_crds(tmp_path / "crds.yaml")
+    for words in ([], ["--crds", str(crds)]):
+        assert command_line.main(["cluster", "validate", str(path), *words]) == 2
+        line = f"error: {path}: document 1, RayJob/on-existing: spec.submissionMode: expected one of: K8sJobMode, "
+        assert capsys.readouterr().err.count(line) == 1

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.nodes import NodeSection, quantity_bytes
 from cluster.render import render
 from cluster.sizing import (
     GPU_BYTES,
@@ -10,10 +11,12 @@ from cluster.sizing import (
     KNOWN_PARAMETERS,
     KNOWN_SHAPES,
     STATE_BYTES,
+    hidden_state_bytes,
     node_disks,
     sharded_bytes,
 )
 from cluster.spec import load_cluster
+from cluster.spec_warnings import spec_warnings
 from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.errors import UserError
 from pos2distill.training.state import _VALUE_BYTES, KINDS
@@ -52,6 +55,29 @@ def test_known_shapes_are_those_of_the_known_models() -> None:
     assert KNOWN_SHAPES.keys() == KNOWN_PARAMETERS.keys()
     for name, (layers, width) in KNOWN_SHAPES.items():
         assert 8 < KNOWN_PARAMETERS[name] / (layers * width**2) < 25
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_hidden_state_bytes_of_every_recipe_fit_the_default_scratch_twice(name: str) -> None:
+    hidden = hidden_state_bytes(load_cluster("gke"), load_recipe(name).study)
+    assert hidden <= 500 * 512 * 4096 * 2 == 2_097_152_000
+    assert 2 * hidden < quantity_bytes(NodeSection(cpus=1, memory="16Gi").scratch)
+
+
+def test_spec_warnings_name_a_scratch_that_the_hidden_states_may_fill() -> None:
+    spec = load_cluster("gke")
+    study = load_recipe("nq_mistral_7b", [DATA]).study
+    assert hidden_state_bytes(spec, study) == 300 * 100 * 4096 * 2
+    assert "scratch" not in "".join(spec_warnings(spec, "nq_mistral_7b", [DATA, EIGHT]))
+    many = [DATA, EIGHT, "data.train_examples=50000", "sampling.max_new_tokens=512"]
+    lines = [line for line in spec_warnings(spec, "nq_mistral_7b", many) if ".node.scratch: " in line]
+    assert [line.partition(".")[0] for line in lines] == ["sampling", "training", "data"]
+    assert (
+        "sampling.node.scratch: 50Gi may not hold what Ray spills if training falls behind: the teacher's hidden"
+        in (lines[0])
+    )
+    assert "are 210 GB; raise it, or set method.teacher: resident" in lines[0]
+    assert "scratch" not in "".join(spec_warnings(spec, "nq_mistral_7b", [*many, "method.teacher=resident"]))
 
 
 def test_node_disks_of_a_bucket_hold_models_and_one_checkpoint() -> None:

@@ -183,6 +183,8 @@ WRONG = [
             ("cpu: '4'", "cpu: set cpus instead"),
         )
     ),
+    ("history.image=kuberay/collector", "history.image: 'kuberay/collector' may change between pods; name a version"),
+    ("history={image: 'a/b:1', folder: ../x}", "history.folder: string should match pattern"),
     ("network.egress=[]", "network.egress: no rule lets the pods connect to gs://bucket/runs; add for example {cidr:"),
     ("network.egress=[{cidr: 0.0.0.0/0, protocol: UDP}]", "network.egress: no rule lets the pods connect to gs://"),
     (
@@ -260,6 +262,23 @@ def test_load_cluster_refuses_a_wrong_spec_in_one_line(
     assert error.startswith(("command line: ", "/", f"{override.partition('=')[0]}: cannot read the value: "))
     assert "\n" not in error
     assert WORD not in error
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("storage={url: /mnt/storage/x, claim: c}", "history: KubeRay's collector writes to a bucket; set storage.url"),
+        (
+            "storage.url=s3://bucket/x",
+            "history.region: missing; set the region of the bucket, for example eu-central-1",
+        ),
+    ],
+)
+def test_load_cluster_refuses_a_history_server_without_a_bucket(
+    load: Callable[..., ClusterSpec], storage: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load("history.image=kuberay/collector:v1.7.1", storage)
 
 
 @pytest.mark.parametrize("override", ['ray_version="2.60.0\\n"', 'pods.env={"A\\n": b}', 'name="a\\n"'])
