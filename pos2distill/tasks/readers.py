@@ -218,15 +218,15 @@ def _parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS):
             for row in batch.to_pylist():
                 number += 1
-                yield f"row {number}", _without_null(row)
+                yield f"row {number}", without_null(row)
 
 
-def _without_null(value: Any) -> Any:
+def without_null(value: Any) -> Any:
     """A value without null fields, at any depth: Parquet has every field in every row."""
     if isinstance(value, dict):
-        return {name: _without_null(field) for name, field in value.items() if field is not None}
+        return {name: without_null(field) for name, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [_without_null(element) for element in value]
+        return [without_null(element) for element in value]
     return value
 
 
