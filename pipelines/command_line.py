@@ -294,7 +294,7 @@ def _add_cluster(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     first = words[0]
     # The command may be left out, so a misspelt one would be read as a recipe and the recipe as a setting.
-    if first not in COMMANDS and words[1:] and (words[1] in recipe_names() or Path(words[1]).is_file()):
+    if first not in COMMANDS and words[1:] and (words[1] in recipe_names() or os.path.isfile(words[1])):
         raise UserError(f"submit: {first}: no such command{did_you_mean(first, COMMANDS)}")
     command = words.pop(0) if first in COMMANDS else "study"
     if not words or "=" in words[0]:

@@ -12,7 +12,7 @@ import pydantic
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import RUN_FILE, Artifact
-from pos2distill.urls import open_url, storage_errors
+from pos2distill.urls import open_url, require_listable, storage_errors
 
 from .provenance import Provenance, corrupt_provenance, read_provenance
 from .stages.evaluate import PREDICTIONS
@@ -49,6 +49,22 @@ def _date(artifact: Artifact) -> str:
     return provenance.date if provenance else ""
 
 
+def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a folder that the user named, and the path in it. There may be no such folder.
+
+    Args:
+        name: of the argument, for the message.
+    Raises:
+        UserError: for an empty name, or a folder that may not be read.
+    """
+    if not folder.strip():  # fsspec takes it for the working directory
+        raise UserError(f"{name}: is empty; expected a folder")
+    fs, path = open_url(folder.rstrip("/") or folder, name)
+    with storage_errors(folder, name):
+        require_listable(fs, path)
+    return fs, path
+
+
 def open_artifact(run: str, names: Sequence[str], task: str | None = None) -> Artifact:
     """The artifact at a path, or the newest one of these names in a run's storage, the first name before the others.
 
@@ -57,9 +73,9 @@ def open_artifact(run: str, names: Sequence[str], task: str | None = None) -> Ar
     Raises:
         UserError: if there is neither.
     """
-    run = run.rstrip("/")
+    run = run.rstrip("/") or run
+    fs, path = open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
-        fs, path = open_url(run, "RUN")
         if fs.exists(f"{path}/manifest.json"):
             storage, _, folder = run.rpartition("/")
             name, _, fingerprint = folder.rpartition("-")
@@ -135,10 +151,12 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
     Of a run without a report, of the results of `evaluate`.
 
     Raises:
-        UserError: if there is no such folder, or one of the files is corrupt.
+        UserError: if there is no such folder, it may not be read, or one of the files is corrupt.
     """
+    fs, root = open_folder(folder, "FOLDER")
     with storage_errors(folder, "FOLDER"):
-        fs, root = open_url(folder.rstrip("/"), "FOLDER")
+        if fs.isfile(root):
+            raise UserError(f"{folder}: is a file; expected a folder of runs, or the storage of one run")
         if not fs.isdir(root):
             raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
         storages = root if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*"
@@ -160,6 +178,7 @@ def read_run_summary(run: str) -> RunSummary:
     Raises:
         UserError: if there is none, it is corrupt, or it is that of a sweep.
     """
+    open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
         storage = run.rstrip("/")
         for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):

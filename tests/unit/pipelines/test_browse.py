@@ -25,6 +25,7 @@ from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.store.samples import SampleStore
 from tests.support.hub_server import hub_server, use_hub
+from tests.support.privileges import respecting_modes
 
 
 @pytest.fixture(scope="module")
@@ -251,11 +252,29 @@ def test_runs_and_compare_print_gaps_with_interval_and_corrected(
 
 def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "typo", tmp_path / "file"):
-        assert command("runs", str(path), code=2) == [
-            f"error: {path}: no such folder; expected a folder of runs, or the storage of one run"
-        ]
+    expected = "expected a folder of runs, or the storage of one run"
+    typo, file = tmp_path / "typo", tmp_path / "file"
+    assert command("runs", str(typo), code=2) == [f"error: {typo}: no such folder; {expected}"]
+    assert command("runs", str(file), code=2) == [f"error: {file}: is a file; {expected}"]
     assert command("runs", str(tmp_path)) == [f"{tmp_path}: no report and no results of evaluate"]
+
+
+@pytest.mark.parametrize("words", [("runs",), ("inspect",), ("compare",), ("export", "tasks"), ("push", "me/mine")])
+def test_a_run_that_is_empty_or_may_not_be_read_is_refused(
+    words: tuple[str, ...], tmp_path: Path, command: Command
+) -> None:
+    """An empty name is not the working directory, and a folder that may not be read is not an empty one."""
+    name, *others = words
+    argument = "FOLDER" if name == "runs" else "RUN"
+    for empty in ("", "  "):
+        assert command(name, empty, *others, code=2) == [f"error: {argument}: is empty; expected a folder"]
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    for run in (closed, closed / "inside"):
+        with respecting_modes():
+            (line,) = command(name, str(run), *others, code=2)
+        assert line.startswith(f"error: {run}: cannot be used (Permission denied")
+        assert line.endswith(f"({argument}); check the permissions of the file and of its folder")
 
 
 def test_compare_without_a_report_is_refused(tmp_path: Path, command: Command) -> None:
