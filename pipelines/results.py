@@ -14,21 +14,27 @@ from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import RUN_FILE, Artifact
 from pos2distill.urls import open_url, require_listable, storage_errors
 
-from .provenance import Provenance, corrupt_provenance, read_provenance
+from .provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance
 from .stages.evaluate import PREDICTIONS
 
 _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 
 
-def list_artifacts(storage: str, names: Sequence[str], task: str | None = None) -> list[Artifact]:
+def list_artifacts(
+    storage: str, names: Sequence[str], task: str | None = None, *, unfinished: bool = False
+) -> list[Artifact]:
     """The finished artifacts of these names in a storage, the newest first; those of unknown date come last.
 
     Args:
         task: one of `evaluation.also_evaluate`. Default: the main task.
+        unfinished: also samples that a run has stored without finishing them.
     """
     fs, root = open_url(storage, "RUN")
     found = []
-    for path in fs.glob(f"{root}/*/manifest.json"):
+    paths = fs.glob(f"{root}/*/manifest.json")
+    if unfinished:
+        paths += fs.glob(f"{root}/*/{UNFINISHED_FILE}")
+    for path in paths:
         name, _, fingerprint = str(path).rsplit("/", 2)[-2].rpartition("-")
         if name in names:
             artifact = Artifact(storage, name, fingerprint)
@@ -65,18 +71,18 @@ def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]
     return fs, path
 
 
-def open_artifact(run: str, names: Sequence[str], task: str | None = None) -> Artifact:
+def open_artifact(run: str, names: Sequence[str], task: str | None = None, *, unfinished: bool = False) -> Artifact:
     """The artifact at a path, or the newest one of these names in a run's storage, the first name before the others.
 
     Args:
-        task: as of `list_artifacts`, in a storage.
+        task, unfinished: as of `list_artifacts`.
     Raises:
         UserError: if there is neither.
     """
     run = run.rstrip("/") or run
     fs, path = open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
-        if fs.exists(f"{path}/manifest.json"):
+        if fs.exists(f"{path}/manifest.json") or (unfinished and fs.exists(f"{path}/{UNFINISHED_FILE}")):
             storage, _, folder = run.rpartition("/")
             name, _, fingerprint = folder.rpartition("-")
             if name not in names:
@@ -87,7 +93,7 @@ def open_artifact(run: str, names: Sequence[str], task: str | None = None) -> Ar
             hint = did_you_mean(names[0], folders) if folders else ""
             raise UserError(f"{run}: is neither the storage of a run nor one of its artifacts{hint}")
         for name in names:
-            found = list_artifacts(run, [name], task)
+            found = list_artifacts(run, [name], task, unfinished=unfinished)
             if found:
                 return found[0]
     of_task = "" if task is None else f" of the task {task!r} (evaluation.also_evaluate)"
