@@ -12,6 +12,7 @@ from torch import Tensor
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models import downloaded
+from pos2distill.models.check import check_weights_in
 from pos2distill.models.downloaded import checked_folder
 from pos2distill.models.load import load_model
 from tests.support.hub_server import Hub, hub_server, use_hub
@@ -82,7 +83,6 @@ def test_checked_folder_checks_a_snapshot_once(hub: Hub, monkeypatch: pytest.Mon
         checks.append(folder)
         check_weights_in(folder, model)
 
-    check_weights_in = downloaded.check_weights_in
     monkeypatch.setattr(downloaded, "check_weights_in", record)
     folder = checked_folder(MODEL)
     assert checked_folder(MODEL) == folder

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pos2distill
-from pipelines.api import Questions
-from pipelines.api_input import plain, questions_file, to_overrides, to_recipe
+from pipelines.api_input import Questions, plain, questions_file, to_overrides, to_recipe
 from pos2distill.config import Recipe
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import UserError
@@ -136,7 +135,10 @@ def test_evaluate_takes_records_with_null_fields_as_parquet_does(tiny_model_path
 def test_questions_file_is_temporary_and_named_after_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later call with the same records resumes: its file has another folder, but the same name and bytes."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    records = [{"question": "who", "answers": ("a", None)}, {"question": "wo \u00fc", "score": np.float32(0.5)}]
+    records: list[dict[str, Any]] = [
+        {"question": "who", "answers": ("a", None)},
+        {"question": "wo \u00fc", "score": np.float32(0.5)},
+    ]
     with questions_file(records) as one, questions_file(iter(records)) as other:
         assert one != other
         assert Path(one).name == Path(other).name
@@ -206,7 +208,7 @@ def test_to_overrides_names_the_setting(settings: Any, message: str) -> None:
         to_overrides(settings)
 
 
-def test_to_recipe_names_the_section_that_cannot_be_written() -> None:
+def test_to_recipe_names_the_section_that_cannot_be_written(make_recipe: Callable[..., Recipe]) -> None:
     nested: list[Any] = []
     nested.append(nested)
     with pytest.raises(UserError, match=r"^recipe: data: cannot be written as JSON \(Circular reference"):
@@ -214,7 +216,7 @@ def test_to_recipe_names_the_section_that_cannot_be_written() -> None:
     with pytest.raises(UserError, match=r"^recipe: expected a path or name, got int$"):
         to_recipe(5, None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^settings: a Recipe has its settings already"):
-        to_recipe(Recipe.model_construct(), None, "data.jsonl")
+        to_recipe(make_recipe(), None, "data.jsonl")
     assert plain({"path": Path("a"), "count": np.uint8(3)}, "recipe") == {"path": "a", "count": 3}
 
 
