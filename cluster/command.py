@@ -1,5 +1,6 @@
 """`run.py cluster`: run one action on a cluster spec, a recipe and their overrides."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,7 +121,7 @@ def _write(manifests: Sequence[KubeManifest], out: str | None) -> None:
 
 def _load_manifests(action: str, source: str, words: Sequence[str]) -> tuple[list[KubeManifest], list[str]]:
     """The manifests in a file (validate only), or those that a spec and its recipe are rendered to, with warnings."""
-    if action == "validate" and Path(source).is_file():
+    if action == "validate" and os.path.isfile(source):  # Path raises an error for a name that is too long
         manifests = load_manifests(Path(source))
         if manifests is not None:
             if words:

@@ -1,6 +1,7 @@
 """The command that a RayJob runs, after checking that the recipe can run on the cluster."""
 
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from fractions import Fraction
@@ -31,7 +32,7 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     Raises:
         UserError: for a recipe, setting, file or pool size that cannot work on this cluster.
     """
-    if recipe_name not in recipe_names() and Path(recipe_name).is_file():
+    if recipe_name not in recipe_names() and os.path.isfile(recipe_name):
         raise UserError(f"{recipe_name}: not in the image; copy it to pipelines/recipes/ and rebuild the image")
     # Overrides become part of the RayJob, which stores its command in clear text.
     for override in overrides:

@@ -35,6 +35,7 @@ from pos2distill.errors import (
 from pos2distill.faults import describe as describe_fault
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE
 from pos2distill.secrets import mask_secrets
+from pos2distill.startup import is_interrupt, silent_interrupts
 
 from .browse import BROWSING, add_browsing, run_browsing
 from .gate_options import add_gate, gate_arguments, gate_flags
@@ -93,7 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_and_flush(options: argparse.Namespace, remaining: list[str]) -> int:
-    exit_code = _run(options, remaining)
+    try:
+        exit_code = _run(options, remaining)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise KeyboardInterrupt from None
+        raise
     # Here, where a closed pipe is handled, and not when the interpreter ends.
     sys.stdout.flush()
     return exit_code
@@ -163,7 +169,8 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
         recipe = load_recipe(options.recipe, overrides)
     if options.dry_run:
         # Imported here, so that --help and a misspelt field are answered at once.
-        from .dry_run import show
+        with silent_interrupts():
+            from .dry_run import show
 
         show(recipe, options.command, full=options.full)
         return 0
@@ -287,7 +294,7 @@ def _add_cluster(commands: "argparse._SubParsersAction[_Parser]") -> None:
 def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     first = words[0]
     # The command may be left out, so a misspelt one would be read as a recipe and the recipe as a setting.
-    if first not in COMMANDS and words[1:] and (words[1] in recipe_names() or Path(words[1]).is_file()):
+    if first not in COMMANDS and words[1:] and (words[1] in recipe_names() or os.path.isfile(words[1])):
         raise UserError(f"submit: {first}: no such command{did_you_mean(first, COMMANDS)}")
     command = words.pop(0) if first in COMMANDS else "study"
     if not words or "=" in words[0]:
@@ -298,7 +305,8 @@ def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
         raise UserError(f"{name}: is an option of evaluate, not of {command}")
     # Before the import of ray: Ray 2.60 reads its authentication mode when it is imported.
     use_ray_token()
-    from .jobs.submit import run_submit
+    with silent_interrupts():
+        from .jobs.submit import run_submit
 
     with _redirected_output(options):
         submitted = run_submit(
@@ -315,7 +323,8 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
             raise UserError(f"--{name}: is an option of cluster {', '.join(actions)}, not of {options.action}")
     # `cluster` is beside this package: in a checkout both are top-level packages, in a wheel both are in pos2distill.
     parent = (__package__ or "").removesuffix("pipelines")
-    command = importlib.import_module(f"{parent}cluster.command")
+    with silent_interrupts():
+        command = importlib.import_module(f"{parent}cluster.command")
     with _redirected_output(options):
         outcome = command.run_cluster(
             options.action, options.spec, words, out=options.out, crds=options.crds, server=options.server
@@ -328,8 +337,9 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
 
 def _run_command(options: argparse.Namespace, recipe: Recipe) -> None:
     # Imported here, so that --help and a misspelt field are answered at once.
-    from . import commands
-    from .interrupt import terminable
+    with silent_interrupts():
+        from . import commands
+        from .interrupt import terminable
 
     functions: dict[str, Callable[..., object]] = {
         "study": commands.run_study,

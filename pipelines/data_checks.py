@@ -15,7 +15,7 @@ from pos2distill.sampling.prompting import prompt_builder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.datasets import load_split, read_examples
 from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens
-from pos2distill.urls import open_url
+from pos2distill.tasks.readers import data_bytes
 
 from .plan import Plan
 from .stages.prepare import EVALUATION, TRAIN, naming_task
@@ -90,8 +90,7 @@ def _read_prepared(artifact: Artifact, file: str) -> Iterator[Example]:
 def _read(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
     """The examples for training and for evaluation; of a large file some of its examples, for both."""
     data, documents = prepare.study.data, prepare.derived["longest_prompt"]
-    fs, path = open_url(data.path, "data.path")
-    if fs.size(path) <= _MAX_DATA_BYTES:
+    if data_bytes(data.path) <= _MAX_DATA_BYTES:
         split = load_split(data, documents=documents, seed=prepare.study.seed, eval_seed=prepare.study.evaluation.seed)
         return split.train, split.evaluation
     found = islice(read_examples(data, documents), _FIRST_RECORDS)

@@ -1,5 +1,6 @@
 """Single questions of a run: the prompt that was asked, what was answered, and what became of the answer."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -66,14 +67,17 @@ def inspect(
 
     Args:
         run: a storage, or the path of an artifact with answers or samples.
-        samples: of a storage, its samples, not its answers. prompts: with the text of each prompt.
+        samples: of a storage, its samples, not its answers; also those of a run that did not finish them.
+        prompts: with the text of each prompt.
         entropy: of kept samples, with the teacher's entropy at each token. task: of a storage, one of
             `evaluation.also_evaluate`. Default: the main task.
     Raises:
         UserError: if the run has no answers or samples, or its samples no teacher states although `entropy` needs them.
     """
-    artifact = open_artifact(run, SAMPLES + SCORES if samples else SCORES + SAMPLES, task)
+    artifact = open_artifact(run, SAMPLES + SCORES if samples else SCORES + SAMPLES, task, unfinished=True)
     study = study_of(artifact)
+    if artifact.manifest() is None:
+        print(f"{artifact.url}: not finished; what is stored so far is shown", file=sys.stderr, flush=True)
     if entropy and artifact.name != "samples":
         raise UserError("--entropy: is of samples; give --samples too")
     if entropy and study.method.teacher != "cached":

@@ -21,7 +21,7 @@ from pos2distill.store.artifacts import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
 from .inspection import SCORES, Row, Selection, inspect, study_of
-from .results import open_artifact
+from .results import open_artifact, open_folder
 
 _COMMON = "_common.yaml"
 _SCORE_COLUMNS = ("example_id", "documents", "placement", "group", "slots", "correct", "f1")
@@ -78,7 +78,7 @@ def find_sample_logs(folder: str) -> list[str]:
     Raises:
         UserError: if they are of several models.
     """
-    fs, root = open_url(folder.rstrip("/"), "RUN")
+    fs, root = open_folder(folder, "RUN")
     with storage_errors(folder, "RUN"):
         if fs.exists(f"{root}/{RUN_FILE}"):
             return []  # a run, whatever else was written into its folder

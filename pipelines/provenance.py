@@ -24,6 +24,7 @@ from pos2distill.store.artifacts import Artifact, write_json
 from pos2distill.urls import storage_errors
 
 _FILE = "provenance.json"
+UNFINISHED_FILE = "provenance-unfinished.json"  # of samples that are not published, which can be looked at all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +77,20 @@ _PROVENANCE = pydantic.TypeAdapter(Provenance)
 
 
 def record_provenance(artifact: Artifact, provenance: Provenance, stage: str, inputs: Mapping[str, Artifact]) -> None:
-    """Write it beside the manifest of a finished artifact, unless it is there: a later command did not make it."""
-    path = f"{artifact.path}/{_FILE}"
-    if artifact.manifest() is not None and not artifact.fs.exists(path):
-        folders = {name: f"{each.name}-{each.fingerprint}" for name, each in inputs.items()}
-        write_json(artifact.fs, path, asdict(replace(provenance, stage=stage, inputs=folders)))
+    """Write it beside the manifest of a finished artifact, unless it is there: a later command did not make it.
+
+    Of samples that a run has stored without finishing them, write it under another name, for `inspect`.
+    """
+    is_finished = artifact.manifest() is not None
+    if not is_finished and (artifact.name != "samples" or not artifact.fs.exists(artifact.path)):
+        return
+    path = f"{artifact.path}/{_FILE if is_finished else UNFINISHED_FILE}"
+    if is_finished:
+        artifact.remove(UNFINISHED_FILE)
+        if artifact.fs.exists(path):
+            return
+    folders = {name: f"{each.name}-{each.fingerprint}" for name, each in inputs.items()}
+    write_json(artifact.fs, path, asdict(replace(provenance, stage=stage, inputs=folders)))
 
 
 def read_provenance(artifact: Artifact) -> Provenance | None:
@@ -91,6 +101,8 @@ def read_provenance(artifact: Artifact) -> Provenance | None:
     """
     path = f"{artifact.path}/{_FILE}"
     with storage_errors(artifact.url, "runtime.storage"):
+        if not artifact.fs.exists(path):
+            path = f"{artifact.path}/{UNFINISHED_FILE}"
         if not artifact.fs.exists(path):
             return None
         content = artifact.fs.cat_file(path)

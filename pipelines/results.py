@@ -12,23 +12,29 @@ import pydantic
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import RUN_FILE, Artifact
-from pos2distill.urls import open_url, storage_errors
+from pos2distill.urls import open_url, require_listable, storage_errors
 
-from .provenance import Provenance, corrupt_provenance, read_provenance
+from .provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance
 from .stages.evaluate import PREDICTIONS
 
 _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 
 
-def list_artifacts(storage: str, names: Sequence[str], task: str | None = None) -> list[Artifact]:
+def list_artifacts(
+    storage: str, names: Sequence[str], task: str | None = None, *, unfinished: bool = False
+) -> list[Artifact]:
     """The finished artifacts of these names in a storage, the newest first; those of unknown date come last.
 
     Args:
         task: one of `evaluation.also_evaluate`. Default: the main task.
+        unfinished: also samples that a run has stored without finishing them.
     """
     fs, root = open_url(storage, "RUN")
     found = []
-    for path in fs.glob(f"{root}/*/manifest.json"):
+    paths = fs.glob(f"{root}/*/manifest.json")
+    if unfinished:
+        paths += fs.glob(f"{root}/*/{UNFINISHED_FILE}")
+    for path in paths:
         name, _, fingerprint = str(path).rsplit("/", 2)[-2].rpartition("-")
         if name in names:
             artifact = Artifact(storage, name, fingerprint)
@@ -49,18 +55,34 @@ def _date(artifact: Artifact) -> str:
     return provenance.date if provenance else ""
 
 
-def open_artifact(run: str, names: Sequence[str], task: str | None = None) -> Artifact:
+def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a folder that the user named, and the path in it. There may be no such folder.
+
+    Args:
+        name: of the argument, for the message.
+    Raises:
+        UserError: for an empty name, or a folder that may not be read.
+    """
+    if not folder.strip():  # fsspec takes it for the working directory
+        raise UserError(f"{name}: is empty; expected a folder")
+    fs, path = open_url(folder.rstrip("/") or folder, name)
+    with storage_errors(folder, name):
+        require_listable(fs, path)
+    return fs, path
+
+
+def open_artifact(run: str, names: Sequence[str], task: str | None = None, *, unfinished: bool = False) -> Artifact:
     """The artifact at a path, or the newest one of these names in a run's storage, the first name before the others.
 
     Args:
-        task: as of `list_artifacts`, in a storage.
+        task, unfinished: as of `list_artifacts`.
     Raises:
         UserError: if there is neither.
     """
-    run = run.rstrip("/")
+    run = run.rstrip("/") or run
+    fs, path = open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
-        fs, path = open_url(run, "RUN")
-        if fs.exists(f"{path}/manifest.json"):
+        if fs.exists(f"{path}/manifest.json") or (unfinished and fs.exists(f"{path}/{UNFINISHED_FILE}")):
             storage, _, folder = run.rpartition("/")
             name, _, fingerprint = folder.rpartition("-")
             if name not in names:
@@ -71,7 +93,7 @@ def open_artifact(run: str, names: Sequence[str], task: str | None = None) -> Ar
             hint = did_you_mean(names[0], folders) if folders else ""
             raise UserError(f"{run}: is neither the storage of a run nor one of its artifacts{hint}")
         for name in names:
-            found = list_artifacts(run, [name], task)
+            found = list_artifacts(run, [name], task, unfinished=unfinished)
             if found:
                 return found[0]
     of_task = "" if task is None else f" of the task {task!r} (evaluation.also_evaluate)"
@@ -135,10 +157,12 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
     Of a run without a report, of the results of `evaluate`.
 
     Raises:
-        UserError: if there is no such folder, or one of the files is corrupt.
+        UserError: if there is no such folder, it may not be read, or one of the files is corrupt.
     """
+    fs, root = open_folder(folder, "FOLDER")
     with storage_errors(folder, "FOLDER"):
-        fs, root = open_url(folder.rstrip("/"), "FOLDER")
+        if fs.isfile(root):
+            raise UserError(f"{folder}: is a file; expected a folder of runs, or the storage of one run")
         if not fs.isdir(root):
             raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
         storages = root if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*"
@@ -160,6 +184,7 @@ def read_run_summary(run: str) -> RunSummary:
     Raises:
         UserError: if there is none, it is corrupt, or it is that of a sweep.
     """
+    open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
         storage = run.rstrip("/")
         for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):

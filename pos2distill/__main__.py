@@ -3,14 +3,13 @@
 import sys
 
 from pos2distill import import_pipelines
+from pos2distill.startup import silent_interrupts
 
 
 def main() -> int:
     """Run the command line. Returns the exit code."""
-    try:
+    with silent_interrupts():
         command_line = import_pipelines("command_line")
-    except KeyboardInterrupt:
-        return 130
     exit_code: int = command_line.main()
     return exit_code
 

@@ -133,4 +133,5 @@ def describe(error: BaseException) -> str | None:
     if getattr(error, "errno", None) in _BUSY:
         name = "a storage"
     again = "; run the same command again to continue" if may_pass(error) else ""
-    return f"{name}: {reason(error)}{fix(error)}{again}; POS2DISTILL_DEBUG=1 shows the traceback"
+    # A name may be too long for a message, and the reason stands after it.
+    return f"{name!s:.300}: {reason(error)}{fix(error)}{again}; POS2DISTILL_DEBUG=1 shows the traceback"

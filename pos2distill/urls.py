@@ -1,5 +1,6 @@
 """Paths and URLs that a user gave, opened through fsspec or refused in one line."""
 
+import contextlib
 import functools
 import logging
 import os
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import TransientError, UserError
 from pos2distill.faults import fix, is_fault, reason, where, will_not_pass
@@ -56,6 +58,17 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
             raise
         kind = UserError if will_not_pass(cause) else TransientError
         raise kind(f"{url}: cannot be used ({reason(cause)}{where(cause, url)}) ({setting}){fix(cause, url)}") from None
+
+
+def require_listable(fs: fsspec.AbstractFileSystem, path: str) -> None:
+    """Of a folder of this machine: fsspec 2026.9 shows one that may not be read as an empty one.
+
+    Raises:
+        PermissionError: for `storage_errors`.
+    """
+    if isinstance(fs, LocalFileSystem):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.listdir(path)
 
 
 def why_not_found(error: BaseException) -> BaseException | None:

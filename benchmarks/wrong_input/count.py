@@ -3,7 +3,7 @@
 A case is refused if its test passes, which requires one line that names what is wrong, exit code 2, and nothing left
 behind; random cases (of hypothesis) may also be accepted. Writes `wrong_input.json`.
 
-Example (two minutes on two cores):
+Example (three minutes on two cores):
   python -m benchmarks.wrong_input.count
 """
 
@@ -19,12 +19,22 @@ from benchmarks.circumstances import circumstances
 
 # Kinds of input, by the tests all of whose cases are wrong input, but for a few in whole files.
 KINDS = {
-    "settings": ["pipelines/test_wrong_input.py::test_settings_are_refused_in_one_line"],
+    "settings": [
+        "pipelines/test_wrong_input.py::test_settings_are_refused_in_one_line",
+        "pipelines/test_wrong_input.py::test_a_sweep_of_too_many_studies_is_refused_at_once",
+    ],
     "command lines": [
         "pipelines/test_command_line.py::test_main_reports_user_errors_in_one_line",
         "pipelines/test_submit.py::test_submit_refuses_what_cannot_work_in_one_line",
     ],
-    "environment variables": ["pipelines/test_wrong_input.py::test_environments_are_refused_in_one_line"],
+    "environments": [
+        "pipelines/test_wrong_input.py::test_environments_are_refused_in_one_line",
+        "pipelines/test_wrong_input.py::test_google_storage_without_a_network_is_refused_at_once",
+    ],
+    "rights of files": [
+        "pipelines/test_wrong_input.py::test_what_may_not_be_used_is_refused_in_one_line",
+        "pipelines/test_browse.py::test_a_run_that_is_empty_or_may_not_be_read_is_refused",
+    ],
     "recipe files": [
         "pipelines/test_wrong_input.py::test_recipes_are_refused_in_one_line",
         "pipelines/test_wrong_input.py::test_paths_of_recipes_are_refused_in_one_line",
@@ -35,6 +45,7 @@ KINDS = {
     "cluster specs": [
         "cluster/test_spec.py::test_load_cluster_refuses_a_wrong_spec_in_one_line",
         "cluster/test_spec.py::test_make_entrypoint_refuses_a_recipe_that_cannot_run",
+        "pipelines/test_wrong_input.py::test_names_of_cluster_specs_that_are_too_long_are_refused_in_one_line",
     ],
     "manifests": [
         "cluster/test_rules.py::test_check_reports_an_error",

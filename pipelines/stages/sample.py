@@ -233,9 +233,12 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
         counts[outcome] = tally.outcomes[outcome]
     counts["hit_max_tokens"] = tally.finish_reasons["length"]
     if not counts["kept"]:
+        most = max(("wrong", "empty", "failed"), key=lambda outcome: counts[outcome])
+        storage = artifact.url.rpartition("/")[0]
         raise UserError(
             f"{artifact.url}: none of {sampled} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
-            f"{counts['failed']} failed); try another method.advantageous_slot or model, or sampling.keep=all"
+            f"{counts['failed']} failed); `inspect {storage} --samples --outcome {most}` shows them; try another "
+            f"method.advantageous_slot or model, or sampling.keep=all"
         )
     return artifact.publish(counts=counts, seconds=seconds(progress))
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -90,7 +91,7 @@ def check_weights(model: ModelSection) -> None:
     throughout is always found, a few NaN values in a large model perhaps not.
 
     Of a quantized model (`quantization_config`) only files and values are checked. A hub name is not checked: its files
-    are downloaded when the model is first loaded.
+    are downloaded when the model is first loaded, and checked then (`downloaded.checked_folder`).
 
     Raises:
         UserError: naming the file and the tensor, what was expected and what came.
@@ -98,15 +99,19 @@ def check_weights(model: ModelSection) -> None:
     if is_hub_name(model.path):
         return
     fs, root = open_url(model.path, "model.path")
-    tensors: dict[str, StoredTensor] = {}
-    for file in _weight_files(fs, root, model.path):
-        for tensor in _read_header(fs, f"{root}/{file}", f"{model.path}/{file}"):
-            tensors[tensor.name] = tensor
+    tensors = _read_headers(fs, root, model.path)
     with _config_folder(model) as folder:
-        if getattr(load_config(model, folder=folder), "quantization_config", None) is None:
-            _compare(tensors, model, folder)
+        _compare(tensors, model, folder)
     limit = MAX_VALUE_BYTES_OF_URL if "://" in model.path else MAX_VALUE_BYTES
     _check_values(fs, root, model.path, list(tensors.values()), limit)
+
+
+def check_weights_in(folder: str, model: ModelSection) -> None:
+    """`check_weights` of a model whose files are in a folder of this machine; messages name `model.path`."""
+    fs = LocalFileSystem()
+    tensors = _read_headers(fs, folder, model.path)
+    _compare(tensors, model, folder)
+    _check_values(fs, folder, model.path, list(tensors.values()), MAX_VALUE_BYTES)
 
 
 def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
@@ -152,6 +157,15 @@ def _weight_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
         if not fs.exists(f"{root}/{file}"):
             raise UserError(f"{shown}/{index}: names {file}, which is not in the folder; copy or download it again")
     return files
+
+
+def _read_headers(fs: AbstractFileSystem, root: str, shown: str) -> dict[str, StoredTensor]:
+    """All tensors of a model, by name."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in _weight_files(fs, root, shown):
+        for tensor in _read_header(fs, f"{root}/{file}", f"{shown}/{file}"):
+            tensors[tensor.name] = tensor
+    return tensors
 
 
 def _read_header(fs: AbstractFileSystem, path: str, shown: str) -> list[StoredTensor]:
@@ -215,7 +229,9 @@ def _config_folder(model: ModelSection) -> Iterator[str]:
 
 
 def _compare(tensors: dict[str, StoredTensor], model: ModelSection, folder: str) -> None:
-    """Compare the stored tensors with the model that the config in `folder` describes."""
+    """Compare the stored tensors with the model that the config in `folder` describes, unless it is quantized."""
+    if getattr(load_config(model, folder=folder), "quantization_config", None) is not None:
+        return
     shown = model.path
     described = empty_model(model, folder=folder)
     expected = described.state_dict()

@@ -15,7 +15,7 @@ from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError
 from pos2distill.scratch import locked, user_folder
-from pos2distill.urls import open_url, storage_errors
+from pos2distill.urls import open_url, require_listable, storage_errors
 
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256
@@ -58,6 +58,8 @@ def model_digest(model: ModelSection) -> str:
     if is_hub_name(model.path):
         return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"
     fs, root = open_url(model.path, "model.path")
+    with storage_errors(model.path, "model.path"):
+        require_listable(fs, root)
     files = sorted(fs.find(root))
     if fs.isfile(root):
         raise UserError(f"{model.path}: is a file, expected a model folder (model.path)")

@@ -83,10 +83,13 @@ def load_model(
         packed: load the model for packed rows (`response_hidden_states`); it then accepts no others.
 
     Raises:
-        UserError: if the folder holds no safetensors, or lacks weights of the model; if the model's attention cannot be
-            computed exactly on packed rows.
+        UserError: if the folder holds no safetensors, or lacks weights of the model; of a hub model, if its weights do
+            not pass `check_weights`; if the model's attention cannot be computed exactly on packed rows.
     """
-    folder = local_folder(model)
+    # Imported here: its checks build the model with this module.
+    from pos2distill.models.downloaded import checked_folder
+
+    folder = checked_folder(model)
     weights = dtype or torch_dtype(model.dtype)
     # Other formats are pickles, which can run code when they are loaded.
     if not list(Path(folder).glob("*.safetensors")):

@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import re
 import zipfile
 import zlib
@@ -19,6 +20,7 @@ from typing import Any, BinaryIO
 import fsspec
 import ijson
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.urls import open_url, storage_errors, why_not_found
@@ -61,11 +63,21 @@ _OTHER_KINDS = {
 
 def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location, object) for each record: `line 3` of JSON Lines, blank lines counted, `record 3` of an array,
-    `row 3` of Parquet, where a null field is as one that is missing.
+    `row 3` of Parquet, where a null field is as one that is missing; of several files `a.parquet, row 3`.
 
+    Args:
+        url: of a file, or with `*` the pattern of several, which are read in the order of their names.
     Raises:
         UserError: a missing file, broken compression, bytes that are not UTF-8, a record that is not one JSON object.
     """
+    files = _files(url)
+    for file in files:
+        name = "" if file == url else f"{file.rpartition('/')[2]}, "
+        for location, record in _file_records(file):
+            yield f"{name}{location}", record
+
+
+def _file_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     location = ""
     with _one_line_errors(url):
         try:
@@ -101,10 +113,41 @@ def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def file_digest(url: str) -> str:
-    """SHA-256 of the file's bytes as stored (compressed, if it is). A process reads an unchanged file once."""
+    """SHA-256 of the file's bytes as stored (compressed, if it is); of several files, of their digests in order.
+
+    A process reads an unchanged file once.
+    """
+    digests = []
+    for file in _files(url):
+        with _one_line_errors(file):
+            fs, path = open_url(file, "data.path")
+            digests.append(_digest(file, fs.ukey(path)))
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def data_bytes(url: str) -> int:
+    """The size of the file, or of all files that a pattern matches."""
+    total = 0
+    for file in _files(url):
+        with _one_line_errors(file):
+            fs, path = open_url(file, "data.path")
+            total += fs.size(path)
+    return total
+
+
+def _files(url: str) -> list[str]:
+    """The file itself, or those that a pattern matches, such as `folder/*.parquet`."""
+    if "*" not in url:
+        return [url]
     with _one_line_errors(url):
-        fs, path = open_url(url, "data.path")
-        return _digest(url, fs.ukey(path))
+        fs, pattern = open_url(url, "data.path")
+        is_local = isinstance(fs, LocalFileSystem)
+        if is_local and os.path.exists(pattern):
+            return [url]
+        found = sorted(path for path, info in fs.glob(pattern, detail=True).items() if info["type"] == "file")
+    if not found:
+        raise UserError(f"{url}: matches no file (data.path)")
+    return found if is_local else [fs.unstrip_protocol(path) for path in found]
 
 
 @functools.lru_cache(maxsize=256)
@@ -218,15 +261,15 @@ def _parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS):
             for row in batch.to_pylist():
                 number += 1
-                yield f"row {number}", _without_null(row)
+                yield f"row {number}", without_null(row)
 
 
-def _without_null(value: Any) -> Any:
+def without_null(value: Any) -> Any:
     """A value without null fields, at any depth: Parquet has every field in every row."""
     if isinstance(value, dict):
-        return {name: _without_null(field) for name, field in value.items() if field is not None}
+        return {name: without_null(field) for name, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [_without_null(element) for element in value]
+        return [without_null(element) for element in value]
     return value
 
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,15 +41,18 @@ class Hub:
         if path == "/api/validate-yaml":
             return 200, {"errors": [], "warnings": []}
         _, _, _, owner, name, *actions = path.split("/")
-        if not actions:
-            return 200, {"id": f"{owner}/{name}", "private": self.private[f"{owner}/{name}"], "siblings": []}
-        repository, action = f"{owner}/{name}", actions[0]
+        repository = f"{owner}/{name}"
         if repository not in self.files:
             return 404, {"error": "Repository not found"}
+        if not actions:
+            return 200, {"id": repository, "sha": COMMIT, "private": self.private.get(repository), "siblings": []}
+        action = actions[0]
         if action == "revision":
             answer: Any = {"id": repository, "sha": COMMIT, "siblings": []}
         elif action == "tree":
-            answer = self.tree(repository)
+            _, _, *folders = actions  # after the name of the revision
+            prefix = "".join(f"{folder}/" for folder in folders)
+            answer = [file for file in self.tree(repository) if file["path"].startswith(prefix)]
         elif action == "preupload":
             files = json.loads(body)["files"]
             answer = {
@@ -60,11 +64,15 @@ class Hub:
         return 200, answer
 
     def tree(self, repository: str) -> list[dict[str, Any]]:
-        """All files of a repository."""
-        return [
-            {"type": "file", "path": file, "size": len(content), "oid": _etag(content)}
-            for file, content in self.files[repository].items()
+        """All files of a repository, and the folders that they are in."""
+        files = self.files[repository]
+        folders = sorted({file.rpartition("/")[0] for file in files if "/" in file})
+        listed: list[dict[str, Any]] = [
+            {"type": "directory", "path": folder, "oid": _etag(folder.encode())} for folder in folders
         ]
+        for file, content in files.items():
+            listed.append({"type": "file", "path": file, "size": len(content), "oid": _etag(content)})
+        return listed
 
     def commit(self, repository: str, body: bytes) -> dict[str, Any]:
         """Store the files of a commit."""
@@ -100,11 +108,18 @@ def hub_server() -> Iterator[Hub]:
             if "/resolve/" not in path:
                 self.do_POST()
                 return
-            _, owner, name, _, _, file = path.split("/", 5)
+            _, owner, name, _, _, file = path.removeprefix("/datasets").split("/", 5)
             content = hub.files[f"{owner}/{name}"][file]
+            headers = {"ETag": _etag(content), "X-Repo-Commit": COMMIT}
             if self.command == "GET":
                 hub.downloaded.append(file)
-            self.send_content(200, content, {"ETag": _etag(content), "X-Repo-Commit": COMMIT})
+            status = 200
+            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if asked:
+                first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
+                headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+                status, content = 206, content[first : last + 1]
+            self.send_content(status, content, headers)
 
         do_HEAD = do_GET
 

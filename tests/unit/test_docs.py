@@ -104,17 +104,52 @@ def test_prose_has_short_lines(page: str) -> None:
             assert len(line) <= 120, f"{page}, line {number}"
 
 
+def named_tests(text: str) -> set[str]:
+    return set(re.findall(r"`(test_\w+)`", text))
+
+
+def defined_tests() -> set[str]:
+    defined: set[str] = set()
+    for path in (project_root() / "tests").rglob("test_*.py"):
+        defined.update(re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE))
+    return defined
+
+
+def test_table_of_wrong_input_names_tests_that_exist() -> None:
+    """In `benchmarks/wrong_input/README.md`, every input has the test that holds what becomes of it."""
+    page = (project_root() / "benchmarks" / "wrong_input" / "README.md").read_text()
+    table = page.partition("## Inputs that once failed badly")[2]
+    rows = [line.strip("|").split("|") for line in table.replace("\\|", "").splitlines() if line.startswith("| ")][1:]
+    inputs = [cells for cells in rows if not cells[0].strip().startswith("**")]
+    assert len(inputs) > 30
+    assert all(named_tests(cells[2]) for cells in inputs)
+    assert named_tests(table) <= defined_tests()
+
+
+def test_counts_of_wrong_input_are_those_of_the_report() -> None:
+    """Else run `benchmarks.wrong_input.count` again, and write its numbers into the README."""
+    folder = project_root() / "benchmarks" / "wrong_input"
+    report = json.loads((folder / "wrong_input.json").read_text())
+    page = (folder / "README.md").read_text().partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    shown = {row[0]: (int(row[1]), float(row[4])) for row in rows[2:]}
+    counted = {
+        kind: (outcomes["refused"], round(outcomes["longest_seconds"], 1)) for kind, outcomes in report["cases"].items()
+    }
+    assert shown == counted
+    assert all(set(outcomes) == {"refused", "longest_seconds"} for outcomes in report["cases"].values())
+    assert report["date"] in page
+    assert not report["commit"].endswith("-dirty")
+
+
 def test_tests_and_files_in_the_table_of_production_exist() -> None:
     """`benchmarks/validator/README.md` names the test that shows each behaviour."""
     root = project_root()
     page = (root / "benchmarks" / "validator" / "README.md").read_text()
     table = page.partition("## What production would meet")[2]
-    tests = set(re.findall(r"`(test_\w+)`", table))
+    tests = named_tests(table)
     assert len(tests) > 30
-    defined = set()
-    for path in (root / "tests").rglob("test_*.py"):
-        defined.update(re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE))
-    assert tests <= defined
+    assert tests <= defined_tests()
     for name in re.findall(r"`((?:cluster|pipelines|pos2distill)/[\w/.]+)`", table):
         assert (root / name).is_file(), name
 

@@ -50,3 +50,8 @@ def test_describe_leaves_bugs_alone(error: Exception) -> None:
 def test_disk_is_full_knows_the_words_wherever_they_are() -> None:
     assert disk_is_full(RuntimeError("worker: OSError: [Errno 28] No space left on device"))
     assert not disk_is_full(OSError(13, "Permission denied"))
+
+
+def test_describe_shortens_the_name_and_not_the_reason() -> None:
+    line = describe(OSError(errno.ENAMETOOLONG, "File name too long", "x" * 3000))
+    assert line == f"{'x' * 300}: File name too long; shorten the name{DEBUG}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.environment import set_vllm_variables
-from pos2distill.models.files import local_folder
+from pos2distill.models.downloaded import checked_folder
 from pos2distill.models.load import context_length, load_config
 from pos2distill.models.rope.layer_scales import CONFIG_KEY, resolve_scales
 from pos2distill.records import Tokens, TopKLogprobs
@@ -44,7 +44,7 @@ class VllmEngine:
         # The scales of the study replace those of the model's folder, which vLLM reads by itself.
         scales = resolve_scales(model.rope_scales, load_config(model), model.path)
         arguments = AsyncEngineArgs(
-            model=local_folder(model),
+            model=checked_folder(model),
             hf_overrides={CONFIG_KEY: list(scales)} if scales else {},
             worker_extension_cls="pos2distill.sampling.engines.vllm_worker.RopeScales",
             dtype=model.dtype,

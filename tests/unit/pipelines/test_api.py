@@ -6,12 +6,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import pos2distill
-from pipelines.api import Questions
+from pipelines.api_input import Questions, plain, questions_file, to_overrides, to_recipe
 from pos2distill.config import Recipe
+from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import UserError
 from pos2distill.evaluation.result import Evaluation
 from tests.support.paths import PROJECT
@@ -90,12 +95,129 @@ def test_evaluate_takes_records(tiny_model_path: str, tmp_path: Path, monkeypatc
 
     expected = evaluate(questions)
     assert evaluate(iter(records)).summary()["curves"] == expected.summary()["curves"]
-    with pytest.raises(UserError, match=r"^data: record 2 cannot be written as JSON \("):
+    with pytest.raises(UserError, match=r"^data: record 2: cannot be written as JSON \("):
         evaluate([records[0], {"question": {1, 2}}])
     with pytest.raises(UserError, match=r"^data: record 1: expected a mapping, got str$"):
         evaluate(["a question"])  # type: ignore[list-item]
     with pytest.raises(UserError, match=r"^data: expected a file or records, got one mapping; of columns, make"):
         evaluate({"question": ["a", "b"]})  # type: ignore[dict-item]
+    with pytest.raises(UserError, match=r"^data: expected a file or records, got int$"):
+        evaluate(5)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^data: record 1: contains an unpaired surrogate, which is not a character$"):
+        evaluate([{"question": "\ud83d"}])
+
+
+def test_evaluate_takes_records_with_null_fields_as_parquet_does(tiny_model_path: str, tmp_path: Path) -> None:
+    """A `datasets.Dataset` has every field in every row."""
+    questions = write_examples(tmp_path / "questions.jsonl", 20, 6)
+    records = [json.loads(line) for line in questions.read_text().splitlines()]
+    records[0]["id"] = None
+    for record in records[::2]:
+        for document in record["documents"]:
+            document["title"] = None
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "questions.parquet")
+
+    def evaluate(data: Questions, storage: str) -> Evaluation:
+        settings = {"data.prompt": "plain", "evaluation.max_new_tokens": 4, "runtime.storage": tmp_path / storage}
+        made: Evaluation = pos2distill.evaluate(
+            model=Path(tiny_model_path), data=data, documents=np.int64(4), slots=np.array([0, 3]), settings=settings
+        )
+        return made
+
+    of_parquet = (
+        evaluate(tmp_path / "questions.parquet", "parquet").to_pandas().drop(columns="seconds", errors="ignore")
+    )
+    of_records = evaluate(records, "records").to_pandas().drop(columns="seconds", errors="ignore")
+    assert of_records.equals(of_parquet)
+    assert len(of_records) == 40
+
+
+def test_questions_file_is_temporary_and_named_after_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later call with the same records resumes: its file has another folder, but the same name and bytes."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    records: list[dict[str, Any]] = [
+        {"question": "who", "answers": ("a", None)},
+        {"question": "wo \u00fc", "score": np.float32(0.5)},
+    ]
+    with questions_file(records) as one, questions_file(iter(records)) as other:
+        assert one != other
+        assert Path(one).name == Path(other).name
+        assert Path(one).read_bytes() == Path(other).read_bytes()
+        second = json.loads(Path(one).read_text().splitlines()[1])
+        assert second == {"question": "wo \u00fc", "score": 0.5}
+    assert list(tmp_path.iterdir()) == []
+    with questions_file(tmp_path / "given.jsonl") as given:
+        assert given == str(tmp_path / "given.jsonl")
+
+
+def test_study_takes_records_and_leaves_no_file(
+    recipe_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    records = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    first = pos2distill.sample(recipe_file, LOCAL, data=records)
+    assert pos2distill.sample(recipe_file, LOCAL, data=iter(records)).url == first.url
+    checkpoint = pos2distill.distill(recipe_file, LOCAL, data=records)
+    result = pos2distill.study(recipe_file, LOCAL, data=records)
+    assert result.checkpoint.path == checkpoint.path
+    assert pos2distill.evaluate(recipe_file, data=records, settings=LOCAL).summary() == result.after.summary()
+    assert not list(temporary.rglob("questions*"))
+
+
+def test_to_overrides_takes_paths_and_numpy() -> None:
+    settings = {
+        "training.learning_rate": np.float64(0.5),
+        "seed": np.int64(3),
+        "model.path": Path("models/mine"),
+        "evaluation.slots": np.array([0, 2]),
+        "method.advantageous_slot": (np.int32(1),),
+        "training.lora": {"targets": range(2), "path": Path("a")},
+        "description": "\U0001f600",
+    }
+    values = dict(override.split("=", 1) for override in to_overrides(settings))
+    assert {name: parse_value(value) for name, value in values.items()} == {
+        "training.learning_rate": 0.5,
+        "seed": 3,
+        "model.path": "models/mine",
+        "evaluation.slots": [0, 2],
+        "method.advantageous_slot": [1],
+        "training.lora": {"targets": [0, 1], "path": "a"},
+        "description": "\U0001f600",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"seed": {1, 2}},
+            r"^settings: seed: cannot be written as JSON \(expected numbers, text, lists and mappings, got",
+        ),
+        ({"seed": b"1"}, r"^settings: seed: cannot be written as JSON \(.* got bytes\)$"),
+        (
+            {"evaluation.slots": np.array(["2026-01-01"], "datetime64[D]")},
+            r"^settings: evaluation\.slots: .* got date\)$",
+        ),
+        (5, r"^settings: expected a mapping of dotted names to values, got int$"),
+    ],
+)
+def test_to_overrides_names_the_setting(settings: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        to_overrides(settings)
+
+
+def test_to_recipe_names_the_section_that_cannot_be_written(make_recipe: Callable[..., Recipe]) -> None:
+    nested: list[Any] = []
+    nested.append(nested)
+    with pytest.raises(UserError, match=r"^recipe: data: cannot be written as JSON \(Circular reference"):
+        to_recipe({"name": "mine", "data": {"path": nested}}, None)
+    with pytest.raises(UserError, match=r"^recipe: expected a path or name, got int$"):
+        to_recipe(5, None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^settings: a Recipe has its settings already"):
+        to_recipe(make_recipe(), None, "data.jsonl")
+    assert plain({"path": Path("a"), "count": np.uint8(3)}, "recipe") == {"path": "a", "count": 3}
 
 
 def test_evaluate_takes_a_mapping_and_changes_nothing_in_it(make_recipe: Callable[..., Recipe]) -> None:
@@ -112,6 +234,10 @@ def test_functions_refuse_what_does_not_fit(make_recipe: Callable[..., Recipe], 
         pos2distill.evaluate(recipe_file, model="m", data="d")
     with pytest.raises(UserError, match=r"^evaluate: expected either a recipe, or model and data$"):
         pos2distill.evaluate(model="m")
+    with pytest.raises(UserError, match=r"^model: expected a path or name, got int$"):
+        pos2distill.evaluate(model=5, data="d")
+    with pytest.raises(UserError, match=r"^examples: cannot be written as JSON \("):
+        pos2distill.evaluate(model="m", data="d", examples={3})
     with pytest.raises(UserError, match=r"^evaluate: base_url, documents, slots and examples belong to model and data"):
         pos2distill.evaluate(recipe_file, slots=3)
     with pytest.raises(UserError, match=r"^settings: a Recipe has its settings already"):

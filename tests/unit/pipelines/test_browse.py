@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from pipelines import command_line, comparison
 from pipelines.api import _to_checkpoint
 from pipelines.commands import run_evaluate, run_sample, run_study
 from pipelines.plan import make_plan
-from pipelines.provenance import read_provenance
+from pipelines.provenance import Provenance, read_provenance, record_provenance
 from pipelines.stages.sample import sample_ids_of
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from tests.support.hub_server import hub_server, use_hub
+from tests.support.privileges import respecting_modes
 
 
 @pytest.fixture(scope="module")
@@ -251,11 +254,29 @@ def test_runs_and_compare_print_gaps_with_interval_and_corrected(
 
 def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "typo", tmp_path / "file"):
-        assert command("runs", str(path), code=2) == [
-            f"error: {path}: no such folder; expected a folder of runs, or the storage of one run"
-        ]
+    expected = "expected a folder of runs, or the storage of one run"
+    typo, file = tmp_path / "typo", tmp_path / "file"
+    assert command("runs", str(typo), code=2) == [f"error: {typo}: no such folder; {expected}"]
+    assert command("runs", str(file), code=2) == [f"error: {file}: is a file; {expected}"]
     assert command("runs", str(tmp_path)) == [f"{tmp_path}: no report and no results of evaluate"]
+
+
+@pytest.mark.parametrize("words", [("runs",), ("inspect",), ("compare",), ("export", "tasks"), ("push", "me/mine")])
+def test_a_run_that_is_empty_or_may_not_be_read_is_refused(
+    words: tuple[str, ...], tmp_path: Path, command: Command
+) -> None:
+    """An empty name is not the working directory, and a folder that may not be read is not an empty one."""
+    name, *others = words
+    argument = "FOLDER" if name == "runs" else "RUN"
+    for empty in ("", "  "):
+        assert command(name, empty, *others, code=2) == [f"error: {argument}: is empty; expected a folder"]
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    for run in (closed, closed / "inside"):
+        with respecting_modes():
+            (line,) = command(name, str(run), *others, code=2)
+        assert line.startswith(f"error: {run}: cannot be used (Permission denied")
+        assert line.endswith(f"({argument}); check the permissions of the file and of its folder")
 
 
 def test_compare_without_a_report_is_refused(tmp_path: Path, command: Command) -> None:
@@ -590,3 +611,40 @@ def test_inspect_samples_of_a_policy_shows_one_for_each_row(
     rows = [json.loads(line) for line in lines if line.startswith("{")]  # the run's own lines come before
     assert len(rows) == 8 * 2
     assert all(row["question"] and row["location"] for row in rows)
+
+
+def test_inspect_samples_shows_those_of_which_none_was_kept(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, command: Command
+) -> None:
+    """The error names the command that shows them; once some are kept, the samples are as any others."""
+    make_recipe(runtime={"executor": "local", "mode": "staged"}, sampling={"max_new_tokens": 4, "keep": "correct"})
+    recipe = str(tmp_path / "recipe.yaml")
+    (*_, line) = command("sample", recipe, code=2)
+    found = re.search(r"none of 8 samples was kept \((\d) wrong, (\d) empty, 0 failed\); `inspect (.*)` shows", line)
+    assert found
+    shown = command("inspect", *found[3].split(), "--json", "--limit", "0")
+    rows = [json.loads(row) for row in shown]
+    assert len(rows) == max(int(found[1]), int(found[2]))
+    assert {row["outcomes"][0] for row in rows} <= {"wrong", "empty"}
+    (folder,) = (tmp_path / "storage").glob("samples-*")
+    assert command_line.main(["inspect", str(folder), "--limit", "1"]) == 0
+    # Nothing that needs finished samples takes them for such.
+    (said, line) = command("push", str(tmp_path / "storage"), "me/mine", code=2)
+    assert said == f"{folder}: not finished; what is stored so far is shown"
+    assert "holds no finished checkpoint" in line
+
+
+def test_record_provenance_of_samples_that_are_finished_later(tmp_path: Path, recipe: Recipe) -> None:
+    samples, scores = (Artifact(str(tmp_path), name, "0123") for name in ("samples", "base-scores"))
+    first, second = Provenance.now(recipe), replace(Provenance.now(recipe), date="later")
+    record_provenance(samples, first, "sample", {})
+    assert read_provenance(samples) is None  # nothing was stored
+    for artifact in (samples, scores):
+        Path(artifact.path).mkdir()
+        record_provenance(artifact, first, "stage", {})
+    assert read_provenance(scores) is None
+    assert read_provenance(samples) == replace(first, stage="stage")
+    samples.publish(counts={}, seconds={})
+    record_provenance(samples, second, "stage", {})
+    assert read_provenance(samples) == replace(second, stage="stage")
+    assert sorted(path.name for path in Path(samples.path).iterdir()) == ["manifest.json", "provenance.json"]

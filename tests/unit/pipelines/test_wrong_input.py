@@ -6,6 +6,7 @@ import json
 import lzma
 import os
 import shutil
+import socket
 import tempfile
 import time
 import zipfile
@@ -22,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 from pipelines import command_line
 from pos2distill.config import Recipe
 from tests.support.hub_server import hub_server, use_hub
+from tests.support.privileges import respecting_modes
 from tests.support.tiny import write_examples
 
 Refused = Callable[..., str]
@@ -399,6 +401,85 @@ def test_paths_of_recipes_are_refused_in_one_line(refused: Refused, recipe: Path
     (folder / "broken.yaml").symlink_to(folder / "gone")
     (folder / "loop.yaml").symlink_to(folder / "loop.yaml")
     assert words in refused(path=path.replace("FOLDER", str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("closed", "mode", "setting", "words"),
+    [
+        ("recipe.yaml", 0, "seed=0", "recipe.yaml: cannot be read (Permission denied)"),
+        (
+            "data.jsonl",
+            0,
+            "seed=0",
+            "cannot be used (Permission denied) (data.path); check the permissions of the file",
+        ),
+        (
+            "model",
+            0,
+            "model.path=FOLDER/model",
+            "cannot be used (Permission denied) (model.path); check the permissions",
+        ),
+        ("model", 0, "model.path=FOLDER/model/in", "FOLDER/model/in"),
+        ("model/config.json", 0, "model.path=FOLDER/model", "Permission denied"),
+        ("model/model.safetensors", 0, "model.path=FOLDER/model", "Permission denied"),
+        ("read-only", 0o500, "runtime.storage=FOLDER/read-only", "cannot be used (Permission denied"),
+        ("read-only", 0o500, "runtime.storage=FOLDER/read-only/runs", "cannot be used (Permission denied"),
+        ("closed", 0, "runtime.storage=FOLDER/closed", "cannot be used (Permission denied"),
+    ],
+)
+def test_what_may_not_be_used_is_refused_in_one_line(
+    refused: Refused, recipe: Path, closed: str, mode: int, setting: str, words: str
+) -> None:
+    folder = recipe.parent
+    shutil.copytree(yaml.safe_load(recipe.read_text())["model"]["path"], folder / "model")
+    path = folder / closed
+    if not path.exists():
+        path.mkdir()
+    before = path.stat().st_mode
+    path.chmod(mode)
+    try:
+        with respecting_modes():
+            line = refused(setting.replace("FOLDER", str(folder)))
+    finally:
+        path.chmod(before)
+    assert words.replace("FOLDER", str(folder)) in line
+
+
+@pytest.mark.parametrize("setting", ["data.path=gs://b/x.jsonl", "model.path=gs://b/x", "runtime.storage=gs://b/x"])
+def test_google_storage_without_a_network_is_refused_at_once(
+    refused: Refused, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no name is resolved; gcsfs itself tries for a minute."""
+
+    def resolve(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    for name in ("STORAGE_EMULATOR_HOST", "HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pos2distill.urls.socket.create_connection", resolve)
+    line = refused(setting)
+    assert "cannot be used (Temporary failure in name resolution)" in line
+    assert line.endswith("; check the network")
+
+
+def test_a_sweep_of_too_many_studies_is_refused_at_once(refused: Refused) -> None:
+    rates = [number / 1e6 for number in range(1, 301)]
+    start = time.monotonic()
+    line = refused(f"sweep.training.learning_rate={rates}", f"sweep.seed={list(range(300))}")
+    assert line == "error: sweep: 90000 studies; at most 1000 are possible"
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("action", ["validate", "render"])
+@pytest.mark.parametrize("name", ["x" * 3000, "x" * 3000 + ".yaml", "x/" * 1500], ids=["a name", "a file", "folders"])
+def test_names_of_cluster_specs_that_are_too_long_are_refused_in_one_line(
+    name: str, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", action, name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: x")
+    assert "no such " in line
+    assert len(line) < 1000
 
 
 def _zip(data: bytes) -> bytes:

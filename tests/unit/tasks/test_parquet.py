@@ -7,11 +7,13 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import HfFileSystem
 
 from pos2distill.config import DataSection
 from pos2distill.errors import UserError
 from pos2distill.tasks.datasets import load_split, read_examples
-from pos2distill.tasks.readers import file_digest, read_records
+from pos2distill.tasks.readers import data_bytes, file_digest, read_records
+from tests.support.hub_server import hub_server, use_hub
 from tests.support.tiny import write_examples
 
 
@@ -90,3 +92,62 @@ def test_read_records_of_the_hub_without_a_network() -> None:
         UserError, match=r"^hf://datasets/owner/name/data\.parquet: cannot be used \(.*(offline|HF_HUB)"
     ):
         list(read_records("hf://datasets/owner/name/data.parquet"))
+
+
+@pytest.fixture
+def shards(lines: Path, tmp_path: Path) -> list[Path]:
+    """The records in three files."""
+    records = [json.loads(line) for line in lines.read_text().splitlines()]
+    paths = []
+    for number in range(3):
+        paths.append(tmp_path / f"part-{number}.parquet")
+        pq.write_table(pa.Table.from_pylist(records[number * 200 : number * 200 + 200]), paths[-1])
+    return paths
+
+
+@pytest.mark.parametrize("storage", ["disk", "memory"], indirect=True)
+def test_read_records_of_several_files_are_those_of_one(lines: Path, shards: list[Path], storage: str) -> None:
+    for path in shards:
+        with fsspec.open(f"{storage}-parts/{path.name}", "wb", auto_mkdir=True) as file:
+            file.write(path.read_bytes())
+    url = f"{storage}-parts/*.parquet"
+    found = list(read_records(url))
+    assert [record for _, record in found] == [record for _, record in read_records(str(lines))]
+    assert (found[0][0], found[-1][0]) == ("part-0.parquet, row 1", "part-2.parquet, row 200")
+    assert data_bytes(url) == sum(path.stat().st_size for path in shards)
+    digest = file_digest(url)
+    with fsspec.open(f"{storage}-parts/part-1.parquet", "wb") as file:
+        file.write(shards[0].read_bytes())
+    assert file_digest(url) != digest
+
+
+def test_load_split_names_the_file_of_an_example(shards: list[Path], lines: Path, tmp_path: Path) -> None:
+    several = load_split(section(tmp_path / "part-*.parquet"), documents=4, seed=0)
+    one = load_split(section(lines), documents=4, seed=0)
+    assert (list(several.train), list(several.evaluation)) == (list(one.train), list(one.evaluation))
+    assert all(location.startswith("part-*.parquet, part-") for location in several.locations.values())
+
+
+def test_read_records_of_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"^{tmp_path}/\*\.parquet: matches no file \(data\.path\)$"):
+        list(read_records(f"{tmp_path}/*.parquet"))
+    (tmp_path / "a*.jsonl").write_text('{"a": 1}')
+    (tmp_path / "ab.jsonl").write_text('{"a": 2}')
+    assert list(read_records(f"{tmp_path}/a*.jsonl")) == [("line 1", {"a": 1})]  # a file of that very name
+
+
+def test_read_records_of_the_hub(
+    lines: Path, shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hub_server() as hub:
+        use_hub(monkeypatch, hub.address, tmp_path / "cache")
+        HfFileSystem.clear_instance_cache()
+        hub.files["me/questions"] = {f"data/{path.name}": path.read_bytes() for path in shards}
+        url = "hf://datasets/me/questions/data"
+        rows = list(read_records(f"{url}/part-1.parquet"))
+        assert [location for location, _ in rows] == [f"row {number}" for number in range(1, 201)]
+        found = list(read_records(f"{url}/*.parquet"))
+        assert [record for _, record in found] == [record for _, record in read_records(str(lines))]
+        assert found[200] == ("part-1.parquet, row 1", rows[0][1])
+        assert len(file_digest(f"{url}/*.parquet")) == 64
+    HfFileSystem.clear_instance_cache()
