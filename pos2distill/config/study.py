@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pos2distill.config.analysis import AnalysisSection
 from pos2distill.config.base import Count, Section, without_null
 from pos2distill.config.data import DataSection
-from pos2distill.config.inference import InferenceSection
+from pos2distill.config.inference import InferenceSection, SearchSection
 from pos2distill.config.method import DEFAULT_SLOTS, MethodSection
 from pos2distill.config.model import ModelSection
 from pos2distill.config.training import SamplingSection, TrainingSection
@@ -182,7 +182,9 @@ class Study(Section):
         if slot == "auto" or self.inference.method == "reorder":
             _check_count("method.auto_slots", self.method.auto_slots, documents - hops[0] + 1)
         searched, available = self.inference.search.slots, documents - hops[0] + 1
-        if self.inference.searches_scales and searched > available:
+        # The default is lowered without a word (`candidate_placements`).
+        default = SearchSection.model_fields["slots"].default
+        if self.inference.searches_scales and searched > max(available, default):
             raise ValueError(f"inference.search.slots: {searched} slots, but there are {available}; lower it")
         if self.inference.method == "reorder" and self.method.auto_slots == 1:
             raise ValueError("method.auto_slots: 1, but inference.method 'reorder' compares at least 2 slots")

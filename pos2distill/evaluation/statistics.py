@@ -82,7 +82,8 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int
     Source: Efron and Tibshirani 1993, chapter 12 (bootstrap-t, transformations).
 
     Args:
-        part_E, total_E: of each example; the sum of the second is above 0. All ones for the mean of the first.
+        part_E, total_E: of each example; the sum of the second is above 0, and the first is 0 where the second is. All
+            ones for the mean of the first.
     """
     ratio = float(part_E.sum() / total_E.sum())
     error = float(_log_ratio_errors(part_E, total_E, np.ones((1, len(part_E))))[0])
@@ -101,7 +102,8 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int
     single_E = part_E[total_E > 0] / total_E[total_E > 0]
     with np.errstate(over="ignore"):
         low, high = ratio * np.exp(-highest * error), ratio * np.exp(-lowest * error)
-    return max(float(low), float(single_E.min())), min(float(high), float(single_E.max()))
+    # Of equal examples, the ratio may differ from theirs by rounding.
+    return min(ratio, max(float(low), float(single_E.min()))), max(ratio, min(float(high), float(single_E.max())))
 
 
 def _log_ratio_errors(part_E: Floats, total_E: Floats, count_RE: Floats) -> Floats:
@@ -269,6 +271,8 @@ def best_slot_change(before_ES: Floats, after_ES: Floats, *, resamples: int, see
     lose there. So, as for `corrected_gap`, one half of the examples chooses the slot and the other half measures the
     change at it. The interval is as of `gap_change`.
     """
+    if len(before_ES) == 1:
+        return float((after_ES - before_ES)[0, before_ES[0].argmax()]), (-1.0, 1.0)
     change = float(_cross_fitted_changes(before_ES, after_ES, np.ones((1, len(before_ES))), seed)[0])
     count_RE = _resample_counts(len(before_ES), resamples, seed)
     change_R = _cross_fitted_changes(before_ES, after_ES, count_RE, seed)

@@ -766,3 +766,10 @@ def test_recipe_refuses_tensor_parallel_size_unlike_gpus(make_recipe: Callable[.
         )
         with pytest.raises(UserError, match=message):
             load(gpus, parts)
+
+
+def test_load_recipe_lowers_the_default_slots_of_a_search_to_those_of_a_prompt() -> None:
+    overrides = ["inference.method=lpes", "data.documents=2", "evaluation.slots=2", "method.k=1"]
+    assert load_recipe("nq_mistral_7b", overrides).study.inference.search.slots == 3
+    with pytest.raises(UserError, match=r"inference.search.slots: 4 slots, but there are 2; lower it"):
+        load_recipe("nq_mistral_7b", [*overrides, "inference.search.slots=4"])

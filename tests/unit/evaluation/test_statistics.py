@@ -128,11 +128,13 @@ def test_ratio_interval_stays_within_the_ratios_of_the_examples() -> None:
         ([0.0, 0.0], [1.0, 2.0], 0.0),
         ([0.5, 1.0], [1.0, 2.0], 0.5),  # equal ratios
         ([0.7], [1.0], 0.7),  # one example
+        ([0.1] * 40, [1.0] * 40, 0.1),  # whose mean is rounded
     ],
 )
 def test_ratio_interval_without_an_error_is_the_ratio(part: list[float], total: list[float], expected: float) -> None:
-    interval = ratio_interval(np.array(part), np.array(total), resamples=50, seed=0)
-    assert interval == pytest.approx((expected, expected))
+    low, high = ratio_interval(np.array(part), np.array(total), resamples=50, seed=0)
+    assert (low, high) == pytest.approx((expected, expected))
+    assert low <= np.sum(part) / np.sum(total) <= high
 
 
 def test_ratio_interval_leaves_out_examples_without_a_total() -> None:
@@ -299,6 +301,11 @@ def test_best_slot_change_by_hand() -> None:
     assert change == pytest.approx(-0.25)
     error = after[:, 0].std(ddof=1) / 80**0.5
     assert (high - low) / 2 == pytest.approx(1.99 * error, rel=0.05)
+
+
+def test_best_slot_change_of_one_example_leaves_everything_open() -> None:
+    before, after = np.array([[1.0, 0.0]]), np.array([[0.0, 0.0]])
+    assert best_slot_change(before, after, resamples=2, seed=0) == (-1.0, (-1.0, 1.0))
 
 
 def test_best_slot_change_of_an_unchanged_model_is_0_where_the_same_answers_show_a_loss() -> None:
