@@ -53,7 +53,7 @@ def images_have_a_version(manifest: Fields) -> Iterator[Violation]:
     """Pods of one cluster must run the same image."""
     containers = [container for pod in pods_of(manifest) for container in containers_of(pod)]
     collector = cluster_of(manifest).mapping("historyServerOptions", "collectorOptions")
-    if collector:
+    if collector.get("image"):  # KubeRay refuses one without an image
         containers.append(collector)
     for container in containers:
         image = container.text("image")
