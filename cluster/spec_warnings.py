@@ -24,6 +24,7 @@ _CREDENTIALS = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),
 }
+_ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "gs": ("STORAGE_EMULATOR_HOST",)}
 
 
 def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: Sequence[str] = ()) -> list[str]:
@@ -31,7 +32,7 @@ def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: 
     recipe = load_recipe(recipe_name, overrides) if recipe_name else None
     storage = overridden_storage(overrides) or spec.storage.url
     warnings = [*_unchecked_disks(spec, recipe, storage), *_missing_credentials(spec, storage)]
-    warnings += _missing_identity(spec, storage)
+    warnings += [*_missing_identity(spec, storage), *_unseen_by_collector(spec)]
     if recipe is not None:
         warnings += [*_unused_gpus(spec, recipe), *tight_memory(spec, recipe), *_small_scratch(spec, recipe)]
     return warnings
@@ -87,6 +88,22 @@ def _missing_identity(spec: ClusterSpec, storage: str) -> Iterator[str]:
         yield (
             f"network.egress: no rule lets the pods ask the metadata server, from which they get their rights for "
             f"{scheme}://; add {{cidr: {_METADATA_SERVER}/32, ports: [80]}}"
+        )
+
+
+def _unseen_by_collector(spec: ClusterSpec) -> Iterator[str]:
+    """KubeRay gives the variables of the Ray container to no other one. The collector writes to `storage.url` only."""
+    if spec.history is None:
+        return
+    scheme = spec.storage.url.partition("://")[0]
+    fields = dict.fromkeys(spec.pods.env, "pods.env")
+    fields.update((secret.env, "pods.secrets") for secret in spec.pods.secrets)
+    names = (*_CREDENTIALS[scheme], *_ENDPOINTS[scheme])
+    unseen = [f"{name} of {fields[name]}" for name in names if name in fields]
+    if unseen:
+        yield (
+            f"history: KubeRay's collector does not get {' and '.join(unseen)}, so that it may not reach {scheme}://; "
+            f"use the cloud's own store with the rights of the ServiceAccount, or remove it"
         )
 
 

@@ -134,7 +134,7 @@ def ray_version_supports_authentication(manifest: Fields) -> Iterator[Violation]
         yield cluster.violation("rayVersion", message)
 
 
-def collector_has_a_bucket(manifest: Fields) -> Iterator[Violation]:
+def collector_is_complete(manifest: Fields) -> Iterator[Violation]:
     """Source: ValidateRayClusterSpec, validateCollectorOptions."""
     options = cluster_of(manifest).mapping("historyServerOptions")
     if not options:
@@ -143,6 +143,8 @@ def collector_has_a_bucket(manifest: Fields) -> Iterator[Violation]:
     if not collector:
         yield options.violation("collectorOptions", "missing; set the image and the bucket")
         return
+    if not collector.get("image"):
+        yield collector.violation("image", "missing; set it")
     variables = {variable.text("name"): variable for variable in collector.mappings("env")}
     for name in COLLECTOR_VARIABLES:
         if name in variables:
@@ -151,8 +153,12 @@ def collector_has_a_bucket(manifest: Fields) -> Iterator[Violation]:
     if not backend:
         yield collector.violation("env", "STORAGE_BACKEND is missing; set for example gcs, and GCS_BUCKET")
     required = _REQUIRED_BY_BACKEND.get(backend.lower())
-    if required is not None and required not in variables:
+    if required is not None and not _has_value(variables.get(required)):
         yield collector.violation("env", f"{required} is missing, which {backend} requires; set it")
+
+
+def _has_value(variable: Fields | None) -> bool:
+    return variable is not None and (bool(variable.get("value")) or "valueFrom" in variable)
 
 
 def _ray_version(cluster: Fields) -> tuple[int, int]:
@@ -180,5 +186,5 @@ RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
     group_settings_require_autoscaler_v2,
     restarts_are_left_to_the_autoscaler,
     ray_version_supports_authentication,
-    collector_has_a_bucket,
+    collector_is_complete,
 )

@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ..names import GPU, GPU_COUNT_LABEL, INSTANCE_TYPE_LABEL, SET_BY_KUBERAY
-from ..syntax import SHOWN
+from ..syntax import MOVING_TAGS, SHOWN
 from ..types import Violation
 from .fields import (
     Fields,
@@ -53,12 +53,12 @@ def images_have_a_version(manifest: Fields) -> Iterator[Violation]:
     """Pods of one cluster must run the same image."""
     containers = [container for pod in pods_of(manifest) for container in containers_of(pod)]
     collector = cluster_of(manifest).mapping("historyServerOptions", "collectorOptions")
-    if collector:
+    if collector.get("image"):  # KubeRay refuses one without an image
         containers.append(collector)
     for container in containers:
         image = container.text("image")
         name = image.rpartition("/")[2]  # a registry's port also follows a colon
-        if ":" not in name or name.endswith((":latest", ":nightly")):
+        if ":" not in name or name.rpartition(":")[2] in MOVING_TAGS:
             yield container.violation("image", f"'{image[:200]}' may change between pods; name a version")
 
 

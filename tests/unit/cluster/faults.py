@@ -141,6 +141,18 @@ ERRORS: list[tuple[str, Any, str]] = [
     (f"{SUBMITTER}.spec", [], "submitterPodTemplate.spec: expected a mapping, got a list"),
     (f"{CLUSTER}.historyServerOptions", {"a": 1}, "historyServerOptions.collectorOptions: missing; set the image and"),
     (COLLECTOR, {"image": "a/b:1"}, "collectorOptions.env: STORAGE_BACKEND is missing; set for example gcs, and GCS_"),
+    (COLLECTOR, {"env": environment(STORAGE_BACKEND="gcs", GCS_BUCKET="b")}, "collectorOptions.image: missing; set it"),
+    (COLLECTOR, {"image": "", "env": environment(STORAGE_BACKEND="gcs", GCS_BUCKET="b")}, "image: missing; set it"),
+    (
+        COLLECTOR,
+        {"image": "a/b:1", "env": environment(STORAGE_BACKEND="s3", S3_REGION="")},
+        "collectorOptions.env: S3_REGION is missing, which s3 requires; set it",
+    ),
+    (
+        COLLECTOR,
+        {"image": "a/b:1", "env": [*environment(STORAGE_BACKEND="gcs"), {"name": "GCS_BUCKET"}]},
+        "collectorOptions.env: GCS_BUCKET is missing, which gcs requires; set it",
+    ),
     (COLLECTOR, {"env": environment(STORAGE_BACKEND="S3")}, "env: S3_REGION is missing, which S3 requires; set it"),
     (
         COLLECTOR,

@@ -12,6 +12,7 @@ from cluster.validate import check
 from tests.support.manifests import changed
 from tests.unit.cluster.faults import (
     CLUSTER,
+    COLLECTOR,
     ERRORS,
     HEAD,
     LOST_NODE,
@@ -24,8 +25,11 @@ from tests.unit.cluster.faults import (
     WARNINGS,
     WORD,
     WORKERS,
+    environment,
     node_affinity,
 )
+
+BUCKET_OF_A_SECRET = {"name": "GCS_BUCKET", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +127,7 @@ def test_check_accepts_what_the_server_accepts(manifests: list[KubeManifest], jo
         (f"{SAMPLING}.{RAY}.resources.limits.rdma/hca", 1),
         (f"{SAMPLING}.template.metadata.annotations.Example~org/a", "any text\n"),
         (f"{HEAD}.{POD}.priorityClassName", "system-node-critical"),
+        (COLLECTOR, {"image": "a/b:1", "env": [*environment(STORAGE_BACKEND="gcs"), BUCKET_OF_A_SECRET]}),
     ):
         assert check_lines(changed(job, path, value), Level.ERROR) == []
 

@@ -77,6 +77,10 @@ WRONG = [
         "image=reg:5000/p:latest",
         "image: 'reg:5000/p:latest' may change between pods; name a version, for example reg:5000/p:0.1.0",
     ),
+    (
+        "image=reg:5000/p:nightly",
+        "image: 'reg:5000/p:nightly' may change between pods; name a version, for example reg:5000/p:0.1.0",
+    ),
     ("ray_version=2.51.0", "ray_version: the image has Ray 2.60, as requirements/gpu.txt, got 2.51.0"),
     ("ray_version=2.61.0", "ray_version: the image has Ray 2.60, as requirements/gpu.txt, got 2.61.0"),
     ("storage={url: /mnt/storage/../../tmp/x, claim: c}", "storage.url: /mnt/storage/../../tmp/x: expected a path wi"),

@@ -414,6 +414,25 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
             "pods.service_account_annotations: eks.amazonaws.com/role-arn is not set, so the pods have no rights for",
         ),
         (
+            [
+                "eks",
+                "spec.history={image: 'kuberay/collector:v1.7.1', region: eu-central-1}",
+                "spec.pods.env={AWS_ENDPOINT_URL: 'https://store.example.org', AWS_REGION: eu-central-1}",
+            ],
+            "history: KubeRay's collector does not get AWS_ENDPOINT_URL of pods.env, so that it may not reach s3://; "
+            "use the cloud's own store with the rights of the ServiceAccount, or remove it",
+        ),
+        (
+            [
+                "gke",
+                "spec.history={image: 'kuberay/collector:v1.7.1', region: eu-central-1}",
+                "spec.storage.url=s3://b/runs",
+                "spec.pods.secrets=[{env: AWS_ACCESS_KEY_ID, secret: s, key: k}]",
+                "spec.pods.env={AWS_ENDPOINT_URL: 'https://store.example.org'}",
+            ],
+            "history: KubeRay's collector does not get AWS_ACCESS_KEY_ID of pods.secrets and AWS_ENDPOINT_URL of pods.",
+        ),
+        (
             ["gke", "spec.network.egress=[{cidr: 0.0.0.0/0}]"],
             "network.egress: no rule lets the pods ask the metadata server, from which they get their rights for "
             "gs://; add {cidr: 169.254.169.254/32, ports: [80]}",
@@ -445,6 +464,7 @@ def test_run_cluster_render_warns_of_what_only_the_cluster_can_tell(
     + [
         ("gke", ["spec.storage.url=s3://b/runs", "spec.pods.secrets=[{env: AWS_ACCESS_KEY_ID, secret: s, key: k}]"]),
         ("gke", ["spec.model_billions=7"]),
+        ("gke", ["spec.history={image: 'kuberay/collector:v1.7.1'}"]),
         ("gke", ["spec.pods={service_account: mine}"]),
         (
             "gke",
