@@ -105,8 +105,7 @@ def distil(student: Any, teacher: Any, batches: list[list[Row]], advantageous: i
     """One step of AdamW for each batch of rows."""
     optimizer = torch.optim.AdamW(student.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     for step, rows in enumerate(batches, start=1):
-        fraction = sum(map(len, batches[:step])) / sum(map(len, batches))
-        optimizer.param_groups[0]["lr"] = learning_rate(fraction, rate)
+        optimizer.param_groups[0]["lr"] = learning_rate(sum(map(len, batches[:step])) / sum(map(len, batches)), rate)
         slot_N = torch.tensor([slot for slot, *_ in rows], device=student.device)
         loss = r1_loss(kl_of_rows(student, teacher, rows), slot_N, advantageous)
         loss.backward()
@@ -125,8 +124,7 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
     teacher, student = (load(model, dtype=torch.float32).to(device) for _ in range(2))
     with gzip.open(data, "rt") if data.endswith(".gz") else open(data) as file:
         examples = [json.loads(line) for line in file][: EVAL_EXAMPLES + 4 * TRAIN_EXAMPLES]
-    held_out, candidates, last = examples[:EVAL_EXAMPLES], examples[EVAL_EXAMPLES:], documents - 1
-    kept: Any = []
+    held_out, candidates, last, kept = examples[:EVAL_EXAMPLES], examples[EVAL_EXAMPLES:], documents - 1, list[Any]()
     print("before:", accuracy_by_slot(teacher, tokenizer, held_out, documents), flush=True)
     while candidates and len(kept) < TRAIN_EXAMPLES:
         train, candidates = candidates[: TRAIN_EXAMPLES - len(kept)], candidates[TRAIN_EXAMPLES - len(kept) :]
@@ -136,6 +134,8 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
                 slots = [last, *random.sample(range(last), K)]
                 kept.append([(at, prompt, make_prompt(tokenizer, example, documents, at), response) for at in slots])
         print(f"kept {len(kept)} of {TRAIN_EXAMPLES} responses", flush=True)
+    if not kept:
+        raise SystemExit(f"{model}: no response is right, so there is nothing to train on")
     epoch = DataLoader(kept, EXAMPLES_PER_BATCH, shuffle=True, collate_fn=lambda examples: [*chain(*examples)])
     distil(student, teacher, [rows for _ in range(EPOCHS) for rows in epoch], last, rate)
     print("after:", accuracy_by_slot(student, tokenizer, held_out, documents), flush=True)

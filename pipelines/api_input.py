@@ -15,7 +15,7 @@ import numpy as np
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, make_recipe
 from pos2distill.errors import UserError
-from pos2distill.tasks.readers import without_null
+from pos2distill.tasks.readers import drop_null_fields
 
 # JSON may hold them as they are, but YAML refuses them or takes them for line breaks. All have four hex digits.
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufffe\uffff]")
@@ -125,7 +125,7 @@ def _to_line(record: Any, number: int) -> bytes:
     if not isinstance(record, Mapping):
         raise UserError(f"data: record {number}: expected a mapping, got {type(record).__name__}")
     # As in Parquet: a `datasets.Dataset` has every field in every row, null where it is missing.
-    fields = without_null(plain(record, f"data: record {number}"))
+    fields = drop_null_fields(plain(record, f"data: record {number}"))
     try:
         return f"{json.dumps(fields, ensure_ascii=False)}\n".encode()
     except UnicodeEncodeError:
