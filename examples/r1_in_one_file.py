@@ -74,8 +74,7 @@ def response_logprobs(model: Any, prompts: list[list[int]], responses: list[list
 def kl_of_rows(student: Any, teacher: Any, rows: list[Row]) -> Tensor:
     """KL(teacher || student) of each row in nats, (N,), mean over its response; the teacher's prompt never changes."""
     _, advantageous, prompts, responses = (list(column) for column in zip(*rows, strict=True))
-    with torch.no_grad():
-        teacher_logprobs = response_logprobs(teacher, advantageous, responses)
+    teacher_logprobs = torch.no_grad()(response_logprobs)(teacher, advantageous, responses)
     pairs = zip(teacher_logprobs, response_logprobs(student, prompts, responses), strict=True)
     return torch.stack([(p_tV.exp() * (p_tV - q_tV)).sum(-1).clamp_min(0).mean() for p_tV, q_tV in pairs])
 
@@ -124,7 +123,8 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
     teacher, student = (load(model, dtype=torch.float32).to(device) for _ in range(2))
     with gzip.open(data, "rt") if data.endswith(".gz") else open(data) as file:
         examples = [json.loads(line) for line in file][: EVAL_EXAMPLES + 4 * TRAIN_EXAMPLES]
-    held_out, candidates, last, kept = examples[:EVAL_EXAMPLES], examples[EVAL_EXAMPLES:], documents - 1, list[Any]()
+    held_out, candidates, last = examples[:EVAL_EXAMPLES], examples[EVAL_EXAMPLES:], documents - 1
+    kept: Any = []
     print("before:", accuracy_by_slot(teacher, tokenizer, held_out, documents), flush=True)
     while candidates and len(kept) < TRAIN_EXAMPLES:
         train, candidates = candidates[: TRAIN_EXAMPLES - len(kept)], candidates[TRAIN_EXAMPLES - len(kept) :]
