@@ -74,8 +74,7 @@ def response_logprobs(model: Any, prompts: list[list[int]], responses: list[list
 def kl_of_rows(student: Any, teacher: Any, rows: list[Row]) -> Tensor:
     """KL(teacher || student) of each row in nats, (N,), mean over its response; the teacher's prompt never changes."""
     _, advantageous, prompts, responses = (list(column) for column in zip(*rows, strict=True))
-    with torch.no_grad():
-        teacher_logprobs = response_logprobs(teacher, advantageous, responses)
+    teacher_logprobs = torch.no_grad()(response_logprobs)(teacher, advantageous, responses)
     pairs = zip(teacher_logprobs, response_logprobs(student, prompts, responses), strict=True)
     return torch.stack([(p_tV.exp() * (p_tV - q_tV)).sum(-1).clamp_min(0).mean() for p_tV, q_tV in pairs])
 
@@ -105,8 +104,7 @@ def distil(student: Any, teacher: Any, batches: list[list[Row]], advantageous: i
     """One step of AdamW for each batch of rows."""
     optimizer = torch.optim.AdamW(student.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     for step, rows in enumerate(batches, start=1):
-        fraction = sum(map(len, batches[:step])) / sum(map(len, batches))
-        optimizer.param_groups[0]["lr"] = learning_rate(fraction, rate)
+        optimizer.param_groups[0]["lr"] = learning_rate(sum(map(len, batches[:step])) / sum(map(len, batches)), rate)
         slot_N = torch.tensor([slot for slot, *_ in rows], device=student.device)
         loss = r1_loss(kl_of_rows(student, teacher, rows), slot_N, advantageous)
         loss.backward()
@@ -136,6 +134,8 @@ def main(model: str, data: str, documents: int, rate: float, out: str) -> None:
                 slots = [last, *random.sample(range(last), K)]
                 kept.append([(at, prompt, make_prompt(tokenizer, example, documents, at), response) for at in slots])
         print(f"kept {len(kept)} of {TRAIN_EXAMPLES} responses", flush=True)
+    if not kept:
+        raise SystemExit(f"{model}: no response is right, so there is nothing to train on")
     epoch = DataLoader(kept, EXAMPLES_PER_BATCH, shuffle=True, collate_fn=lambda examples: [*chain(*examples)])
     distil(student, teacher, [rows for _ in range(EPOCHS) for rows in epoch], last, rate)
     print("after:", accuracy_by_slot(student, tokenizer, held_out, documents), flush=True)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ import numpy as np
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, make_recipe
 from pos2distill.errors import UserError
-from pos2distill.tasks.readers import without_null
+from pos2distill.tasks.readers import drop_null_fields
+
+# JSON may hold them as they are, but YAML refuses them or takes them for line breaks. All have four hex digits.
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufffe\uffff]")
 
 AnyRecipe = str | Path | Recipe | Mapping[str, Any]
 Settings = Mapping[str, Any]
@@ -29,9 +33,11 @@ def to_recipe(recipe: AnyRecipe, settings: Settings | None, data: str | None = N
     Raises:
         UserError: naming the setting at fault.
     """
+    if isinstance(recipe, Recipe) and data is not None:
+        raise UserError("data: a Recipe has its data already; give its name, file or mapping instead")
     overrides = to_overrides(settings)
     if data is not None:
-        overrides.append(f"data.path={json.dumps(data)}")
+        overrides.append(f"data.path={_to_json(data, 'data')}")
     if isinstance(recipe, Recipe):
         if overrides:
             raise UserError("settings: a Recipe has its settings already; give its name, file or mapping instead")
@@ -82,7 +88,8 @@ def questions_file(data: Questions) -> Iterator[str]:
     """The path of a data file: the one given, or a temporary one with the given records, removed at the end.
 
     A later call with the same records resumes, because results depend on the bytes of the file and not on its folder.
-    Its name is made of these bytes, since the default storage is called after it.
+    Its name is made of these bytes, since the default storage is called after it. Errors within the context name the
+    record instead of this file.
 
     Raises:
         UserError: for what is neither a file nor records, naming the record at fault.
@@ -105,14 +112,20 @@ def questions_file(data: Questions) -> Iterator[str]:
                 file.write(line)
         path = partial.with_name(f"questions-{digest.hexdigest()[:16]}.jsonl")
         partial.rename(path)
-        yield str(path)
+        try:
+            yield str(path)
+        except UserError as error:
+            # In place, so that its type and traceback stay. Each record is a line.
+            message = re.sub(rf"{re.escape(str(path))}, line (?=\d)", "data: record ", str(error))
+            error.args = (message.replace(str(path), "data"),)
+            raise
 
 
 def _to_line(record: Any, number: int) -> bytes:
     if not isinstance(record, Mapping):
         raise UserError(f"data: record {number}: expected a mapping, got {type(record).__name__}")
     # As in Parquet: a `datasets.Dataset` has every field in every row, null where it is missing.
-    fields = without_null(plain(record, f"data: record {number}"))
+    fields = drop_null_fields(plain(record, f"data: record {number}"))
     try:
         return f"{json.dumps(fields, ensure_ascii=False)}\n".encode()
     except UnicodeEncodeError:
@@ -121,9 +134,11 @@ def _to_line(record: Any, number: int) -> bytes:
 
 def _to_json(value: Any, name: str) -> str:
     try:
-        return json.dumps(value, default=_to_plain, ensure_ascii=False)
+        text = json.dumps(value, default=_to_plain, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:  # ValueError: a list that contains itself
         raise UserError(f"{name}: cannot be written as JSON ({error})") from None
+    # Characters beyond these four digits stay, since JSON escapes them as surrogates, which YAML does not combine.
+    return _NOT_IN_YAML.sub(lambda character: f"\\u{ord(character[0]):04x}", text)
 
 
 def _to_plain(value: Any) -> Any:

@@ -27,32 +27,30 @@ def list_artifacts(
 
     Args:
         task: one of `evaluation.also_evaluate`. Default: the main task.
-        unfinished: also samples that a run has stored without finishing them.
+        unfinished: also samples that a run has stored without finishing them, after all that are finished.
     """
     fs, root = open_url(storage, "RUN")
     found = []
-    paths = fs.glob(f"{root}/*/manifest.json")
+    finished = [str(path).rsplit("/", 2)[-2] for path in fs.glob(f"{root}/*/manifest.json")]
+    folders = [*finished]
     if unfinished:
-        paths += fs.glob(f"{root}/*/{UNFINISHED_FILE}")
-    for path in paths:
-        name, _, fingerprint = str(path).rsplit("/", 2)[-2].rpartition("-")
+        # The file can be left in a folder that was finished since.
+        marked = [str(path).rsplit("/", 2)[-2] for path in fs.glob(f"{root}/*/{UNFINISHED_FILE}")]
+        folders += [folder for folder in marked if folder not in finished]
+    for folder in folders:
+        name, _, fingerprint = folder.rpartition("-")
         if name in names:
             artifact = Artifact(storage, name, fingerprint)
             provenance = read_provenance(artifact)
             if (task_of(provenance) if provenance else None) == task:
-                found.append(artifact)
-    return sorted(found, key=_date, reverse=True)
+                found.append((folder in finished, provenance.date if provenance else "", artifact))
+    return [artifact for *_, artifact in sorted(found, key=lambda each: each[:2], reverse=True)]
 
 
 def task_of(provenance: Provenance) -> str | None:
     """Which of the tasks that `evaluation.also_evaluate` names an artifact is of; None of the main task."""
     name, colon, _ = provenance.stage.partition(": ")
     return name if colon else None
-
-
-def _date(artifact: Artifact) -> str:
-    provenance = read_provenance(artifact)
-    return provenance.date if provenance else ""
 
 
 def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]:

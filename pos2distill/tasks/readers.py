@@ -7,6 +7,7 @@ streamed: memory holds one record, or a batch of rows.
 import functools
 import gzip
 import hashlib
+import itertools
 import json
 import lzma
 import os
@@ -63,7 +64,8 @@ _OTHER_KINDS = {
 
 def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (location, object) for each record: `line 3` of JSON Lines, blank lines counted, `record 3` of an array,
-    `row 3` of Parquet, where a null field is as one that is missing; of several files `a.parquet, row 3`.
+    `row 3` of Parquet, where a null field is as one that is missing; of several files `a.parquet, row 3`, with the
+    folders that they do not have in common.
 
     Args:
         url: of a file, or with `*` the pattern of several, which are read in the order of their names.
@@ -71,8 +73,10 @@ def read_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
         UserError: a missing file, broken compression, bytes that are not UTF-8, a record that is not one JSON object.
     """
     files = _files(url)
+    folders = zip(*(file.split("/")[:-1] for file in files), strict=False)
+    common = len([*itertools.takewhile(lambda names: len({*names}) == 1, folders)])
     for file in files:
-        name = "" if file == url else f"{file.rpartition('/')[2]}, "
+        name = "" if file == url else f"{'/'.join(file.split('/')[common:])}, "
         for location, record in _file_records(file):
             yield f"{name}{location}", record
 
@@ -136,14 +140,15 @@ def data_bytes(url: str) -> int:
 
 
 def _files(url: str) -> list[str]:
-    """The file itself, or those that a pattern matches, such as `folder/*.parquet`."""
-    if "*" not in url:
+    """The file itself, or those that a pattern matches, such as `folder/*.parquet`. Only `*` matches others."""
+    if "*" not in url or url.startswith(("http://", "https://")):  # a web server lists no files
         return [url]
     with _one_line_errors(url):
         fs, pattern = open_url(url, "data.path")
         is_local = isinstance(fs, LocalFileSystem)
         if is_local and os.path.exists(pattern):
             return [url]
+        pattern = re.sub(r"[\[?]", r"[\g<0>]", pattern)
         found = sorted(path for path, info in fs.glob(pattern, detail=True).items() if info["type"] == "file")
     if not found:
         raise UserError(f"{url}: matches no file (data.path)")
@@ -261,15 +266,15 @@ def _parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
         for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS):
             for row in batch.to_pylist():
                 number += 1
-                yield f"row {number}", without_null(row)
+                yield f"row {number}", drop_null_fields(row)
 
 
-def without_null(value: Any) -> Any:
+def drop_null_fields(value: Any) -> Any:
     """A value without null fields, at any depth: Parquet has every field in every row."""
     if isinstance(value, dict):
-        return {name: without_null(field) for name, field in value.items() if field is not None}
+        return {name: drop_null_fields(field) for name, field in value.items() if field is not None}
     if isinstance(value, list):
-        return [without_null(element) for element in value]
+        return [drop_null_fields(element) for element in value]
     return value
 
 

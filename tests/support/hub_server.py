@@ -86,67 +86,69 @@ def _etag(content: bytes) -> str:
     return hashlib.sha1(content).hexdigest()
 
 
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            body = self.read_chunks()
+        if self.headers.get("Authorization") == f"Bearer {TOKEN}":
+            self.reply(*self.hub.answer(self.path.partition("?")[0], body))
+        else:
+            self.reply(401, {"error": "Invalid credentials"})
+
+    def do_GET(self) -> None:  # the names are those of http.server
+        path = self.path.partition("?")[0]
+        if "/resolve/" not in path:
+            self.do_POST()
+            return
+        _, owner, name, _, _, file = path.removeprefix("/datasets").split("/", 5)
+        content = self.hub.files[f"{owner}/{name}"][file]
+        headers = {"ETag": _etag(content), "X-Repo-Commit": COMMIT}
+        if self.command == "GET":
+            self.hub.downloaded.append(file)
+        status = 200
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if asked:
+            first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
+            status, content = 206, content[first : last + 1]
+        self.send_content(status, content, headers)
+
+    do_HEAD = do_GET
+
+    def read_chunks(self) -> bytes:
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def reply(self, status: int, answer: Any) -> None:
+        headers = {"X-Error-Code": "RepoNotFound"} if status == 404 else {}
+        self.send_content(status, json.dumps(answer).encode(), headers)
+
+    def send_content(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is logged."""
+
+
 @contextmanager
 def hub_server() -> Iterator[Hub]:
     """The hub, until the end of the context. It refuses requests without `TOKEN`."""
     hub = Hub()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if self.headers.get("Transfer-Encoding") == "chunked":
-                body = self.read_chunks()
-            if self.headers.get("Authorization") == f"Bearer {TOKEN}":
-                self.reply(*hub.answer(self.path.partition("?")[0], body))
-            else:
-                self.reply(401, {"error": "Invalid credentials"})
-
-        def do_GET(self) -> None:  # the names are those of http.server
-            path = self.path.partition("?")[0]
-            if "/resolve/" not in path:
-                self.do_POST()
-                return
-            _, owner, name, _, _, file = path.removeprefix("/datasets").split("/", 5)
-            content = hub.files[f"{owner}/{name}"][file]
-            headers = {"ETag": _etag(content), "X-Repo-Commit": COMMIT}
-            if self.command == "GET":
-                hub.downloaded.append(file)
-            status = 200
-            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if asked:
-                first, last = int(asked[1]), min(int(asked[2]), len(content) - 1)
-                headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"
-                status, content = 206, content[first : last + 1]
-            self.send_content(status, content, headers)
-
-        do_HEAD = do_GET
-
-        def read_chunks(self) -> bytes:
-            body = b""
-            while size := int(self.rfile.readline(), 16):
-                body += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return body
-
-        def reply(self, status: int, answer: Any) -> None:
-            headers = {"X-Error-Code": "RepoNotFound"} if status == 404 else {}
-            self.send_content(status, json.dumps(answer).encode(), headers)
-
-        def send_content(self, status: int, content: bytes, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(content))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Nothing is logged."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.address = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

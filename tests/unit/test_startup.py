@@ -10,7 +10,8 @@ import time
 import pytest
 
 from pipelines import command_line
-from pos2distill.startup import is_interrupt, silent_interrupts
+from pos2distill import startup
+from pos2distill.startup import be_program, is_interrupt, silent_interrupts
 from tests.support.paths import PROJECT
 
 # Sends the signal when a package is about to be imported, and prints that it did.
@@ -66,6 +67,14 @@ def test_an_interrupt_after_a_delay_ends_in_one_line_at_most(delay: float) -> No
     assert len(said.splitlines()) <= 1
 
 
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is the program."""
+    monkeypatch.setattr(startup, "_program", [])
+    be_program()
+
+
+@pytest.mark.usefixtures("program")
 def test_silent_interrupts_restores_the_handler() -> None:
     before = signal.getsignal(signal.SIGINT)
     with silent_interrupts():
@@ -76,6 +85,24 @@ def test_silent_interrupts_restores_the_handler() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_silent_interrupts_changes_nothing_in_a_process_that_is_not_the_program() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), silent_interrupts():
+        assert signal.getsignal(signal.SIGINT) is before
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_during_imports_leaves_a_process_that_calls_main_alive() -> None:
+    code = INTERRUPTED_AT.replace("PACKAGE", "'numpy'").partition("sys.argv")[0]
+    code += "from pipelines.command_line import main\nprint(main(['study', 'quickstart']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "importing numpy\n130\n")
+    assert done.stderr == "interrupted; run the same command again to continue\n"
+
+
+@pytest.mark.usefixtures("program")
 def test_silent_interrupts_leaves_other_handlers_and_threads_alone() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

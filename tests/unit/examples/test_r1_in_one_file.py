@@ -145,6 +145,17 @@ def test_main_samples_until_enough_responses_are_kept(
     assert trained == [15] * 4
 
 
+def test_main_ends_in_one_line_if_no_response_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in {"TRAIN_EXAMPLES": 2, "EVAL_EXAMPLES": 2}.items():
+        monkeypatch.setattr(twin, name, size)
+    monkeypatch.setattr(
+        twin, "answer", lambda _model, _tokenizer, examples, *_, **__: [([1], [2], False)] * len(examples)
+    )
+    with pytest.raises(SystemExit, match=r"^[^\n]+: no response is right, so there is nothing to train on$"):
+        twin.main(**{**twin.DEFAULTS, "documents": 8, "out": str(tmp_path / "out")})  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
 def test_make_prompt_equals_that_of_the_pipeline(source: Source) -> None:
     tokenizer = load_tokenizer(source.study.model)
     for example in source.examples:

@@ -17,7 +17,7 @@ import pos2distill
 from pipelines.api_input import Questions, plain, questions_file, to_overrides, to_recipe
 from pos2distill.config import Recipe
 from pos2distill.config.yaml_reader import parse_value
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.evaluation.result import Evaluation
 from tests.support.paths import PROJECT
 from tests.support.tiny import write_examples
@@ -150,6 +150,24 @@ def test_questions_file_is_temporary_and_named_after_its_bytes(tmp_path: Path, m
         assert given == str(tmp_path / "given.jsonl")
 
 
+def test_errors_about_records_name_the_record_and_no_file(
+    recipe_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    del records[2]["question"]
+    with pytest.raises(UserError, match=r"^data: record 3: field 'question' is missing; found fields: "):
+        pos2distill.sample(recipe_file, LOCAL, data=records)
+    with pytest.raises(UserError, match=r"^data: record 1, question: empty$"):
+        pos2distill.evaluate(recipe_file, data=[{**records[0], "question": ""}], settings=LOCAL)
+    with pytest.raises(UserError, match=r"^data: holds no examples$"):
+        pos2distill.evaluate(recipe_file, data=[], settings=LOCAL)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(TransientError, match=r"^data: record 2: a; data: record 31$"), questions_file(records) as file:
+        raise TransientError(f"{file}, line 2: a; {file}, line 31")
+    with pytest.raises(ValueError, match=r"^/.*, line 2$"), questions_file(records) as file:
+        raise ValueError(f"{file}, line 2")
+
+
 def test_study_takes_records_and_leaves_no_file(
     recipe_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +207,26 @@ def test_to_overrides_takes_paths_and_numpy() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        *(f"a{character}b" for character in "\x00\x07\x1f\x7f\x80\x85\x9f\xa0\u2028\u2029\ufeff\ufffd\ufffe\uffff"),
+        "\n\t\\u0085 \"'",
+        "\u00fc \U0001f600 \U0010ffff",
+    ],
+)
+def test_to_overrides_keeps_every_character(text: str) -> None:
+    (override,) = to_overrides({"description": {text: [text]}})
+    assert parse_value(override.partition("=")[2]) == {text: [text]}
+    assert plain(text, "recipe") == text
+
+
+def test_to_recipe_keeps_every_character_of_the_data_path(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    make_recipe()
+    path = f"{tmp_path}/questions \U0001f600\x85.jsonl"
+    assert to_recipe(tmp_path / "recipe.yaml", None, path).study.data.path == path
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         (
@@ -215,8 +253,8 @@ def test_to_recipe_names_the_section_that_cannot_be_written(make_recipe: Callabl
         to_recipe({"name": "mine", "data": {"path": nested}}, None)
     with pytest.raises(UserError, match=r"^recipe: expected a path or name, got int$"):
         to_recipe(5, None)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^settings: a Recipe has its settings already"):
-        to_recipe(make_recipe(), None, "data.jsonl")
+    with pytest.raises(UserError, match=r"^data: a Recipe has its data already; give its name, file or mapping instead$"):
+        to_recipe(make_recipe(), {"seed": 1}, "data.jsonl")
     assert plain({"path": Path("a"), "count": np.uint8(3)}, "recipe") == {"path": "a", "count": 3}
 
 

@@ -5,7 +5,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from pipelines import command_line, comparison
 from pipelines.api import _to_checkpoint
 from pipelines.commands import run_evaluate, run_sample, run_study
 from pipelines.plan import make_plan
-from pipelines.provenance import Provenance, read_provenance, record_provenance
+from pipelines.provenance import UNFINISHED_FILE, Provenance, read_provenance, record_provenance
+from pipelines.results import list_artifacts
 from pipelines.stages.sample import sample_ids_of
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -114,6 +115,23 @@ def test_inspect_samples_shows_what_was_kept(recipe: Recipe, command: Command) -
     # The folder of the samples says what it is.
     folder = make_plan(recipe).sample.artifact.path
     assert len(command("inspect", folder, "--json", "--limit", "0")) == 8
+
+
+def test_list_artifacts_has_finished_ones_first_and_each_once(tmp_path: Path, recipe: Recipe) -> None:
+    made = read_provenance(make_plan(recipe).sample.artifact)
+    assert made is not None
+    for folder, date, files in (
+        ("samples-old", "2026-01-01", ("manifest.json", "provenance.json")),
+        ("samples-new", "2026-01-02", ("manifest.json", "provenance.json", UNFINISHED_FILE)),
+        ("samples-unfinished", "2026-01-03", (UNFINISHED_FILE,)),
+        ("samples-later", "2026-01-04", (UNFINISHED_FILE,)),
+    ):
+        (tmp_path / folder).mkdir()
+        for file in files:
+            (tmp_path / folder / file).write_text(json.dumps(asdict(replace(made, date=date))))
+    listed = [each.fingerprint for each in list_artifacts(str(tmp_path), ["samples"], unfinished=True)]
+    assert listed == ["new", "old", "later", "unfinished"]
+    assert [each.fingerprint for each in list_artifacts(str(tmp_path), ["samples"])] == ["new", "old"]
 
 
 def test_inspect_samples_shows_the_teachers_entropy(recipe: Recipe, command: Command) -> None:

@@ -12,7 +12,7 @@ from huggingface_hub import HfFileSystem
 from pos2distill.config import DataSection
 from pos2distill.errors import UserError
 from pos2distill.tasks.datasets import load_split, read_examples
-from pos2distill.tasks.readers import data_bytes, file_digest, read_records
+from pos2distill.tasks.readers import _files, data_bytes, file_digest, read_records
 from tests.support.hub_server import hub_server, use_hub
 from tests.support.tiny import write_examples
 
@@ -134,6 +134,30 @@ def test_read_records_of_a_pattern_that_matches_nothing(tmp_path: Path) -> None:
     (tmp_path / "a*.jsonl").write_text('{"a": 1}')
     (tmp_path / "ab.jsonl").write_text('{"a": 2}')
     assert list(read_records(f"{tmp_path}/a*.jsonl")) == [("line 1", {"a": 1})]  # a file of that very name
+
+
+def test_read_records_of_a_pattern_in_a_folder_with_other_special_characters(tmp_path: Path) -> None:
+    folder = tmp_path / "data [v1]?"
+    folder.mkdir()
+    for name in ("b", "a"):
+        (folder / f"{name}.jsonl").write_text(json.dumps({"a": name}))
+    assert [record["a"] for _, record in read_records(f"{folder}/*.jsonl")] == ["a", "b"]
+
+
+def test_read_records_names_the_folders_of_files_with_one_name(tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder / "deep").mkdir(parents=True)
+        (tmp_path / folder / "deep" / "data.jsonl").write_text("{}")
+    locations = [location for location, _ in read_records(f"{tmp_path}/*/deep/data.jsonl")]
+    assert locations == ["x/deep/data.jsonl, line 1", "y/deep/data.jsonl, line 1"]
+    (tmp_path / "y" / "deep" / "data.jsonl").write_text("[]\n{")
+    with pytest.raises(UserError, match=rf"^{tmp_path}/y/deep/data\.jsonl, record 1: "):
+        list(read_records(f"{tmp_path}/*/deep/data.jsonl"))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/data.jsonl?sig=a*b", "https://h/d.jsonl?sig=*"])
+def test_an_asterisk_in_a_web_address_is_no_pattern(url: str) -> None:
+    assert _files(url) == [url]
 
 
 def test_read_records_of_the_hub(
