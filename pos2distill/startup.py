@@ -20,7 +20,8 @@ def be_program() -> None:
 def silent_interrupts() -> Iterator[None]:
     """Within this context, Ctrl-C ends the program at once and prints nothing. For imports, which leave nothing behind.
 
-    Without effect in a process that has not called `be_program`. A handler that the program or its parent has set (such as "ignore", in the background of a shell) stays.
+    Without effect in a process that has not called `be_program`. A handler that the program or its parent has set (such
+    as "ignore", in the background of a shell) stays.
     """
     is_main = threading.current_thread() is threading.main_thread()  # only there a handler can be set
     if _program != [os.getpid()] or not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

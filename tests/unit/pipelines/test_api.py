@@ -253,7 +253,9 @@ def test_to_recipe_names_the_section_that_cannot_be_written(make_recipe: Callabl
         to_recipe({"name": "mine", "data": {"path": nested}}, None)
     with pytest.raises(UserError, match=r"^recipe: expected a path or name, got int$"):
         to_recipe(5, None)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^data: a Recipe has its data already; give its name, file or mapping instead$"):
+    with pytest.raises(
+        UserError, match=r"^data: a Recipe has its data already; give its name, file or mapping instead$"
+    ):
         to_recipe(make_recipe(), {"seed": 1}, "data.jsonl")
     assert plain({"path": Path("a"), "count": np.uint8(3)}, "recipe") == {"path": "a", "count": 3}
 
