@@ -155,7 +155,7 @@ def test_read_records_names_the_folders_of_files_with_one_name(tmp_path: Path) -
         list(read_records(f"{tmp_path}/*/deep/data.jsonl"))
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/data.jsonl?sig=a*b", "https://h/d.jsonl?sig=*"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/data.jsonl?match=a*b", "https://h/d.jsonl?match=*"])
 def test_an_asterisk_in_a_web_address_is_no_pattern(url: str) -> None:
     assert _files(url) == [url]
 
