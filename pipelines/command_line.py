@@ -21,7 +21,7 @@ from typing import NoReturn
 from pos2distill import __version__
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, recipe_names
-from pos2distill.environment import use_ray_token
+from pos2distill.environment import skip_expected_ray_messages, use_ray_token
 from pos2distill.errors import (
     ExitCode,
     GateError,
@@ -61,6 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         # A terminal may lack characters of the messages; that should not end a run.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    skip_expected_ray_messages()
     try:
         parser = _parser()
         # Overrides may precede and follow options; argparse alone takes them in one place only.

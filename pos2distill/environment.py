@@ -38,6 +38,12 @@ def set_ray_variables() -> None:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
 
 
+def skip_expected_ray_messages() -> None:
+    """Keep Ray 2.60 from printing what is no fault here. Ray reads the variable when it is imported."""
+    # Several pools of processes that mostly wait share a laptop's cores.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "PYTHON worker processes have been started on node")
+
+
 def use_ray_token() -> None:
     """Make Ray 2.60 use the token that the user has set. Ray reads the variable when it is imported."""
     if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):

@@ -344,7 +344,8 @@ def write_report(name: str, table: Table, runs: dict[str, list[Run]], output: Pa
     """Write the report and its plot, and return the rows."""
     rows = {}
     for variant in table.variants:
-        if variant.name in runs:
+        # A base that is asked for may come after runs that the report had.
+        if variant.name in runs and variant.base in runs:
             rows[variant.name] = {"base": variant.base, **summarise(runs[variant.name], runs[variant.base][0])}
     report = {"recipe": table.recipe, "common": table.common, "variants": rows}
     (output / f"methods_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
