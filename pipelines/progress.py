@@ -24,6 +24,8 @@ _ACTIVE_SECONDS = 180.0
 # the batch of a sampler that died is.
 _PATIENCE_SECONDS = 120.0
 _STARTING = "starting processes and loading models"
+# Of a stage whose results come by the batch: nothing tells when the first one begins.
+_UNTIL_FIRST_BATCH = "loading models, then the first batch"
 _QUIET = "POS2DISTILL_QUIET"
 
 
@@ -197,7 +199,7 @@ class StageProgress:
         finished = self.count - self.done
         figures = f"{self.label}: {self.count} of {self.total} {self.unit}s"
         if not finished:
-            return f"{figures}; {_STARTING}, {seconds:.0f} s so far"
+            return f"{figures}; {_UNTIL_FIRST_BATCH}, {seconds:.0f} s so far"
         rate = finished / max(seconds, REFRESH_SECONDS)
         note = f"; {self.note}" if self.note else ""
         return f"{figures}, {rate:.2f} a second, {(self.total - self.count) / rate:.0f} s left{note}"
@@ -231,7 +233,7 @@ def _show_stage(stage: StageProgress, finished: threading.Event) -> None:
             is_last = finished.wait(REFRESH_SECONDS)
             now = time.monotonic()
             if is_terminal:
-                bar.set_postfix_str(_STARTING if stage.count == stage.done else stage.note, refresh=False)
+                bar.set_postfix_str(_UNTIL_FIRST_BATCH if stage.count == stage.done else stage.note, refresh=False)
                 bar.update(stage.count - bar.n)
             elif not is_quiet() and now - last_line > LINE_SECONDS:
                 last_line = now

@@ -160,7 +160,7 @@ def test_tracker_keeps_the_first_fatal_error() -> None:
 
 def test_stage_progress_counts_time_left_for_what_this_run_does() -> None:
     stage = StageProgress("evaluate base", 100, 40, "prompt")
-    assert stage.line(12.0) == ("evaluate base: 40 of 100 prompts; starting processes and loading models, 12 s so far")
+    assert stage.line(12.0) == ("evaluate base: 40 of 100 prompts; loading models, then the first batch, 12 s so far")
     stage.update(20, "best 0.5")
     assert stage.line(10.0) == "evaluate base: 60 of 100 prompts, 2.00 a second, 20 s left; best 0.5"
 
@@ -175,7 +175,7 @@ def test_show_stage_prints_lines_without_a_terminal_unless_quiet(
         time.sleep(0.1)
         stage.update(4)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("evaluate base: 0 of 4 prompts; starting processes and loading models, 0 s so far")
+    assert lines[0].startswith("evaluate base: 0 of 4 prompts; loading models, then the first batch, 0 s so far")
     assert lines[-1].startswith("evaluate base: 4 of 4 prompts, ")
     monkeypatch.setenv("POS2DISTILL_QUIET", "1")
     with show_stage("evaluate base", 4, done=0, unit="prompt") as stage:
