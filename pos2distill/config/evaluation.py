@@ -1,5 +1,6 @@
 """The recipe of one evaluation, from a model and a data file instead of a YAML file."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -23,7 +24,7 @@ def evaluation_recipe(
 ) -> Recipe:
     """A recipe that evaluates one model on all questions of a file, in one process without Ray.
 
-    The model is run by transformers on the CPU (`overrides` name another engine), or asked on a server.
+    The model is run by transformers on all cores (`overrides` name another engine), or asked on a server.
 
     Args:
         model: folder, URL or hub name; with `base_url` the model's name on the server.
@@ -42,7 +43,12 @@ def evaluation_recipe(
         "data": {"format": "jsonl", "path": data, "train_examples": 0, "eval_examples": examples, "eval_fraction": 1},
         "method": {"k": 1},  # unused; the default would need five documents
         "evaluation": {"slots": slots},
-        "runtime": {"executor": "local", "trainers": {"strategy": "torch"}},
+        "runtime": {
+            "executor": "local",
+            # Smaller batches than the default show progress earlier, where a batch takes a minute.
+            "samplers": {"batch_size": 16, "threads": len(os.sched_getaffinity(0))},
+            "trainers": {"strategy": "torch"},
+        },
     }
     if documents is not None:
         raw["data"]["documents"] = documents
