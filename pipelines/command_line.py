@@ -16,7 +16,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from pos2distill import __version__
 from pos2distill.config import Recipe
@@ -37,8 +36,9 @@ from pos2distill.placement import JOB_DASHBOARD_VARIABLE
 from pos2distill.secrets import mask_secrets
 from pos2distill.startup import is_interrupt, silent_interrupts
 
+from .argument_parser import OneLineParser, refuse_unknown
 from .browse import BROWSING, add_browsing, run_browsing
-from .gate_options import add_gate, gate_arguments, gate_flags
+from .gate_options import add_gate, check_gate, gate_arguments, gate_flags
 from .help_texts import CLUSTER, CLUSTER_EXAMPLES, EXAMPLES, SUBMIT
 from .model_options import add_model_options, load_evaluated_recipe
 
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser = _parser()
         # Overrides may precede and follow options; argparse alone takes them in one place only.
         options, remaining = parser.parse_known_args(arguments)
-        _refuse_unknown(parser, options, remaining)
+        refuse_unknown(parser, options, remaining)
         return _run_and_flush(options, remaining)
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
         if stop.code == ExitCode.USER_ERROR:
@@ -138,18 +138,6 @@ def _output_is_closed() -> bool:
     return closed
 
 
-def _refuse_unknown(parser: argparse.ArgumentParser, options: argparse.Namespace, remaining: list[str]) -> None:
-    """End the program if a word is neither an option nor an override."""
-    # A left-over word without a dash is an override, except for `recipes`, which takes no settings.
-    unknown = [word for word in remaining if word.startswith("-") or options.command in ("recipes", *BROWSING)]
-    if not unknown:
-        return
-    hint = ""
-    if options.command == "cluster" and "--dry-run" in unknown:
-        hint = "; cluster render and validate send nothing"
-    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-
-
 def _run(options: argparse.Namespace, remaining: list[str]) -> int:
     if options.command == "recipes":
         _list_recipes(as_json=options.json)
@@ -169,6 +157,10 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
     else:
         recipe = load_recipe(options.recipe, overrides)
     if options.dry_run:
+        if options.json:
+            raise UserError("--json: --dry-run shows the settings as YAML; leave out one of the two")
+        if options.command == "evaluate":
+            check_gate(options, recipe)
         # Imported here, so that --help and a misspelt field are answered at once.
         with silent_interrupts():
             from .dry_run import show
@@ -179,15 +171,8 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse repeats the words that it refuses. Its subparsers are of the same class."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(mask_secrets(message))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
         prog=_program(),
         description="Reduce the position bias of a language model: distil its best document slot into all the others.",
         epilog=_as_typed(EXAMPLES),
@@ -217,11 +202,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_cluster(commands)
     recipes = commands.add_parser("recipes", help="list the recipes that come with the project", allow_abbrev=False)
     recipes.add_argument("--json", action="store_true", help="as JSON")
+    parser.commands = dict(commands.choices)
     return parser
 
 
 def _add_command(
-    commands: "argparse._SubParsersAction[_Parser]",
+    commands: "argparse._SubParsersAction[OneLineParser]",
     name: str,
     text: str,
     description: str,
@@ -253,7 +239,7 @@ def _add_output(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print one JSON object at the end, the rest on stderr")
 
 
-def _add_submit(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_submit(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     text = "run a command as a job on a running Ray cluster; follow its log to its end and exit code"
     command = _add_command(commands, "submit", text, SUBMIT, EXAMPLES)
     command.add_argument(
@@ -272,7 +258,7 @@ def _add_submit(commands: "argparse._SubParsersAction[_Parser]") -> None:
     add_gate(command)
 
 
-def _add_cluster(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_cluster(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     text = "a study on Kubernetes by KubeRay: render, validate and submit manifests (docs/cluster.md)"
     command = _add_command(commands, "cluster", text, CLUSTER, CLUSTER_EXAMPLES)
     command.add_argument("action", choices=["render", "validate", "submit", "status", "logs", "delete"])

@@ -91,7 +91,7 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
-    compared = _read_baseline(baseline, plan.study) if baseline else None
+    compared = read_baseline(baseline, plan.study) if baseline else None
     preflight(recipe, plan, plan.evaluation_stages)
     with _driver_lease(recipe):
         stages = plan.evaluation_stages
@@ -364,8 +364,12 @@ def _check_gate(gate: Gate, study: Study, stage: Stage, baseline: Grid | None) -
         print(f"gate: {line}")
 
 
-def _read_baseline(url: str, study: Study) -> Grid:
-    """The predictions of another run: a file, or the folder of an evaluation's artifact that holds it."""
+def read_baseline(url: str, study: Study) -> Grid:
+    """The predictions of another run: a file, or the folder of an evaluation's artifact that holds it.
+
+    Raises:
+        UserError: if there are none.
+    """
     path = url if url.endswith(".parquet") else f"{url.rstrip('/')}/{PREDICTIONS}"
     fs, file = open_url(path, "--baseline")
     try:

@@ -1,7 +1,6 @@
 """`evaluate --model … --data …`: a model and a file of questions instead of a recipe."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,5 +83,4 @@ def recipe_of_questions(
     # With none, the evaluation itself says why.
     if found in (0, DEFAULT_EXAMPLES):
         return recipe
-    print(f"{data}: all of its {found} questions for evaluation are used", file=sys.stderr, flush=True)
     return evaluation_recipe(model, data, examples=found, overrides=overrides, **settings)

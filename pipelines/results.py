@@ -9,7 +9,7 @@ import fsspec
 import pyarrow as pa
 import pydantic
 
-from pos2distill.errors import UserError, did_you_mean
+from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import RUN_FILE, Artifact
 from pos2distill.urls import open_url, require_listable, storage_errors
@@ -88,7 +88,9 @@ def open_artifact(run: str, names: Sequence[str], task: str | None = None, *, un
             return Artifact(storage or ".", name, fingerprint)
         if not fs.exists(f"{path}/{RUN_FILE}"):
             folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
-            hint = did_you_mean(names[0], folders) if folders else ""
+            hint = did_you_mean_one(names[0], folders)
+            if not fs.exists(path):
+                raise UserError(f"{run}: no such folder")
             raise UserError(f"{run}: is neither the storage of a run nor one of its artifacts{hint}")
         for name in names:
             found = list_artifacts(run, [name], task, unfinished=unfinished)

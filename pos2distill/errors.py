@@ -67,10 +67,16 @@ def one_line(message: str) -> str:
     return printable if len(printable) <= MESSAGE_LENGTH else f"{printable[:MESSAGE_LENGTH]}…"
 
 
-def did_you_mean(name: str, options: Iterable[str]) -> str:
+def did_you_mean(name: str, options: Iterable[str], *, likeness: float = 0.5) -> str:
     """A hint with the nearest right name, to append to a message: `"; did you mean 'x'?"`, or the whole choice."""
     choices = sorted(options)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    near = did_you_mean_one(name, choices, likeness=likeness)
     if near:
-        return f"; did you mean '{near[0]}'?"
+        return near
     return f"; expected one of: {', '.join(choices)}" if choices else ""
+
+
+def did_you_mean_one(name: str, options: Iterable[str], *, likeness: float = 0.5) -> str:
+    """A hint with the nearest right name; nothing if none is near, where the whole choice would be too long."""
+    near = difflib.get_close_matches(name, sorted(options), n=1, cutoff=likeness)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -2,10 +2,13 @@
 
 import contextlib
 import functools
+import http.client
 import logging
 import os
-import socket
+import ssl
+import urllib.error
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pos2distill.errors import TransientError, UserError
 from pos2distill.faults import fix, is_fault, reason, where, will_not_pass
 
-_CONNECT_SECONDS = 10.0
+_ANSWER_SECONDS = 10.0
 
 # It logs the traceback of every failed request, which is raised as well.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
@@ -30,9 +33,9 @@ def open_url(url: str, setting: str) -> tuple[fsspec.AbstractFileSystem, str]:
         UserError: for an unknown protocol, or one whose package is not installed; if the storage refuses to be opened.
     """
     with storage_errors(url, setting):
-        endpoint = _endpoint(url)
-        if endpoint is not None:
-            _connect(*endpoint)
+        address = _address(url)
+        if address is not None:
+            _require_answer(address)
         try:
             # No cached listings: other processes write to the same folders.
             fs, path = fsspec.url_to_fs(url, use_listings_cache=False)
@@ -79,8 +82,8 @@ def why_not_found(error: BaseException) -> BaseException | None:
     return cause if is_fault(cause) else None
 
 
-def _endpoint(url: str) -> tuple[str, int] | None:
-    """Host and port of a storage whose package would try for a minute or more to reach it; else None.
+def _address(url: str) -> str | None:
+    """The address of a server whose package would try for a minute or more to reach it; else None.
 
     Raises:
         UserError: if AWS_ENDPOINT_URL is no URL.
@@ -89,24 +92,37 @@ def _endpoint(url: str) -> tuple[str, int] | None:
     # gcsfs 2026.10 retries for 50 s; botocore waits 60 s for a connection, several times.
     if protocol in ("gs", "gcs"):
         indirect = any(os.environ.get(name) for name in ("STORAGE_EMULATOR_HOST", "HTTPS_PROXY", "https_proxy"))
-        return None if indirect else ("storage.googleapis.com", 443)
+        return None if indirect else "https://storage.googleapis.com"
+    if protocol in ("http", "https"):
+        return url
     own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if protocol in ("s3", "s3a") and own:
         try:
             address = urllib.parse.urlsplit(own)
-            port = address.port or (443 if address.scheme == "https" else 80)
+            _ = address.port  # of a wrong one it raises
         except ValueError:
-            address, port = urllib.parse.urlsplit(""), 0
+            address = urllib.parse.urlsplit("")
         if address.scheme not in ("http", "https") or not address.hostname:
             raise UserError(f"AWS_ENDPOINT_URL: expected http://HOST:PORT or https://HOST:PORT, got '{own}'")
-        return address.hostname, port
+        return own
     return None
 
 
 @functools.lru_cache(maxsize=64)  # of failures nothing is kept: they raise
-def _connect(host: str, port: int) -> None:
-    """
+def _require_answer(address: str) -> None:
+    """Any answer will do, also a refusal: what it says is for the storage's package.
+
     Raises:
-        OSError: if the host cannot be reached.
+        OSError: if the server cannot be reached, or is silent.
     """
-    socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        urllib.request.urlopen(request, timeout=_ANSWER_SECONDS).close()
+    except urllib.error.HTTPError as answer:
+        answer.close()
+    except urllib.error.URLError as error:
+        # Certificates are checked by the storage's package, which may have others.
+        if isinstance(error.reason, OSError) and not isinstance(error.reason, ssl.SSLError):
+            raise error.reason from None
+    except http.client.HTTPException:
+        pass

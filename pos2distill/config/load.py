@@ -8,6 +8,7 @@ import copy
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,7 @@ def _resolve_paths(raw: dict[str, Any]) -> None:
     if isinstance(runtime, dict) and runtime.get("storage") is None:
         runtime["storage"] = default_storage(raw.get("name"))
     for dotted, written in _paths_in(raw).items():
+        _refuse_misspelt_url(dotted, written)
         if "://" in written:
             continue
         # A shell expands no `~` inside `data.path=~/x`.
@@ -333,6 +335,22 @@ def _resolve_paths(raw: dict[str, Any]) -> None:
         if dotted == "model.path" and (not is_folder or _is_served_name(raw["model"])):
             continue  # it may be a hub name
         _set(raw, dotted, str(Path(path).absolute()))
+
+
+def _refuse_misspelt_url(dotted: str, written: str) -> None:
+    """Refuse what would become a folder of an odd name.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    scheme, _, rest = written.partition(":")
+    if re.fullmatch("[A-Za-z][A-Za-z0-9+.-]+", scheme) and rest.startswith("/"):
+        right = f"{scheme.lower()}://{rest.lstrip('/')}"
+        if not rest.startswith("//") or scheme != scheme.lower():
+            raise UserError(f"{dotted}: {written}: expected a URL such as {right}")
+    variable = re.search(r"\$\w+|\$\{", written)
+    if variable and not os.path.exists(written):
+        raise UserError(f"{dotted}: {written}: variables are not replaced here; write the path itself")
 
 
 def _is_served_name(model: Mapping[str, Any]) -> bool:

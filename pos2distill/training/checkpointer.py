@@ -1,5 +1,6 @@
 """When a checkpoint is due, and how it is written."""
 
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -83,6 +84,9 @@ class Checkpointer:
         """Remove the scratch folder, unless uploads still read from it."""
         if not self._is_uploading():
             self.scratch.rmdir()
+            # The last worker of this node removes the run's folder too.
+            with contextlib.suppress(OSError):
+                self.scratch.parent.rmdir()
 
     def _is_uploading(self) -> bool:
         """Whether the last checkpoint is still on this machine; its folder is removed once it is uploaded."""

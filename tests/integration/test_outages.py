@@ -68,7 +68,7 @@ def test_distill_on_a_full_disk_continues_once_there_is_space(
     driver = Driver(tmp_path / "recipe.yaml", small_disk / "run")
     assert driver.end() == 0, driver.log.read_text()
     assert_exactly_once(full)
-    reference = slow_study(str(tmp_path / "reference"), "local")
+    reference = slow_study(str(tmp_path / "reference"), "local", delay_s=0)
     run_distill(reference)
     assert read_steps(full) == read_steps(reference)
 
@@ -113,7 +113,7 @@ def test_distill_on_a_storage_that_fails_for_a_minute_loses_nothing(
         assert driver.end() == 0, driver.log.read_text()
     assert parts <= set(store.part_names())
     assert_exactly_once(remote)
-    reference = slow_study(str(tmp_path / "reference"), "local")
+    reference = slow_study(str(tmp_path / "reference"), "local", delay_s=0)
     run_distill(reference)
     assert read_steps(remote) == read_steps(reference)
 
@@ -137,6 +137,6 @@ def test_distill_while_the_clock_jumps_ends_as_if_it_had_not(slow_study: Callabl
     assert re.search(r"^distill +cached", logs[0], re.MULTILINE) is None
     assert re.search(r"^distill +cached", logs[1], re.MULTILINE)
     assert_exactly_once(jumping)
-    reference = slow_study(str(tmp_path / "reference"), "local")
+    reference = slow_study(str(tmp_path / "reference"), "local", delay_s=0)
     run_distill(reference)
     assert read_steps(jumping) == read_steps(reference)

@@ -1,5 +1,6 @@
 """What `pip install .` installs, in an environment of its own, used from another folder."""
 
+import asyncio
 import base64
 import json
 import os
@@ -11,9 +12,14 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from transformers import LlamaConfig
 
 import pos2distill
+from pos2distill.config import ModelSection
 from pos2distill.config.load import recipe_names
+from pos2distill.sampling.engines.hf import HfEngine
+from pos2distill.sampling.engines.protocol import Completion, SamplingParams
+from tests.support.models import build_model, draw_tokens
 from tests.support.paths import PROJECT
 
 # One group, so that pip installs once however many processes run the tests.
@@ -156,3 +162,50 @@ def test_installed_package_runs_a_study_in_a_notebook(
     assert base64.b64decode(shown[0]["image/png"]).startswith(b"\x89PNG")
     assert "after     24" in shown[1]["text/plain"]
     assert (folder / "runs" / "quickstart" / "report" / "index.html").exists()
+
+
+VLLM_SCRIPT = """
+import json
+import sys
+from pathlib import Path
+
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    folder, prompts = sys.argv[1], json.loads(sys.argv[2])
+    model = LLM(folder, dtype="float32", max_model_len=256, enforce_eager=True, skip_tokenizer_init=True)
+    answers = model.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts],
+        SamplingParams(temperature=0, max_tokens=8, stop_token_ids=[2], detokenize=False),
+    )
+    Path("answers.json").write_text(json.dumps([list(answer.outputs[0].token_ids) for answer in answers]))
+"""
+
+
+def test_vllm_alone_has_the_scales_of_a_folder_once_the_package_is_installed(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `vllm serve` would: vLLM finds the plugin by its entry point; the script names nothing of this project."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    # Weights so large that positions matter.
+    config = LlamaConfig(vocab_size=300, num_hidden_layers=4, initializer_range=0.25, **sizes)
+    model = build_model(config)
+    prompts = draw_tokens((60, 90, 120, 150), seed=0)
+    folders = {"plain": None, "scaled": [1.0, 1.2, 1.6, 2.0]}
+    expected = {}
+    for name, scales in folders.items():
+        model.config.pos2distill_rope_scales = scales
+        model.save_pretrained(tmp_path / name)
+        engine = HfEngine(ModelSection(path=str(tmp_path / name), dtype="float32"))
+        answers = asyncio.run(engine.generate(prompts, SamplingParams(0.0, 1.0, 8, stop_ids=(2,)), [0] * len(prompts)))
+        expected[name] = [each.token_ids.tolist() for each in answers if isinstance(each, Completion)]
+    assert expected["plain"] != expected["scaled"]
+
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    script = tmp_path / "script.py"
+    script.write_text(VLLM_SCRIPT)
+    words = [prompt.tolist() for prompt in prompts]
+    done = run(installed / "python", script, tmp_path / "scaled", json.dumps(words), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "answers.json").read_text()) == expected["scaled"]

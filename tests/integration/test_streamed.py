@@ -14,7 +14,7 @@ import pytest
 from ray._private.state import GlobalState
 
 from pipelines.commands import run_distill
-from pos2distill.config import Recipe
+from pos2distill.config import FakeSection, Recipe
 from pos2distill.errors import UserError
 from pos2distill.placement import DRAIN_VARIABLE
 from pos2distill.training.loader import TrainingProgress
@@ -65,6 +65,13 @@ def with_runtime(recipe: Recipe, **settings: Any) -> Recipe:
     return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update=settings)})
 
 
+def run_undisturbed(recipe: Recipe, storage: Path) -> Recipe:
+    """The same study in one process, without faults and delays, after it has run."""
+    undisturbed = with_runtime(recipe, storage=str(storage), executor="local", fake=FakeSection())
+    run_distill(undisturbed)
+    return undisturbed
+
+
 def assert_same_training(recipe: Recipe, reference: Recipe) -> None:
     """Steps and weights are equal bit for bit, and no training state is left."""
     assert read_steps(recipe) == read_steps(reference)
@@ -105,8 +112,7 @@ def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
     assert_exactly_once(interrupted)
     assert read_steps(interrupted)[: len(steps)] == steps
 
-    reference = with_runtime(recipe, storage=str(tmp_path / "reference"), executor="local")
-    run_distill(reference)
+    reference = run_undisturbed(recipe, tmp_path / "reference")
     assert_same_training(interrupted, reference)
 
 
@@ -146,8 +152,7 @@ def test_distill_killed_and_with_corrupt_samples_ends_as_if_uninterrupted(
     assert sum(f"{corrupt[0]}: corrupt" in log for log in logs) == 1
 
     assert_exactly_once(disturbed)
-    reference = with_runtime(recipe, storage=str(tmp_path / "reference"), executor="local")
-    run_distill(reference)
+    reference = run_undisturbed(recipe, tmp_path / "reference")
     assert_same_training(disturbed, reference)
 
 

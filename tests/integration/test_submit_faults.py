@@ -107,7 +107,7 @@ def test_submit_continues_after_the_head_was_lost(slow_study: Callable[..., Reci
     times = modification_times(lost)
     assert {name: times[name] for name in stored} == stored  # what was stored was not sampled again
     assert_exactly_once(lost)
-    reference = slow_study(str(tmp_path / "reference"), "local")
+    reference = slow_study(str(tmp_path / "reference"), "local", delay_s=0)
     run_distill(reference)
     assert read_steps(lost) == read_steps(reference)
 

@@ -14,7 +14,8 @@ from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import fewest_tokens
 
-_CHECK_TIMEOUT_S = 20.0  # of the request that lists the server's models
+# Of the request that lists the server's models, which is sent once more: a wrong address is told within 20 s.
+_CHECK_TIMEOUT_S = 8.0
 _STOP_REASONS = ("stop", "eos", "eos_token")  # as servers say that the model ended its answer
 
 
@@ -175,6 +176,19 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
             f"{settings.base_url}: refuses the key in {variable} (HTTP {error.status_code}) "
             f"(runtime.endpoint.api_key_env)"
         ) from None
+    except openai.InternalServerError as error:
+        raise UserError(
+            f"{settings.base_url}: answers with an error of the server (HTTP {error.status_code}); is it ready? "
+            f"(runtime.endpoint.base_url)"
+        ) from None
+    except openai.NotFoundError:
+        # Some servers list no models, but the address of most APIs ends in a version.
+        if not settings.base_url.rstrip("/").endswith("/v1"):
+            raise UserError(
+                f"{settings.base_url}: has no list of models (HTTP 404); the address of the API often ends in /v1 "
+                f"(runtime.endpoint.base_url)"
+            ) from None
+        return
     except openai.APIError:
         return
     name = settings.served_model or model.path
@@ -198,7 +212,7 @@ def served_context(model: ModelSection, settings: EndpointSection) -> int | None
 def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
     """What the server says of each model, by its id; empty if it answers with JSON of another form than a list."""
     client = openai.OpenAI(
-        base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=2
+        base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=1
     )
     with client:
         response = client.models.with_raw_response.list().http_response

@@ -64,7 +64,7 @@ def test_help_of_cluster_shows_its_examples(capsys: pytest.CaptureFixture[str]) 
 def test_cluster_refuses_dry_run_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["cluster", "submit", "kind", "quickstart", "--dry-run"])
-    assert capsys.readouterr().err.endswith("arguments: --dry-run; cluster render and validate send nothing\n")
+    assert "arguments: --dry-run; cluster render and validate send nothing (see " in capsys.readouterr().err
 
 
 def test_commands_are_in_the_help_and_have_functions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,17 +273,54 @@ def test_report_without_results_makes_no_folder(
         ["study", "quickstart", "--fail-if-gap-above", "5"],
     ],
 )
-def test_main_shows_usage_of_unknown_arguments(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.main(arguments)
-    assert "usage: python run.py" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert line.endswith("--help)")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("studdy quickstart", "error: studdy: no such command; did you mean 'study'? (see python run.py --help)"),
+        ("measure quickstart", "error: measure: no such command; expected one of: analyse, cluster, compare, "),
+        ("study quickstart --dryrun", "unrecognized arguments: --dryrun; did you mean '--dry-run'?"),
+        ("evaluate quickstart --fail-if-mean-belw=5", "did you mean '--fail-if-mean-below'?"),
+        ("study quickstart --training.epochs=3", "; settings have no dashes: training.epochs=3"),
+        ("recipes foo", "unrecognized arguments: foo (see python run.py recipes --help)"),
+        ("cluster submit kind --dry-run", "; cluster render and validate send nothing"),
+    ],
+)
+def test_main_names_the_nearest_right_word(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(words.split())
+    assert hint in capsys.readouterr().err
+
+
+def test_dry_run_refuses_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["study", "quickstart", "--dry-run", "--json"]) == 2
+    assert capsys.readouterr().err.startswith("error: --json: --dry-run shows the settings as YAML")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--fail-if-drop-above=5"], "--fail-if-drop-above and --baseline: expected both or none"),
+        (["--fail-if-drop-above=5", "--baseline=/nope"], "--baseline: /nope/predictions.parquet: no such file"),
+    ],
+)
+def test_dry_run_checks_the_gate(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["evaluate", "quickstart", "--dry-run", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("points", ["five", "101", "nan"])
 def test_fail_if_gap_above_takes_percentage_points_only(points: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["evaluate", "quickstart", "--fail-if-gap-above", points])
-    assert f"--fail-if-gap-above: expected a number from 0 to 100, got {points}\n" in capsys.readouterr().err
+    assert f"--fail-if-gap-above: expected a number from 0 to 100, got {points} (see " in capsys.readouterr().err
 
 
 def test_main_ends_on_sigterm_with_143(

@@ -136,7 +136,7 @@ def test_evaluate_takes_all_questions_of_a_small_file(server: FakeServer, capsys
     words += ["data.prompt=plain", "data.documents=4", "runtime.endpoint.api_key_env=SERVER_KEY"]
     assert command_line.main(words) == 0
     assert len(server.bodies) == 80
-    assert "questions.jsonl: all of its 40 questions for evaluation are used\n" in capsys.readouterr().err
+    assert "4 documents, 40 examples at each position" in capsys.readouterr().out
     for many in (["--examples", "41"], ["data.eval_examples=41"]):
         assert command_line.main([*words, *many, "runtime.storage=other"]) == 2
         assert "41" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import shutil
 import socket
 import tempfile
 import time
+import urllib.error
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,6 +72,12 @@ def test_the_recipe_of_these_tests_is_right(recipe: Path, temporary: Path) -> No
 
 
 SETTINGS = [
+    # Paths that would become folders of odd names.
+    ("runtime.storage=s3:/bucket/x", "runtime.storage: s3:/bucket/x: expected a URL such as s3://bucket/x"),
+    ("runtime.storage=S3://bucket/x", "runtime.storage: S3://bucket/x: expected a URL such as s3://bucket/x"),
+    ("data.path=https:/host/x.jsonl", "data.path: https:/host/x.jsonl: expected a URL such as https://host/x.jsonl"),
+    ("runtime.storage=$HOME/x", "runtime.storage: $HOME/x: variables are not replaced here; write the path itself"),
+    ("data.path=${DATA}/x.jsonl", "data.path: ${DATA}/x.jsonl: variables are not replaced here"),
     # Numbers out of their range.
     ("training.betas=[5,-3]", "training.betas: input should be"),
     ("training.betas=[0.9,1.0]", "less than 1, got 1"),
@@ -329,6 +336,34 @@ def test_environments_are_refused_in_one_line(
     assert words in refused(setting)
 
 
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """The address of a server that accepts connections and never answers, as one behind a firewall seems to."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("runtime.storage=s3://bucket/x", "(runtime.storage)"),
+        ("data.path=s3://bucket/x.jsonl", "(data.path)"),
+        ("data.path=SERVER/x.jsonl", "(data.path)"),
+        ("model.path=SERVER/x", "(model.path)"),
+    ],
+)
+def test_a_silent_server_is_refused_in_one_line(
+    refused: Refused, silent_server: str, setting: str, named: str, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_credentials(monkeypatch, recipe.parent)
+    monkeypatch.setattr("pos2distill.urls._ANSWER_SECONDS", 1.0)
+    for name, value in (("ENDPOINT_URL", silent_server), ("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    line = refused(setting.replace("SERVER", silent_server))
+    assert named in line
+    assert "timed out" in line
+
+
 BOMB = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))])
 RECIPES: list[tuple[bytes, str]] = [
     (b"", "expected sections (model, data, "),
@@ -452,11 +487,11 @@ def test_google_storage_without_a_network_is_refused_at_once(
     """As where no name is resolved; gcsfs itself tries for a minute."""
 
     def resolve(*_: object, **__: object) -> None:
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        raise urllib.error.URLError(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
 
     for name in ("STORAGE_EMULATOR_HOST", "HTTPS_PROXY", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("pos2distill.urls.socket.create_connection", resolve)
+    monkeypatch.setattr("pos2distill.urls.urllib.request.urlopen", resolve)
     line = refused(setting)
     assert "cannot be used (Temporary failure in name resolution)" in line
     assert line.endswith("; check the network")

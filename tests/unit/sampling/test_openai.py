@@ -1,10 +1,12 @@
 """The engine `openai` against a server on loopback that has no model and fails at random."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from pos2distill.config import EndpointSection, ModelSection
 from pos2distill.errors import UserError
@@ -219,6 +221,33 @@ def test_check_endpoint_refuses_what_is_no_list_of_models(body: tuple[str, str])
         pytest.raises(UserError, match=r": answers, but not as an API of OpenAI's kind, .*/v1 \(runtime\.endpoint"),
     ):
         check_endpoint(CHAT, EndpointSection(base_url=server.url))
+
+
+def test_check_endpoint_refuses_an_address_without_its_version() -> None:
+    with serve(FakeServer()) as server:
+        address = server.url.removesuffix("/v1")
+        with pytest.raises(UserError, match=r": has no list of models \(HTTP 404\); .* often ends in /v1 \(runtime"):
+            check_endpoint(CHAT, EndpointSection(base_url=address))
+    with serve(FakeServer(lists_models=False)) as server:
+        check_endpoint(CHAT, EndpointSection(base_url=server.url))  # some servers have no list
+
+
+def test_check_endpoint_refuses_a_server_that_is_not_ready() -> None:
+    class Starting(FakeServer):
+        async def models(self, request: web.Request) -> web.Response:
+            return web.Response(status=503)
+
+    with serve(Starting()) as server, pytest.raises(UserError, match=r"error of the server \(HTTP 503\); is it ready"):
+        check_endpoint(CHAT, EndpointSection(base_url=server.url))
+
+
+def test_check_endpoint_gives_a_silent_server_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pos2distill.sampling.engines.openai._CHECK_TIMEOUT_S", 0.5)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(UserError, match=r": no server answers \(.*timed out"),
+    ):
+        check_endpoint(CHAT, EndpointSection(base_url=f"http://127.0.0.1:{silent.getsockname()[1]}/v1"))
 
 
 def test_check_endpoint_reads_a_list_without_an_object_around_it() -> None:

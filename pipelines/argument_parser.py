@@ -1,0 +1,40 @@
+"""argparse, refusing words as everything else is refused: one line, with the nearest right name."""
+
+import argparse
+import re
+from typing import NoReturn
+
+from pos2distill.errors import ExitCode, did_you_mean, did_you_mean_one, one_line
+from pos2distill.secrets import mask_secrets
+
+from .browse import BROWSING
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Its subparsers are of the same class. commands: these, by name, once all are there."""
+
+    commands: "dict[str, OneLineParser]"
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with this message. argparse would show the usage before it, and has no hint for commands."""
+        unknown = re.fullmatch(r"argument COMMAND: invalid choice: '(.*?)' \(.*", message, re.DOTALL)
+        if unknown:
+            message = f"{unknown[1]}: no such command{did_you_mean(unknown[1], self.commands, likeness=0.7)}"
+        self.exit(ExitCode.USER_ERROR, f"error: {one_line(mask_secrets(message))} (see {self.prog} --help)\n")
+
+
+def refuse_unknown(parser: OneLineParser, options: argparse.Namespace, remaining: list[str]) -> None:
+    """End the program if a word is neither an option nor an override."""
+    # A left-over word without a dash is an override, except for `recipes`, which takes no settings.
+    unknown = [word for word in remaining if word.startswith("-") or options.command in ("recipes", *BROWSING)]
+    if not unknown:
+        return
+    command = parser.commands[options.command]
+    option = unknown[0].partition("=")[0]
+    if options.command == "cluster" and option == "--dry-run":
+        hint = "; cluster render and validate send nothing"
+    elif option.startswith("-") and "." in option:
+        hint = f"; settings have no dashes: {unknown[0].lstrip('-')}"
+    else:
+        hint = did_you_mean_one(option, re.findall("--[a-z-]+", command.format_help()))
+    command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
