@@ -97,7 +97,8 @@ def _report(manifests: Sequence[KubeManifest], *, crds: str | None, server: bool
     checked = "schema and rules" if crds else "rules only; to check the schema too, set --crds"
     if server:
         checked += ", and the server accepts them"
-    other_kinds = sorted({str(manifest["kind"]) for manifest in manifests} - set(CHECKED_KINDS))
+    kinds = {(str(manifest["apiVersion"]), str(manifest["kind"])) for manifest in manifests}
+    other_kinds = sorted({f"{kind} ({version})" for version, kind in kinds - set(CHECKED_KINDS)})
     if other_kinds:
         checked += f"; of {', '.join(other_kinds)}, the metadata only"
     print(f"{len(manifests)} manifests are valid ({checked})")

@@ -16,7 +16,7 @@ from .rules.shapes import IDENTITY, SHAPES
 from .schema import check_schema, load_schemas
 from .types import KubeManifest, Level, Violation
 
-CHECKED_KINDS = tuple(kind for _, kind in SHAPES)
+CHECKED_KINDS = tuple(SHAPES)  # with their API versions
 # Characters of a report's line. Names in a file can be of any length.
 _TITLE_LENGTH = 100
 _PATH_LENGTH = 250

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from ..names import AUTOSCALER_V2_VARIABLE, COLLECTOR_VARIABLES
 from ..types import Violation
-from .fields import Fields, autoscaler_of, cluster_of, groups_of, job_of, nodes_of, ray_container
+from .fields import Fields, autoscaler_of, cluster_of, containers_of, groups_of, job_of, nodes_of, ray_container
 from .kubernetes import check_labels
 
 _RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")  # of `ray start`
@@ -47,11 +47,14 @@ def cluster_is_described(manifest: Fields) -> Iterator[Violation]:
 
 
 def pods_have_a_container(manifest: Fields) -> Iterator[Violation]:
-    """Source: ValidateRayClusterSpec."""
+    """Source: ValidateRayClusterSpec; of the image, ValidatePodSpec of Kubernetes."""
     for node in nodes_of(manifest):
         pod = node.mapping("template", "spec")
         if not pod.items_of("containers"):
             yield pod.violation("containers", "missing; a pod requires the Ray container")
+        for container in containers_of(pod):
+            if not container.get("image"):
+                yield container.violation("image", "missing; KubeRay sets none, and Kubernetes refuses the pod")
 
 
 def replicas_are_in_range(manifest: Fields) -> Iterator[Violation]:

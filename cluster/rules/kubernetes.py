@@ -37,9 +37,13 @@ _PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 
 def kind_exists(manifest: Fields) -> Iterator[Violation]:
     """Source: the CRDs of KubeRay 1.7.0. Kinds of other groups are not known here."""
-    kind = manifest.text("kind")
-    if manifest.text("apiVersion").startswith("ray.io/") and kind not in _RAY_KINDS:
+    kind, version = manifest.text("kind"), manifest.text("apiVersion")
+    if not version.startswith("ray.io/"):
+        return
+    if kind not in _RAY_KINDS:
         yield manifest.violation("kind", f"'{kind[:SHOWN]}' is no kind of KubeRay; set one of {', '.join(_RAY_KINDS)}")
+    if version not in ("ray.io/v1", "ray.io/v1alpha1"):
+        yield manifest.violation("apiVersion", f"'{version[:SHOWN]}' is no version of KubeRay; set ray.io/v1")
 
 
 def name_is_valid(manifest: Fields) -> Iterator[Violation]:

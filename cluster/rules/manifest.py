@@ -18,7 +18,7 @@ POLICIES: tuple[Rule, ...] = (
     *rights.POLICIES,
 )
 # Policies here, warnings in manifests of others.
-RISKS: tuple[Rule, ...] = (*rights.RISKS, *pods.RISKS, *pipeline.RISKS)
+RISKS: tuple[Rule, ...] = (*objects.RISKS, *rights.RISKS, *pods.RISKS, *pipeline.RISKS)
 WARNINGS: tuple[Rule, ...] = pipeline.WARNINGS
 
 

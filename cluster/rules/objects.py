@@ -35,6 +35,14 @@ def kind_is_rendered(manifest: Fields) -> Iterator[Violation]:
         yield manifest.violation("apiVersion", message)
 
 
+def version_has_all_fields(manifest: Fields) -> Iterator[Violation]:
+    """KubeRay 1.7 serves v1alpha1 too, without the fields that v1 gained since 2023 (ray-project/kuberay#5122)."""
+    if manifest.text("apiVersion") == "ray.io/v1alpha1":
+        kind = manifest.text("kind")[:SHOWN]
+        message = f"is 'ray.io/v1alpha1', but {kind} is served as ray.io/v1; set that, or newer fields are dropped"
+        yield manifest.violation("apiVersion", message)
+
+
 def pods_carry_the_labels(manifest: Fields) -> Iterator[Violation]:
     """Network policies and disruption budgets find the pods by these labels."""
     for template in templates_of(manifest):
@@ -109,6 +117,7 @@ def _allows_pods(peer: Fields, selected: Fields) -> bool:
     return "podSelector" in peer and "namespaceSelector" not in peer and labels.items() <= selected.values.items()
 
 
+RISKS: tuple[Callable[[Fields], Iterator[Violation]], ...] = (version_has_all_fields,)
 POLICIES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
     kind_is_rendered,
     pods_carry_the_labels,

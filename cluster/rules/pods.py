@@ -57,6 +57,8 @@ def images_have_a_version(manifest: Fields) -> Iterator[Violation]:
         containers.append(collector)
     for container in containers:
         image = container.text("image")
+        if not image:
+            continue  # an error by another rule
         name = image.rpartition("/")[2]  # a registry's port also follows a colon
         if ":" not in name or name.rpartition(":")[2] in MOVING_TAGS:
             yield container.violation("image", f"'{image[:200]}' may change between pods; name a version")

@@ -37,6 +37,9 @@ TOKEN_VOLUME = {"name": "token", "projected": {"sources": [{"serviceAccountToken
 
 ERRORS: list[tuple[str, Any, str]] = [
     ("kind", "RayJbo", "kind: 'RayJbo' is no kind of KubeRay; set one of RayJob, RayCluster"),
+    ("apiVersion", "ray.io/v2", "apiVersion: 'ray.io/v2' is no version of KubeRay; set ray.io/v1"),
+    (f"{HEAD}.{RAY}.image", ..., "image: missing; KubeRay sets none, and Kubernetes refuses the pod"),
+    (f"{SAMPLING}.{RAY}.image", "", "image: missing; KubeRay sets none, and Kubernetes refuses the pod"),
     ("kind", ["RayJob"], "kind: expected a string (in quotes), got a list"),
     ("kind", ..., "kind: missing; add it"),
     ("apiVersion", ..., "apiVersion: missing; add it"),

@@ -213,9 +213,20 @@ def test_run_cluster_validate_exits_with_0_for_warnings(tmp_path: Path, capsys: 
     assert len(lines) == 4
     assert all(line.startswith(f"warning: {path}: document 1, RayCluster/all-shapes: spec.") for line in lines)
     assert printed.out == (
-        "8 manifests are valid (rules only; to check the schema too, set --crds; of PersistentVolumeClaim, RayService, "
-        "Role, Service, the metadata only)\n"
+        "8 manifests are valid (rules only; to check the schema too, set --crds; of PersistentVolumeClaim (v1), "
+        "RayService (ray.io/v1), Role (rbac.authorization.k8s.io/v1), Service (v1), the metadata only)\n"
     )
+
+
+def test_run_cluster_validate_says_that_an_older_version_was_not_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(GENERATED_NAME.replace("ray.io/v1", "ray.io/v1alpha1"))
+    assert command_line.main(["cluster", "validate", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert "apiVersion: is 'ray.io/v1alpha1', but RayJob is served as ray.io/v1; set that" in printed.err
+    assert "of RayJob (ray.io/v1alpha1), the metadata only" in printed.out
 
 
 def test_run_cluster_validate_refuses_an_unknown_mode_with_and_without_crds(
