@@ -2,6 +2,7 @@
 
 import functools
 import heapq
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -26,6 +27,7 @@ _MAX_DATA_BYTES = 64 << 20
 _FIRST_RECORDS = 2_000
 _MAX_EXAMPLES = 5_000  # whose lengths are compared
 _LONGEST = 8  # examples that are tokenised
+_MANY_UNKNOWN = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def _check_prompts(
         longest = max(prompts, key=len)
         if isinstance(build, MessageBuilder) or isinstance(longest, str):
             return CheckedPrompts(name, documents, None, reserve, str(longest))
+        _warn_of_unknown_words(study.model.path, longest, build.tokenizer.unk_token_id)
         return CheckedPrompts(name, documents, len(longest), reserve, str(build.tokenizer.decode(longest)))
 
     checked = []
@@ -150,6 +153,14 @@ def _check_prompts(
         length = functools.partial(_characters, documents=documents)
         check(heapq.nsmallest(1, islice(train, _MAX_EXAMPLES), key=length), documents, study.sampling.max_new_tokens)
     return checked
+
+
+def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> None:
+    """Of a model that cannot read the data, such as a toy, every answer would be wrong."""
+    share = float((prompt == unknown).mean()) if unknown is not None else 0.0
+    if share > _MANY_UNKNOWN:
+        text = f"{model}: its tokenizer does not know {share:.0%} of a prompt's words; is it the model for this data?"
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _served_context(study: Study, endpoint: EndpointSection) -> int | None:

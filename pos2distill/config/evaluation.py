@@ -64,6 +64,6 @@ def _name(model: str, data: str) -> str:
     """A recipe's name, and so the folder of the results: `MODEL-FILE` in its characters."""
     parts = []
     for text in (model, data):
-        stem = PurePosixPath(text.rstrip("/")).name.split(".jsonl")[0]
+        stem = re.sub(r"(\.(jsonl?|parquet|gz|zst))+$", "", PurePosixPath(text.rstrip("/")).name)
         parts.append(re.sub(r"[^a-z0-9_.-]+", "-", stem.lower()).strip("-_."))
     return "-".join(part for part in parts if part) or "evaluation"

@@ -148,7 +148,10 @@ def _weight_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
             raise UserError(f"{shown}: no such model folder (model.path)")
         if fs.glob(f"{root}/*.safetensors"):
             raise UserError(f"{shown}: expected model.safetensors or {index}, found neither; copy the missing file too")
-        raise UserError(f"{shown}: holds no weights in safetensors format")
+        raise UserError(
+            f"{shown}: holds no weights in safetensors format; a model in another format is converted by loading it "
+            f"in transformers and save_pretrained"
+        )
     try:
         files = sorted(set(json.loads(fs.cat_file(f"{root}/{index}"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):

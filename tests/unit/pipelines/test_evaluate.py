@@ -12,6 +12,7 @@ from pos2distill.config import Recipe
 from pos2distill.config.evaluation import evaluation_recipe
 from pos2distill.models.load import load_tokenizer
 from tests.support.endpoint import FakeServer, serve
+from tests.support.paths import PROJECT
 from tests.support.tiny import write_examples
 
 KEY = "key-of-the-server"
@@ -128,6 +129,23 @@ def test_evaluate_warns_if_the_server_counts_no_tokens(
         f"<b>Warning:</b> {warning}."
         in (tmp_path / "runs" / "tiny-questions" / "evaluation" / "index.html").read_text()
     )
+
+
+def test_dry_run_warns_of_a_model_that_cannot_read_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    data = PROJECT / "examples" / "own_data" / "questions.jsonl"
+    words = ["evaluate", "--model", str(PROJECT / "examples" / "toy" / "base"), "--data", str(data), "--dry-run"]
+    assert command_line.main([*words, "--documents", "8", "data.distractors=random"]) == 0
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: ")
+    assert "its tokenizer does not know " in warning
+    assert warning.count("\n") == 1
+    assert command_line.main(["study", "quickstart", "--dry-run"]) == 0
+    assert "does not know" not in capsys.readouterr().err
+
+
+def test_results_of_a_file_are_in_a_folder_without_its_suffixes() -> None:
+    for name in ("q.jsonl", "q.json", "q.jsonl.gz", "q.parquet"):
+        assert evaluation_recipe("a/base", f"data/{name}").name == "base-q"
 
 
 def test_evaluate_takes_all_questions_of_a_small_file(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
