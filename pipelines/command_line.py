@@ -38,7 +38,7 @@ from pos2distill.startup import is_interrupt, silent_interrupts
 
 from .argument_parser import OneLineParser, refuse_unknown
 from .browse import BROWSING, add_browsing, run_browsing
-from .gate_options import add_gate, check_gate, gate_arguments, gate_flags
+from .gate_options import add_gate, gate_arguments, gate_flags
 from .help_texts import CLUSTER, CLUSTER_EXAMPLES, EXAMPLES, SUBMIT
 from .model_options import add_model_options, load_evaluated_recipe
 
@@ -159,13 +159,12 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
     if options.dry_run:
         if options.json:
             raise UserError("--json: --dry-run shows the settings as YAML; leave out one of the two")
-        if options.command == "evaluate":
-            check_gate(options, recipe)
+        gate = gate_arguments(options) if options.command == "evaluate" else {}
         # Imported here, so that --help and a misspelt field are answered at once.
         with silent_interrupts():
             from .dry_run import show
 
-        show(recipe, options.command, full=options.full)
+        show(recipe, options.command, full=options.full, baseline=gate.get("baseline"))
         return 0
     _run_command(options, recipe)
     return 0

@@ -8,7 +8,7 @@ from pos2distill.config import Recipe
 from pos2distill.config.defaults import all_settings, changed_settings
 from pos2distill.store.artifacts import check_storage
 
-from .commands import make_cells, stages_of_command, with_analysis
+from .commands import make_cells, read_baseline, stages_of_command, with_analysis
 from .data_checks import CheckedPrompts, check_data
 from .preflight import preflight
 from .report import reported_fingerprint
@@ -19,14 +19,16 @@ _WIDTH = 100  # of a prompt's lines
 _PROMPT_LINES = 5  # shown of its start and of its end
 
 
-def show(recipe: Recipe, command: str, *, full: bool) -> None:
+def show(recipe: Recipe, command: str, *, full: bool, baseline: str | None = None) -> None:
     """Print the settings that differ from the defaults, what the command would run, and parts of a prompt.
 
-    full: all settings, and the whole prompt.
+    full: all settings, and the whole prompt. baseline: of the gate, as of `run_evaluate`.
 
     Raises:
-        UserError: as `describe`; then nothing is printed.
+        UserError: as `describe`, or if there is no baseline; then nothing is printed.
     """
+    if baseline is not None:
+        read_baseline(baseline, recipe.study)
     stages = describe(recipe, command, full=full)
     settings = all_settings(recipe) if full else changed_settings(recipe)
     # Unsorted, so that the sections are in the order in which recipes have them.

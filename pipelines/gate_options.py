@@ -4,7 +4,6 @@ import argparse
 import contextlib
 from typing import Any
 
-from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 
 # In the order of the fields of `Gate`.
@@ -55,17 +54,6 @@ def gate_flags(options: argparse.Namespace) -> list[str]:
     if options.baseline is not None:
         flags.append(f"--baseline={options.baseline}")
     return flags
-
-
-def check_gate(options: argparse.Namespace, recipe: Recipe) -> None:
-    """
-    Raises:
-        UserError: if the gate's options do not fit each other, or the baseline holds no answers.
-    """
-    if gate_flags(options) and options.baseline is not None:
-        from .commands import read_baseline
-
-        read_baseline(options.baseline, recipe.study)
 
 
 def gate_arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -186,7 +187,12 @@ def test_vllm_alone_has_the_scales_of_a_folder_once_the_package_is_installed(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `vllm serve` would: vLLM finds the plugin by its entry point; the script names nothing of this project."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     # Weights so large that positions matter.
     config = LlamaConfig(vocab_size=300, num_hidden_layers=4, initializer_range=0.25, **sizes)
     model = build_model(config)

@@ -183,7 +183,7 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
         ) from None
     except openai.NotFoundError:
         # Some servers list no models, but the address of most APIs ends in a version.
-        if not settings.base_url.rstrip("/").endswith("/v1"):
+        if not str(settings.base_url).rstrip("/").endswith("/v1"):
             raise UserError(
                 f"{settings.base_url}: has no list of models (HTTP 404); the address of the API often ends in /v1 "
                 f"(runtime.endpoint.base_url)"
