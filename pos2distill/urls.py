@@ -121,8 +121,10 @@ def _require_answer(address: str) -> None:
     except urllib.error.HTTPError as answer:
         answer.close()
     except urllib.error.URLError as error:
-        # Certificates are checked by the storage's package, which may have others.
-        if isinstance(error.reason, OSError) and not isinstance(error.reason, ssl.SSLError):
+        # Certificates are checked by the storage's package, which may have others. It also repeats requests whose
+        # connection was lost.
+        passing = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
+        if isinstance(error.reason, OSError) and not isinstance(error.reason, passing):
             raise error.reason from None
-    except http.client.HTTPException:
+    except (http.client.HTTPException, ConnectionResetError, BrokenPipeError):
         pass
