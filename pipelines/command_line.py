@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pos2distill import __version__
 from pos2distill.config import Recipe
@@ -156,17 +157,17 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
         recipe = load_evaluated_recipe(options, overrides)
     else:
         recipe = load_recipe(options.recipe, overrides)
+    gate = gate_arguments(options) if options.command == "evaluate" else {}
     if options.dry_run:
         if options.json:
             raise UserError("--json: --dry-run shows the settings as YAML; leave out one of the two")
-        gate = gate_arguments(options) if options.command == "evaluate" else {}
         # Imported here, so that --help and a misspelt field are answered at once.
         with silent_interrupts():
             from .dry_run import show
 
         show(recipe, options.command, full=options.full, baseline=gate.get("baseline"))
         return 0
-    _run_command(options, recipe)
+    _run_command(options, recipe, gate)
     return 0
 
 
@@ -321,7 +322,7 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
     return exit_code
 
 
-def _run_command(options: argparse.Namespace, recipe: Recipe) -> None:
+def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, Any]) -> None:
     # Imported here, so that --help and a misspelt field are answered at once.
     with silent_interrupts():
         from . import commands
@@ -335,7 +336,6 @@ def _run_command(options: argparse.Namespace, recipe: Recipe) -> None:
         "distill": commands.run_distill,
         "report": commands.run_report,
     }
-    arguments = gate_arguments(options) if options.command == "evaluate" else {}
     from .progress import be_quiet
 
     if options.quiet:
@@ -343,7 +343,7 @@ def _run_command(options: argparse.Namespace, recipe: Recipe) -> None:
     try:
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
         with terminable(), _redirected_output(options):
-            functions[options.command](recipe, **arguments)
+            functions[options.command](recipe, **gate)
     except GateError:
         # The results that the gate refuses are complete.
         _print_results(options, recipe)

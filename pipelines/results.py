@@ -87,10 +87,10 @@ def open_artifact(run: str, names: Sequence[str], task: str | None = None, *, un
                 raise UserError(f"{run}: is no folder of answers; expected one named {', '.join(names)}-FINGERPRINT")
             return Artifact(storage or ".", name, fingerprint)
         if not fs.exists(f"{path}/{RUN_FILE}"):
-            folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
-            hint = did_you_mean_one(names[0], folders)
             if not fs.exists(path):
                 raise UserError(f"{run}: no such folder")
+            folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
+            hint = did_you_mean_one(names[0], folders)
             raise UserError(f"{run}: is neither the storage of a run nor one of its artifacts{hint}")
         for name in names:
             found = list_artifacts(run, [name], task, unfinished=unfinished)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -20,7 +19,7 @@ from pos2distill.config import ModelSection
 from pos2distill.config.load import recipe_names
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
-from tests.support.models import build_model, draw_tokens
+from tests.support.models import POSITIONAL, build_model, draw_tokens
 from tests.support.paths import PROJECT
 
 # One group, so that pip installs once however many processes run the tests.
@@ -187,15 +186,7 @@ def test_vllm_alone_has_the_scales_of_a_folder_once_the_package_is_installed(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `vllm serve` would: vLLM finds the plugin by its entry point; the script names nothing of this project."""
-    sizes: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    # Weights so large that positions matter.
-    config = LlamaConfig(vocab_size=300, num_hidden_layers=4, initializer_range=0.25, **sizes)
-    model = build_model(config)
+    model = build_model(LlamaConfig(**POSITIONAL))
     prompts = draw_tokens((60, 90, 120, 150), seed=0)
     folders = {"plain": None, "scaled": [1.0, 1.2, 1.6, 2.0]}
     expected = {}

@@ -14,11 +14,11 @@ from pos2distill.config import ModelSection, VllmSection
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
-from tests.support.models import build_model, draw_tokens
+from tests.support.models import POSITIONAL, build_model, draw_tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compute")]
 
-LAYERS = 4
+LAYERS = POSITIONAL["num_hidden_layers"]
 SCALES = (1.0, 1.2, 1.6, 2.0)
 OTHERS = (2.0, 1.0, 1.0, 1.3)
 PROMPTS = draw_tokens(tuple(range(60, 160)), seed=0)
@@ -31,14 +31,7 @@ Answers = list[list[int]]
 def model(tmp_path_factory: pytest.TempPathFactory, tiny_model_path: str) -> ModelSection:
     """A random model of four layers, whose weights are large enough that positions matter."""
     folder = tmp_path_factory.mktemp("scaled")
-    sizes: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    config = LlamaConfig(vocab_size=300, num_hidden_layers=LAYERS, initializer_range=0.25, **sizes)
-    build_model(config).save_pretrained(folder)
+    build_model(LlamaConfig(**POSITIONAL)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(Path(tiny_model_path) / name, folder)
     return ModelSection(path=str(folder), dtype="float32", max_length=256)

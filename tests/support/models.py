@@ -9,6 +9,17 @@ from pos2distill.records import Tokens
 SMALL: dict[str, Any] = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25}
 
+# Weights so large that positions matter.
+POSITIONAL: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.25,
+}
+
 
 def draw_tokens(sizes: tuple[int, ...], seed: int) -> list[Tokens]:
     """Random token sequences of these sizes."""

@@ -14,7 +14,7 @@ from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import fewest_tokens
 
-# Of the request that lists the server's models, which is sent once more: a wrong address is told within 20 s.
+# Of the request that lists the server's models, which is sent once more: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_S = 8.0
 _STOP_REASONS = ("stop", "eos", "eos_token")  # as servers say that the model ended its answer
 

@@ -346,8 +346,9 @@ def test_check_weights_refuses_shards_without_an_index(model: ModelSection) -> N
 
 def test_check_weights_refuses_other_formats(model: ModelSection) -> None:
     Path(model.path, "model.safetensors").rename(Path(model.path, "pytorch_model.bin"))
-    assert refused(model).startswith(
-        ": holds no weights in safetensors format; a model in another format is converted by"
+    assert refused(model) == (
+        ": holds no weights in safetensors format; a model in another format is converted by loading it in "
+        "transformers and save_pretrained"
     )
 
 
