@@ -27,10 +27,14 @@ TOY = str(PROJECT / "examples" / "toy" / "base")
 
 @contextmanager
 def started(command: Sequence[str], log: Path) -> Iterator[str]:
-    """The base URL of a server while it runs: on loopback, in fp32 as the recipe's model, so that ties are equal."""
+    """The base URL of a server while it runs: on loopback, in fp32 as the recipe's model, so that ties are equal.
+
+    Its cache of the hub's is missing, as on a fresh machine.
+    """
     (port,) = free_ports(1)
     settings = {
         "HF_HUB_OFFLINE": "1",
+        "HF_HUB_CACHE": str(log.parent / "no-cache"),
         "OMP_NUM_THREADS": "2",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",

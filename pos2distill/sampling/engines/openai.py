@@ -14,7 +14,7 @@ from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import fewest_tokens
 
-# Of the request that lists the server's models, which is sent once more: a wrong address is reported within 20 s.
+# Of each request of a check: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_S = 8.0
 _STOP_REASONS = ("stop", "eos", "eos_token")  # as servers say that the model ended its answer
 
@@ -176,11 +176,10 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
             f"{settings.base_url}: refuses the key in {variable} (HTTP {error.status_code}) "
             f"(runtime.endpoint.api_key_env)"
         ) from None
-    except openai.InternalServerError as error:
-        raise UserError(
-            f"{settings.base_url}: answers with an error of the server (HTTP {error.status_code}); is it ready? "
-            f"(runtime.endpoint.base_url)"
-        ) from None
+    except openai.InternalServerError:
+        # Not yet an error: `transformers serve` 5.19 cannot list models on a machine without a cache of the hub's.
+        _require_answer(model, settings)
+        return
     except openai.NotFoundError:
         # Some servers list no models, but the address of most APIs ends in a version.
         if not str(settings.base_url).rstrip("/").endswith("/v1"):
@@ -198,6 +197,28 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
         raise UserError(f"{settings.base_url}: serves no model {name!r} ({setting}){hint}")
 
 
+def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
+    """Ask for one token. A server that takes longer than the check is at work, and passes.
+
+    Raises:
+        UserError: if the server fails at it.
+    """
+    name = settings.served_model or model.path
+    with _client_for_checks(settings, max_retries=0) as client:
+        try:
+            if model.api == "chat":
+                client.chat.completions.create(model=name, messages=[{"role": "user", "content": "1"}], max_tokens=1)
+            else:
+                client.completions.create(model=name, prompt="1", max_tokens=1)
+        except openai.InternalServerError as error:
+            raise UserError(
+                f"{settings.base_url}: answers with an error of the server (HTTP {error.status_code}); is it ready? "
+                f"(runtime.endpoint.base_url)"
+            ) from None
+        except openai.APIError:  # the user hears of it with the first prompt
+            return
+
+
 def served_context(model: ModelSection, settings: EndpointSection) -> int | None:
     """The most tokens of prompt and answer together, of a server that names them (vLLM, SGLang: `max_model_len`)."""
     try:
@@ -211,10 +232,7 @@ def served_context(model: ModelSection, settings: EndpointSection) -> int | None
 
 def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
     """What the server says of each model, by its id; empty if it answers with JSON of another form than a list."""
-    client = openai.OpenAI(
-        base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=1
-    )
-    with client:
+    with _client_for_checks(settings, max_retries=1) as client:
         response = client.models.with_raw_response.list().http_response
     try:
         body = response.json()
@@ -228,6 +246,12 @@ def _list_models(settings: EndpointSection) -> dict[str, Mapping[str, Any]]:
     if not isinstance(models, list):
         return {}
     return {each["id"]: each for each in models if isinstance(each, dict) and isinstance(each.get("id"), str)}
+
+
+def _client_for_checks(settings: EndpointSection, max_retries: int) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=max_retries
+    )
 
 
 def _find(name: str, served: Mapping[str, Any]) -> str | None:

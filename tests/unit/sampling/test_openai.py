@@ -232,13 +232,34 @@ def test_check_endpoint_refuses_an_address_without_its_version() -> None:
         check_endpoint(CHAT, EndpointSection(base_url=server.url))  # some servers have no list
 
 
-def test_check_endpoint_refuses_a_server_that_is_not_ready() -> None:
-    class Starting(FakeServer):
-        async def models(self, request: web.Request) -> web.Response:
-            return web.Response(status=503)
+class CannotList(FakeServer):
+    async def models(self, request: web.Request) -> web.Response:
+        return web.Response(status=500)
 
-    with serve(Starting()) as server, pytest.raises(UserError, match=r"error of the server \(HTTP 503\); is it ready"):
+
+@pytest.mark.parametrize("model", [CHAT, COMPLETIONS])
+def test_check_endpoint_refuses_a_server_that_is_not_ready(model: ModelSection) -> None:
+    with (
+        serve(CannotList(fault_probability=1.0, kinds=("500",))) as server,
+        pytest.raises(UserError, match=r"error of the server \(HTTP 500\); is it ready"),
+    ):
+        check_endpoint(model, EndpointSection(base_url=server.url))
+    assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("model", [CHAT, COMPLETIONS])
+def test_check_endpoint_passes_a_server_that_answers_but_fails_to_list_its_models(model: ModelSection) -> None:
+    with serve(CannotList()) as server:
+        check_endpoint(model, EndpointSection(base_url=server.url, served_model="mine"))
+    (body,) = server.bodies
+    assert (body["model"], body["max_tokens"]) == ("mine", 1)
+
+
+def test_check_endpoint_passes_a_server_that_takes_long_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pos2distill.sampling.engines.openai._CHECK_TIMEOUT_S", 0.5)
+    with serve(CannotList(fault_probability=1.0, kinds=("slow",))) as server:
         check_endpoint(CHAT, EndpointSection(base_url=server.url))
+    assert server.faults["slow"] == 1
 
 
 def test_check_endpoint_gives_a_silent_server_up(monkeypatch: pytest.MonkeyPatch) -> None:
