@@ -204,6 +204,27 @@ def check_model(task: Task) -> None:
     _check_tokenizer(task.study.model)
 
 
+def check_gpus(task: Task) -> None:
+    """A warning if the settings ask for GPUs and this machine has none: a run ends here when Ray has started."""
+    runtime = task.recipe.runtime
+    if runtime.executor != "ray" or os.environ.get("RAY_ADDRESS", "") not in ("", "local"):
+        return
+    pools = {
+        "samplers": runtime.samplers.gpus,
+        "teachers": runtime.teachers.gpus,
+        "trainers": runtime.trainers.gpus,
+    }
+    wanted = [f"runtime.{name}.gpus" for name, gpus in pools.items() if gpus > 0]
+    if not wanted:
+        return
+    import torch
+
+    if torch.cuda.device_count() == 0:
+        _warn(
+            f"{', '.join(wanted)}: this machine has no GPU that torch can use; run on a cluster (RAY_ADDRESS), or set 0"
+        )
+
+
 def check_space(task: Task) -> None:
     """The disk of a local storage has room for the model that is saved; a warning if not also for training states."""
     fs, path = open_url(task.recipe.storage, "runtime.storage")
@@ -259,6 +280,7 @@ CHECKS: tuple[Callable[[Task], None], ...] = (
     check_ray,
     check_rights,
     check_model,
+    check_gpus,
     check_space,
     check_temporary_space,
 )
@@ -285,7 +307,7 @@ def check_against_model(study: Study) -> None:
 
         require_position_room(study.model, POSITIONS[study.method.view])
     if study.inference.method != "none":
-        from pos2distill.models.rope import check_inference
+        from pos2distill.models.rope.check import check_inference
 
         check_inference(study.model, study.inference)
     context = context_length(study.model)

@@ -22,7 +22,7 @@ from pos2distill.evaluation.report import (
 )
 from pos2distill.evaluation.sweep import CellResult, render_sweep, summarise_sweep
 from pos2distill.models.files import is_hub_name, read_licence
-from pos2distill.models.rope.layer_scales import CONFIG_KEY
+from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import Slots
 from pos2distill.store.artifacts import Artifact, write_bytes
 from pos2distill.training.job import MODEL_FOLDER

@@ -14,9 +14,7 @@ import pydantic
 from pos2distill.config import ModelSection, Study
 from pos2distill.config.fields import replace_section, restrict
 from pos2distill.evaluation.report import render_scales_card
-from pos2distill.models.load import load_config
-from pos2distill.models.rope.curves import Genome, scales_of
-from pos2distill.models.rope.layer_scales import CONFIG_KEY
+from pos2distill.models.rope.curves import CONFIG_KEY, Genome, scales_of
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.sampling.scale_search import ScaledAccuracy
@@ -111,6 +109,8 @@ def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
 
 def _export(stage: Stage, scales: Sequence[float]) -> None:
     """Write the model's config with the scales, and how others use it. The weights stay the same; none are copied."""
+    from pos2distill.models.load import load_config
+
     artifact, model = stage.artifact, stage.study.model
     config = load_config(model)
     setattr(config, CONFIG_KEY, list(scales))
@@ -129,6 +129,9 @@ def _count(stage: Stage) -> int:
 @functools.lru_cache(maxsize=1)
 def _layers(model: ModelSection) -> int:
     """Of the model. Read once: every candidate needs it."""
+    # Imported here, so that a study is planned without torch.
+    from pos2distill.models.load import load_config
+
     layers: int = load_config(model).get_text_config().num_hidden_layers
     return layers
 

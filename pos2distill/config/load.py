@@ -364,9 +364,13 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
     Args:
         prefix: of the name as it was typed, for errors.
     """
-    dotted, separator, text = override.partition("=")
+    name, separator, text = override.partition("=")
+    dotted = name.strip()
     if not separator or not dotted:
-        raise UserError(f"{prefix}{override}: expected {prefix}section.field=value")
+        written = override.split()
+        # As in a file, or with a blank instead of the sign.
+        hint = f"; did you mean '{prefix}{written[0].rstrip(':')}={written[1]}'?" if len(written) == 2 else ""
+        raise UserError(f"{prefix}{override}: expected {prefix}section.field=value{hint}")
     try:
         # The value is read as YAML, so that lists, null and quotes mean the same as in a file.
         value = parse_value(text)

@@ -1,5 +1,6 @@
 """One plain line for a pydantic ValidationError: the field as the user writes it, what was expected, what was given."""
 
+import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pos2distill.config.base import Section
 from pos2distill.config.study import Study
-from pos2distill.errors import UserError, did_you_mean
+from pos2distill.errors import UserError, did_you_mean, did_you_mean_one
 
 # A recipe file has the sections of its `study` at the top level, next to the recipe's own fields.
 _FLATTENED = "study"
 RECIPE_FIELDS = ("name", "description", "runtime", "sweep")
 
 
+_INPUT = "input should be "  # how pydantic begins
+_WORD = re.compile("'([^']+)'")
 _REPR = reprlib.Repr()
 _REPR.maxlevel = 2
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 80
@@ -106,25 +109,36 @@ def _describe(error: ValidationError, root: type[Section]) -> str:
         # The other problems are left out: one line names one field.
         if _find_field(problem["loc"], root).path == field.path and phrase not in expected:
             expected.append(phrase)
+    # "Input should be" once for all types.
+    first_type, *other_types = expected
+    wanted = " or ".join([first_type, *(each.removeprefix(_INPUT) for each in other_types)])
     given = first["input"]
     # A mapping is a whole section, too long for one line.
     if isinstance(given, Mapping):
-        return f"{field.dotted}: {' or '.join(expected)}"
+        return f"{field.dotted}: {wanted}"
     # `reprlib`: YAML's aliases can make a few lines a value with billions of parts.
     shown = "nothing" if given is None else _REPR.repr(given)
-    return f"{field.dotted}: {' or '.join(expected)}, got {shown}"
+    return f"{field.dotted}: {wanted}, got {shown}{_nearest_choice(problems, given)}"
+
+
+def _nearest_choice(problems: Sequence[Any], given: Any) -> str:
+    """A hint with the most similar of the words that a field may have, whatever its capitals."""
+    choices = [
+        word for each in problems if each["type"] == "literal_error" for word in _WORD.findall(each["ctx"]["expected"])
+    ]
+    return did_you_mean_one(given.lower(), choices) if isinstance(given, str) else ""
 
 
 def _describe_unknown(location: tuple[int | str, ...], root: type[Section]) -> str:
     field = _find_field(location, root)
     unknown = str(location[-1])
     hint = did_you_mean(unknown, _field_names(field.section))
-    for dotted in dotted_names(root):
-        # The name is that of a setting in another section.
-        if dotted.rsplit(".", 1)[-1] == unknown:
-            hint = f"; did you mean '{dotted}'?"
-            break
-    return f"{'.'.join([*field.path, unknown])}: unknown field{hint}"
+    name = ".".join([*field.path, unknown])
+    # The name may be that of a setting in another section.
+    elsewhere = [dotted for dotted in dotted_names(root) if dotted.rsplit(".", 1)[-1] == unknown]
+    if elsewhere:
+        hint = did_you_mean_one(name, elsewhere, likeness=0.0)
+    return f"{name}: unknown field{hint}"
 
 
 def _describe_value_error(problem: Any, field: _Field) -> str:
@@ -142,17 +156,18 @@ def _describe_type(problem: Any, annotation: Any) -> str:
         return f"input should be a list, for example {_example_list(annotation, problem['input'])}"
     if problem["type"] == "model_type":
         return "expected a section with fields"
-    message = str(problem["msg"])
+    message = str(problem["msg"]).partition(", unable to parse")[0]
     return message[0].lower() + message[1:]
 
 
 def _example_list(annotation: Any, given: Any) -> str:
-    """The given value as a list, if that is valid."""
+    """The given value as a list, if that is valid: `1` as [1], `0,9` as [0, 9]."""
+    parts = [part.strip() for part in given.split(",")] if isinstance(given, str) else [given]
     try:
-        TypeAdapter(annotation).validate_python([given])
+        TypeAdapter(annotation).validate_python(parts)
     except ValidationError:
         return "[0, 9]"
-    return f"[{given}]"
+    return f"[{', '.join(map(str, parts))}]"
 
 
 def _find_field(location: tuple[int | str, ...], root: type[Section]) -> _Field:

@@ -62,7 +62,9 @@ def model_digest(model: ModelSection) -> str:
         require_listable(fs, root)
     files = sorted(fs.find(root))
     if fs.isfile(root):
-        raise UserError(f"{model.path}: is a file, expected a model folder (model.path)")
+        folder, _, name = model.path.rpartition("/")
+        hint = f"; did you mean '{folder}'?" if name.endswith((*_MODEL_FILES, ".safetensors")) and folder else ""
+        raise UserError(f"{model.path}: is a file, expected a model folder (model.path){hint}")
     if not files and fs.exists(root):
         raise UserError(f"{model.path}: is empty, expected a model folder (model.path)")
     if not files:

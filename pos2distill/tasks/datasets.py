@@ -147,10 +147,14 @@ class _Selection:
             # Duplicates too: a file that repeats its questions has fewer examples than records.
             reasons = [reason for reason in ("duplicate", *REASONS) if self.counts[reason]]
             skipped = ", ".join(f"{self.counts[reason]} {reason}" for reason in reasons)
+            fraction = self.data.eval_fraction
+            # At these, the side has every example already.
+            other_remedy = (
+                "" if fraction == (1 if side == "eval" else 0) else f" or change data.eval_fraction ({fraction})"
+            )
             raise UserError(
                 f"{self.data.path}: {len(heap)} {side} examples, but data.{side}_examples asks for {needed}; "
-                f"lower it or change data.eval_fraction ({self.data.eval_fraction})"
-                + (f"; records skipped: {skipped}" if skipped else "")
+                f"lower it{other_remedy}" + (f"; records skipped: {skipped}" if skipped else "")
             )
         self.counts[side] = len(heap)
         # Ranks are negated, so the reverse order begins with the smallest hash.
@@ -216,7 +220,11 @@ def draw_distractors(example: Example, pool: Sequence[Document], count: int, see
         drawn.append(replace(document, hop=None))
         if len(drawn) == count:
             return replace(example, documents=(*example.documents, *drawn))
-    raise UserError(f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r}")
+    raise UserError(
+        f"{path}: only {len(drawn)} of {count} distractors can be drawn for {example.question!r}; "
+        f"lower the documents to {len(example.documents) + len(drawn)} (data.documents, evaluation.other_documents) or "
+        f"add records"
+    )
 
 
 def _fill_up(

@@ -261,7 +261,7 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
     if name not in record:
         near = difflib.get_close_matches(name, record, n=1, cutoff=0.6)
         if near:
-            raise UserError(f"{location}: field '{name}' is missing; did you mean '{near[0]}'?")
+            raise UserError(f"{location}: field '{name}' is missing, but there is '{near[0]}'; rename it")
         found = ", ".join(record) or "none"
         raise UserError(f"{location}: field '{name}' is missing; found fields: {found} (is data.format right?)")
     _check(record[name], kind, f"{location}, {name}")

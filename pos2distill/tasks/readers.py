@@ -188,6 +188,8 @@ def _nearest_file(url: str) -> str:
 
 
 def _check_kind(start: bytes, url: str) -> None:
+    if url.lower().endswith((".xlsx", ".ods")):  # zip archives themselves
+        raise UserError(f"{url}: is a spreadsheet; write its records as JSON Lines or Parquet (data.path)")
     for magic, meaning in _OTHER_KINDS.items():
         if start.startswith(magic):
             raise UserError(f"{url}: {meaning} (data.path)")
@@ -216,8 +218,8 @@ def _parse_line(line: bytes, location: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise UserError(f"{location}: not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
-        hint = "is the line cut off?" if line.lstrip().startswith(b"{") else "expected one JSON object in each line"
-        raise UserError(f"{location}: not valid JSON ({error.msg} at column {error.colno}); {hint}") from None
+        hint = _how_to_correct(error)
+        raise UserError(f"{location}: not valid JSON ({error.msg} at column {error.colno}){hint}") from None
     except RecursionError:
         raise UserError(f"{location}: nested too deeply") from None
     except ValueError:  # Python reads no number of more than 4,300 digits
@@ -227,6 +229,19 @@ def _parse_line(line: bytes, location: str) -> dict[str, Any]:
     if _SURROGATE_ESCAPE.search(line) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
         raise UserError(f"{location}: {_UNPAIRED_MESSAGE}")
     return record
+
+
+def _how_to_correct(error: json.JSONDecodeError) -> str:
+    """A hint, to append to the error of a line, by where the error is."""
+    text = error.doc.strip()
+    if not text.startswith("{"):
+        kind = "; if it is a CSV file, write its records as JSON Lines" if "," in text or "\t" in text else ""
+        return f"; expected one JSON object in each line{kind}"
+    if error.doc[error.pos : error.pos + 1] == "'":
+        return "; JSON has double quotes, not single ones (in Python, write records with json.dumps)"
+    if error.doc[: error.pos].rstrip().endswith(",") and error.doc[error.pos : error.pos + 1] in ("}", "]"):
+        return "; remove the comma before the closing bracket"
+    return "" if text.endswith("}") else "; is the line cut off?"
 
 
 def _object_of_pairs(location: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -256,7 +271,8 @@ def _array_records(file: BinaryIO, url: str) -> Iterator[tuple[str, dict[str, An
         reason = _ijson_reason(error)
         if "UTF8" in reason:
             raise UserError(f"{url}, record {number + 1}: not UTF-8 ({reason})") from None
-        raise UserError(f"{url}, record {number + 1}: not valid JSON ({reason}); is the file cut off?") from None
+        hint = "; is the file cut off?" if reason == "premature EOF" else ""
+        raise UserError(f"{url}, record {number + 1}: not valid JSON ({reason}){hint}") from None
 
 
 def _parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:

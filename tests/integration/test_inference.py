@@ -21,7 +21,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_model, load_tokenizer
-from pos2distill.models.rope.layer_scales import CONFIG_KEY
+from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import example_from_row
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams

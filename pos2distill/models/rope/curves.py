@@ -14,6 +14,9 @@ Floats = npt.NDArray[np.float64]
 Genome = tuple[float, ...]
 CurveKind = Literal["bezier", "linear", "step"]
 
+CONFIG_KEY = "pos2distill_rope_scales"
+"""Where config.json of an exported model holds its scales, a list with one number for each layer."""
+
 _BISECTIONS = 50  # halvings of [0, 1]: to the last bits of a float64
 _DECIMALS = 6  # of genomes and scales, so that their JSON gives the same numbers again
 

@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pos2distill.errors import UserError
-
-CONFIG_KEY = "pos2distill_rope_scales"
-"""Where config.json of an exported model holds its scales, a list with one number for each layer."""
+from pos2distill.models.rope.curves import CONFIG_KEY
 
 # transformers 5.19: their frequencies depend on the longest position of a forward pass, which scales would change.
 _UNSCALABLE_TYPES = ("dynamic", "longrope")

@@ -13,7 +13,8 @@ from pos2distill.config import ModelSection, VllmSection
 from pos2distill.environment import set_vllm_variables
 from pos2distill.models.downloaded import checked_folder
 from pos2distill.models.load import context_length, load_config
-from pos2distill.models.rope.layer_scales import CONFIG_KEY, resolve_scales
+from pos2distill.models.rope.curves import CONFIG_KEY
+from pos2distill.models.rope.layer_scales import resolve_scales
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.reaper import start_reaper

@@ -105,15 +105,31 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
         ("training.betas=1", "training.betas: input should be a list, for example [0, 9], got 1"),
         ("data={format: jsonl, path: x, hops: 2}", "data.hops: input should be a list, for example [2], got 2"),
         ("evaluation.also_evaluate=kv", "evaluation.also_evaluate: input should be a list, for example [kv], got 'kv'"),
-        ("training.lora.targets=up", "training.lora.targets: input should be 'all' or input should be a list, for exa"),
+        (
+            "training.lora.targets=up",
+            "training.lora.targets: input should be 'all' or a list, for example [up], got 'up'",
+        ),
         ("model=x", "model: expected a section with fields, got 'x'"),
-        ("training.epochs=many", "training.epochs: input should be a valid integer"),
+        (
+            "training.order=Fixed",
+            "training.order: input should be 'arrival' or 'fixed', got 'Fixed'; did you mean 'fixed'?",
+        ),
+        ("training.epochs=many", "training.epochs: input should be a valid integer, got 'many'"),
+        (
+            "evaluation.slots=0,4",
+            "evaluation.slots: input should be 'all' or 'pairs' or a valid integer or a list, for example [0, 4], got "
+            "'0,4'",
+        ),
+        ("training.strategy=zero3", "training.strategy: unknown field; did you mean 'runtime.trainers.strategy'?"),
         ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),
         ("training.lora.rnk=8", "training.lora.rnk: unknown field; did you mean 'rank'?"),
         ("training.lora.rank=0", "training.lora.rank: input should be greater than or equal to 1, got 0"),
         ("training.lora.targets=[]", "training.lora.targets: expected at least one linear layer, or all"),
         ("training.lora=16", "training.lora: expected a section with fields, got 16"),
-        ("model.dtype=float16", "model.dtype: input should be 'bfloat16', 'float32' or 'auto', got 'float16'"),
+        (
+            "model.dtype=float16",
+            "model.dtype: input should be 'bfloat16', 'float32' or 'auto', got 'float16'; did you mean 'bfloat16'?",
+        ),
         ("model.path=", "model.path: input should be a valid string, got nothing"),
         ("name=Not Good", "name: string should match pattern"),
         ("data.documents=4", "method.k: 4 trivial slots, but 4 documents have 3; lower method.k"),
@@ -374,6 +390,7 @@ def test_load_recipe_overrides_are_yaml_values(load: Callable[..., Recipe]) -> N
 
 def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> None:
     assert load("seed=1", "seed=2").study.seed == 2
+    assert load("seed = 3").study.seed == 3
 
 
 @pytest.mark.parametrize(
@@ -381,6 +398,8 @@ def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> N
     [
         ("training.epochs", "training.epochs: expected section.field=value"),
         ("=3", "=3: expected section.field=value"),
+        ("training.epochs 3", "training.epochs 3: expected section.field=value; did you mean 'training.epochs=3'?"),
+        ("training.epochs: 3", "training.epochs: 3: expected section.field=value; did you mean 'training.epochs=3'?"),
         ("name.first=x", "name.first: 'name' is a single value and has no fields"),
         ("seed=[1", "seed: cannot read the value: not valid YAML: line 2: did not find expected ',' or ']'"),
         ("seed=2024-13-45", "seed: cannot read the value: not valid YAML: a value cannot be converted (ValueError)"),

@@ -35,6 +35,12 @@ def test_local_folder_names_a_hub_model_that_cannot_be_loaded() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_model_digest_names_the_folder_of_a_file(tiny_model_path: str) -> None:
+    expected = r"config\.json: is a file, expected a model folder \(model\.path\); did you mean '"
+    with pytest.raises(UserError, match=f"{expected}{tiny_model_path}'\\?$"):
+        model_digest(ModelSection(path=f"{tiny_model_path}/config.json"))
+
+
 @pytest.fixture
 def remote(tiny_model_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSection:
     """The tiny model in memory, as if on an object store; local copies go to `tmp_path`."""

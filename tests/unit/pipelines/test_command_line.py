@@ -28,10 +28,11 @@ def recipe(make_recipe: Make, tmp_path: Path) -> str:
     return str(tmp_path / "recipe.yaml")
 
 
-def test_load_recipe_imports_no_heavy_packages() -> None:
-    """Help, misspelt fields and `recipes` answer at once."""
+@pytest.mark.parametrize("module", ["command_line", "commands", "dry_run", "api"])
+def test_no_heavy_packages_are_imported_before_they_are_needed(module: str) -> None:
+    """Help, misspelt fields, paths of nothing and cached results are answered at once."""
     code = (
-        "import sys, pipelines.command_line\n"
+        f"import sys, pipelines.{module}\n"
         "from pos2distill.config.load import load_recipe, recipe_names\n"
         "loaded = [load_recipe(name).name for name in recipe_names()]\n"
         "print(loaded, sorted({'torch', 'ray', 'vllm', 'transformers', 'deepspeed'} & sys.modules.keys()))\n"

@@ -184,6 +184,29 @@ def test_check_temporary_space(
         assert error.endswith("is written there first; set TMPDIR to a folder on a larger disk\n")
 
 
+@pytest.mark.parametrize(
+    ("address", "executor", "warns"), [("", "ray", True), ("ADDRESS", "ray", False), ("", "local", False)]
+)
+def test_check_gpus_warns_of_a_machine_without_any(
+    make_recipe: Make,
+    address: str,
+    executor: str,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    recipe = make_recipe(runtime={"executor": executor, "samplers": {"gpus": 1}, "trainers": {"gpus": 0.5}})
+    plan = make_plan(recipe)
+    preflight.check_gpus(preflight.Task(recipe, plan, plan.stages))
+    expected = "warning: runtime.samplers.gpus, runtime.trainers.gpus: this machine has no GPU that torch can use; "
+    assert capsys.readouterr().err.startswith(expected) == warns
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    preflight.check_gpus(preflight.Task(recipe, plan, plan.stages))
+    assert capsys.readouterr().err == ""
+
+
 def test_preflight_warns_of_a_context_beyond_the_models(make_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:
     run(make_recipe(model={"max_length": 513}))
     assert "warning: model.max_length: 513, but" in capsys.readouterr().err

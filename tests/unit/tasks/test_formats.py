@@ -353,7 +353,10 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
             without(GENERIC, "answers"),
             "line 1: field 'answers' is missing; found fields: question, documents (is data.format right?)",
         ),
-        ({**without(GENERIC, "answers"), "answer": ["x"]}, "field 'answers' is missing; did you mean 'answer'?"),
+        (
+            {**without(GENERIC, "answers"), "answer": ["x"]},
+            "field 'answers' is missing, but there is 'answer'; rename it",
+        ),
         ({**GENERIC, "answers": "42"}, "line 1, answers: expected a list, got '42'"),
         ({**GENERIC, "answers": ["42", 42]}, "line 1, answers[1]: expected text, got 42"),
         ({**GENERIC, "answers": []}, "line 1, answers: empty; expected at least one answer"),
@@ -454,7 +457,7 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         (
             "dpr",
             without(DPR, "negative_ctxs"),
-            "line 1: field 'negative_ctxs' is missing; did you mean 'hard_negative_ctxs'?",
+            "line 1: field 'negative_ctxs' is missing, but there is 'hard_negative_ctxs'; rename it",
         ),
         (
             "dpr",

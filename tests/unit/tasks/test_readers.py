@@ -159,6 +159,23 @@ def test_read_records_refuses_broken_gzip(tmp_path: Path, content: bytes, messag
     ("line", "message"),
     [
         (b'{"question": "wh', "not valid JSON (Unterminated string starting at at column 14); is the line cut off?"),
+        (
+            b"{'question': 'who'}",
+            "not valid JSON (Expecting property name enclosed in double quotes at column 2); JSON has double quotes, "
+            "not single ones (in Python, write records with json.dumps)",
+        ),
+        (
+            b'{"question": "who",}',
+            "not valid JSON (Expecting property name enclosed in double quotes at column 20); remove the comma before "
+            "the closing bracket",
+        ),
+        (b'{"question": who}', "not valid JSON (Expecting value at column 14)"),
+        (b"who", "not valid JSON (Expecting value at column 1); expected one JSON object in each line"),
+        (
+            b"who,me",
+            "not valid JSON (Expecting value at column 1); expected one JSON object in each line; if it is a CSV file, "
+            "write its records as JSON Lines",
+        ),
         (b'{"question": "\xff"}', "not UTF-8 (invalid start byte at byte 14)"),
         (b'{"question": "\xed\xa0\x80"}', "not UTF-8 (invalid continuation byte at byte 14)"),  # a raw surrogate
         (b"[1, 2]", "expected a JSON object, got list"),
@@ -182,11 +199,11 @@ def test_read_records_refuses_a_line_that_is_no_object(tmp_path: Path, line: byt
     [
         (b', {"a": "wh', "not valid JSON (premature EOF); is the file cut off?"),
         (b"", "not valid JSON (premature EOF); is the file cut off?"),
-        (b', {"a": nope}]', "not valid JSON (invalid string in json text); is the file cut off?"),
-        (b', {"a": NaN}]', "not valid JSON (invalid char in json text); is the file cut off?"),
-        (b', {"a": "x\ny"}]', "not valid JSON (invalid character inside string); is the file cut off?"),
-        (b' {"a": 1}]', "not valid JSON (after array element, I expect ',' or ']'); is the file cut off?"),
-        (b'] {"a": 1}', "not valid JSON (trailing garbage); is the file cut off?"),
+        (b', {"a": nope}]', "not valid JSON (invalid string in json text)"),
+        (b', {"a": NaN}]', "not valid JSON (invalid char in json text)"),
+        (b', {"a": "x\ny"}]', "not valid JSON (invalid character inside string)"),
+        (b' {"a": 1}]', "not valid JSON (after array element, I expect ',' or ']')"),
+        (b'] {"a": 1}', "not valid JSON (trailing garbage)"),
         (b', {"a": "\xff"}]', "not UTF-8 (invalid bytes in UTF8 string)"),
         (
             b', {"a": "\xed\xa0\xbd"}]',

@@ -10,8 +10,9 @@ from transformers import GPT2Config, LlamaConfig, PretrainedConfig, SmolLM3Confi
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
-from pos2distill.models.rope import check_inference
-from pos2distill.models.rope.layer_scales import CONFIG_KEY, resolve_scales
+from pos2distill.models.rope.check import check_inference
+from pos2distill.models.rope.curves import CONFIG_KEY
+from pos2distill.models.rope.layer_scales import resolve_scales
 from tests.support.models import HEADS, SMALL
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 512}

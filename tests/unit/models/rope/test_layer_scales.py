@@ -29,7 +29,8 @@ from pos2distill.errors import UserError
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import collate
-from pos2distill.models.rope.layer_scales import CONFIG_KEY, resolve_scales, scale_layers
+from pos2distill.models.rope.curves import CONFIG_KEY
+from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
 from tests.support.models import HEADS, SMALL, build_model, draw_tokens
 
 SCALES = (1.0, 1.5)

@@ -1,4 +1,4 @@
-"""Changes to rotary position embeddings (RoPE) that need no training: one file for each method."""
+"""Whether an inference-time method can be applied to a model."""
 
 from typing import Any
 
@@ -6,7 +6,8 @@ from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
 from pos2distill.errors import UserError
 from pos2distill.models.rope.attention_buckets import use_bases
-from pos2distill.models.rope.layer_scales import CONFIG_KEY, resolve_scales, rope_types, scale_layers
+from pos2distill.models.rope.curves import CONFIG_KEY
+from pos2distill.models.rope.layer_scales import resolve_scales, rope_types, scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
 
 # Of the classes of vLLM 0.32, those that compute their rotations in the plain way.
