@@ -3,6 +3,7 @@
 import argparse
 import json
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,18 @@ The prompts have the chat template of the run's model, so MODEL should be of its
 """
 _PUSH = """Upload the checkpoint of a run and its model card to the Hugging Face hub.
 
-  push runs/my-study my-name/my-model --private
-
 The token is that of `hf auth login`, or HF_TOKEN. The same command continues an interrupted upload.
 """
 
 
-def add_browsing(commands: "argparse._SubParsersAction[Any]") -> None:
-    """Add the commands to the command line."""
-    inspect = commands.add_parser(
-        "inspect",
-        help="single questions of a run: prompts, samples, answers before and after",
-        description=_INSPECT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+    """Add the commands to the command line.
+
+    Args:
+        add_command: makes the parser of a command from its name, the line about it and its description.
+    """
+    text = "single questions of a run: prompts, samples, answers before and after"
+    inspect = add_command("inspect", text, _INSPECT)
     inspect.add_argument("run", metavar="RUN")
     inspect.add_argument("--example", metavar="TEXT", help="an id, or text in the id, the location or the question")
     inspect.add_argument(
@@ -55,33 +54,21 @@ def add_browsing(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     inspect.add_argument("--task", metavar="NAME", help="one of evaluation.also_evaluate, instead of the main task")
     inspect.add_argument("--prompts", action="store_true", help="the text of each prompt too")
-    runs = commands.add_parser(
-        "runs", help="list finished studies and evaluations: date, method or model, mean and GAP"
-    )
+    text = "list finished studies and evaluations: date, method or model, mean and GAP"
+    runs = add_command("runs", text, text)
     runs.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs, or one run (default: runs)")
-    compare = commands.add_parser(
-        "compare", help="curves of several studies or evaluated models side by side, with paired differences"
-    )
+    text = "curves of several studies or evaluated models side by side, with paired differences"
+    compare = add_command("compare", text, text)
     compare.add_argument(
         "runs",
         metavar="RUN",
         nargs="+",
         help="the storage of a run, a folder report-FINGERPRINT, or lm-eval's output of exported tasks",
     )
-    export = commands.add_parser(
-        "export",
-        help="the questions of a run as tasks of lm-evaluation-harness",
-        description=_EXPORT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    export = add_command("export", "the questions of a run as tasks of lm-evaluation-harness", _EXPORT)
     export.add_argument("run", metavar="RUN")
     export.add_argument("folder", metavar="FOLDER", type=Path, help="new or empty")
-    push = commands.add_parser(
-        "push",
-        help="upload a run's checkpoint and its model card to the Hugging Face hub",
-        description=_PUSH,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    push = add_command("push", "upload a run's checkpoint and its model card to the Hugging Face hub", _PUSH)
     push.add_argument("run", metavar="RUN", help="the storage of a run, or its folder checkpoint-FINGERPRINT")
     push.add_argument("repository", metavar="OWNER/NAME", help="on the hub; made if it does not exist")
     push.add_argument("--private", action="store_true", help="make a repository that only you can see")

@@ -7,6 +7,7 @@ cluster ACTION SPEC [RECIPE] [section.field=value ...] [spec.section.field=value
 
 import argparse
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -40,7 +41,7 @@ from pos2distill.startup import is_interrupt, silent_interrupts
 from .argument_parser import OneLineParser, refuse_unknown
 from .browse import BROWSING, add_browsing, run_browsing
 from .gate_options import add_gate, gate_arguments, gate_flags
-from .help_texts import CLUSTER, CLUSTER_EXAMPLES, EXAMPLES, SUBMIT
+from .help_texts import CLUSTER, CLUSTER_EXAMPLES, SUBMIT, examples
 from .model_options import add_model_options, load_evaluated_recipe
 
 COMMANDS = {
@@ -175,14 +176,14 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog=_program(),
         description="Reduce the position bias of a language model: distil its best document slot into all the others.",
-        epilog=_as_typed(EXAMPLES),
+        epilog=_as_typed(examples()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"pos2distill {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
-        command = _add_command(commands, name, text, text, EXAMPLES)
+        command = _add_command(commands, name, text, text)
         nargs = "?" if name == "evaluate" else None
         command.add_argument(
             "recipe", nargs=nargs, metavar="RECIPE", help="a name (see `recipes`) or the path of a YAML file"
@@ -197,10 +198,11 @@ def _parser() -> OneLineParser:
         command.add_argument("--full", action="store_true", help="--dry-run: show also the settings that are defaults")
     add_model_options(commands.choices["evaluate"])
     add_gate(commands.choices["evaluate"])
-    add_browsing(commands)
+    add_browsing(functools.partial(_add_command, commands))
     _add_submit(commands)
     _add_cluster(commands)
-    recipes = commands.add_parser("recipes", help="list the recipes that come with the project", allow_abbrev=False)
+    text = "list the recipes that come with the project"
+    recipes = _add_command(commands, "recipes", text, text)
     recipes.add_argument("--json", action="store_true", help="as JSON")
     parser.commands = dict(commands.choices)
     return parser
@@ -211,13 +213,13 @@ def _add_command(
     name: str,
     text: str,
     description: str,
-    examples: str,
-) -> argparse.ArgumentParser:
+    epilog: str | None = None,
+) -> OneLineParser:
     return commands.add_parser(
         name,
         help=text,
         description=description,
-        epilog=_as_typed(examples),
+        epilog=_as_typed(epilog or examples(name)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -241,7 +243,7 @@ def _add_output(command: argparse.ArgumentParser) -> None:
 
 def _add_submit(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     text = "run a command as a job on a running Ray cluster; follow its log to its end and exit code"
-    command = _add_command(commands, "submit", text, SUBMIT, EXAMPLES)
+    command = _add_command(commands, "submit", text, SUBMIT)
     command.add_argument(
         "words",
         nargs="+",
@@ -260,7 +262,7 @@ def _add_submit(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
 
 def _add_cluster(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     text = "a study on Kubernetes by KubeRay: render, validate and submit manifests (docs/cluster.md)"
-    command = _add_command(commands, "cluster", text, CLUSTER, CLUSTER_EXAMPLES)
+    command = _add_command(commands, "cluster", text, CLUSTER, epilog=CLUSTER_EXAMPLES)
     command.add_argument("action", choices=["render", "validate", "submit", "status", "logs", "delete"])
     command.add_argument("spec", metavar="SPEC", help="a preset's name, or the path of a YAML file")
     command.add_argument(

@@ -1,22 +1,48 @@
 """The texts of `--help` below the options."""
 
-EXAMPLES = """examples:
-  python run.py recipes
-  python run.py study quickstart
-  python run.py study quickstart --dry-run
-  python run.py study quickstart training.learning_rate=5e-4 runtime.storage=/tmp/slow
-  python run.py evaluate quickstart --fail-if-gap-above 5
-  python run.py evaluate --model Qwen/Qwen3-0.6B --data questions.jsonl --documents 10
-  python run.py evaluate --model qwen3 --data questions.jsonl --base-url http://127.0.0.1:8000/v1 data.documents=10
-  python run.py study my_recipe.yaml model.engine=vllm runtime.trainers.workers=2
-  python run.py evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz
-  python run.py submit nq_mistral_7b data.path=s3://bucket/nq.jsonl.gz runtime.storage=s3://bucket/runs/nq --address http://127.0.0.1:8265
-  python run.py cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8
-
+_EXAMPLES = {
+    "recipes": ("recipes",),
+    "study": (
+        "study quickstart",
+        "study quickstart --dry-run",
+        "study quickstart training.learning_rate=5e-4 runtime.storage=/tmp/slow",
+        "study my_recipe.yaml model.engine=vllm runtime.trainers.workers=2",
+    ),
+    "evaluate": (
+        "evaluate quickstart --fail-if-gap-above 5",
+        "evaluate --model Qwen/Qwen3-0.6B --data questions.jsonl --documents 10",
+        "evaluate --model qwen3 --data questions.jsonl --base-url http://127.0.0.1:8000/v1 data.documents=10",
+        "evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz",
+    ),
+    "analyse": ("analyse quickstart", "analyse quickstart analysis.examples=30"),
+    "sample": ("sample quickstart", "sample nq_mistral_7b data.path=nq.jsonl.gz runtime.samplers.max=4"),
+    "distill": ("distill quickstart", "distill quickstart runtime.mode=streamed"),
+    "report": ("report quickstart",),
+    "inspect": ("inspect runs/quickstart --outcome gained --position 1 --prompts",),
+    "runs": ("runs", "runs s3://bucket/runs --json"),
+    "compare": ("compare runs/quickstart runs/slow",),
+    "export": ("export runs/quickstart tasks",),
+    "push": ("push runs/my-study my-name/my-model --private",),
+    "submit": (
+        "submit nq_mistral_7b data.path=s3://bucket/nq.jsonl.gz runtime.storage=s3://bucket/runs/nq "
+        "--address http://127.0.0.1:8265",
+    ),
+    "cluster": (
+        "cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8",
+    ),
+}
+_ALL_COMMANDS = """
 The same command resumes an interrupted run, and does nothing if everything is finished.
 Exit codes: 0 success; 1 a gate that failed (one line), or a bug (with its traceback); 2 a user error (one line);
 3 a job that was stopped by someone else; 130 or 143 ended by Ctrl-C or SIGTERM; 141 the output was closed (`| head`).
 """
+
+
+def examples(command: str | None = None) -> str:
+    """Examples of a command, or one of each, as they are typed in a checkout."""
+    shown = [lines[0] for lines in _EXAMPLES.values()] if command is None else _EXAMPLES[command]
+    return "\n".join(["examples:", *(f"  python run.py {line}" for line in shown), _ALL_COMMANDS])
+
 
 SUBMIT = """Run a command as a job on a running Ray cluster, through its job API, and follow its log until it ends.
 

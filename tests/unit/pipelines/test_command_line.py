@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from pipelines import command_line, commands, terminal
+from pipelines.browse import BROWSING
 from pipelines.command_line import COMMANDS
 from pipelines.plan import make_plan
 from pipelines.terminal import summarise_manifest
@@ -45,12 +46,24 @@ def test_no_heavy_packages_are_imported_before_they_are_needed(module: str) -> N
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--help"], ["study", "--help"]):
-        with pytest.raises(SystemExit, match="0"):
-            command_line.main(arguments)
-        shown = capsys.readouterr().out
-        assert "python run.py study quickstart" in shown
-        assert "Exit codes" in shown
+    with pytest.raises(SystemExit, match="0"):
+        command_line.main(["--help"])
+    shown = capsys.readouterr().out
+    names = re.findall(r"^    ([a-z]+) ", shown, re.MULTILINE)
+    assert {*COMMANDS, *BROWSING} < {*names}
+    for name in names:
+        assert f"\n  python run.py {name}" in shown
+    assert "Exit codes" in shown
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *BROWSING, "recipes", "submit"])
+def test_help_of_a_command_shows_examples_of_it_alone(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        command_line.main([name, "--help"])
+    examples = capsys.readouterr().out.partition("examples:\n")[2]
+    commands_shown = re.findall(r"^  python run\.py ([a-z]+)", examples, re.MULTILINE)
+    assert set(commands_shown) == {name}
+    assert "Exit codes" in examples
 
 
 def test_help_of_cluster_shows_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
