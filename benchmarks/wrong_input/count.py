@@ -1,7 +1,8 @@
 """Count what becomes of wrong input: how many cases the tests give to the program, by kind and outcome.
 
 A case is refused if its test passes, which requires one line that names what is wrong, exit code 2, and nothing left
-behind; random cases (of hypothesis) may also be accepted. Writes `wrong_input.json`.
+behind; random cases (of hypothesis) may also be accepted. Where a test fails, its own message says whether there was a
+traceback, no end or no message. Writes `wrong_input.json`.
 
 Example (three minutes on two cores):
   python -m benchmarks.wrong_input.count
@@ -25,11 +26,16 @@ KINDS = {
     ],
     "command lines": [
         "pipelines/test_command_line.py::test_main_reports_user_errors_in_one_line",
+        "pipelines/test_command_line.py::test_main_refuses_wrong_words_in_one_line",
+        "pipelines/test_command_line.py::test_main_names_the_nearest_right_word",
+        "pipelines/test_command_line.py::test_dry_run_checks_the_gate",
+        "pipelines/test_evaluate.py::test_evaluate_refuses_settings_that_do_not_fit",
         "pipelines/test_submit.py::test_submit_refuses_what_cannot_work_in_one_line",
     ],
     "environments": [
         "pipelines/test_wrong_input.py::test_environments_are_refused_in_one_line",
         "pipelines/test_wrong_input.py::test_google_storage_without_a_network_is_refused_at_once",
+        "pipelines/test_wrong_input.py::test_a_silent_server_is_refused_in_one_line",
     ],
     "rights of files": [
         "pipelines/test_wrong_input.py::test_what_may_not_be_used_is_refused_in_one_line",

@@ -113,12 +113,12 @@ def test_wheel_holds_what_runs_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_installed_package_evaluates_in_a_script(installed: Path, tmp_path: Path) -> None:
-    """The functions for scripts and notebooks, in a folder that holds nothing else."""
+    """In a folder that holds nothing else, with Ray, whose workers import the installed package too."""
     script = tmp_path / "script.py"
     script.write_text(
         "import pos2distill\n"
-        "settings = {'runtime.executor': 'local', 'data.eval_examples': 8, 'evaluation.slots': 3,\n"
-        "            'evaluation.other_documents': [], 'runtime.trainers.strategy': 'torch'}\n"
+        "settings = {'runtime.executor': 'ray', 'data.eval_examples': 8, 'evaluation.slots': 3,\n"
+        "            'evaluation.other_documents': []}\n"
         "evaluation = pos2distill.evaluate('quickstart', settings=settings)\n"
         "evaluation.plot().save('curve.png')\n"
         "print(len(evaluation.to_pandas()), evaluation.curve.slots)\n"

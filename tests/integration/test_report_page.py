@@ -248,7 +248,8 @@ def test_report_page_shows_charts_of_an_analysis(page: Page) -> None:
 
 
 @pytest.mark.parametrize("report", ["study", "evaluation", "sweep", "analysis"])
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 400)])
+@pytest.mark.parametrize("width", [1200, 400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_report_pages_pass_the_rules_of_accessibility(
     browser: Browser, folder: Path, report: str, scheme: Literal["light", "dark"], width: int
 ) -> None:

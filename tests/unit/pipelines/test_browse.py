@@ -229,6 +229,11 @@ def test_inspect_refuses(tmp_path: Path, command: Command, words: list[str], mes
     assert message in line
 
 
+def test_inspect_names_a_folder_that_is_not_there(tmp_path: Path, command: Command) -> None:
+    typo = tmp_path / "quickstrat"
+    assert command("inspect", str(typo), code=2) == [f"error: {typo}: no such folder"]
+
+
 def test_runs_and_compare(recipe: Recipe, command: Command) -> None:
     (run,) = json.loads(command("runs", str(Path(recipe.storage).parent), "--json")[0])
     assert run["report"] == f"{recipe.storage}/report"
