@@ -108,7 +108,7 @@ def rights_are_dropped(manifest: Fields) -> Iterator[Violation]:
         if "ALL" not in capabilities.items_of("drop"):
             yield capabilities.violation("drop", "capabilities are kept by default; set [ALL]")
         if capabilities.items_of("add"):
-            yield capabilities.violation("add", "gives back a right; remove it")
+            yield capabilities.violation("add", "adds a capability again; remove it")
 
 
 def kernel_is_not_changed(manifest: Fields) -> Iterator[Violation]:

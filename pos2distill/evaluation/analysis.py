@@ -130,7 +130,7 @@ def _thought_shift(study: Study, predictions: pa.Table, examples: Mapping[str, E
         else:
             chains.append((example.example_id, prediction["group"], chain))
     if not chains:
-        return _skipped("documents cannot be told apart in a chain: titles of a prompt are missing or equal")
+        return _skipped("documents cannot be distinguished in a chain: titles of a prompt are missing or equal")
     summary = summarise_chains(chains, documents=study.data.documents)
     return {"documents_named_by": by, "left_out_for_equal_titles": ambiguous, **summary}
 

@@ -48,7 +48,7 @@ class Chain:
 def judge_chain(
     text: str, *, correct: bool, answers: Sequence[str], shown: Sequence[Document], by: Literal["number", "title"]
 ) -> Chain | None:
-    """Where a chain fails; None if its documents cannot be told apart by their titles.
+    """Where a chain fails; None if its documents cannot be distinguished by their titles.
 
     Args:
         shown: the documents of its prompt, in order.

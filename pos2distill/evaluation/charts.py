@@ -84,7 +84,7 @@ def curve_chart(curves: Mapping[str, Curve], *, advantageous: int | None = None,
     Args:
         curves: by name, of prompts of one length.
         advantageous: 0-based slot to mark where the chart has lines. selectable: lines fade when a name of the legend
-            is chosen, except its own; for more curves than can be told apart.
+            is chosen, except its own; for more curves than can be distinguished.
     """
     any_curve = next(iter(curves.values()))
     names = {name: f"{name} (mean {curve.mean:.3f})" for name, curve in curves.items()}

@@ -288,7 +288,7 @@ POLICIES: list[tuple[str, Any, str]] = [
     (f"{SAMPLING}.{RAY}.securityContext.readOnlyRootFilesystem", ..., "readOnlyRootFilesystem: writable by default"),
     (f"{SAMPLING}.{RAY}.securityContext.allowPrivilegeEscalation", ..., "allowPrivilegeEscalation: allowed by default"),
     (f"{SAMPLING}.{RAY}.securityContext.capabilities", ..., "capabilities.drop: capabilities are kept by default; set"),
-    (f"{SAMPLING}.{RAY}.securityContext.capabilities.add", ["SYS_ADMIN"], "capabilities.add: gives back a right"),
+    (f"{SAMPLING}.{RAY}.securityContext.capabilities.add", ["SYS_ADMIN"], "capabilities.add: adds a capability again"),
     (f"{SAMPLING}.{RAY}.securityContext.privileged", True, "privileged: gives the container all rights on the host"),
     (f"{SAMPLING}.{RAY}.securityContext.runAsNonRoot", False, "runAsNonRoot: the container may run as root; remove it"),
     (f"{SAMPLING}.{RAY}.securityContext.seccompProfile", {"type": "Unconfined"}, "seccompProfile.type: every system"),
