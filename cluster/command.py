@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pos2distill.errors import ExitCode, UserError
+from pos2distill.errors import ExitCode, UserError, one_line
 
 from . import rayjob
 from .kubectl import dry_run
@@ -98,7 +98,7 @@ def _report(manifests: Sequence[KubeManifest], *, crds: str | None, server: bool
     if server:
         checked += ", and the server accepts them"
     kinds = {(str(manifest["apiVersion"]), str(manifest["kind"])) for manifest in manifests}
-    other_kinds = sorted({f"{kind} ({version})" for version, kind in kinds - set(CHECKED_KINDS)})
+    other_kinds = sorted({one_line(f"{kind} ({version})") for version, kind in kinds - set(CHECKED_KINDS)})
     if other_kinds:
         checked += f"; of {', '.join(other_kinds)}, the metadata only"
     print(f"{len(manifests)} manifests are valid ({checked})")

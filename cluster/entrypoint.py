@@ -120,7 +120,7 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
     remedies = ["set a URL"]
     if mounts:
         remedies.append(f"or a folder below {' or '.join(mounts)}")
-    if from_override:
+    if from_override and field != "runtime.storage":
         remedies.append("or a path relative to the project")
     raise UserError(f"{recipe.name}: {field}: {path} does not exist in the pods; {', '.join(remedies)}")
 

@@ -105,6 +105,13 @@ class NodeSection(Section):
         check_labels(labels)
         return labels
 
+    @field_validator("scratch")
+    @classmethod
+    def _check_scratch(cls, scratch: str) -> str:
+        if quantity_bytes(scratch) < 2**30:
+            raise ValueError(f"{scratch} is too small for Ray's logs and the caches of libraries; set 1Gi or more")
+        return scratch
+
     @model_validator(mode="after")
     def _check_shm(self) -> "NodeSection":
         # Kubernetes counts an emptyDir in memory towards the memory limit of the pod.

@@ -24,7 +24,7 @@ SUBMITTER_SIZE = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
 AUTOSCALER_SIZE = {"cpu": "1", "memory": "2Gi"}
 COLLECTOR_SIZE = {"cpu": "200m", "memory": "256Mi"}  # KubeRay's own limits
 
-# KubeRay gives a job up if its head has not answered for 300 s, so that a lost head must be replaced earlier.
+# KubeRay gives a job up if its head has not answered for 300 s, so that the pod of a lost head must be deleted earlier.
 _LOST_NODE_S = 60
 
 _WRITABLE_MOUNTS = (("tmp", "/tmp"), ("scratch", HOME))

@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pos2distill.errors import ExitCode, UserError, status_name
-from pos2distill.placement import JOB_DEADLINE_VARIABLE, NOT_RETRIED
+from pos2distill.placement import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE, NOT_RETRIED
 
 from .entrypoint import storage_of_entrypoint
 from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
 from .names import GROUP_LABEL
-from .render import render, to_yaml
+from .render import companions, to_yaml
 from .spec import ClusterSpec
 from .types import KubeManifest, Outcome
 
@@ -112,13 +112,15 @@ def _create(ray_job: KubeManifest) -> bool:
 def _submitted(spec: ClusterSpec, ray_job: KubeManifest, digest: str) -> KubeManifest:
     """A copy of the job that is created now: with its digest, and the time at which all its attempts end.
 
-    KubeRay's own deadline begins anew with every attempt.
+    KubeRay's own deadline begins anew with every attempt. It alone holds in a queue, in which a job may wait for longer
+    than its deadline before its first attempt.
     """
     submitted = copy.deepcopy(ray_job)  # the manifest belongs to the caller
     submitted["metadata"].setdefault("annotations", {})[_DIGEST_ANNOTATION] = digest
     submitted["metadata"].setdefault("labels", {})[_SUBMISSION_LABEL] = secrets.token_hex(8)
-    (container,) = submitted["spec"]["submitterPodTemplate"]["spec"]["containers"]
-    container["env"].append({"name": JOB_DEADLINE_VARIABLE, "value": str(int(time.time()) + spec.job.deadline_s)})
+    if spec.job.queue is None:
+        (container,) = submitted["spec"]["submitterPodTemplate"]["spec"]["containers"]
+        container["env"].append({"name": JOB_DEADLINE_VARIABLE, "value": str(int(time.time()) + spec.job.deadline_s)})
     return submitted
 
 
@@ -203,9 +205,9 @@ def logs(spec: ClusterSpec) -> ExitCode:
 def delete(spec: ClusterSpec) -> ExitCode:
     """Delete the job, or the cluster without a job, and all other objects of the spec. Results are kept."""
     # The name of a job's cluster is not known here, but KubeRay deletes it together with the job. A cluster without a
-    # job has the name of the spec, and is among the rendered objects.
-    objects = [f"rayjob/{spec.name}"]
-    for manifest in render(spec):
+    # job has the name of the spec. Neither is rendered: without the recipe, its disks may be too small for the spec.
+    objects = [f"rayjob/{spec.name}", f"raycluster/{spec.name}"]
+    for manifest in companions(spec):
         objects.append(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}")
     output = kubectl("delete", *objects, "--namespace", spec.namespace, "--ignore-not-found", *_WAIT)
     print(output or f"{spec.name}: not found\n", end="")
@@ -303,7 +305,8 @@ def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
     if exit_code == ExitCode.USER_ERROR:
         print(f"{spec.name} has ended with a user error, which is the last line of its log")
     elif exit_code == ExitCode.STOPPED:
-        print(f"{spec.name} was stopped; run the same command to resume from its storage")
+        why = f" at its deadline (job.deadline_s: {spec.job.deadline_s})" if DEADLINE_PASSED in _log_tail(spec) else ""
+        print(f"{spec.name} was stopped{why}; run the same command to resume from its storage")
     elif exit_code == ExitCode.SUCCESS:
         print(f"{spec.name} succeeded")
     else:
@@ -320,17 +323,17 @@ def _exit_code(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode | None:
     if stage == "ValidationFailed":
         return ExitCode.USER_ERROR
     if job_status == "STOPPED":
-        return ExitCode.USER_ERROR if _is_user_error(spec) else ExitCode.STOPPED
+        # A job that stopped itself, so that it is not tried again, has ended with a user error.
+        return ExitCode.USER_ERROR if NOT_RETRIED in _log_tail(spec) else ExitCode.STOPPED
     return ExitCode.SUCCESS if stage == "Complete" and job_status == "SUCCEEDED" else ExitCode.FAILED
 
 
-def _is_user_error(spec: ClusterSpec) -> bool:
-    """Whether a job stopped itself, so that it is not tried again."""
+def _log_tail(spec: ClusterSpec) -> str:
+    """The last lines of a job's log; empty if its pod is gone."""
     try:
-        tail = kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace, "--tail=20")
+        return kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace, "--tail=20")
     except UserError:
-        return False  # the pod is gone
-    return NOT_RETRIED in tail
+        return ""
 
 
 def _deployment_status(job: dict[str, Any]) -> str:

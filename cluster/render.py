@@ -37,13 +37,7 @@ def render(spec: ClusterSpec, recipe: str | None = None, overrides: Sequence[str
     Raises:
         UserError: if the recipe cannot run on this cluster.
     """
-    manifests = []
-    if not spec.pods.service_account:
-        manifests.append(service_account(spec))
-    manifests += network_policies(spec)
-    manifests += disruption_budgets(spec)
-    if spec.network.pod_monitor is not None:
-        manifests.append(pod_monitor(spec))
+    manifests = companions(spec)
     if recipe is None:
         manifests.append(ray_cluster(spec, node_disks(spec)))
     else:
@@ -52,6 +46,18 @@ def render(spec: ClusterSpec, recipe: str | None = None, overrides: Sequence[str
         check_gpu_memory(spec, loaded)
         disks = node_disks(spec, loaded, overridden_storage(overrides))
         manifests.append(ray_job(spec, entrypoint, disks))
+    return manifests
+
+
+def companions(spec: ClusterSpec) -> list[KubeManifest]:
+    """The objects beside the job, or beside the cluster without a job. They can always be rendered."""
+    manifests = []
+    if not spec.pods.service_account:
+        manifests.append(service_account(spec))
+    manifests += network_policies(spec)
+    manifests += disruption_budgets(spec)
+    if spec.network.pod_monitor is not None:
+        manifests.append(pod_monitor(spec))
     return manifests
 
 

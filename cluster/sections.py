@@ -30,9 +30,10 @@ _SET_BY_IMAGE = (
     *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "HOSTNAME", "TMPDIR"),
     *("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "RAY_TMPDIR"),
 )
+_EMPTY_FOLDERS = ("/tmp", "/scratch")  # which pods mount to write to
 # A mount hides what the image has in its folder.
 _RESERVED_MOUNTS = (
-    *("/tmp", "/scratch", "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64"),
+    *(*_EMPTY_FOLDERS, "/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64"),
     *("/boot", "/root", "/run", "/var"),
 )
 
@@ -62,6 +63,8 @@ class StorageSection(Section):
         _check_mount(self.mount)
         if has_parent_segment(self.url):
             raise ValueError(f"url: {self.url}: expected a path without '..'")
+        if re.search(r"\s", self.url):
+            raise ValueError(f"url: {self.url}: expected a bucket or path without blanks")
         if self.claim is None and not _REMOTE.match(self.url):
             raise ValueError(f"url: expected a bucket URL, or a folder with claim set, got {self.url}")
         scheme, separator, _ = self.url.partition("://")
@@ -134,6 +137,14 @@ class PodsSection(Section):
     )
     env: dict[str, str] = Field({}, description="environment variables; use `secrets` for secrets")
     secrets: tuple[SecretReference, ...] = ()
+
+    @field_validator("project")
+    @classmethod
+    def _check_project(cls, project: str) -> str:
+        for folder in _EMPTY_FOLDERS:
+            if PurePosixPath(project).is_relative_to(folder):
+                raise ValueError(f"{project} is in {folder}, which is an empty folder in the pods; choose another one")
+        return project
 
     @field_validator("pull_secrets")
     @classmethod
@@ -295,8 +306,8 @@ class JobSection(Section):
         7 * 24 * 3600,
         ge=1,
         le=INT32,
-        description="a job whose attempts take longer together is stopped, if `cluster submit` applied it; otherwise "
-        "an attempt that takes longer",
+        description="a job whose attempts take longer together is stopped, if `cluster submit` applied it without a "
+        "queue; otherwise an attempt that takes longer, not counting its time in the queue",
     )
     start_deadline_s: int = Field(
         3600, ge=1, le=INT32, description="an attempt that has not started by then ends; the next one begins"

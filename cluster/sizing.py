@@ -85,8 +85,9 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
             if name != "data":
                 trained_model = 2 * whole if remote else 0
                 disks[name] = _parts(name, copy=2 * whole, trained_model=trained_model, state=STATE_BYTES * whole)
+    _check_disk("head", spec.head, {})
     for name, parts in disks.items():
-        _check_disk(spec, name, parts)
+        _check_disk(f"{name}.node", spec.groups[name].node, parts)
     return disks
 
 
@@ -276,14 +277,13 @@ def _largest(choices: Sequence[dict[str, int]]) -> dict[str, int]:
     return max(choices, key=lambda parts: sum(parts.values()))
 
 
-def _check_disk(spec: ClusterSpec, group: str, parts: dict[str, int]) -> None:
-    node = spec.groups[group].node
+def _check_disk(section: str, node: NodeSection, parts: dict[str, int]) -> None:
     needed = disk_of(node.scratch, parts)
     if node.disk is None or quantity_bytes(needed) <= quantity_bytes(node.disk):
         return
     named = [f"scratch {node.scratch}"]
     named += [f"{name} {_gibibytes(size)}" for name, size in parts.items()]
     raise UserError(
-        f"{group}.node.disk: {node.disk}, but a pod writes up to {needed} ({', '.join(named)}); use machines with "
+        f"{section}.disk: {node.disk}, but a pod writes up to {needed} ({', '.join(named)}); use machines with "
         f"larger disks"
     )

@@ -13,10 +13,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pos2distill.config import Section
 from pos2distill.config.load import apply_override, find_yaml, read_sections, refuse_secrets, to_user_error
 
-from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, RAY_JOB_NAME_LENGTH
+from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH
 from .nodes import TRAINING_DEFAULTS, NodeGroup, NodeSection
 from .sections import DNS_LABEL, HistorySection, JobSection, NetworkSection, PodsSection, StorageSection
-from .syntax import check_pinned
+from .syntax import SHOWN, check_pinned, is_label_value
 
 RAY = (2, 60)  # of the image; a test compares it with the lock file
 # Seconds between the notice and the end of a spot machine, by platform:
@@ -144,8 +144,13 @@ class ClusterSpec(Section):
         if self.training.spot:
             raise ValueError("training.spot: the loss of one training node stops all workers; set false")
         for name in self.sampling_fallbacks:
-            if not re.fullmatch(DNS_LABEL, name) or name in ("sampling", "training", "data", "headgroup"):
-                raise ValueError(f"sampling_fallbacks: '{name}' is no name for a group; choose another DNS label")
+            is_reserved = name in ("sampling", "training", "data", "headgroup")
+            # It becomes the value of a label.
+            if not re.fullmatch(DNS_LABEL, name) or is_reserved or not is_label_value(name):
+                raise ValueError(
+                    f"sampling_fallbacks: '{name[:SHOWN]}' is no name for a group; choose another DNS label of at most "
+                    f"63 characters"
+                )
         training_gpus = self.training.node.gpus
         for sampling, group in self.sampling_groups.items():
             if bool(group.node.gpus) != bool(training_gpus):
@@ -178,6 +183,13 @@ class ClusterSpec(Section):
                 raise ValueError(
                     f"{field}.instance_type: {node.instance_type} is no machine of platform {self.platform}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_job_labels(self) -> "ClusterSpec":
+        for key in (*self.labels, QUEUE_LABEL):
+            if key in self.job.labels:
+                raise ValueError(f"job.labels: {key} is set by `render`; remove it (the queue is job.queue)")
         return self
 
     @model_validator(mode="after")

@@ -141,6 +141,8 @@ def load_manifests(path: Path) -> list[KubeManifest] | None:
     documents = []
     for document in read_documents(path):
         if isinstance(document, dict) and document.get("kind") == "List" and isinstance(document.get("items"), list):
+            if not document["items"]:
+                raise UserError(f"{path}: is a List without items, as kubectl prints where nothing is found")
             documents += document["items"]  # as `kubectl get -o yaml` prints several objects
         elif document is not None:  # a trailing `---` leaves an empty document
             documents.append(document)

@@ -60,8 +60,9 @@ DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 # then stopped instead, so that it is not tried again. And the time (seconds since 1970) at which a job is stopped.
 JOB_DASHBOARD_VARIABLE = "POS2DISTILL_JOB_DASHBOARD"
 JOB_DEADLINE_VARIABLE = "POS2DISTILL_JOB_DEADLINE"
-# The last line in the log of such a job.
+# In the last lines of the log of such a job.
 NOT_RETRIED = "stopped, since another attempt would fail with the same error"
+DEADLINE_PASSED = "its deadline has passed"
 
 SAMPLING = Pool(label=SUBCLUSTER_LABEL, value="sampling", resource="sampler")
 TRAINING = Pool(label="pool", value="trainer", resource="trainer")

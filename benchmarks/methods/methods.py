@@ -147,7 +147,7 @@ REAL_VARIANTS = (
     Variant("ms_poe", ("inference.method=ms_poe", "model.engine=hf"), base=BASE_HF.name),
     Variant("attention_buckets", ("inference.method=attention_buckets", "model.engine=hf"), base=BASE_HF.name),
     R1,
-    # The rate of 5e-5 was chosen with R1 on other questions, from few.
+    # The rate of the recipe is 5e-5.
     trained("r1, rate 2e-4", "method.name=r1", "training.learning_rate=2e-4"),
     trained("seqkd, rate 2e-4", "method.name=seqkd", "training.learning_rate=2e-4"),
     # The steps of on-policy R1, whose two rounds have an epoch each.

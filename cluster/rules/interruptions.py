@@ -48,7 +48,7 @@ def head_is_not_on_spot_machines(manifest: Fields) -> Iterator[Violation]:
 
 
 def head_leaves_a_lost_node(manifest: Fields) -> Iterator[Violation]:
-    """KubeRay gives a job up if its head does not answer for 300 s, so that it must be replaced earlier."""
+    """KubeRay gives a job up if its head does not answer for 300 s, so that its pod must be deleted earlier."""
     cluster = cluster_of(manifest)
     if not cluster:
         return

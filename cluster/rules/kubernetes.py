@@ -160,6 +160,21 @@ def containers_have_distinct_names(manifest: Fields) -> Iterator[Violation]:
             names.add(name)
 
 
+def volumes_are_distinct(manifest: Fields) -> Iterator[Violation]:
+    """Source: ValidateVolumes of Kubernetes."""
+    for pod in pods_of(manifest):
+        names = set()
+        for volume in pod.mappings("volumes"):
+            name, sources = volume.text("name"), [key for key in volume.values if key != "name" and key in volume]
+            if name in names:
+                yield volume.violation("name", f"there are two volumes '{name[:SHOWN]}'; remove one")
+            names.add(name)
+            if len(sources) > 1:
+                yield volume.violation(
+                    sources[1][:SHOWN], f"is a second source, beside {sources[0][:SHOWN]}; remove one"
+                )
+
+
 def mounts_have_distinct_paths(manifest: Fields) -> Iterator[Violation]:
     """Source: ValidateVolumeMounts of Kubernetes."""
     for pod in pods_of(manifest):
@@ -242,6 +257,7 @@ RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
     references_are_valid,
     container_ports_are_valid,
     containers_have_distinct_names,
+    volumes_are_distinct,
     mounts_have_distinct_paths,
     variables_are_valid,
     amounts_are_valid,

@@ -20,6 +20,7 @@ API_VERSIONS = {
 }
 _SELECTING_KINDS = ("NetworkPolicy", "PodDisruptionBudget")
 _PROTECTED = ((NODE_TYPE_LABEL, "head"), (GROUP_LABEL, "training"))
+_ALL_ADDRESSES = ("0.0.0.0/0", "::/0")
 _DNS_PORT = 53
 
 
@@ -83,7 +84,10 @@ def budget_protects_what_may_not_be_drained(manifest: Fields) -> Iterator[Violat
 
 
 def policy_restricts_connections(manifest: Fields) -> Iterator[Violation]:
-    """A rule without peers allows everything. Only rules for a group of addresses or pods are rendered."""
+    """A rule without peers allows everything. Only rules for a group of addresses or pods are rendered.
+
+    Egress to every address is: a bucket has no fixed ones. It is limited to ports.
+    """
     spec = manifest.mapping("spec")
     if manifest.get("kind") != "NetworkPolicy":
         return
@@ -93,6 +97,16 @@ def policy_restricts_connections(manifest: Fields) -> Iterator[Violation]:
         for index, rule in enumerate(spec.items_of(direction)):
             if isinstance(rule, dict) and not rule.get(peers):
                 yield Violation(f"spec.{direction}[{index}]", f"allows every address; set {peers}")
+    for rule in spec.mappings("ingress"):
+        for peer in rule.mappings("from"):
+            if peer.mapping("ipBlock").get("cidr") in _ALL_ADDRESSES:
+                yield peer.violation("ipBlock.cidr", "allows every address; name those that need access")
+            if peer.get("namespaceSelector") == {} and not peer.mapping("podSelector"):
+                yield peer.violation("namespaceSelector", "allows every pod of the cluster; name a namespace")
+    for rule in spec.mappings("egress"):
+        blocks = [peer.mapping("ipBlock").get("cidr") for peer in rule.mappings("to")]
+        if not rule.mappings("ports") and any(block in _ALL_ADDRESSES for block in blocks):
+            yield rule.violation("ports", "missing: allows every port of every address; set for example 443")
 
 
 def policy_allows_what_ray_needs(manifest: Fields) -> Iterator[Violation]:

@@ -19,7 +19,10 @@ _RIGHTS: tuple[tuple[str, Any, str], ...] = (
     ("allowPrivilegeEscalation", False, "allowed by default; set false"),
     ("readOnlyRootFilesystem", True, "writable by default; set true, and mount an emptyDir where it must write"),
 )
-_FILTERED = ("RuntimeDefault", "Localhost")  # types of a seccomp profile
+_FILTERED = ("RuntimeDefault", "Localhost")  # types of a seccomp or AppArmor profile
+# What level Restricted permits. `hostPath` is among the risks above.
+_VOLUMES = ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
+_SELINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 
 
 # --- Risks in any manifest
@@ -127,6 +130,27 @@ def kernel_is_not_changed(manifest: Fields) -> Iterator[Violation]:
                     yield port.violation("hostPort", "opens a port of the machine; remove it")
 
 
+def profiles_are_kept(manifest: Fields) -> Iterator[Violation]:
+    """Source: level Baseline."""
+    for owner in [*pods_of(manifest), *all_containers(manifest)]:
+        context = owner.mapping("securityContext")
+        apparmor = context.mapping("appArmorProfile")
+        if apparmor and apparmor.get("type") not in _FILTERED:
+            yield apparmor.violation("type", "takes the machine's AppArmor profile away; remove it")
+        selinux = context.mapping("seLinuxOptions")
+        if selinux.get("type", "") not in _SELINUX_TYPES or selinux.get("user") or selinux.get("role"):
+            yield context.violation("seLinuxOptions", "takes the pod out of SELinux's domain of containers; remove it")
+
+
+def volumes_are_of_permitted_kinds(manifest: Fields) -> Iterator[Violation]:
+    """Source: level Restricted. Other storage is mounted by a claim."""
+    for pod in pods_of(manifest):
+        for volume in pod.mappings("volumes"):
+            for kind in volume.values:
+                if kind not in ("name", "hostPath", *_VOLUMES):
+                    yield volume.violation(kind, "is not permitted by Pod Security level Restricted; use a claim")
+
+
 # --- The token of the Kubernetes API, which only the autoscaler uses: whoever may submit jobs runs code beside it
 
 
@@ -180,6 +204,11 @@ def head_is_not_public(manifest: Fields) -> Iterator[Violation]:
     head = cluster_of(manifest).mapping("headGroupSpec")
     if head.get("serviceType") in ("LoadBalancer", "NodePort"):
         yield head.violation("serviceType", "opens the dashboard to other networks; remove it, use a port-forward")
+    if head.mapping("headService", "spec").get("type") in ("LoadBalancer", "NodePort"):
+        message = "opens the dashboard to other networks; remove it, use a port-forward"
+        yield head.violation("headService.spec.type", message)
+    if head.get("enableIngress"):
+        yield head.violation("enableIngress", "opens the dashboard to other networks; remove it, use a port-forward")
 
 
 Rule = Callable[[Fields], Iterator[Violation]]
@@ -190,6 +219,8 @@ POLICIES: tuple[Rule, ...] = (
     system_calls_are_filtered,
     rights_are_dropped,
     kernel_is_not_changed,
+    profiles_are_kept,
+    volumes_are_of_permitted_kinds,
     token_is_not_mounted_by_default,
     token_is_mounted_by_the_autoscaler_only,
     autoscaler_has_its_token,

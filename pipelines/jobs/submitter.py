@@ -15,7 +15,7 @@ import time
 from ray.job_submission import JobDetails, JobSubmissionClient
 
 from pos2distill.errors import UserError
-from pos2distill.placement import JOB_DEADLINE_VARIABLE
+from pos2distill.placement import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE
 
 from .follow import follow
 from .submit import connect
@@ -24,7 +24,7 @@ RETRY_S = 5.0
 
 
 def main() -> int:
-    """Submit the job that the environment names. Returns 0 however it ended: only then would KubeRay not ask."""
+    """Submit the job that the environment names. Returns 0 however it ended: KubeRay asks the head how."""
     address = os.environ["RAY_DASHBOARD_ADDRESS"]
     if "://" not in address:
         address = f"http://{address}"
@@ -57,7 +57,7 @@ def run_to_end(address: str, job: str, entrypoint: str) -> JobDetails:
 def stop_at(address: str, job: str, deadline: float) -> None:
     """Stop a job at a time, in seconds since 1970. A stopped job is not retried."""
     time.sleep(max(0.0, deadline - time.time()))
-    print(f"{job}: its deadline has passed", flush=True)
+    print(f"{job}: {DEADLINE_PASSED}", flush=True)
     while True:
         try:
             connect(address).stop_job(job)

@@ -326,7 +326,7 @@ def _resolve_paths(raw: dict[str, Any]) -> None:
     if isinstance(runtime, dict) and runtime.get("storage") is None:
         runtime["storage"] = default_storage(raw.get("name"))
     for dotted, written in _paths_in(raw).items():
-        _refuse_misspelt_url(dotted, written)
+        _refuse_misspelt_path(dotted, written)
         if "://" in written:
             continue
         # A shell expands no `~` inside `data.path=~/x`.
@@ -337,12 +337,14 @@ def _resolve_paths(raw: dict[str, Any]) -> None:
         _set(raw, dotted, str(Path(path).absolute()))
 
 
-def _refuse_misspelt_url(dotted: str, written: str) -> None:
-    """Refuse what would become a folder of an odd name.
+def _refuse_misspelt_path(dotted: str, written: str) -> None:
+    """Refuse what would become a folder of an odd name, or the working directory.
 
     Raises:
         UserError: naming the setting.
     """
+    if not written.strip():
+        raise UserError(f"{dotted}: expected a path or URL, got an empty text")
     scheme, _, rest = written.partition(":")
     if re.fullmatch("[A-Za-z][A-Za-z0-9+.-]+", scheme) and rest.startswith("/"):
         right = f"{scheme.lower()}://{rest.lstrip('/')}"

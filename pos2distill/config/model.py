@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from pos2distill.config.base import Precision, Section
 
@@ -40,13 +40,6 @@ class ModelSection(Section):
     max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
     rope_scales: tuple[float, ...] = Field((), description="filled in from inference.scales")
     trust_remote_code: bool = False
-
-    @field_validator("path")
-    @classmethod
-    def _is_not_blank(cls, path: str) -> str:
-        if not path.strip():
-            raise ValueError("expected a folder, a URL or a name, got nothing")
-        return path
 
     @property
     def is_served_name(self) -> bool:

@@ -62,7 +62,7 @@ def to_user_error(
     field = problem.partition(":")[0]
     for dotted in overridden:
         # The override sets this field, a section around it, or a field in it.
-        if f"{dotted}.".startswith(f"{field}.") or field.startswith(f"{dotted}."):
+        if f"{dotted}.".startswith(f"{field}.") or field.startswith((f"{dotted}.", f"{dotted}[")):
             message, hint, suggested = problem.partition("; did you mean '")
             # Of a field in another section, the suggestion is its whole name.
             typed = f"{prefix}{suggested}" if "." in suggested else suggested
@@ -156,6 +156,8 @@ def _describe_type(problem: Any, annotation: Any) -> str:
         return f"input should be a list, for example {_example_list(annotation, problem['input'])}"
     if problem["type"] == "model_type":
         return "expected a section with fields"
+    if problem["type"] == "too_short":
+        return f"expected at least {problem['ctx']['min_length']} in the list"
     message = str(problem["msg"]).partition(", unable to parse")[0]
     return message[0].lower() + message[1:]
 
@@ -177,11 +179,15 @@ def _find_field(location: tuple[int | str, ...], root: type[Section]) -> _Field:
     """
     path: list[str] = []
     section: type[BaseModel] = root
-    in_list = False
+    in_list = in_mapping = False
     for part in location:
         if in_list and isinstance(part, int):
             path[-1] += f"[{part}]"
             in_list = False
+            continue
+        if in_mapping:
+            path.append(str(part))
+            in_mapping = False
             continue
         if part not in section.model_fields:
             break
@@ -190,17 +196,19 @@ def _find_field(location: tuple[int | str, ...], root: type[Section]) -> _Field:
         inner = _section_in(annotation)
         if inner is None:
             break
-        section, in_list = inner, _holds_list(annotation)
+        section, in_list, in_mapping = inner, _holds_list(annotation), get_origin(annotation) is dict
     if path[:1] == [_FLATTENED]:
         path = path[1:]
     return _Field(path, section)
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds: itself, optionally, or in a list. None for plain values."""
+    """The section that a field holds: itself, optionally, in a list, or by name. None for plain values."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     inner = [part for part in get_args(annotation) if part not in (Ellipsis, type(None))]
+    if get_origin(annotation) is dict:
+        inner = inner[1:]
     # An optional section and a list of sections have one part left; unions of plain values have more.
     return _section_in(inner[0]) if len(inner) == 1 else None
 

@@ -14,8 +14,11 @@ import pytest
 import yaml
 
 from cluster import rayjob
+from cluster.render import render
+from cluster.spec import load_cluster
 from pipelines import command_line
-from pos2distill.placement import NOT_RETRIED
+from pos2distill.errors import UserError
+from pos2distill.placement import DEADLINE_PASSED, NOT_RETRIED
 from scripts.render_presets import PRESETS, RENDERED
 
 WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]
@@ -235,6 +238,38 @@ def test_submit_sets_one_deadline_for_all_attempts(
     assert {"name": "POS2DISTILL_JOB_DEADLINE", "value": "1005000"} in container["env"]
 
 
+def test_submit_sets_no_deadline_of_its_own_in_a_queue(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
+    """A job may wait in the queue for longer than it may run."""
+    calls = kubectl({"get rayjob": [NONE, DONE]})
+    queued = ["spec.job.queue=research", "spec.job.elastic=true"]
+    assert command_line.main(["cluster", "submit", *WORDS, *queued]) == 0
+    created = next(text for words, text in calls() if words[0] == "create")
+    assert "activeDeadlineSeconds" in created
+    assert "POS2DISTILL_JOB_DEADLINE" not in created
+
+
+def test_submit_names_the_deadline_that_has_passed(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    stopped = job("Complete", jobStatus="STOPPED")
+    kubectl({"get rayjob": [NONE, RUNNING, stopped], "logs": [{"out": f"job-1: {DEADLINE_PASSED}\n"}]})
+    assert command_line.main(["cluster", "submit", *WORDS, "spec.job.deadline_s=5000"]) == 3
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith("nq-mistral was stopped at its deadline (job.deadline_s: 5000); run the same command")
+
+
+def test_delete_takes_a_spec_whose_disks_would_be_too_small_without_its_recipe(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+) -> None:
+    """With the model and the data on a volume, the same spec can be submitted."""
+    spec = ["onprem", "spec.model_billions=28"]
+    with pytest.raises(UserError, match=r"training\.node\.disk"):
+        render(load_cluster("onprem", ["model_billions=28"]))
+    calls = kubectl({"delete": [{"out": "rayjob deleted\n"}]})
+    assert command_line.main(["cluster", "delete", *spec]) == 0
+    assert [words[0] for words, _ in calls()] == ["delete"]
+
+
 def test_submit_prints_the_logs_of_retries(
     kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -404,8 +439,8 @@ def test_status_logs_and_delete_print_what_kubectl_reports(
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     kinds = [word.split("/")[0] for word in deleted if "/" in word]
     assert kinds == [
-        *("rayjob", "serviceaccount", "networkpolicy", "networkpolicy"),
-        *("poddisruptionbudget", "poddisruptionbudget", "raycluster"),
+        *("rayjob", "raycluster", "serviceaccount", "networkpolicy", "networkpolicy"),
+        *("poddisruptionbudget", "poddisruptionbudget"),
     ]
     assert "--ignore-not-found" in deleted
 

@@ -232,6 +232,20 @@ WRONG = [
     ("pods={env: {A: b}, secrets: [{env: A, secret: b, key: c}]}", "pods.secrets: the environment variable A is set"),
     ("pods.env={HOME: /root}", "pods.env: HOME is set automatically; remove it"),
     ("pods.secrets=[{env: RAY_ADDRESS, secret: a, key: b}]", "pods.env: RAY_ADDRESS is set automatically; remove it"),
+    ("head.scratch=0Mi", "head.scratch: 0Mi is too small for Ray's logs and the caches of libraries; set 1Gi or more"),
+    ("job.labels={app.kubernetes.io/part-of: x}", "job.labels: app.kubernetes.io/part-of is set by `render`; remove"),
+    ("job.labels={kueue.x-k8s.io/queue-name: x}", "job.labels: kueue.x-k8s.io/queue-name is set by `render`; remove"),
+    ("pods.project=/scratch/p", "pods.project: /scratch/p is in /scratch, which is an empty folder in the pods"),
+    ("storage.url=gs://my bucket/runs", "storage.url: gs://my bucket/runs: expected a bucket or path without blanks"),
+    ("network.egress=[{cidr: 10.0.0.0/16, ports: []}]", "network.egress[0].ports: expected at least 1 in the list"),
+    (
+        "sampling_fallbacks={od: {max: 1, node: {cpus: 1, memory: 16Gi, gpuz: 1}}}",
+        "sampling_fallbacks.od.node.gpuz: unknown field; did you mean 'gpus'?",
+    ),
+    (
+        f"sampling_fallbacks={{{'a' * 64}: {{max: 1, node: {{cpus: 1, memory: 16Gi, gpus: 1}}}}}}",
+        f"sampling_fallbacks: '{'a' * 60}' is no name for a group; choose another DNS label of at most 63",
+    ),
     ("training.grace_s=5", "training.grace_s: input should be greater than or equal to 20, got 5"),
     ("pods.user=0", "pods.user: input should be greater than or equal to 1, got 0"),
     (
@@ -500,3 +514,8 @@ def test_make_entrypoint_divides_as_decimals() -> None:
         pools[0] = f"runtime.samplers={{max: {samplers + 1}, cpus: 0.1, threads: 1}}"
         with pytest.raises(UserError, match=f"{samplers + 1}, but only {samplers} fit"):
             make_entrypoint(spec, "quickstart", pools)
+
+
+def test_make_entrypoint_offers_no_folder_of_the_project_as_storage(load: Callable[..., ClusterSpec]) -> None:
+    with pytest.raises(UserError, match=r"runtime\.storage: .+/runs/x does not exist in the pods; set a URL$"):
+        make_entrypoint(load(), "quickstart", ["runtime.storage=runs/x"])

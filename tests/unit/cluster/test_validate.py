@@ -492,6 +492,7 @@ def test_run_cluster_render_of_a_preset_warns_of_nothing(
             "kind: List\nitems: [{kind: A}, 5]\n",
             "document 2 is not a manifest; expected apiVersion, kind, metadata",
         ),
+        ("kind: List\nitems: []\n", "is a List without items, as kubectl prints where nothing is found"),
         ("kind: [\n", "not valid YAML: line 2: did not find expected node content"),
     ],
     ids=lambda text: text[:60],

@@ -35,6 +35,19 @@ def test_local_folder_names_a_hub_model_that_cannot_be_loaded() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_model_digest_names_the_nearest_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my-model").mkdir()
+    for path, nearest in (
+        (f"{tmp_path}/my_modl/", f"{tmp_path}/my-model"),
+        ("./my_modl", "./my-model"),
+        ("my_modl", "my-model"),
+    ):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(UserError) as caught:
+            model_digest(ModelSection(path=path))
+        assert str(caught.value) == f"{path}: no such model folder (model.path); did you mean '{nearest}'?"
+
+
 def test_model_digest_names_the_folder_of_a_file(tiny_model_path: str) -> None:
     expected = r"config\.json: is a file, expected a model folder \(model\.path\); did you mean '"
     with pytest.raises(UserError, match=f"{expected}{tiny_model_path}'\\?$"):
