@@ -9,6 +9,7 @@ from pos2distill.errors import UserError
 
 # The address that kubectl tries if no cluster is configured.
 _NO_SERVER = "localhost:8080"
+_TIME_LIMIT = "--request-timeout=30s"
 
 
 class UnreachableError(UserError):
@@ -24,7 +25,9 @@ def kubectl(*arguments: str, text: str | None = None) -> str:
         UserError: kubectl is not installed, has no cluster configured, or the cluster refuses the request;
             UnreachableError if the failure may pass.
     """
-    result = _run(*arguments, text=text)
+    # By default, kubectl sets no time limit on a request. A deletion that waits has its own.
+    limit = () if arguments[0] == "delete" else (_TIME_LIMIT,)
+    result = _run(*arguments, *limit, text=text)
     if result.returncode == 0:
         return result.stdout
     lines = [line for line in result.stderr.splitlines() if line.strip()]
@@ -51,7 +54,7 @@ def dry_run(manifests: str) -> list[str]:
     Raises:
         UserError: kubectl is not installed, or no cluster answers.
     """
-    arguments = ("apply", "--dry-run=server", "--validate=strict", "--request-timeout=30s", "--filename", "-")
+    arguments = ("apply", "--dry-run=server", "--validate=strict", _TIME_LIMIT, "--filename", "-")
     result = _run(*arguments, text=manifests)
     if result.returncode == 0:
         return []
@@ -78,9 +81,7 @@ def _run(*arguments: str, text: str | None) -> "subprocess.CompletedProcess[str]
 
 def get_object(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
     """The current state of an object, or None if it does not exist."""
-    # By default, kubectl sets no time limit on a request.
-    options = ("--ignore-not-found", "--request-timeout=30s", "--output", "json")
-    output = kubectl("get", kind, name, "--namespace", namespace, *options)
+    output = kubectl("get", kind, name, "--namespace", namespace, "--ignore-not-found", "--output", "json")
     if not output.strip():
         return None
     found: dict[str, Any] = json.loads(output)

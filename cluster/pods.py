@@ -80,7 +80,8 @@ def submitter_template(spec: ClusterSpec, entrypoint: str) -> KubeManifest:
         "name": "ray-job-submitter",
         "image": spec.image,
         "workingDir": spec.pods.project,
-        "command": ["python", "-m", SUBMITTER_MODULE, entrypoint],
+        # Kubernetes would replace $(NAME) in a command by a variable of the container; $$ stands for $.
+        "command": ["python", "-m", SUBMITTER_MODULE, entrypoint.replace("$", "$$")],
         "env": [{"name": "HOME", "value": HOME}],
         "resources": {"requests": dict(SUBMITTER_SIZE), "limits": dict(SUBMITTER_SIZE)},
         "securityContext": _container_security(),

@@ -29,8 +29,9 @@ def submitter_waits_for_the_end(manifest: Fields) -> Iterator[Violation]:
     if command[:-1] != ["python", "-m", SUBMITTER_MODULE]:
         message = f"KubeRay's own may end before the job; set [python, -m, {SUBMITTER_MODULE}, ENTRYPOINT]"
         yield container.violation("command", message)
-    elif command[-1] != job.get("entrypoint"):
-        yield container.violation("command", "does not submit spec.entrypoint; make its last word equal to it")
+    elif command[-1] != job.text("entrypoint").replace("$", "$$"):
+        message = "does not submit spec.entrypoint; make its last word equal to it, with $$ for $"
+        yield container.violation("command", message)
     if pod.get("restartPolicy") != "Never":
         yield pod.violation("restartPolicy", "the pod of a Job must end; set Never, and retries in submitterConfig")
 

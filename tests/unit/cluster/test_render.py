@@ -199,6 +199,15 @@ def test_submitter_template_is_not_evicted() -> None:
     assert pod["spec"]["priorityClassName"] == "research"
 
 
+def test_submitter_template_keeps_what_kubernetes_would_replace() -> None:
+    """Kubernetes makes $(HOME) in a command the container's variable, and $$ a dollar sign."""
+    manifests = render(load_cluster("gke"), "nq_mistral_7b", [DATA, "description=$(HOME) costs $5"])
+    (container,) = manifests[-1]["spec"]["submitterPodTemplate"]["spec"]["containers"]
+    assert "$(HOME) costs $5" in manifests[-1]["spec"]["entrypoint"]
+    assert "$$(HOME) costs $$5" in container["command"][-1]
+    assert check(manifests) == []
+
+
 def test_render_with_a_queue_labels_a_cluster_of_fixed_size() -> None:
     manifests = render(load_cluster("eks", ["job.queue=research", "sampling.min=16", "training.min=1"]))
     labels = [manifest["metadata"]["labels"] for manifest in manifests]
