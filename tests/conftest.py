@@ -9,6 +9,8 @@ from typing import Any
 # Ray and transformers read these when they are imported, so they are set before both imports.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Ray 2.60 gives its workers a niceness of 15, so that on two cores they would wait for the tests of the other process.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import pytest
 import yaml
