@@ -37,18 +37,29 @@ runpy.run_path("run.py", run_name="__main__")
         ("pydantic", ["--help"]),
         ("pipelines.command_line", ["--help"]),
         ("numpy", ["study", "quickstart"]),
-        ("torch", ["study", "quickstart"]),
+        ("pyarrow", ["study", "quickstart"]),
         ("numpy", ["study", "quickstart", "--dry-run"]),
         ("cluster.command", ["cluster", "render", "kind"]),
         ("ray", ["submit", "quickstart", "--address", "http://127.0.0.1:9"]),
     ],
 )
 def test_interrupted_imports_end_without_a_word(package: str, arguments: list[str]) -> None:
+    assert interrupted_at(package, arguments) == (130, f"importing {package}\n", "")
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_interrupted_imports_of_a_check_end_as_an_interrupted_command(package: str) -> None:
+    code, _, said = interrupted_at(package, ["study", "quickstart"])
+    assert (code, said) == (130, "interrupted; run the same command again to continue\n")
+
+
+def interrupted_at(package: str, arguments: list[str]) -> tuple[int, str, str]:
+    """Exit code and output of a command that is interrupted when it imports the package."""
     code = INTERRUPTED_AT.replace("PACKAGE", repr(package)).replace("ARGUMENTS", repr(arguments))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, f"importing {package}\n", "")
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.1, 0.3])
