@@ -255,9 +255,9 @@ def test_distill_saves_in_the_middle_of_a_long_step_at_a_notice_of_30_seconds(
     """A step is hundreds of passes of one row each, so that it takes longer than the notice on a busy machine."""
     write_examples(tmp_path / "data.jsonl", 800, 6)
     recipe = streamed(
-        data={"train_examples": 192, "eval_examples": 2},
+        data={"train_examples": 256, "eval_examples": 2},
         method={"k": 3},
-        training={"global_batch_rows": 256, "epochs": 1, "order": "arrival"},
+        training={"global_batch_rows": 512, "epochs": 2, "order": "arrival"},
         runtime={
             "samplers": {"batch_size": 32, "concurrent_batches": 1},
             "trainers": {"strategy": "zero3", "workers": 1, "max_workers": 2, "cpus": 3.5, "micro_batch_tokens": 1},
