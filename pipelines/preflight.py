@@ -19,6 +19,7 @@ from pathlib import Path
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.config import ModelSection, Recipe, Study
+from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError
 from pos2distill.faults import reason
 from pos2distill.models.files import is_hub_name
@@ -207,7 +208,7 @@ def check_model(task: Task) -> None:
 def check_gpus(task: Task) -> None:
     """A warning if the settings ask for GPUs and this machine has none: a run ends here when Ray has started."""
     runtime = task.recipe.runtime
-    if runtime.executor != "ray" or os.environ.get("RAY_ADDRESS", "") not in ("", "local"):
+    if runtime.executor != "ray" or names_cluster():
         return
     pools = {
         "samplers": runtime.samplers.gpus,

@@ -1,7 +1,7 @@
 """The environment variables that this project sets for its libraries, and why.
 
-Each function is called explicitly, before the library that reads the variables is imported or started. Importing this
-module sets nothing.
+Each function that sets some is called explicitly, before the library that reads them is imported or started. Importing
+this module sets nothing.
 """
 
 import os
@@ -68,3 +68,8 @@ def disable_preemption_watcher(variable: str) -> None:
         variable: its name, which Ray Train defines.
     """
     os.environ[variable] = "0"
+
+
+def names_cluster() -> bool:
+    """Whether RAY_ADDRESS names a cluster. `local` asks for what happens without it: Ray on this machine."""
+    return os.environ.get("RAY_ADDRESS", "") not in ("", "local")

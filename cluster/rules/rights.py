@@ -202,13 +202,13 @@ def _token_volumes(pod: Fields) -> dict[str, Fields]:
 def head_is_not_public(manifest: Fields) -> Iterator[Violation]:
     """Whoever reaches the dashboard can try to log in to it."""
     head = cluster_of(manifest).mapping("headGroupSpec")
+    message = "opens the dashboard to other networks; remove it, use a port-forward"
     if head.get("serviceType") in ("LoadBalancer", "NodePort"):
-        yield head.violation("serviceType", "opens the dashboard to other networks; remove it, use a port-forward")
+        yield head.violation("serviceType", message)
     if head.mapping("headService", "spec").get("type") in ("LoadBalancer", "NodePort"):
-        message = "opens the dashboard to other networks; remove it, use a port-forward"
         yield head.violation("headService.spec.type", message)
     if head.get("enableIngress"):
-        yield head.violation("enableIngress", "opens the dashboard to other networks; remove it, use a port-forward")
+        yield head.violation("enableIngress", message)
 
 
 Rule = Callable[[Fields], Iterator[Violation]]

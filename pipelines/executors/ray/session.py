@@ -15,7 +15,7 @@ from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pos2distill.config import PoolSection, TrainersSection
-from pos2distill.environment import set_ray_variables
+from pos2distill.environment import names_cluster, set_ray_variables
 from pos2distill.errors import TransientError, UserError
 from pos2distill.placement import POOLS_LABEL, SAMPLER_UNITS_PER_ACTOR, SAMPLING, TRAINING
 
@@ -141,7 +141,7 @@ def require_resources(label: str, *, cpus: float, gpus: float) -> None:
     Raises:
         UserError: with the resources that are required and those that exist.
     """
-    if _names_cluster():
+    if names_cluster():
         return
     available = ray.cluster_resources()
     for resource, required in {"GPU": gpus, "CPU": cpus}.items():
@@ -151,11 +151,6 @@ def require_resources(label: str, *, cpus: float, gpus: float) -> None:
                 f"{available.get(resource, 0):g}; lower the actors, workers or {resource.lower()}s under runtime, or "
                 f"run on a cluster"
             )
-
-
-def _names_cluster() -> bool:
-    """Whether RAY_ADDRESS names a cluster. `local` asks for what happens without it: Ray on this machine."""
-    return os.environ.get("RAY_ADDRESS", "") not in ("", "local")
 
 
 def _has_pools() -> bool:
@@ -182,7 +177,7 @@ def connect() -> None:
         "log_to_driver": bool(os.environ.get("POS2DISTILL_DEBUG")),
     }
     previous = signal.getsignal(signal.SIGTERM)  # `ray.init` replaces it by one that ends the process silently
-    if _names_cluster():
+    if names_cluster():
         ray.init(**quiet)
     else:
         cpus = max(_MIN_LOCAL_CPUS, os.cpu_count() or 1)

@@ -89,7 +89,7 @@ def test_search_without_control_points_between_the_ends() -> None:
 
 
 def test_search_may_find_nothing_new_in_a_generation() -> None:
-    """Steps that are rounded to no change propose what is known; the search goes on to its last generation."""
+    """Steps that are rounded to no change propose what is known; the search continues to its last generation."""
     settings = settings_with(
         generations=4, population=4, parents=2, mutations=2, crossovers=0, mutation_step=1e-9, examples=1
     )
