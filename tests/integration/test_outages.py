@@ -13,6 +13,7 @@ from s3fs import S3FileSystem
 
 from pipelines.commands import run_distill
 from pos2distill.config import Recipe
+from pos2distill.store.artifacts import DRIVER_FILE
 from tests.support.drivers import LIMIT, Driver
 from tests.support.results import assert_exactly_once, read_steps, sample_store, saved_states
 from tests.support.s3_server import Faulty, s3_server
@@ -124,9 +125,11 @@ def test_distill_while_the_clock_jumps_ends_as_if_it_had_not(slow_study: Callabl
     jumping = slow_study(str(tmp_path / "jumping"))
     path, environment = tmp_path / "recipe.yaml", {**os.environ, **clock.variables}
     first = Driver(path, jumping.storage, environment)
-    first.wait_for(lambda: len(sample_store(jumping).part_names()) >= 2)
+    first.wait_for((Path(jumping.storage) / DRIVER_FILE).exists)
+    # Now, since a busy machine may take as long to start it as the first one takes from its first samples to its end.
     second = Driver(path, jumping.storage, environment)
     second.wait_for(lambda: "waiting until it ends" in second.log.read_text())
+    first.wait_for(lambda: len(sample_store(jumping).part_names()) >= 2)
     clock.jump(2 * 24 * 3600)
     first.wait_for(lambda: saved_states(jumping))
     clock.jump(-24 * 3600)
