@@ -253,7 +253,7 @@ def check_space(task: Task) -> None:
 def check_temporary_space(task: Task) -> None:
     """A warning if the folder for temporary files has no room for a training state, which is written there first."""
     # On a cluster, it is that of the machines which train.
-    if not task.trains or os.environ.get("RAY_ADDRESS"):
+    if not task.trains or names_cluster():
         return
     state = _state_bytes(task.study)
     folder = tempfile.gettempdir()

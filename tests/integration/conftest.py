@@ -1,15 +1,20 @@
-"""Fixtures of the integration tests: one local Ray, and one finished study on the built-in toy."""
+"""Fixtures of the integration tests: one local Ray, one finished study, slow studies, a store that fails."""
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
+from s3fs import S3FileSystem
 
-from pipelines.commands import run_study
+from pipelines.commands import run_distill, run_study
 from pipelines.executors.ray.session import ray_session
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from tests.support.results import read_steps
+from tests.support.s3_server import Faulty, s3_server
 from tests.support.tiny import write_examples
 from tests.support.toy import SMALL
 
@@ -41,28 +46,62 @@ def finished(local_ray: None, small_toy: Callable[..., Recipe], tmp_path_factory
 
 
 @pytest.fixture
-def slow_study(make_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
-    """`slow_study(storage, executor, delay_s=1)`: a streamed study on the tiny model, 24 examples and 12 steps.
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    """A server that fails at random, found through the environment."""
+    with s3_server(fault_probability=0.05, seed=0) as (url, app):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        S3FileSystem.clear_instance_cache()  # an instance keeps its endpoint
+        yield app
+        S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(faulty: Faulty) -> str:
+    name = f"bucket-{uuid.uuid4().hex}"
+    S3FileSystem().mkdir(name)
+    return f"s3://{name}"
+
+
+@pytest.fixture
+def slow_study(make_shared_recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Recipe]:
+    """`slow_study(storage, delay_s=1)`: a streamed study on the tiny model on Ray, 24 examples and 24 steps.
 
     Its engine takes `delay_s` seconds for a batch of four, so that it is at work long enough to meet a fault.
     """
-    write_examples(tmp_path / "data.jsonl", 72, 6)
 
-    def make(storage: str, executor: str = "ray", *, delay_s: float = 1) -> Recipe:
-        return make_recipe(
-            model={"engine": "fake"},
-            data={"train_examples": 24, "eval_examples": 2},
-            method={"k": 1},
-            training={"global_batch_rows": 8, "epochs": 4, "order": "fixed"},
-            runtime={
-                "storage": storage,
-                "executor": executor,
-                "fake": {"delay_s": delay_s},
-                "samplers": {"batch_size": 4, "concurrent_batches": 1},
-                "teachers": {"batch_size": 4, "concurrent_batches": 1},
-                "trainers": {"micro_batch_tokens": 4096},
-                "checkpoints": {"steps": 3},
-            },
-        )
+    def make(storage: str, *, delay_s: float = 1) -> Recipe:
+        return _slow_study(make_shared_recipe, tmp_path, storage=storage, fake={"delay_s": delay_s})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def undisturbed_steps(
+    make_shared_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """The training steps of `slow_study` in one process, without faults and delays."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    recipe = _slow_study(make_shared_recipe, folder, storage=str(folder / "run"), executor="local")
+    run_distill(recipe)
+    return read_steps(recipe)
+
+
+def _slow_study(make: Callable[..., Recipe], folder: Path, **runtime: Any) -> Recipe:
+    write_examples(folder / "data.jsonl", 72, 6)
+    return make(
+        folder,
+        model={"engine": "fake"},
+        data={"train_examples": 24, "eval_examples": 2},
+        method={"k": 1},
+        training={"global_batch_rows": 8, "epochs": 4, "order": "fixed"},
+        runtime={
+            **runtime,
+            "samplers": {"batch_size": 4, "concurrent_batches": 1},
+            "teachers": {"batch_size": 4, "concurrent_batches": 1},
+            "trainers": {"micro_batch_tokens": 4096},
+            "checkpoints": {"steps": 3},
+        },
+    )

@@ -87,8 +87,8 @@ def direct(evaluate: Callable[..., Evaluation]) -> Evaluation:
 @pytest.fixture(scope="module")
 def direct_vllm(evaluate: Callable[..., Evaluation]) -> Evaluation:
     """By the engine `vllm`, which runs the model in processes of its own."""
-    settings = ["runtime.samplers.threads=1", "runtime.vllm.cpu_kv_cache_gib=1", "model.max_length=1024"]
-    return evaluate("model.engine=vllm", *settings)
+    settings = ["runtime.vllm.enforce_eager=true", "runtime.vllm.cpu_kv_cache_gib=1", "model.max_length=1024"]
+    return evaluate("model.engine=vllm", "runtime.samplers.threads=1", *settings)
 
 
 def assert_same(served: Evaluation, direct: Evaluation) -> None:

@@ -25,7 +25,7 @@ from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import example_from_row
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
-from pos2distill.store.artifacts import Artifact
+from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.rows import RowBuilder, kept_samples
@@ -68,6 +68,14 @@ def context_of(recipe: Recipe) -> RunContext:
 def searched(plan: Plan) -> dict[str, Any]:
     assert plan.search_scales is not None
     return details(plan.search_scales.artifact)
+
+
+def search(recipe: Recipe) -> Manifest:
+    """Run the search alone, and what it needs."""
+    plan, context = make_plan(recipe), context_of(recipe)
+    assert plan.search_scales is not None
+    plan.prepare.run(plan.prepare, context)
+    return plan.search_scales.run(plan.search_scales, context)
 
 
 def fitnesses(plan: Plan) -> set[float]:
@@ -142,16 +150,9 @@ def test_search_continues_after_a_generation_without_a_new_candidate(make_recipe
 @pytest.mark.slow
 def test_search_on_ray_gives_the_same_scales(local_ray: None, small_toy: Make, tmp_path: Path) -> None:
     """Two actors, which measure candidates in any order."""
-    local = lpes(small_toy, tmp_path / "local")
-    run_evaluate(local)
-    two = (
-        f"runtime.storage={tmp_path}/ray",
-        "runtime.executor=ray",
-        "runtime.samplers={min: 2, max: 2, batch_size: 5}",
-    )
-    on_ray = lpes(small_toy, tmp_path, *two)
-    run_evaluate(on_ray)
-    assert searched(make_plan(on_ray)) == searched(make_plan(local))
+    two = ("runtime.executor=ray", "runtime.samplers={min: 2, max: 2, batch_size: 5}")
+    local, on_ray = lpes(small_toy, tmp_path / "local"), lpes(small_toy, tmp_path / "ray", *two)
+    assert search(on_ray).details == search(local).details
 
 
 @pytest.mark.slow
@@ -166,10 +167,7 @@ def test_search_on_ray_survives_engines_that_die(local_ray: None, make_recipe: M
             inference={"method": "lpes", "search": {**SEARCH, "generations": 2}},
             runtime={**runtime, "storage": str(tmp_path / name)},
         )
-        stage = make_plan(recipe).search_scales
-        assert stage is not None
-        make_plan(recipe).prepare.run(make_plan(recipe).prepare, context_of(recipe))
-        manifest = stage.run(stage, context_of(recipe))
+        manifest = search(recipe)
         found.append((manifest.counts, manifest.details))
     assert found[0] == found[1]
     assert found[0][0]["candidates"] > 6  # more calls than the two actors answer before they die

@@ -6,17 +6,16 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from s3fs import S3FileSystem
 
-from pipelines.commands import run_distill
 from pos2distill.config import Recipe
 from pos2distill.store.artifacts import DRIVER_FILE
 from tests.support.drivers import LIMIT, Driver
-from tests.support.results import assert_exactly_once, read_steps, sample_store, saved_states
-from tests.support.s3_server import Faulty, s3_server
+from tests.support.results import artifact_of, assert_exactly_once, read_steps, sample_store, saved_states
+from tests.support.s3_server import FAULTS, Faulty
 from tests.support.wall_clock import WallClock
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster"), pytest.mark.timeout(900)]
@@ -55,7 +54,7 @@ def assert_one_line(driver: Driver, *words: str) -> None:
 
 
 def test_distill_on_a_full_disk_continues_once_there_is_space(
-    slow_study: Callable[..., Recipe], small_disk: Path, tmp_path: Path
+    slow_study: Callable[..., Recipe], undisturbed_steps: list[dict[str, Any]], small_disk: Path, tmp_path: Path
 ) -> None:
     full = slow_study(str(small_disk / "run"))
     driver = Driver(tmp_path / "recipe.yaml", small_disk / "run")
@@ -69,57 +68,51 @@ def test_distill_on_a_full_disk_continues_once_there_is_space(
     driver = Driver(tmp_path / "recipe.yaml", small_disk / "run")
     assert driver.end() == 0, driver.log.read_text()
     assert_exactly_once(full)
-    reference = slow_study(str(tmp_path / "reference"), "local", delay_s=0)
-    run_distill(reference)
-    assert read_steps(full) == read_steps(reference)
+    assert read_steps(full) == undisturbed_steps
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
-    """An S3-compatible store, found through the environment."""
-    with s3_server() as (url, app):
-        for name, value in (
-            ("AWS_ENDPOINT_URL", url),
-            ("AWS_ACCESS_KEY_ID", "nobody"),
-            ("AWS_SECRET_ACCESS_KEY", "nothing"),
-            ("AWS_DEFAULT_REGION", "us-east-1"),
-        ):
-            monkeypatch.setenv(name, value)
-        S3FileSystem.clear_instance_cache()  # an instance keeps its endpoint
-        yield app
-        S3FileSystem.clear_instance_cache()
-
-
-def test_distill_on_a_storage_that_fails_for_a_minute_loses_nothing(
-    slow_study: Callable[..., Recipe], server: Faulty, tmp_path: Path
+def test_distill_on_s3_that_fails_for_a_minute_loses_and_repeats_nothing(
+    slow_study: Callable[..., Recipe],
+    undisturbed_steps: list[dict[str, Any]],
+    faulty: Faulty,
+    bucket: str,
+    tmp_path: Path,
 ) -> None:
-    """Whether the run outlives the minute or ends in one line: the same command ends as if nothing had happened."""
-    S3FileSystem().mkdir("bucket")
-    remote = slow_study("s3://bucket/run")
+    """Ray's workers write samples, checkpoints and steps, and find the endpoint through the environment alone.
+
+    Some requests fail, and during a minute all. Whether the run outlives it or ends in one line: the same command ends
+    as if nothing had happened.
+    """
+    storage = f"{bucket}/run"
+    remote = slow_study(storage)
     store = sample_store(remote)
     path = tmp_path / "recipe.yaml"
 
-    driver = Driver(path, "s3://bucket/run")
+    driver = Driver(path, storage)
     driver.wait_for(lambda: len(store.part_names()) >= 2)
     parts = set(store.part_names())
-    server.is_down = True
-    end_of_outage = threading.Timer(60, lambda: setattr(server, "is_down", False))
+    faulty.is_down = True
+    end_of_outage = threading.Timer(60, lambda: setattr(faulty, "is_down", False))
     end_of_outage.start()
     code = driver.process.wait(LIMIT)
     end_of_outage.join()
     if code:
         assert code == 2, driver.log.read_text()
         assert_one_line(driver, "Service Unavailable", "run the same command again to continue")
-        driver = Driver(path, "s3://bucket/run")
+        driver = Driver(path, storage)
         assert driver.end() == 0, driver.log.read_text()
+    assert all(faulty.requests[fault] for fault in FAULTS), faulty.requests
     assert parts <= set(store.part_names())
     assert_exactly_once(remote)
-    reference = slow_study(str(tmp_path / "reference"), "local", delay_s=0)
-    run_distill(reference)
-    assert read_steps(remote) == read_steps(reference)
+    checkpoint = artifact_of(remote, "distill")
+    assert checkpoint.fs.exists(f"{checkpoint.path}/model/model.safetensors")
+    assert not checkpoint.fs.exists(f"{checkpoint.path}/training")
+    assert read_steps(remote) == undisturbed_steps
 
 
-def test_distill_while_the_clock_jumps_ends_as_if_it_had_not(slow_study: Callable[..., Recipe], tmp_path: Path) -> None:
+def test_distill_while_the_clock_jumps_ends_as_if_it_had_not(
+    slow_study: Callable[..., Recipe], undisturbed_steps: list[dict[str, Any]], tmp_path: Path
+) -> None:
     """Of the driver, of all processes of Ray, and of a second driver that waits for the storage: by days, twice."""
     clock = WallClock(tmp_path)
     jumping = slow_study(str(tmp_path / "jumping"))
@@ -140,6 +133,4 @@ def test_distill_while_the_clock_jumps_ends_as_if_it_had_not(slow_study: Callabl
     assert re.search(r"^distill +cached", logs[0], re.MULTILINE) is None
     assert re.search(r"^distill +cached", logs[1], re.MULTILINE)
     assert_exactly_once(jumping)
-    reference = slow_study(str(tmp_path / "reference"), "local", delay_s=0)
-    run_distill(reference)
-    assert read_steps(jumping) == read_steps(reference)
+    assert read_steps(jumping) == undisturbed_steps

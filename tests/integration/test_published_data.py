@@ -15,8 +15,8 @@ import pytest
 import torch
 import yaml
 
-from pipelines.commands import run_study
-from pos2distill.config import DataSection, ModelSection, VllmSection
+from pipelines.commands import run_distill, run_study
+from pos2distill.config import DataSection, ModelSection, Recipe, VllmSection
 from pos2distill.config.load import load_recipe
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_tokenizer
@@ -26,6 +26,7 @@ from pos2distill.sampling.engines.vllm import VllmEngine
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.prompts import PromptBuilder
 from tests.support.published import PUBLISHED, STAND_INS, DataSet, needs_published, read_lines
+from tests.support.results import artifact_of, counts_of
 from tests.support.tiny import CHAT_TEMPLATE, SPECIALS
 
 pytestmark = pytest.mark.xdist_group("compute")
@@ -82,32 +83,24 @@ def save_reader(folder: str, text: list[str]) -> None:
         LlamaForCausalLM(config).save_pretrained(folder)
 
 
-def published(name: str) -> Any:
-    return pytest.param(name, True, "hf", marks=[pytest.mark.slow, needs_published], id=f"{name}-published-hf")
-
-
 CASES = [
-    *(pytest.param(name, False, "hf", id=f"{name}-stand-in-hf") for name in STAND_INS),
-    *(published(name) for name in PUBLISHED),
-    # Published text through vLLM is the last test's.
-    pytest.param("nq_oracle", False, "vllm", marks=pytest.mark.slow, id="nq_oracle-stand-in-vllm"),
+    *(pytest.param(name, False, id=f"{name}-stand-in") for name in STAND_INS),
+    *(
+        pytest.param(name, True, marks=[pytest.mark.slow, needs_published], id=f"{name}-published")
+        for name in PUBLISHED
+    ),
 ]
 
 
-@pytest.mark.parametrize(("task", "is_published", "engine"), CASES)
-def test_run_study_on_published_formats(
-    task: str, is_published: bool, engine: str, reader: Callable[[bool], str], tmp_path: Path
-) -> None:
-    data_set = files_of(is_published)[task]
-    train_examples = 4 if is_published else 2
+def recipe_on(data_set: DataSet, folder: Path, model: str, *, engine: str, train_examples: int) -> Recipe:
     method: dict[str, Any] = {"name": "r1", "advantageous_slot": "first", "k": 2}
     slots: int | str = 3
     if max(data_set.hops) > 1:
         method, slots = {"name": "r2", "advantageous_slot": "last", "k": 2, "weights": "adaptive"}, "pairs"
     recipe = {
-        "name": task.replace("_", "-"),
+        "name": "published-format",
         "description": "A random model on published text.",
-        "model": {"path": reader(is_published), "engine": engine, "dtype": "float32"},
+        "model": {"path": model, "engine": engine, "dtype": "float32"},
         "data": data_set.data
         | {"path": str(data_set.path), "train_examples": train_examples, "train_candidates": train_examples}
         | {"eval_examples": EVALUATION},
@@ -116,16 +109,26 @@ def test_run_study_on_published_formats(
         "training": {"epochs": 1, "global_batch_rows": 8, "precision": "float32"},
         "evaluation": {"slots": slots, "other_slots": slots, "max_new_tokens": 12, "bootstrap_samples": 100},
         "runtime": {
-            "storage": str(tmp_path / "run"),
+            "storage": str(folder / "run"),
             "executor": "ray" if engine == "vllm" else "local",
             "samplers": {"batch_size": 4, "threads": 2},
             "trainers": {"strategy": "torch", "micro_batch_tokens": 8192, "threads": 2},
             "vllm": {"enforce_eager": True, "max_num_seqs": 8},
         },
     }
-    path = tmp_path / "recipe.yaml"
+    path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    run_study(load_recipe(str(path)))
+    return load_recipe(str(path))
+
+
+@pytest.mark.parametrize(("task", "is_published"), CASES)
+def test_run_study_on_published_formats(
+    task: str, reader: Callable[[bool], str], tmp_path: Path, *, is_published: bool
+) -> None:
+    data_set = files_of(is_published)[task]
+    train_examples = 4 if is_published else 2
+    model = reader(is_published)
+    run_study(recipe_on(data_set, tmp_path, model, engine="hf", train_examples=train_examples))
     summary = json.loads((tmp_path / "run" / "report" / "summary.json").read_text())
     counts = summary["counts"]
     records = counts["prepare"]["records"]
@@ -133,9 +136,19 @@ def test_run_study_on_published_formats(
     assert records == sum(value for name, value in counts["prepare"].items() if name != "records")
     assert counts["sample"]["sampled"] == train_examples
     assert counts["sample"]["kept"] + counts["sample"]["empty"] == train_examples
-    prompts = EVALUATION * (data_set.pairs if slots == "pairs" else 3)
+    prompts = EVALUATION * (data_set.pairs if max(data_set.hops) > 1 else 3)
     assert counts["evaluate base"]["prompts"] == counts["evaluate distilled"]["prompts"] == prompts
     assert summary["dataset"] == data_set.name
+
+
+@pytest.mark.slow
+def test_run_distill_samples_by_vllm_on_ray(reader: Callable[[bool], str], tmp_path: Path) -> None:
+    """Published text through vLLM is the next test's, a checkpoint through it that of test_engines.py."""
+    recipe = recipe_on(STAND_INS["nq_oracle"], tmp_path, reader(False), engine="vllm", train_examples=2)
+    run_distill(recipe)
+    counts = counts_of(recipe, "sample")
+    assert counts["sampled"] == 2 == counts["kept"] + counts["empty"]
+    assert artifact_of(recipe, "distill").manifest() is not None
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_vllm_rotates_as_transformers_and_changes_scales_without_a_restart(
     finally:
         engine.shutdown()
 
-    unscaled = VllmEngine(model, VllmSection(), threads=2)
+    unscaled = VllmEngine(model, VllmSection(enforce_eager=True), threads=2)  # compiling takes a minute
     try:
         assert answers(unscaled, loop) == ones
     finally:

@@ -4,12 +4,8 @@ No test retries: the client library does.
 """
 
 import os
-import subprocess
-import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,38 +13,14 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from s3fs import S3FileSystem
 
-from pos2distill.config import Recipe
 from pos2distill.errors import CorruptPart
 from pos2distill.store.artifacts import Artifact, claim_storage, other_fingerprints
 from pos2distill.store.lease import hold_lease
-from tests.support.paths import PROJECT
-from tests.support.results import artifact_of, read_steps, sample_store, training_ids
-from tests.support.s3_server import FAULTS, Faulty, s3_server
+from tests.support.s3_server import FAULTS, Faulty
 from tests.support.stores import make_samples, open_store
 
 IDS = [f"fox-{number:03d}" for number in range(240)]
-
-
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
-    """A server that fails at random, found through the environment."""
-    with s3_server(fault_probability=0.05, seed=0) as (url, app):
-        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        S3FileSystem.clear_instance_cache()  # an instance keeps its endpoint
-        yield app
-        S3FileSystem.clear_instance_cache()
-
-
-@pytest.fixture
-def bucket(faulty: Faulty) -> str:
-    name = f"bucket-{uuid.uuid4().hex}"
-    S3FileSystem().mkdir(name)
-    return f"s3://{name}"
 
 
 @pytest.fixture
@@ -153,33 +125,3 @@ def test_hold_lease_admits_one_driver_at_a_time(storage: str) -> None:
     assert most == [1] * 4
     fs, path = fsspec.url_to_fs(f"{storage}/driver.json")
     assert not fs.exists(path)
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("cluster")
-def test_distill_on_s3_loses_and_repeats_nothing(
-    bucket: str, make_recipe: Callable[..., Recipe], tmp_path: Path, faulty: Faulty
-) -> None:
-    """Ray's workers write samples, checkpoints and steps; the endpoint is found through the environment alone."""
-    recipe = make_recipe(
-        model={"engine": "fake"},
-        data={"train_examples": 12},
-        method={"k": 1},
-        training={"epochs": 2, "global_batch_rows": 8},
-        runtime={"storage": f"{bucket}/run", "checkpoints": {"steps": 2}, "samplers": {"batch_size": 4}},
-    )
-    requests = faulty.requests.total()
-    command = [sys.executable, "run.py", "distill", str(tmp_path / "recipe.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT)
-    assert done.returncode == 0, done.stderr
-    assert faulty.requests.total() > requests + 100
-    ids, store = training_ids(recipe), sample_store(recipe)
-    samples = store.load(store.index(ids), ids, np.arange(12))
-    assert samples["outcome"].to_pylist() == ["kept"] * 12
-    steps = read_steps(recipe)
-    for epoch in range(2):
-        trained = [example for step in steps if step["epoch"] == epoch for example in step["examples"]]
-        assert sorted(trained) == sorted(ids.to_pylist())
-    checkpoint = artifact_of(recipe, "distill")
-    assert checkpoint.fs.exists(f"{checkpoint.path}/model/model.safetensors")
-    assert not checkpoint.fs.exists(f"{checkpoint.path}/training")

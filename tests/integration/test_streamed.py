@@ -1,6 +1,5 @@
 """Training on samples while they are made, and processes and nodes die: nothing is lost or trained on twice."""
 
-import re
 import signal
 import threading
 import time
@@ -20,6 +19,7 @@ from pos2distill.placement import DRAIN_VARIABLE
 from pos2distill.training.loader import TrainingProgress
 from tests.support.drivers import Driver
 from tests.support.heads import cluster_state, ray_head, ray_node
+from tests.support.paths import PROJECT
 from tests.support.results import (
     artifact_of,
     assert_exactly_once,
@@ -118,38 +118,31 @@ def test_distill_interrupted_and_run_again_ends_as_if_uninterrupted(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_distill_killed_and_with_corrupt_samples_ends_as_if_uninterrupted(
+def test_distill_ended_at_once_and_with_corrupt_samples_ends_as_if_uninterrupted(
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    """Interrupted twice, which ends it at once; killed before it publishes its samples; with corrupt samples."""
+    """Interrupted twice, which ends it at once, with unpublished samples. Then two of their parts are corrupt."""
     recipe = streamed()
     disturbed = with_runtime(recipe, storage=str(tmp_path / "disturbed"))
     path, storage = tmp_path / "recipe.yaml", tmp_path / "disturbed"
     driver = Driver(path, storage)
     driver.wait_for(lambda: saved_states(disturbed))
     assert stored_samples(disturbed) < EXAMPLES  # training starts with the first samples
+    driver.wait_for(lambda: stored_samples(disturbed) == EXAMPLES)
     driver.process.send_signal(signal.SIGINT)
     driver.wait_for(lambda: "saving a checkpoint; press Ctrl-C again to force quit" in driver.log.read_text())
     second_signal = time.monotonic()
     assert driver.end(signal.SIGINT) == 130
     assert driver.ended - second_signal < 10
     assert "run the same command again" not in driver.log.read_text()  # it did not wait for a checkpoint
-
-    driver = Driver(path, storage)
-    driver.wait_for(lambda: stored_samples(disturbed) == EXAMPLES)
-    assert driver.end(signal.SIGKILL) == -signal.SIGKILL
     assert artifact_of(disturbed, "sample").manifest() is None
 
     corrupt = corrupt_two_parts(disturbed)
-    # A second driver on the same storage waits for the first.
-    drivers = [Driver(path, storage) for _ in range(2)]
-    assert [driver.end() for driver in drivers] == [0, 0]
-    logs = [driver.log.read_text() for driver in drivers]
-    assert sum("in use by" in log and "waiting until it ends" in log for log in logs) == 1
-    assert sum(re.search(r"^distill +cached", log, re.MULTILINE) is not None for log in logs) == 1
+    driver = Driver(path, storage)
+    assert driver.end() == 0
     folder = Path(artifact_of(disturbed, "sample").path)
     assert sorted(path.name for path in (folder / "quarantine").iterdir()) == corrupt
-    assert sum(f"{corrupt[0]}: corrupt" in log for log in logs) == 1
+    assert f"{corrupt[0]}: corrupt" in driver.log.read_text()
 
     assert_exactly_once(disturbed)
     reference = run_undisturbed(recipe, tmp_path / "reference")
@@ -248,22 +241,29 @@ def test_distill_survives_a_preempted_node(streamed: Callable[..., Recipe], tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(1200)
 def test_distill_saves_in_the_middle_of_a_long_step_at_a_notice_of_30_seconds(
     streamed: Callable[..., Recipe], tmp_path: Path
 ) -> None:
-    """A step is hundreds of passes of one row each, so that it takes longer than the notice on a busy machine."""
-    write_examples(tmp_path / "data.jsonl", 800, 6)
+    """A step of 24 passes on each of two workers, each pass slowed down, so that it takes 48 s or more."""
     recipe = streamed(
-        data={"train_examples": 256, "eval_examples": 2},
+        # An epoch is a long step of 24 rows and a short one of 4.
+        data={"train_examples": 7, "eval_examples": 2},
         method={"k": 3},
-        training={"global_batch_rows": 512, "epochs": 2, "order": "arrival"},
+        training={"global_batch_rows": 24, "epochs": 2, "order": "arrival"},
         runtime={
-            "samplers": {"batch_size": 32, "concurrent_batches": 1},
+            "samplers": {"batch_size": 4, "concurrent_batches": 1},
             "trainers": {"strategy": "zero3", "workers": 1, "max_workers": 2, "cpus": 3.5, "micro_batch_tokens": 1},
         },
     )
-    variables = {"RAY_AUTH_MODE": "disabled", DRAIN_VARIABLE: "15"}  # as rendered for pods with 30 s
+    slow = tmp_path / "slow"
+    slow.touch()
+    variables = {
+        "RAY_AUTH_MODE": "disabled",
+        DRAIN_VARIABLE: "15",  # as rendered for pods with 30 s
+        "PYTHONPATH": str(PROJECT / "tests" / "support" / "slow_passes"),
+        "SLOW_PASSES_WHILE": str(slow),
+    }
     with (
         ray_head(["--num-cpus=0", "--object-store-memory=120000000"], variables=variables) as head,
         ray_node(head, cpus=6) as stays,
@@ -273,21 +273,20 @@ def test_distill_saves_in_the_middle_of_a_long_step_at_a_notice_of_30_seconds(
         driver = Driver(
             tmp_path / "recipe.yaml", Path(recipe.storage), {**head.environment, "RAY_ADDRESS": head.address}
         )
-        driver.wait_for(lambda: "step 1, loss" in driver.log.read_text())
-        begin = time.monotonic()
         driver.wait_for(lambda: "step 2, loss" in driver.log.read_text())
-        step_s = time.monotonic() - begin
+        assert sorted(trainers_nodes(state)) == sorted([stays.node_id, lost.node_id])
         assert not saved_states(recipe)
         notice = time.monotonic()
         lost.give_notice(head, seconds=30)  # a command that itself takes seconds
         driver.wait_for(lambda: saved_states(recipe))
         saved_s = time.monotonic() - notice
         progress = TrainingProgress.load(saved_states(recipe)[0].parent)
-        print(f"a step takes {step_s:.0f} s, the state of step {progress.step} was saved after {saved_s:.0f} s")
+        print(f"the state of step {progress.step} was saved after {saved_s:.0f} s")
         assert progress.step == 2  # not that of the end of the step that was under way
         assert saved_s < 30
         time.sleep(max(0, notice + 30 - time.monotonic()))
         lost.kill()
+        slow.unlink()
         driver.wait_for(lambda: trainers_nodes(state) == [stays.node_id])
         assert driver.end() == 0, driver.log.read_text()
     assert_exactly_once(recipe)

@@ -88,13 +88,13 @@ def job_of(said: str) -> str:
     return next(line.split()[0] for line in said.splitlines() if " submitted: " in line)
 
 
-def test_submit_runs_a_study_and_a_second_job_finds_it_finished(head: Head, submit: Submit, tmp_path: Path) -> None:
+def test_submit_runs_a_command_and_a_second_job_finds_it_finished(head: Head, submit: Submit, tmp_path: Path) -> None:
     """First by Ray's own command, then by ours."""
     settings = [*TINY, f"runtime.storage={tmp_path / 'runs'}"]
-    study = ["python", "run.py", "study", "quickstart", *settings]
+    evaluate = ["python", "run.py", "evaluate", "quickstart", *settings]
     ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.dashboard]
     done = subprocess.run(
-        [*ray, "--working-dir", ".", "--", *study],
+        [*ray, "--working-dir", ".", "--", *evaluate],
         cwd=PROJECT,
         env=head.environment,
         capture_output=True,
@@ -103,11 +103,11 @@ def test_submit_runs_a_study_and_a_second_job_finds_it_finished(head: Head, subm
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "accuracy by position" in done.stdout
-    code, said = end(submit(*settings))
+    assert "base: 8 documents, 4 examples at each position" in done.stdout
+    code, said = end(submit(*settings, recipe=("evaluate", "quickstart")))
     assert code == 0, said
-    assert said.count("cached") == 6
-    assert f"report      {tmp_path}/runs/report/index.html" in said
+    assert said.count("cached") == 2
+    assert "base: 8 documents, 4 examples at each position" in said
     assert said.splitlines()[-1] == f"{job_of(said)} succeeded"
 
 

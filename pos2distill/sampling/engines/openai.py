@@ -32,7 +32,7 @@ class OpenAiEngine:
 
     def __init__(self, model: ModelSection, settings: EndpointSection) -> None:
         self.model = model
-        self.name = settings.served_model or model.path
+        self.name = _name_at_server(model, settings)
         self.client = openai.AsyncOpenAI(
             base_url=settings.base_url,
             api_key=read_api_key(settings),
@@ -190,7 +190,7 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
         return
     except openai.APIError:
         return
-    name = settings.served_model or model.path
+    name = _name_at_server(model, settings)
     if served and _find(name, served) is None:
         setting = "runtime.endpoint.served_model" if settings.served_model else "model.path"
         hint = did_you_mean(name, list(served))
@@ -203,7 +203,7 @@ def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
     Raises:
         UserError: if the server fails at it.
     """
-    name = settings.served_model or model.path
+    name = _name_at_server(model, settings)
     with _client_for_checks(settings, max_retries=0) as client:
         try:
             if model.api == "chat":
@@ -225,7 +225,7 @@ def served_context(model: ModelSection, settings: EndpointSection) -> int | None
         served = _list_models(settings)
     except openai.APIError:  # of the check of the server, or of its answers, the user hears elsewhere
         return None
-    name = _find(settings.served_model or model.path, served)
+    name = _find(_name_at_server(model, settings), served)
     length = served[name].get("max_model_len") if name else None
     return length if isinstance(length, int) and length > 0 else None
 
@@ -252,6 +252,10 @@ def _client_for_checks(settings: EndpointSection, max_retries: int) -> openai.Op
     return openai.OpenAI(
         base_url=settings.base_url, api_key=read_api_key(settings), timeout=_CHECK_TIMEOUT_S, max_retries=max_retries
     )
+
+
+def _name_at_server(model: ModelSection, settings: EndpointSection) -> str:
+    return settings.served_model or model.path
 
 
 def _find(name: str, served: Mapping[str, Any]) -> str | None:
