@@ -31,7 +31,7 @@ from tests.support.tiny import CHAT_TEMPLATE, SPECIALS
 
 pytestmark = pytest.mark.xdist_group("compute")
 
-EVALUATION = 2  # examples
+TRAINING, EVALUATION = 2, 2  # examples
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ CASES = [
 ]
 
 
-def recipe_on(data_set: DataSet, folder: Path, model: str, *, engine: str, train_examples: int) -> Recipe:
+def recipe_on(data_set: DataSet, folder: Path, model: str, *, engine: str) -> Recipe:
     method: dict[str, Any] = {"name": "r1", "advantageous_slot": "first", "k": 2}
     slots: int | str = 3
     if max(data_set.hops) > 1:
@@ -102,7 +102,7 @@ def recipe_on(data_set: DataSet, folder: Path, model: str, *, engine: str, train
         "description": "A random model on published text.",
         "model": {"path": model, "engine": engine, "dtype": "float32"},
         "data": data_set.data
-        | {"path": str(data_set.path), "train_examples": train_examples, "train_candidates": train_examples}
+        | {"path": str(data_set.path), "train_examples": TRAINING, "train_candidates": TRAINING}
         | {"eval_examples": EVALUATION},
         "method": method,
         "sampling": {"keep": "all", "max_new_tokens": 12},
@@ -126,16 +126,14 @@ def test_run_study_on_published_formats(
     task: str, reader: Callable[[bool], str], tmp_path: Path, *, is_published: bool
 ) -> None:
     data_set = files_of(is_published)[task]
-    train_examples = 4 if is_published else 2
-    model = reader(is_published)
-    run_study(recipe_on(data_set, tmp_path, model, engine="hf", train_examples=train_examples))
+    run_study(recipe_on(data_set, tmp_path, reader(is_published), engine="hf"))
     summary = json.loads((tmp_path / "run" / "report" / "summary.json").read_text())
     counts = summary["counts"]
     records = counts["prepare"]["records"]
     assert records == data_set.records
     assert records == sum(value for name, value in counts["prepare"].items() if name != "records")
-    assert counts["sample"]["sampled"] == train_examples
-    assert counts["sample"]["kept"] + counts["sample"]["empty"] == train_examples
+    assert counts["sample"]["sampled"] == TRAINING
+    assert counts["sample"]["kept"] + counts["sample"]["empty"] == TRAINING
     prompts = EVALUATION * (data_set.pairs if max(data_set.hops) > 1 else 3)
     assert counts["evaluate base"]["prompts"] == counts["evaluate distilled"]["prompts"] == prompts
     assert summary["dataset"] == data_set.name
@@ -144,10 +142,10 @@ def test_run_study_on_published_formats(
 @pytest.mark.slow
 def test_run_distill_samples_by_vllm_on_ray(reader: Callable[[bool], str], tmp_path: Path) -> None:
     """Published text through vLLM is the next test's, a checkpoint through it that of test_engines.py."""
-    recipe = recipe_on(STAND_INS["nq_oracle"], tmp_path, reader(False), engine="vllm", train_examples=2)
+    recipe = recipe_on(STAND_INS["nq_oracle"], tmp_path, reader(False), engine="vllm")
     run_distill(recipe)
     counts = counts_of(recipe, "sample")
-    assert counts["sampled"] == 2 == counts["kept"] + counts["empty"]
+    assert counts["sampled"] == TRAINING == counts["kept"] + counts["empty"]
     assert artifact_of(recipe, "distill").manifest() is not None
 
 
