@@ -145,5 +145,7 @@ def _split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
         recipe, words = words[0], words[1:]
     overrides = [word for word in words if not word.startswith(_SPEC_PREFIX)]
     if recipe is None and overrides:
-        raise UserError(f"{overrides[0]}: expected a recipe first; to change the spec, write spec.{overrides[0]}")
+        raise UserError(
+            f"{overrides[0]}: expected the recipe before all settings; to change the spec, write spec.{overrides[0]}"
+        )
     return recipe, overrides

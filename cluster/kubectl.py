@@ -9,25 +9,24 @@ from pos2distill.errors import UserError
 
 # The address that kubectl tries if no cluster is configured.
 _NO_SERVER = "localhost:8080"
-_TIME_LIMIT = "--request-timeout=30s"
+_TIME_LIMIT = "30s"  # of a request; kubectl sets none by default, and then waits for a silent server for ever
 
 
 class UnreachableError(UserError):
     """A request failed in a way that may pass, such as a network failure or an expired login."""
 
 
-def kubectl(*arguments: str, text: str | None = None) -> str:
+def kubectl(*arguments: str, text: str | None = None, time_limit: str = _TIME_LIMIT) -> str:
     """Run kubectl and return its output.
 
     Args:
         text: sent to its standard input.
+        time_limit: of each request, including its whole answer; 0 sets none.
     Raises:
         UserError: kubectl is not installed, has no cluster configured, or the cluster refuses the request;
             UnreachableError if the failure may pass.
     """
-    # By default, kubectl sets no time limit on a request. A deletion that waits has its own.
-    limit = () if arguments[0] == "delete" else (_TIME_LIMIT,)
-    result = _run(*arguments, *limit, text=text)
+    result = _run(*arguments, f"--request-timeout={time_limit}", text=text)
     if result.returncode == 0:
         return result.stdout
     lines = [line for line in result.stderr.splitlines() if line.strip()]
@@ -54,7 +53,14 @@ def dry_run(manifests: str) -> list[str]:
     Raises:
         UserError: kubectl is not installed, or no cluster answers.
     """
-    arguments = ("apply", "--dry-run=server", "--validate=strict", _TIME_LIMIT, "--filename", "-")
+    arguments = (
+        "apply",
+        "--dry-run=server",
+        "--validate=strict",
+        f"--request-timeout={_TIME_LIMIT}",
+        "--filename",
+        "-",
+    )
     result = _run(*arguments, text=manifests)
     if result.returncode == 0:
         return []

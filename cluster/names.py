@@ -61,3 +61,6 @@ SUBMITTER_MODULE = "pipelines.jobs.submitter"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 PROJECT = "pos2distill"
+
+# The variables with the address of a store that is not the cloud's own, by the scheme of its URLs.
+ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "gs": ("STORAGE_EMULATOR_HOST",)}

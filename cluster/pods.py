@@ -13,7 +13,7 @@ from .names import (
     TOKEN_FOLDER,
 )
 from .nodes import NodeGroup, NodeSection
-from .sections import HistorySection
+from .sections import HistorySection, VolumeSection
 from .spec import ClusterSpec
 from .types import KubeManifest
 
@@ -148,6 +148,8 @@ def _template(
         "automountServiceAccountToken": False,
         "restartPolicy": "Never",
     }
+    if node.gpus and spec.pods.runtime_class:
+        pod["runtimeClassName"] = spec.pods.runtime_class
     if spec.pods.scheduler:
         pod["schedulerName"] = spec.pods.scheduler
     if grace_s is not None:
@@ -180,7 +182,7 @@ def _ray_container(
         mounts.append({"name": "storage", "mountPath": spec.storage.mount})
     for index, volume in enumerate(spec.pods.volumes):
         mount: KubeManifest = {"name": f"volume-{index}", "mountPath": volume.mount}
-        if volume.read_only:
+        if not volume.is_writable:
             mount["readOnly"] = True
         mounts.append(mount)
     container["volumeMounts"] = mounts
@@ -215,11 +217,19 @@ def _volumes(spec: ClusterSpec, node: NodeSection, disk: str) -> list[KubeManife
     if spec.storage.claim:
         volumes.append({"name": "storage", "persistentVolumeClaim": {"claimName": spec.storage.claim}})
     for index, volume in enumerate(spec.pods.volumes):
-        claim: KubeManifest = {"claimName": volume.claim}
-        if volume.read_only:
-            claim["readOnly"] = True
-        volumes.append({"name": f"volume-{index}", "persistentVolumeClaim": claim})
+        volumes.append({"name": f"volume-{index}", **_source(volume)})
     return volumes
+
+
+def _source(volume: VolumeSection) -> KubeManifest:
+    if volume.secret:
+        return {"secret": {"secretName": volume.secret}}
+    if volume.config_map:
+        return {"configMap": {"name": volume.config_map}}
+    claim: KubeManifest = {"claimName": volume.claim}
+    if volume.read_only:
+        claim["readOnly"] = True
+    return {"persistentVolumeClaim": claim}
 
 
 def _writable_mounts() -> list[KubeManifest]:

@@ -30,6 +30,7 @@ OUTAGE_S = 300.0  # following stops with an error if the cluster does not answer
 _LOG_END_S = 15.0  # how long the last lines of a log may take after the job has ended
 _MESSAGE_LENGTH = 300
 _WAIT = ("--wait=true", "--timeout=180s")  # a finalizer that nobody removes would block a deletion for ever
+_WAIT_LIMIT = "200s"  # the limit above begins only once the server has answered
 _DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the submitted spec of the job
 _SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later one of the same name
 
@@ -95,7 +96,7 @@ def _delete_ended(spec: ClusterSpec, job: dict[str, Any]) -> None:
     submission = job.get("metadata", {}).get("labels", {}).get(_SUBMISSION_LABEL)
     # A job that was applied by other means has no such label.
     which = [f"--selector={_SUBMISSION_LABEL}={submission}"] if submission else [spec.name]
-    kubectl("delete", "rayjob", *which, "--namespace", spec.namespace, *_WAIT)
+    kubectl("delete", "rayjob", *which, "--namespace", spec.namespace, *_WAIT, time_limit=_WAIT_LIMIT)
 
 
 def _create(ray_job: KubeManifest) -> bool:
@@ -198,7 +199,8 @@ def logs(spec: ClusterSpec) -> ExitCode:
     """Print the job's log so far."""
     if not get_object("rayjob", spec.name, spec.namespace):
         raise UserError(f"{spec.name}: no RayJob of this name in namespace {spec.namespace}, so there is no log")
-    print(kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace), end="")
+    # Without a limit, since the log of a long job takes as long as its length demands.
+    print(kubectl("logs", f"job/{spec.name}", "--namespace", spec.namespace, time_limit="0"), end="")
     return ExitCode.SUCCESS
 
 
@@ -209,7 +211,8 @@ def delete(spec: ClusterSpec) -> ExitCode:
     objects = [f"rayjob/{spec.name}", f"raycluster/{spec.name}"]
     for manifest in companions(spec):
         objects.append(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}")
-    output = kubectl("delete", *objects, "--namespace", spec.namespace, "--ignore-not-found", *_WAIT)
+    delete = ("delete", *objects, "--namespace", spec.namespace, "--ignore-not-found")
+    output = kubectl(*delete, *_WAIT, time_limit=_WAIT_LIMIT)
     print(output or f"{spec.name}: not found\n", end="")
     return ExitCode.SUCCESS
 

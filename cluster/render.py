@@ -254,7 +254,8 @@ def _policy(
 
 
 def _egress(rule: EgressRule) -> KubeManifest:
-    return {"to": [_addresses(rule.cidr)], "ports": _ports(*rule.ports, protocol=rule.protocol)}
+    peer = _namespace(rule.namespace) if rule.namespace else _addresses(str(rule.cidr))
+    return {"to": [peer], "ports": _ports(*rule.ports, protocol=rule.protocol)}
 
 
 def _addresses(cidr: str) -> KubeManifest:

@@ -98,16 +98,30 @@ class SecretReference(Section):
 
 
 class VolumeSection(Section):
-    """A further volume that all pods mount: a model cache, a data set, or a bucket by a CSI driver."""
+    """A further volume that all pods mount: a claim (a model cache, a data set, a bucket by a CSI driver), or files."""
 
-    claim: str = Field(pattern=DNS_LABEL, description="an existing PersistentVolumeClaim, which many pods can mount")
+    claim: str | None = Field(
+        None, pattern=DNS_LABEL, description="an existing PersistentVolumeClaim, which many pods can mount"
+    )
+    secret: str | None = Field(None, description="instead of a claim: a Secret, each key a file, such as credentials")
+    config_map: str | None = Field(
+        None, description="instead of a claim: a ConfigMap, each key a file, such as certificates"
+    )
     mount: str = Field(pattern=_FOLDER, description="where it is mounted")
-    read_only: bool = False
+    read_only: bool = Field(False, description="always true for a Secret and a ConfigMap")
 
     @model_validator(mode="after")
-    def _check_mount(self) -> "VolumeSection":
+    def _check_source(self) -> "VolumeSection":
         _check_mount(self.mount)
+        if sum(name is not None for name in (self.claim, self.secret, self.config_map)) != 1:
+            raise ValueError("claim: set one of claim, secret and config_map")
+        check_name(self.claim or self.secret or self.config_map or "")
         return self
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether pods may write to it."""
+        return self.claim is not None and not self.read_only
 
 
 class PodsSection(Section):
@@ -125,6 +139,9 @@ class PodsSection(Section):
     )
     pull_secrets: tuple[str, ...] = Field((), description="names of Secrets for the image registry")
     priority_class: str | None = None
+    runtime_class: str | None = Field(
+        None, pattern=DNS_LABEL, description="of pods with GPUs, where the machines' default is another than NVIDIA's"
+    )
     scheduler: str | None = Field(
         None, pattern=DNS_LABEL, description="schedulerName, for example of a gang scheduler; see also job.labels"
     )
@@ -173,6 +190,8 @@ class PodsSection(Section):
         if not isinstance(env, dict):
             return env
         for name, value in env.items():
+            if not isinstance(value, str):
+                raise ValueError(f"{name}: expected a text; write the value in quotes")
             if holds_secret(str(name), str(value)):
                 raise ValueError(
                     f"'{name}' looks like a secret in clear text; put it into a Kubernetes Secret and name it in "
@@ -206,7 +225,7 @@ class PodsSection(Section):
             if mounts.count(mount) > 1:
                 raise ValueError(f"volumes: two are mounted at {mount}; choose another folder for one of them")
         if self.model_cache is not None:
-            writable = [volume.mount for volume in self.volumes if not volume.read_only]
+            writable = [volume.mount for volume in self.volumes if volume.is_writable]
             if not any(PurePosixPath(self.model_cache).is_relative_to(mount) for mount in writable):
                 raise ValueError(f"model_cache: {self.model_cache} is not below the mount of a writable volume")
         return self
@@ -223,15 +242,23 @@ def _check_cidr(field: str, cidr: str) -> None:
 
 
 class EgressRule(Section):
-    """Addresses outside the cluster that pods may connect to."""
+    """What pods may connect to, apart from the pods of the same cluster: addresses, or the pods of a namespace."""
 
-    cidr: str = Field(description="for example 0.0.0.0/0, or 10.0.20.15/32")
-    ports: tuple[int, ...] = Field((443,), min_length=1)
+    cidr: str | None = Field(None, description="addresses, for example 0.0.0.0/0, or 10.0.20.15/32")
+    namespace: str | None = Field(
+        None, pattern=DNS_LABEL, description="instead of addresses, which Cilium does not apply to pods"
+    )
+    ports: tuple[int, ...] = Field(
+        (443,), min_length=1, description="of the pods themselves, where these have other ports than their Service"
+    )
     protocol: Literal["TCP", "UDP"] = "TCP"
 
     @model_validator(mode="after")
-    def _check_network(self) -> "EgressRule":
-        _check_cidr("cidr", self.cidr)
+    def _check_peer(self) -> "EgressRule":
+        if (self.cidr is None) == (self.namespace is None):
+            raise ValueError("cidr: set either cidr or namespace")
+        if self.cidr is not None:
+            _check_cidr("cidr", self.cidr)
         for port in self.ports:
             if not 0 < port < 65536:
                 raise ValueError(f"ports: {port} is not a valid port; expected 1 to 65535")
@@ -270,6 +297,10 @@ class NetworkSection(Section):
         """Whether pods may connect to anything outside the cluster, apart from DNS."""
         return any(rule.protocol == "TCP" for rule in self.egress)
 
+    def opens(self, port: int) -> bool:
+        """Whether pods may connect to this port of anything outside the cluster."""
+        return any(rule.protocol == "TCP" and port in rule.ports for rule in self.egress)
+
     @field_validator("pod_monitor")
     @classmethod
     def _check_pod_monitor(cls, labels: dict[str, str] | None) -> dict[str, str] | None:
@@ -306,8 +337,8 @@ class JobSection(Section):
         7 * 24 * 3600,
         ge=1,
         le=INT32,
-        description="a job whose attempts take longer together is stopped, if `cluster submit` applied it without a "
-        "queue; otherwise an attempt that takes longer, not counting its time in the queue",
+        description="after which the job is stopped: of all attempts together if `cluster submit` applied it without "
+        "a queue, else of each attempt by itself, without its time in the queue",
     )
     start_deadline_s: int = Field(
         3600, ge=1, le=INT32, description="an attempt that has not started by then ends; the next one begins"

@@ -7,13 +7,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pos2distill.config import Section
 from pos2distill.config.load import apply_override, find_yaml, read_sections, refuse_secrets, to_user_error
 
-from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH
+from .names import ENDPOINTS, INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH
 from .nodes import TRAINING_DEFAULTS, NodeGroup, NodeSection
 from .sections import DNS_LABEL, HistorySection, JobSection, NetworkSection, PodsSection, StorageSection
 from .syntax import SHOWN, check_pinned, is_label_value
@@ -216,12 +217,39 @@ class ClusterSpec(Section):
 
     @model_validator(mode="after")
     def _check_egress(self) -> "ClusterSpec":
-        if "://" in self.storage.url and not self.network.has_egress:
+        if "://" not in self.storage.url:
+            return self
+        servers = self._servers()
+        for name, port in servers:
+            if not self.network.opens(port):
+                raise ValueError(
+                    f"network.egress: no rule lets the pods connect to port {port} of {name}; add for example "
+                    f"{{cidr: 10.0.20.15/32, ports: [{port}]}} with its address, or {{namespace: storage, ports: "
+                    f"[{port}]}} if it runs in the cluster"
+                )
+        if not servers and not self.network.has_egress:
             raise ValueError(
                 f"network.egress: no rule lets the pods connect to {self.storage.url}; add for example "
                 f"{{cidr: 0.0.0.0/0}}, which allows port 443"
             )
         return self
+
+    def _servers(self) -> list[tuple[str, int]]:
+        """The servers between the pods and the bucket that variables name: the variable and the port."""
+        scheme = self.storage.url.partition("://")[0]
+        servers = []
+        for name in (*ENDPOINTS[scheme], "HTTPS_PROXY", "https_proxy"):
+            if name not in self.pods.env:
+                continue
+            try:
+                url = urlsplit(self.pods.env[name])
+                port = url.port or {"http": 80, "https": 443}[url.scheme]
+            except (KeyError, ValueError):
+                raise ValueError(
+                    f"pods.env: {name}: expected a URL with its port, for example http://minio.storage:9000"
+                ) from None
+            servers.append((name, port))
+        return servers
 
 
 def load_cluster(name_or_path: str, overrides: Sequence[str] = (), *, prefix: str = "") -> ClusterSpec:

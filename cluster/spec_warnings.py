@@ -7,24 +7,26 @@ from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells
 
 from .entrypoint import overridden_storage
+from .names import ENDPOINTS
 from .nodes import quantity_bytes
+from .pods import RAY_SHUTDOWN_S
 from .sizing import OBJECT_STORE_FRACTION, disk_of, hidden_state_bytes, node_disks, tight_memory
 from .spec import ClusterSpec
 
-# The store whose credentials are not those of a platform's machines, and the variables that name some.
-_OTHER_STORES = {"gke": "s3", "eks": "gs", "karpenter": "gs"}
+# The stores whose credentials are not those of a platform's machines.
+_OTHER_STORES = {"gke": ("s3",), "eks": ("gs",), "karpenter": ("gs",), "other": ("gs", "s3")}
 # The annotation of a ServiceAccount that names its account at the cloud, by platform and store.
 _IDENTITIES = {
     ("gke", "gs"): "iam.gke.io/gcp-service-account",
     ("eks", "s3"): "eks.amazonaws.com/role-arn",
     ("karpenter", "s3"): "eks.amazonaws.com/role-arn",
 }
+_WRITE_RATE = 1e9  # bytes a second, of a fast disk or network
 _METADATA_SERVER = "169.254.169.254"  # of Google's machines
 _CREDENTIALS = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),
 }
-_ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "gs": ("STORAGE_EMULATOR_HOST",)}
 
 
 def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: Sequence[str] = ()) -> list[str]:
@@ -34,7 +36,12 @@ def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: 
     warnings = [*_unchecked_disks(spec, recipe, storage), *_missing_credentials(spec, storage)]
     warnings += [*_missing_identity(spec, storage), *_unseen_by_collector(spec)]
     if recipe is not None:
-        warnings += [*_unused_gpus(spec, recipe), *tight_memory(spec, recipe), *_small_scratch(spec, recipe)]
+        warnings += [
+            *_unused_gpus(spec, recipe),
+            *_short_grace(spec, recipe, storage),
+            *tight_memory(spec, recipe),
+            *_small_scratch(spec, recipe),
+        ]
     return warnings
 
 
@@ -60,9 +67,20 @@ def _small_scratch(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
             )
 
 
+def _short_grace(spec: ClusterSpec, recipe: Recipe, storage: str) -> Iterator[str]:
+    """A notice leaves time to write a checkpoint only at a rate that disks and networks have."""
+    checkpoint = node_disks(spec, recipe, storage)["training"].get("checkpoint", 0)
+    seconds = spec.training.grace_s - RAY_SHUTDOWN_S
+    if checkpoint > _WRITE_RATE * seconds:
+        yield (
+            f"training.grace_s: {spec.training.grace_s} leaves {seconds} s to write a checkpoint of "
+            f"{checkpoint / 1e9:.0f} GB, so that the steps since the last one may be lost; set 600"
+        )
+
+
 def _missing_credentials(spec: ClusterSpec, storage: str) -> Iterator[str]:
     scheme = storage.partition("://")[0]
-    if _OTHER_STORES.get(spec.platform) != scheme:
+    if scheme not in _OTHER_STORES[spec.platform]:
         return
     variables = {*spec.pods.env, *(secret.env for secret in spec.pods.secrets)}
     if not variables.intersection(_CREDENTIALS[scheme]):
@@ -98,7 +116,7 @@ def _unseen_by_collector(spec: ClusterSpec) -> Iterator[str]:
     scheme = spec.storage.url.partition("://")[0]
     fields = dict.fromkeys(spec.pods.env, "pods.env")
     fields.update((secret.env, "pods.secrets") for secret in spec.pods.secrets)
-    names = (*_CREDENTIALS[scheme], *_ENDPOINTS[scheme])
+    names = (*_CREDENTIALS[scheme], *ENDPOINTS[scheme])
     unseen = [f"{name} of {fields[name]}" for name in names if name in fields]
     if unseen:
         yield (
@@ -109,6 +127,8 @@ def _unseen_by_collector(spec: ClusterSpec) -> Iterator[str]:
 
 def _reaches(spec: ClusterSpec, address: str, port: int) -> bool:
     for rule in spec.network.egress:
+        if rule.cidr is None:
+            continue
         is_in = ipaddress.ip_address(address) in ipaddress.ip_network(rule.cidr)
         if is_in and port in rule.ports and rule.protocol == "TCP":
             return True

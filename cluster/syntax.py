@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 SHOWN = 60  # characters of a name or value in a message
-MOVING_TAGS = ("latest", "nightly")  # of images: what they name changes
+MOVING_TAGS = ("latest", "nightly", "main", "master", "stable", "dev", "edge")  # of images: what they name changes
 KEY_MESSAGE = "is not a valid key; use at most 63 letters, digits, '-', '_' and '.', after an optional domain"
 LABEL_MESSAGE = "is not a valid label; use at most 63 letters, digits, '-', '_' and '.'"
 NAME_MESSAGE = "is not a valid name; use a to z, 0 to 9, - and dots"
@@ -90,4 +90,4 @@ def check_pinned(image: str) -> None:
     tag = name.partition("@")[2] or name.partition(":")[2]
     if tag in ("", *MOVING_TAGS):
         pinned = f"{image.removesuffix(f':{tag}')}:0.1.0"
-        raise ValueError(f"'{image}' may change between pods; name a version, for example {pinned}")
+        raise ValueError(f"'{image}' may change between pods; name a version, for example {pinned}, or a digest")

@@ -31,17 +31,24 @@ _EXAMPLES = {
         "cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8",
     ),
 }
+_READERS = ("recipes", "inspect", "runs", "compare", "export", "push")  # commands that run nothing
+_OF_READERS = """
+Exit codes: 0 success; 1 a bug (with its traceback); 2 a user error (one line); 130 or 143 ended by Ctrl-C or SIGTERM;
+141 the output was closed (`| head`).
+"""
 _ALL_COMMANDS = """
 The same command resumes an interrupted run, and does nothing if everything is finished.
 Exit codes: 0 success; 1 a gate that failed (one line), or a bug (with its traceback); 2 a user error (one line);
-3 a job that was stopped by someone else; 130 or 143 ended by Ctrl-C or SIGTERM; 141 the output was closed (`| head`).
+3 a job that was stopped, by someone or at its deadline; 130 or 143 ended by Ctrl-C or SIGTERM; 141 the output was
+closed (`| head`).
 """
 
 
 def examples(command: str | None = None) -> str:
     """Examples of a command, or one of each, as they are typed in a checkout."""
     shown = [lines[0] for lines in _EXAMPLES.values()] if command is None else _EXAMPLES[command]
-    return "\n".join(["examples:", *(f"  python run.py {line}" for line in shown), _ALL_COMMANDS])
+    ending = _OF_READERS if command in _READERS else _ALL_COMMANDS
+    return "\n".join(["examples:", *(f"  python run.py {line}" for line in shown), ending])
 
 
 SUBMIT = """Run a command as a job on a running Ray cluster, through its job API, and follow its log until it ends.
@@ -57,7 +64,7 @@ following, not the job. For a cluster with token authentication set RAY_AUTH_TOK
 CLUSTER = """A study on Kubernetes by KubeRay, from a cluster spec (docs/cluster.md).
 
   render     print the manifests: of a job if a recipe is given, else of a cluster
-  validate   report every error of a spec, or of a file of manifests
+  validate   report the first error of a spec, or every error of a file of manifests
   submit     apply the job with kubectl and follow it: changes, log, exit code (1 failed, 3 stopped or deleted)
   status     the state of the job and its pods, and what pending pods wait for
   logs       the job's log so far
@@ -76,6 +83,6 @@ CLUSTER_EXAMPLES = """examples:
   python run.py cluster logs my_cluster.yaml
   python run.py cluster delete my_cluster.yaml
 
-Exit codes: 0 success; 1 the job failed; 2 a user error (one line); 3 the job was stopped or deleted by someone else;
-130 ended by Ctrl-C.
+Exit codes: 0 success; 1 the job failed; 2 a user error (one line); 3 the job was stopped, at its deadline
+or by someone, or deleted; 130 ended by Ctrl-C.
 """

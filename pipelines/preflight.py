@@ -197,24 +197,30 @@ def check_model(task: Task) -> None:
     check_against_model(task.study)
     _check_weights(task.study.model)
     # A teacher reads hidden states as training does.
-    encodes = task.study.method.teacher == "cached" and task.plan.sample in task.pending
-    if task.trains or encodes:
+    if task.trains or _encodes(task):
         from pos2distill.models.check import check_trainable
 
         check_trainable(task.study.model, on_gpu=task.recipe.runtime.trainers.gpus > 0)
     _check_tokenizer(task.study.model)
 
 
+def _encodes(task: Task) -> bool:
+    """Whether actors with the frozen model store its hidden states."""
+    return task.study.method.teacher == "cached" and task.plan.sample in task.pending
+
+
 def check_gpus(task: Task) -> None:
-    """A warning if the settings ask for GPUs and this machine has none: a run ends here when Ray has started."""
+    """A warning if what is to run asks for GPUs and this machine has none: it would end only once it needs them."""
     runtime = task.recipe.runtime
-    if runtime.executor != "ray" or names_cluster():
+    if runtime.executor == "ray" and names_cluster():
         return
-    pools = {
-        "samplers": runtime.samplers.gpus,
-        "teachers": runtime.teachers.gpus,
-        "trainers": runtime.trainers.gpus,
-    }
+    pools: dict[str, float] = {}
+    if runtime.executor == "ray":
+        pools["samplers"] = runtime.samplers.gpus
+        if _encodes(task):
+            pools["teachers"] = runtime.teachers.gpus
+    if task.trains:
+        pools["trainers"] = runtime.trainers.gpus
     wanted = [f"runtime.{name}.gpus" for name, gpus in pools.items() if gpus > 0]
     if not wanted:
         return

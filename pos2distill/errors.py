@@ -76,7 +76,11 @@ def did_you_mean(name: str, options: Iterable[str], *, likeness: float = 0.5) ->
     return f"; expected one of: {', '.join(choices)}" if choices else ""
 
 
-def did_you_mean_one(name: str, options: Iterable[str], *, likeness: float = 0.5) -> str:
-    """A hint with the nearest right name; nothing if none is near, where the whole choice would be too long."""
+def did_you_mean_one(name: str, options: Iterable[str], *, likeness: float = 0.5, prefix: str = "") -> str:
+    """A hint with the nearest right name; nothing if none is near, where the whole choice would be too long.
+
+    Args:
+        likeness: the least, 0 to 1. prefix: shown before the right name.
+    """
     near = difflib.get_close_matches(name, sorted(options), n=1, cutoff=likeness)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    return f"; did you mean '{prefix}{near[0]}'?" if near else ""

@@ -360,18 +360,24 @@ def _is_served_name(model: Mapping[str, Any]) -> bool:
     return model.get("engine") == "openai" and model.get("api", "chat") == "chat"
 
 
+def override_name(override: str) -> str:
+    """The dotted name of the setting that `section.field=value` sets."""
+    return override.partition("=")[0].strip()
+
+
 def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> str:
     """Set one value in a raw mapping of sections. Returns its dotted name.
 
     Args:
         prefix: of the name as it was typed, for errors.
     """
-    name, separator, text = override.partition("=")
-    dotted = name.strip()
+    _, separator, text = override.partition("=")
+    dotted = override_name(override)
     if not separator or not dotted:
         written = override.split()
         # As in a file, or with a blank instead of the sign.
-        hint = f"; did you mean '{prefix}{written[0].rstrip(':')}={written[1]}'?" if len(written) == 2 else ""
+        is_setting = not separator and len(written) == 2 and re.fullmatch(r"\w+(\.\w+)*:?", written[0])
+        hint = f"; did you mean '{prefix}{written[0].rstrip(':')}={written[1]}'?" if is_setting else ""
         raise UserError(f"{prefix}{override}: expected {prefix}section.field=value{hint}")
     try:
         # The value is read as YAML, so that lists, null and quotes mean the same as in a file.

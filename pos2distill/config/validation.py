@@ -65,7 +65,8 @@ def to_user_error(
         if f"{dotted}.".startswith(f"{field}.") or field.startswith((f"{dotted}.", f"{dotted}[")):
             message, hint, suggested = problem.partition("; did you mean '")
             # Of a field in another section, the suggestion is its whole name.
-            typed = f"{prefix}{suggested}" if "." in suggested else suggested
+            is_setting = "." in suggested and message.endswith(": unknown field")
+            typed = f"{prefix}{suggested}" if is_setting else suggested
             return UserError(f"command line: {prefix}{message}{hint}{typed}")
     return UserError(f"{source}: {problem}")
 
@@ -126,7 +127,11 @@ def _nearest_choice(problems: Sequence[Any], given: Any) -> str:
     choices = [
         word for each in problems if each["type"] == "literal_error" for word in _WORD.findall(each["ctx"]["expected"])
     ]
-    return did_you_mean_one(given.lower(), choices) if isinstance(given, str) else ""
+    if not isinstance(given, str):
+        return ""
+    by_lower_case = {choice.lower(): choice for choice in choices}
+    same = by_lower_case.get(given.lower())
+    return did_you_mean_one(same, [same]) if same else did_you_mean_one(given.lower(), choices)
 
 
 def _describe_unknown(location: tuple[int | str, ...], root: type[Section]) -> str:
@@ -135,9 +140,12 @@ def _describe_unknown(location: tuple[int | str, ...], root: type[Section]) -> s
     hint = did_you_mean(unknown, _field_names(field.section))
     name = ".".join([*field.path, unknown])
     # The name may be that of a setting in another section.
-    elsewhere = [dotted for dotted in dotted_names(root) if dotted.rsplit(".", 1)[-1] == unknown]
+    # An item of a list has names of its own.
+    in_list = any(isinstance(part, int) for part in location)
+    elsewhere = [dotted for dotted in dotted_names(root) if not in_list and dotted.rsplit(".", 1)[-1] == unknown]
     if elsewhere:
-        hint = did_you_mean_one(name, elsewhere, likeness=0.0)
+        # A setting of the whole recipe, such as the seed, before one of another section.
+        hint = did_you_mean_one(name, [unknown] if unknown in elsewhere else elsewhere, likeness=0.0)
     return f"{name}: unknown field{hint}"
 
 
@@ -158,7 +166,7 @@ def _describe_type(problem: Any, annotation: Any) -> str:
         return "expected a section with fields"
     if problem["type"] == "too_short":
         return f"expected at least {problem['ctx']['min_length']} in the list"
-    message = str(problem["msg"]).partition(", unable to parse")[0]
+    message = re.split(", unable to parse|, got a number", str(problem["msg"]))[0]
     return message[0].lower() + message[1:]
 
 

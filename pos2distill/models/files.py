@@ -93,8 +93,7 @@ def _nearest_folder(path: str) -> str:
         beside = [entry.name for entry in os.scandir(parent or ".") if entry.is_dir()]
     except OSError:  # of a URL, or of a folder that is missing too
         return ""
-    hint = did_you_mean_one(name, beside)
-    return hint.replace("did you mean '", f"did you mean '{parent}/") if parent else hint
+    return did_you_mean_one(name, beside, prefix=os.path.join(parent, ""))
 
 
 def copy_generation_config(model: ModelSection, folder: Path) -> None:

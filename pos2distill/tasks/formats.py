@@ -256,10 +256,15 @@ def _nonempty_answers(answers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(answer for answer in answers if normalize(answer))
 
 
+# Of the published formats, beside fields of similar names. None of them is another one under a wrong name.
+_SIMILAR_FIELDS = frozenset({"positive_ctxs", "negative_ctxs", "hard_negative_ctxs", "answerable", "answer_aliases"})
+
+
 def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
     """The value of a field, if it is there and of this type."""
     if name not in record:
-        near = difflib.get_close_matches(name, record, n=1, cutoff=0.6)
+        others = [] if name in _SIMILAR_FIELDS else [found for found in record if found not in _SIMILAR_FIELDS]
+        near = difflib.get_close_matches(name, others, n=1, cutoff=0.6)
         if near:
             raise UserError(f"{location}: field '{name}' is missing, but there is '{near[0]}'; rename it")
         found = ", ".join(record) or "none"

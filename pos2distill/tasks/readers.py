@@ -235,13 +235,18 @@ def _how_to_correct(error: json.JSONDecodeError) -> str:
     """A hint, to append to the error of a line, by where the error is."""
     text = error.doc.strip()
     if not text.startswith("{"):
-        kind = "; if it is a CSV file, write its records as JSON Lines" if "," in text or "\t" in text else ""
+        is_table = text[:1] not in tuple('["#<') and ("," in text or "\t" in text)
+        kind = "; if it is a CSV file, write its records as JSON Lines" if is_table else ""
         return f"; expected one JSON object in each line{kind}"
     if error.doc[error.pos : error.pos + 1] == "'":
         return "; JSON has double quotes, not single ones (in Python, write records with json.dumps)"
     if error.doc[: error.pos].rstrip().endswith(",") and error.doc[error.pos : error.pos + 1] in ("}", "]"):
         return "; remove the comma before the closing bracket"
-    return "" if text.endswith("}") else "; is the line cut off?"
+    if error.msg == "Extra data":
+        is_comma = error.doc[error.pos :].strip() == ","
+        return "; remove the comma after the record" if is_comma else "; expected one JSON object in each line"
+    is_cut = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+    return "; is the line cut off?" if is_cut else ""
 
 
 def _object_of_pairs(location: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -42,7 +42,11 @@ def test_executors_give_equal_bytes(finished: Recipe, small_toy: Callable[..., R
 def test_executors_train_on_the_same_kept_examples(
     local_ray: None, make_recipe: Callable[..., Recipe], tmp_path: Path, order: str
 ) -> None:
-    """12 are wanted of at most 60, and half of the answers fail: about 24 are sampled, 8 too many at most."""
+    """12 are wanted of 60, and half of the answers fail, so that about 24 are needed.
+
+    How many more are sampled on Ray depends on the order in which answers are stored: with the first failures alone, a
+    batch begins that turns out not to be needed.
+    """
     write_examples(tmp_path / "data.jsonl", 150, 6)
     trained = {}
     for executor in ("local", "ray"):
@@ -63,7 +67,8 @@ def test_executors_train_on_the_same_kept_examples(
         run_distill(recipe)
         counts = counts_of(recipe, "sample")
         assert (counts["wanted"], counts["kept"]) == (12, 12)
-        assert counts["sampled"] == 12 + counts["surplus"] + counts["failed"] <= 32
+        assert counts["sampled"] == 12 + counts["surplus"] + counts["failed"]
+        assert counts["sampled"] == 24 if executor == "local" else 24 <= counts["sampled"] < 60
         steps = read_steps(recipe)
         trained[executor] = [
             {example for step in steps if step["epoch"] == epoch for example in step["examples"]} for epoch in (0, 1)

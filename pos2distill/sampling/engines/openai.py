@@ -171,11 +171,7 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
         reason = Failure.of(error).error
         raise UserError(f"{settings.base_url}: no server answers ({reason}) (runtime.endpoint.base_url)") from None
     except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-        variable = settings.api_key_env or "OPENAI_API_KEY"
-        raise UserError(
-            f"{settings.base_url}: refuses the key in {variable} (HTTP {error.status_code}) "
-            f"(runtime.endpoint.api_key_env)"
-        ) from None
+        raise _refused_key(settings, error) from None
     except openai.InternalServerError:
         # Not yet an error: `transformers serve` 5.19 cannot list models on a machine without a cache of the hub's.
         _require_answer(model, settings)
@@ -192,16 +188,14 @@ def check_endpoint(model: ModelSection, settings: EndpointSection) -> None:
         return
     name = _name_at_server(model, settings)
     if served and _find(name, served) is None:
-        setting = "runtime.endpoint.served_model" if settings.served_model else "model.path"
-        hint = did_you_mean(name, list(served))
-        raise UserError(f"{settings.base_url}: serves no model {name!r} ({setting}){hint}")
+        raise _unknown_model(model, settings, did_you_mean(name, list(served)))
 
 
 def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
     """Ask for one token. A server that takes longer than the check is at work, and passes.
 
     Raises:
-        UserError: if the server fails at it.
+        UserError: if the server fails at it, or refuses the key or the model.
     """
     name = _name_at_server(model, settings)
     with _client_for_checks(settings, max_retries=0) as client:
@@ -215,8 +209,24 @@ def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
                 f"{settings.base_url}: answers with an error of the server (HTTP {error.status_code}); is it ready? "
                 f"(runtime.endpoint.base_url)"
             ) from None
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise _refused_key(settings, error) from None
+        except openai.NotFoundError:
+            raise _unknown_model(model, settings) from None
         except openai.APIError:  # the user hears of it with the first prompt
             return
+
+
+def _refused_key(settings: EndpointSection, error: openai.APIStatusError) -> UserError:
+    variable = settings.api_key_env or "OPENAI_API_KEY"
+    return UserError(
+        f"{settings.base_url}: refuses the key in {variable} (HTTP {error.status_code}) (runtime.endpoint.api_key_env)"
+    )
+
+
+def _unknown_model(model: ModelSection, settings: EndpointSection, hint: str = "") -> UserError:
+    setting = "runtime.endpoint.served_model" if settings.served_model else "model.path"
+    return UserError(f"{settings.base_url}: serves no model {_name_at_server(model, settings)!r} ({setting}){hint}")
 
 
 def served_context(model: ModelSection, settings: EndpointSection) -> int | None:

@@ -153,7 +153,7 @@ def test_submit_replaces_a_job_that_has_ended(
     assert verbs(calls()) == ["delete", "apply", "create"]
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     assert deleted[:3] == ["delete", "rayjob", "nq-mistral"]
-    assert deleted[-2:] == ["--wait=true", "--timeout=180s"]
+    assert deleted[-3:] == ["--wait=true", "--timeout=180s", "--request-timeout=200s"]
 
 
 EXISTS = {

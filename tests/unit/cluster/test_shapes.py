@@ -10,6 +10,7 @@ from cluster.nodes import quantity_bytes
 from cluster.render import render
 from cluster.sections import PodsSection
 from cluster.spec import RAY, load_cluster
+from cluster.spec_warnings import spec_warnings
 from cluster.types import KubeManifest
 from cluster.validate import check
 from pipelines.executors.ray.progress import _GAUGES
@@ -194,3 +195,66 @@ def test_ray_version_is_that_of_the_lock() -> None:
     lock = (ROOT / "requirements" / "gpu.txt").read_text()
     assert re.search(rf"^ray(\[.*\])?=={RAY[0]}\.{RAY[1]}\.", lock, re.MULTILINE)
     assert PodsSection().project == "/opt/pos2distill"
+
+
+STORE = [
+    *("storage.url=s3://p2d/runs", "storage.claim=null", "pods.env={AWS_ENDPOINT_URL: 'http://minio.storage:9000'}"),
+    "pods.secrets=[{env: AWS_ACCESS_KEY_ID, secret: minio, key: id}]",
+]
+
+
+def test_egress_to_a_store_in_the_cluster_is_by_its_namespace_and_port() -> None:
+    with pytest.raises(UserError, match=r"no rule lets the pods connect to port 9000 of AWS_ENDPOINT_URL; add for ex"):
+        load_cluster("onprem", STORE)
+    rule = "network.egress=[{namespace: storage, ports: [9000]}]"
+    policies = [each for each in render(load_cluster("onprem", [*STORE, rule])) if each["kind"] == "NetworkPolicy"]
+    expected = {
+        "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "storage"}}}],
+        "ports": [{"protocol": "TCP", "port": 9000}],
+    }
+    assert expected in policies[0]["spec"]["egress"]
+
+
+def test_secrets_and_config_maps_are_mounted_as_files_that_pods_only_read() -> None:
+    volumes = "pods.volumes=[{secret: key, mount: /key}, {config_map: ca, mount: /ca}, {claim: data, mount: /data}]"
+    pod = render(load_cluster("gke", [volumes]))[-1]["spec"]["headGroupSpec"]["template"]["spec"]
+    assert [each for each in pod["volumes"] if each["name"].startswith("volume-")] == [
+        {"name": "volume-0", "secret": {"secretName": "key"}},
+        {"name": "volume-1", "configMap": {"name": "ca"}},
+        {"name": "volume-2", "persistentVolumeClaim": {"claimName": "data"}},
+    ]
+    mounts = {each["mountPath"]: each for each in pod["containers"][0]["volumeMounts"]}
+    assert [mounts[path].get("readOnly", False) for path in ("/key", "/ca", "/data")] == [True, True, False]
+    with pytest.raises(UserError, match=r"model_cache: /ca/hub is not below the mount of a writable volume"):
+        load_cluster("gke", [volumes, "pods.model_cache=/ca/hub"])
+
+
+def test_runtime_class_is_that_of_pods_with_gpus() -> None:
+    cluster = render(load_cluster("gke", ["pods.runtime_class=nvidia"]))[-1]["spec"]
+    assert "runtimeClassName" not in cluster["headGroupSpec"]["template"]["spec"]
+    groups = {each["groupName"]: each["template"]["spec"] for each in cluster["workerGroupSpecs"]}
+    assert groups["training"]["runtimeClassName"] == groups["sampling"]["runtimeClassName"] == "nvidia"
+
+
+def test_spec_warnings_of_a_grace_period_that_is_too_short_for_a_checkpoint() -> None:
+    (warning,) = [
+        each
+        for each in spec_warnings(load_cluster("gke", ["training.grace_s=60"]), "nq_mistral_7b", [DATA])
+        if each.startswith("training.grace_s")
+    ]
+    assert warning == (
+        "training.grace_s: 60 leaves 45 s to write a checkpoint of 87 GB, so that the steps since the last one may be "
+        "lost; set 600"
+    )
+    warnings = spec_warnings(load_cluster("gke"), "nq_mistral_7b", [DATA])
+    assert not any(each.startswith("training.grace_s") for each in warnings)
+
+
+@pytest.mark.parametrize(("secret", "warns"), [("AWS_REGION", True), ("AWS_ACCESS_KEY_ID", False)])
+def test_spec_warnings_of_a_bucket_without_credentials_on_own_machines(secret: str, *, warns: bool) -> None:
+    settings = [
+        *("storage.url=s3://p2d/runs", "storage.claim=null", "network.egress=[{cidr: 0.0.0.0/0}]"),
+        f"pods.secrets=[{{env: {secret}, secret: s3, key: id}}]",
+    ]
+    warnings = spec_warnings(load_cluster("onprem", settings))
+    assert any("machines of platform other have no rights for s3://" in each for each in warnings) == warns

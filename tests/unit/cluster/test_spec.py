@@ -190,6 +190,17 @@ WRONG = [
     ("history.image=kuberay/collector", "history.image: 'kuberay/collector' may change between pods; name a version"),
     ("history={image: 'a/b:1', folder: ../x}", "history.folder: string should match pattern"),
     ("network.egress=[]", "network.egress: no rule lets the pods connect to gs://bucket/runs; add for example {cidr:"),
+    ("network.egress=[{cidr: 10.0.0.0/8, namespace: a}]", "network.egress[0].cidr: set either cidr or namespace"),
+    ("network.egress=[{ports: [9000]}]", "network.egress[0].cidr: set either cidr or namespace"),
+    ("network.egress=[{namespce: a}]", "network.egress[0].namespce: unknown field; did you mean 'namespace'?"),
+    ("pods.env={HTTPS_PROXY: 'proxy:3128'}", "pods.env: HTTPS_PROXY: expected a URL with its port, for example http"),
+    (
+        "pods.env={HTTPS_PROXY: 'http://proxy:3128'}",
+        "network.egress: no rule lets the pods connect to port 3128 of HTTPS_PROXY; add for example {cidr: 10.0.20.15",
+    ),
+    ("pods.env={A: 1}", "pods.env: A: expected a text; write the value in quotes"),
+    ("pods.volumes=[{mount: /m}]", "pods.volumes[0].claim: set one of claim, secret and config_map"),
+    ("pods.volumes=[{secret: Ca, mount: /m}]", "pods.volumes[0]"),
     ("network.egress=[{cidr: 0.0.0.0/0, protocol: UDP}]", "network.egress: no rule lets the pods connect to gs://"),
     (
         "network.egress=[{cidr: 10.0.0.1}]",
@@ -365,7 +376,7 @@ def test_make_entrypoint_keeps_the_storage_of_an_override(load: Callable[..., Cl
 
 
 def test_overridden_storage_is_the_last_one_as_in_a_recipe() -> None:
-    overrides = ["runtime.storage=s3://b/first", "training.epochs=1", "runtime.storage=s3://b/last"]
+    overrides = ["runtime.storage=s3://b/first", "training.epochs=1", " runtime.storage = s3://b/last"]
     assert overridden_storage(overrides) == load_recipe("quickstart", overrides).storage == "s3://b/last"
     assert overridden_storage(["training.epochs=1"]) is None
 

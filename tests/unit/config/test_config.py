@@ -120,6 +120,8 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "evaluation.slots: input should be 'all' or 'pairs' or a valid integer or a list, for example [0, 4], got "
             "'0,4'",
         ),
+        ("training.seed=1", "training.seed: unknown field; did you mean 'seed'?"),
+        ("training.epochs=1.5", "training.epochs: input should be a valid integer, got 1.5"),
         ("training.strategy=zero3", "training.strategy: unknown field; did you mean 'runtime.trainers.strategy'?"),
         ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),
         ("training.lora.rnk=8", "training.lora.rnk: unknown field; did you mean 'rank'?"),
@@ -399,6 +401,8 @@ def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> N
         ("training.epochs", "training.epochs: expected section.field=value"),
         ("=3", "=3: expected section.field=value"),
         ("training.epochs 3", "training.epochs 3: expected section.field=value; did you mean 'training.epochs=3'?"),
+        ("= 5", "= 5: expected section.field=value"),
+        ("the recipe is", "the recipe is: expected section.field=value"),
         ("training.epochs: 3", "training.epochs: 3: expected section.field=value; did you mean 'training.epochs=3'?"),
         ("name.first=x", "name.first: 'name' is a single value and has no fields"),
         ("seed=[1", "seed: cannot read the value: not valid YAML: line 2: did not find expected ',' or ']'"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -185,23 +186,37 @@ def test_check_temporary_space(
 
 
 @pytest.mark.parametrize(
-    ("address", "executor", "warns"), [("", "ray", True), ("ADDRESS", "ray", False), ("", "local", False)]
+    ("address", "settings", "pools"),
+    [
+        ("", {"executor": "ray"}, ["samplers", "teachers", "trainers"]),
+        ("", {"executor": "ray", "method": "seqkd"}, ["samplers", "trainers"]),
+        ("", {"executor": "ray", "evaluates": True}, ["samplers"]),
+        ("", {"executor": "local"}, ["trainers"]),
+        ("ADDRESS", {"executor": "ray"}, []),
+    ],
 )
 def test_check_gpus_warns_of_a_machine_without_any(
     make_recipe: Make,
     address: str,
-    executor: str,
-    warns: bool,
+    settings: dict[str, Any],
+    pools: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    recipe = make_recipe(runtime={"executor": executor, "samplers": {"gpus": 1}, "trainers": {"gpus": 0.5}})
+    gpus = {name: {"gpus": 0.5} for name in ("samplers", "teachers", "trainers")}
+    recipe = make_recipe(
+        method={"name": settings.get("method", "r1")}, runtime={"executor": settings["executor"], **gpus}
+    )
     plan = make_plan(recipe)
-    preflight.check_gpus(preflight.Task(recipe, plan, plan.stages))
-    expected = "warning: runtime.samplers.gpus, runtime.trainers.gpus: this machine has no GPU that torch can use; "
-    assert capsys.readouterr().err.startswith(expected) == warns
+    pending = plan.evaluation_stages if settings.get("evaluates") else plan.stages
+    preflight.check_gpus(preflight.Task(recipe, plan, pending))
+    names = ", ".join(f"runtime.{pool}.gpus" for pool in pools)
+    expected = (
+        f"warning: {names}: this machine has no GPU that torch can use; run on a cluster (RAY_ADDRESS), or set 0\n"
+    )
+    assert capsys.readouterr().err == (expected if pools else "")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     preflight.check_gpus(preflight.Task(recipe, plan, plan.stages))
     assert capsys.readouterr().err == ""

@@ -247,6 +247,30 @@ def test_check_endpoint_refuses_a_server_that_is_not_ready(model: ModelSection) 
     assert len(server.bodies) == 1
 
 
+class Refuses(CannotList):
+    """Answers every message with this status."""
+
+    status = 0
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "no"}}, status=self.status)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (401, r"refuses the key in OPENAI_API_KEY \(HTTP 401\) \(runtime\.endpoint\.api_key_env\)"),
+        (403, r"refuses the key in OPENAI_API_KEY \(HTTP 403\) \(runtime\.endpoint\.api_key_env\)"),
+        (404, r"serves no model 'tiny' \(model\.path\)"),
+    ],
+)
+def test_check_endpoint_refuses_a_key_or_model_by_the_answer(status: int, message: str) -> None:
+    refuses = Refuses()
+    refuses.status = status
+    with serve(refuses) as server, pytest.raises(UserError, match=message):
+        check_endpoint(CHAT, EndpointSection(base_url=server.url))
+
+
 @pytest.mark.parametrize("model", [CHAT, COMPLETIONS])
 def test_check_endpoint_passes_a_server_that_answers_but_fails_to_list_its_models(model: ModelSection) -> None:
     with serve(CannotList()) as server:

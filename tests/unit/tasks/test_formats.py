@@ -457,7 +457,7 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         (
             "dpr",
             without(DPR, "negative_ctxs"),
-            "line 1: field 'negative_ctxs' is missing, but there is 'hard_negative_ctxs'; rename it",
+            "line 1: field 'negative_ctxs' is missing; found fields: dataset, question, answers, positive_ctxs",
         ),
         (
             "dpr",
