@@ -1,17 +1,19 @@
 """Sections of the cluster spec that describe nodes: what one needs, and how many of them there are."""
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from pos2distill.config import Section
+from pos2distill.config.base import matches
 
 from .names import GPU
 from .syntax import KEY_MESSAGE, LABEL_MESSAGE, SHOWN, check_labels, is_label_value, is_qualified_name
 
 # As many digits as the amounts of real machines have, so that sums of them are finite.
-_QUANTITY = r"^[0-9]{1,7}(\.[0-9]{1,3})?(Mi|Gi|Ti)$"
+_QUANTITY = r"[0-9]{1,7}(\.[0-9]{1,3})?(Mi|Gi|Ti)"
+Quantity = Annotated[str, matches(_QUANTITY, "an amount in Mi, Gi or Ti, for example 64Gi")]
 INT32 = 2**31 - 1  # the largest value of most numbers in Kubernetes
 _DEVICES = re.compile(r"[1-9][0-9]{0,5}")
 _HUGE_PAGES = re.compile(r"hugepages-[1-9][0-9]{0,5}(Ki|Mi|Gi)")
@@ -53,19 +55,17 @@ class NodeSection(Section):
     """One Ray node, which is one pod, and the machine that it requires. Requests equal limits."""
 
     cpus: float = Field(ge=0.001, le=10_000)
-    memory: str = Field(pattern=_QUANTITY, description="for example 64Gi; includes /dev/shm")
+    memory: Quantity = Field(description="for example 64Gi; includes /dev/shm")
     gpus: int = Field(
         0, ge=0, le=1000, description="GPUs per pod; 0 for both sampling and training: everything runs on CPUs"
     )
-    shm: str = Field("8Gi", pattern=_QUANTITY, description="size of /dev/shm: Ray's object store (0.9 of it), NCCL")
-    scratch: str = Field(
+    shm: Quantity = Field("8Gi", description="size of /dev/shm: Ray's object store (0.9 of it), NCCL")
+    scratch: Quantity = Field(
         "50Gi",
-        pattern=_QUANTITY,
         description="disk for caches, logs and objects that Ray spills; what models and checkpoints need is added",
     )
-    disk: str | None = Field(
+    disk: Quantity | None = Field(
         None,
-        pattern=_QUANTITY,
         description="disk that pods can request on the machine (`kubectl describe node`: Allocatable, "
         "ephemeral-storage); more is refused. Default: not checked, of which `render` warns",
     )

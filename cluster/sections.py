@@ -3,27 +3,33 @@
 import ipaddress
 import re
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from pos2distill.config import Section
+from pos2distill.config.base import matches
 from pos2distill.errors import did_you_mean
 from pos2distill.placement import DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DEADLINE_VARIABLE
 from pos2distill.secrets import holds_secret
 
 from .names import SET_BY_KUBERAY
 from .nodes import INT32
-from .syntax import SHOWN, check_annotations, check_labels, check_name, check_pinned, is_config_key
+from .syntax import DNS_LABEL, SHOWN, check_annotations, check_labels, check_name, check_pinned, is_config_key
 
 STORES = ("gs", "s3")  # URL schemes that the image can write to; a test checks that it can open all of them
 READABLE = (*STORES, "hf", "http", "https")
-DNS_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"  # Kubernetes and KubeRay derive the names of pods and services from these
+
+DnsLabel = Annotated[str, matches(DNS_LABEL, "a name of a to z, 0 to 9 and -, for example team-a")]
+# Without `..` and without what a shell would expand.
+Folder = Annotated[str, matches(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+/?", "an absolute folder, for example /mnt/storage")]
+Key = Annotated[
+    str, matches(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*", "a folder in a bucket, for example a/b")
+]
+Region = Annotated[str, matches(r"[a-z0-9-]+", "the name of a region, for example eu-central-1")]
 
 _REMOTE = re.compile(r"^[a-z][a-z0-9+.-]*://[^/]+")
 _ENV_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-_FOLDER = r"^(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+/?$"  # absolute, without `..` and without what a shell would expand
-_KEY = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"  # of a bucket, without `..`
 _SET_BY_RENDER = ("HOME", "USER", DRAIN_VARIABLE, JOB_DASHBOARD_VARIABLE, JOB_DEADLINE_VARIABLE)
 # The image and the device plugin set them; other values break Python, CUDA or the choice of GPUs.
 _SET_BY_IMAGE = (
@@ -53,10 +59,10 @@ class StorageSection(Section):
     """Where results are stored: in a bucket, or on a volume that all pods mount."""
 
     url: str = Field(description="bucket URL (s3:// or gs://), or a folder below mount")
-    claim: str | None = Field(
-        None, pattern=DNS_LABEL, description="an existing PersistentVolumeClaim, ReadWriteMany, mounted in every pod"
+    claim: DnsLabel | None = Field(
+        None, description="an existing PersistentVolumeClaim, ReadWriteMany, mounted in every pod"
     )
-    mount: str = Field("/mnt/storage", pattern=_FOLDER, description="where the claim is mounted")
+    mount: Folder = Field("/mnt/storage", description="where the claim is mounted")
 
     @model_validator(mode="after")
     def _check_url(self) -> "StorageSection":
@@ -100,14 +106,12 @@ class SecretReference(Section):
 class VolumeSection(Section):
     """A further volume that all pods mount: a claim (a model cache, a data set, a bucket by a CSI driver), or files."""
 
-    claim: str | None = Field(
-        None, pattern=DNS_LABEL, description="an existing PersistentVolumeClaim, which many pods can mount"
-    )
+    claim: DnsLabel | None = Field(None, description="an existing PersistentVolumeClaim, which many pods can mount")
     secret: str | None = Field(None, description="instead of a claim: a Secret, each key a file, such as credentials")
     config_map: str | None = Field(
         None, description="instead of a claim: a ConfigMap, each key a file, such as certificates"
     )
-    mount: str = Field(pattern=_FOLDER, description="where it is mounted")
+    mount: Folder = Field(description="where it is mounted")
     read_only: bool = Field(False, description="always true for a Secret and a ConfigMap")
 
     @model_validator(mode="after")
@@ -127,11 +131,10 @@ class VolumeSection(Section):
 class PodsSection(Section):
     """Settings of all pods of the cluster."""
 
-    project: str = Field("/opt/pos2distill", pattern=_FOLDER, description="folder of run.py in the image")
+    project: Folder = Field("/opt/pos2distill", description="folder of run.py in the image")
     user: int = Field(1000, ge=1, le=INT32, description="user and group id of the pods; never root")
-    service_account: str | None = Field(
+    service_account: DnsLabel | None = Field(
         None,
-        pattern=DNS_LABEL,
         description="an existing ServiceAccount; default: a new one with the name of the cluster",
     )
     service_account_annotations: dict[str, str] = Field(
@@ -139,17 +142,16 @@ class PodsSection(Section):
     )
     pull_secrets: tuple[str, ...] = Field((), description="names of Secrets for the image registry")
     priority_class: str | None = None
-    runtime_class: str | None = Field(
-        None, pattern=DNS_LABEL, description="of pods with GPUs, where the machines' default is another than NVIDIA's"
+    runtime_class: DnsLabel | None = Field(
+        None, description="of pods with GPUs, where the machines' default is another than NVIDIA's"
     )
-    scheduler: str | None = Field(
-        None, pattern=DNS_LABEL, description="schedulerName, for example of a gang scheduler; see also job.labels"
+    scheduler: DnsLabel | None = Field(
+        None, description="schedulerName, for example of a gang scheduler; see also job.labels"
     )
     annotations: dict[str, str] = Field({}, description="of all pods, for example for networks or CSI drivers")
     volumes: tuple[VolumeSection, ...] = ()
-    model_cache: str | None = Field(
+    model_cache: Folder | None = Field(
         None,
-        pattern=_FOLDER,
         description="folder of one of the volumes, in which models of the hub are kept for all pods and jobs",
     )
     env: dict[str, str] = Field({}, description="environment variables; use `secrets` for secrets")
@@ -245,9 +247,7 @@ class EgressRule(Section):
     """What pods may connect to, apart from the pods of the same cluster: addresses, or the pods of a namespace."""
 
     cidr: str | None = Field(None, description="addresses, for example 0.0.0.0/0, or 10.0.20.15/32")
-    namespace: str | None = Field(
-        None, pattern=DNS_LABEL, description="instead of addresses, which Cilium does not apply to pods"
-    )
+    namespace: DnsLabel | None = Field(None, description="instead of addresses, which Cilium does not apply to pods")
     ports: tuple[int, ...] = Field(
         (443,), min_length=1, description="of the pods themselves, where these have other ports than their Service"
     )
@@ -268,13 +268,12 @@ class EgressRule(Section):
 class NetworkSection(Section):
     """Which connections from and to the pods are allowed. All others are denied."""
 
-    operator_namespace: str = Field(
+    operator_namespace: DnsLabel = Field(
         "kuberay-operator",
-        pattern=DNS_LABEL,
         description="namespace of KubeRay's operator, which requests the job's status from the head",
     )
-    metrics_namespace: str | None = Field(
-        None, pattern=DNS_LABEL, description="namespace of Prometheus, if it is to scrape the pods' metrics"
+    metrics_namespace: DnsLabel | None = Field(
+        None, description="namespace of Prometheus, if it is to scrape the pods' metrics"
     )
     dns: tuple[str, ...] = Field(
         ("169.254.20.10/32",), description="DNS caches on nodes; the DNS of kube-system is always allowed"
@@ -320,8 +319,8 @@ class HistorySection(Section):
     """KubeRay's History Server: a container in each Ray pod copies logs and events to the bucket."""
 
     image: str = Field(description="of KubeRay's collector, with the version of the operator")
-    folder: str = Field("ray-history", pattern=_KEY, description="in the bucket of storage.url")
-    region: str | None = Field(None, pattern=r"^[a-z0-9-]+$", description="of the bucket, which s3:// requires")
+    folder: Key = Field("ray-history", description="in the bucket of storage.url")
+    region: Region | None = Field(None, description="of the bucket, which s3:// requires")
 
     @field_validator("image")
     @classmethod
@@ -352,9 +351,8 @@ class JobSection(Section):
         le=INT32,
         description="retries after a failure other than a user error, each on a new cluster; the study resumes",
     )
-    queue: str | None = Field(
+    queue: DnsLabel | None = Field(
         None,
-        pattern=DNS_LABEL,
         description="a Kueue LocalQueue, which requires groups of a fixed size unless elastic; default: no Kueue",
     )
     elastic: bool = Field(

@@ -16,8 +16,8 @@ from pos2distill.config.load import apply_override, find_yaml, read_sections, re
 
 from .names import ENDPOINTS, INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH
 from .nodes import TRAINING_DEFAULTS, NodeGroup, NodeSection
-from .sections import DNS_LABEL, HistorySection, JobSection, NetworkSection, PodsSection, StorageSection
-from .syntax import SHOWN, check_pinned, is_label_value
+from .sections import DnsLabel, HistorySection, JobSection, NetworkSection, PodsSection, StorageSection
+from .syntax import DNS_LABEL, SHOWN, check_pinned, is_label_value
 
 RAY = (2, 60)  # of the image; a test compares it with the lock file
 # Seconds between the notice and the end of a spot machine, by platform:
@@ -34,8 +34,8 @@ PRESETS = Path(__file__).parent / "presets"
 class ClusterSpec(Section):
     """A cluster for studies: a head that runs no work, and nodes for sampling, training and (optional) data tasks."""
 
-    name: str = Field(pattern=DNS_LABEL, max_length=RAY_JOB_NAME_LENGTH)
-    namespace: str = Field("default", pattern=DNS_LABEL, max_length=63)
+    name: DnsLabel = Field(max_length=RAY_JOB_NAME_LENGTH)
+    namespace: DnsLabel = Field("default", max_length=63)
     image: str = Field(description="with this project and its requirements/gpu.txt installed")
     ray_version: str = Field("2.60.0", description="of the image")
     platform: Literal["gke", "eks", "karpenter", "other"] = Field(

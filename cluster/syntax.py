@@ -12,6 +12,7 @@ KEY_MESSAGE = "is not a valid key; use at most 63 letters, digits, '-', '_' and 
 LABEL_MESSAGE = "is not a valid label; use at most 63 letters, digits, '-', '_' and '.'"
 NAME_MESSAGE = "is not a valid name; use a to z, 0 to 9, - and dots"
 
+DNS_LABEL = r"[a-z]([-a-z0-9]*[a-z0-9])?"  # Kubernetes and KubeRay derive the names of pods and services from these
 _DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_PART = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _CONFIG_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator
 from pos2distill.placement import DRAIN_VARIABLE, POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING, Pool
 
 from ..names import ELASTIC_ANNOTATION, GPU, MARKET_LABEL, QUEUE_LABEL
-from ..syntax import SHOWN
+from ..syntax import DNS_LABEL, SHOWN
 from ..types import Violation
 from .fields import Fields, cluster_of, gpu_limit, groups_of, job_of, pods_of, ray_container
 from .interruptions import selects_spot
 
-_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DEFAULT_GRACE_S = 30  # terminationGracePeriodSeconds of Kubernetes
 _ENTRYPOINT_RESOURCES = ("entrypointNumCpus", "entrypointNumGpus", "entrypointResources")
 
@@ -173,7 +172,7 @@ def group_names_are_valid(manifest: Fields) -> Iterator[Violation]:
         name = group.text("groupName")
         if name in names:
             yield group.violation("groupName", f"'{name[:SHOWN]}' is used twice; rename one")
-        elif not _DNS_LABEL.fullmatch(name):
+        elif not re.fullmatch(DNS_LABEL, name):
             yield group.violation("groupName", "is not a valid part of a pod's name; use a to z, 0 to 9 and -")
         names.add(name)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
@@ -53,3 +54,15 @@ def fingerprint(*parts: Any) -> str:
     text = json.dumps(parts, sort_keys=True, ensure_ascii=False, default=lambda part: part.model_dump(mode="json"))
     # 64 bits: short enough for folder names, and two studies in one storage practically never collide.
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def matches(pattern: str, expected: str) -> AfterValidator:
+    """For `Annotated[str, …]`: a text that matches a pattern as a whole, refused with what is expected instead."""
+    compiled = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if not compiled.fullmatch(value):
+            raise ValueError(f"expected {expected}, got {value[:60]!r}")
+        return value
+
+    return AfterValidator(check)

@@ -1,10 +1,10 @@
 """A study, its runtime, and what they require of each other."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from pos2distill.config.base import Section
+from pos2distill.config.base import Section, matches
 from pos2distill.config.runtime import Runtime
 from pos2distill.config.study import Study
 
@@ -13,7 +13,7 @@ class Recipe(Section):
     """A complete, named run."""
 
     # The name becomes a part of paths (runs/NAME), so it has no slash, no space and no leading dot.
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
+    name: Annotated[str, matches(r"[a-z0-9][a-z0-9_.-]*", "a name of a to z, 0 to 9, _, . and -, for example my_study")]
     description: str
     study: Study
     runtime: Runtime = Runtime()

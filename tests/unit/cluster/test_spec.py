@@ -67,7 +67,7 @@ WRONG = [
     ("data={max: 1, node: {cpu: 1}}", "data.node.cpu: unknown field; did you mean 'cpus'?"),
     ("pods.secrets=[{env: A, sceret: b, key: c}]", "pods.secrets[0].sceret: unknown field; did you mean 'secret'?"),
     ("pods.secrets=[{env: A, secret: b, key: c, value: d}]", "pods.secrets[0].value: unknown field; expected one of"),
-    ("name=Small", "name: string should match pattern"),
+    ("name=Small", "name: expected a name of a to z, 0 to 9 and -, for example team-a, got 'Small'"),
     (f"name={'a' * 48}", "name: string should have at most 47 characters"),
     (
         "image=pos2distill",
@@ -87,7 +87,10 @@ WRONG = [
     ("storage.url=gs://bucket/../x", "storage.url: gs://bucket/../x: expected a path without '..'"),
     ("storage={url: /etc/x, claim: c, mount: /etc}", "storage.mount: /etc is reserved; choose another folder, for"),
     ("storage={url: /usr/x, claim: c, mount: /usr/lib}", "storage.mount: /usr/lib is reserved; choose another folder"),
-    ("storage={url: /x, claim: c, mount: /mnt/../etc}", "storage.mount: string should match pattern"),
+    (
+        "storage={url: /x, claim: c, mount: /mnt/../etc}",
+        "storage.mount: expected an absolute folder, for example /mnt/storage",
+    ),
     ("storage={url: /opt/x, claim: c, mount: /opt}", "pods.project: the volume at /opt hides /opt/pos2distill; mount"),
     (
         "storage={url: /opt/pos2distill/runs, claim: c, mount: /opt/pos2distill/runs}",
@@ -97,8 +100,8 @@ WRONG = [
     ("pods.env={PATH: /bin}", "pods.env: PATH of the image must stay as it is; remove it"),
     ("pods.env={NVIDIA_VISIBLE_DEVICES: none}", "pods.env: NVIDIA_VISIBLE_DEVICES of the image must stay as it is"),
     ("pods.env={HF_HOME: /opt/hf}", "pods.env: HF_HOME: set pods.model_cache to a folder of one of pods.volumes"),
-    ("pods.project=/opt/$(id)", "pods.project: string should match pattern"),
-    ("pods.project=/opt/../x", "pods.project: string should match pattern"),
+    ("pods.project=/opt/$(id)", "pods.project: expected an absolute folder, for example /mnt/storage"),
+    ("pods.project=/opt/../x", "pods.project: expected an absolute folder, for example /mnt/storage"),
     ("pods.model_cache=/models", "pods.model_cache: /models is not below the mount of a writable volume"),
     (
         "pods={volumes: [{claim: m, mount: /models, read_only: true}], model_cache: /models}",
@@ -123,8 +126,8 @@ WRONG = [
     *(
         (f"{field}={value}", f"{field}: {message}")
         for field, value, message in (
-            ("sampling.node.scratch", f"{'9' * 400}Gi", "string should match pattern"),
-            ("sampling.node.memory", "1.0000Gi", "string should match pattern"),
+            ("sampling.node.scratch", f"{'9' * 400}Gi", "expected an amount in Mi, Gi or Ti, for example 64Gi, got"),
+            ("sampling.node.memory", "1.0000Gi", "expected an amount in Mi, Gi or Ti, for example 64Gi, got"),
             ("sampling.node.gpus", "9" * 400, "input should be less than or equal to 1000, got 999"),
             ("sampling.node.cpus", "1e300", "input should be less than or equal to 10000, got"),
             ("sampling.node.cpus", "1e-9", "input should be greater than or equal to 0.001, got"),
@@ -188,7 +191,7 @@ WRONG = [
         )
     ),
     ("history.image=kuberay/collector", "history.image: 'kuberay/collector' may change between pods; name a version"),
-    ("history={image: 'a/b:1', folder: ../x}", "history.folder: string should match pattern"),
+    ("history={image: 'a/b:1', folder: ../x}", "history.folder: expected a folder in a bucket, for example a/b"),
     ("network.egress=[]", "network.egress: no rule lets the pods connect to gs://bucket/runs; add for example {cidr:"),
     ("network.egress=[{cidr: 10.0.0.0/8, namespace: a}]", "network.egress[0].cidr: set either cidr or namespace"),
     ("network.egress=[{ports: [9000]}]", "network.egress[0].cidr: set either cidr or namespace"),
@@ -217,7 +220,7 @@ WRONG = [
     ("sampling.node.gpus=0", "sampling.node.gpus: expected 1 or more, since training has GPUs; or set 0 for both"),
     ("head.gpus=1", "head.gpus: the head runs no work and needs no GPU; set 0"),
     ("data={max: 1, node: {cpus: 1, memory: 16Gi, gpus: 1}}", "data.node.gpus: data tasks need no GPU; set 0"),
-    ("head.memory=64GB", "head.memory: string should match pattern"),
+    ("head.memory=64GB", "head.memory: expected an amount in Mi, Gi or Ti, for example 64Gi, got '64GB'"),
     ("head.shm=16Gi", "head.shm: 16Gi must be less than memory, 16Gi; lower it"),
     ("head.shm=64Mi", "head.shm: 64Mi is too small for Ray's object store; set 128Mi or more"),
     ("job.queue=research", "sampling.min: Kueue requires groups of a fixed size; set it to max, 2"),
@@ -314,7 +317,7 @@ def test_load_cluster_refuses_a_history_server_without_a_bucket(
 def test_load_cluster_refuses_a_line_break_behind_a_valid_value(
     load: Callable[..., ClusterSpec], override: str
 ) -> None:
-    with pytest.raises(UserError, match=r"(expected a full version|is not a valid name|should match pattern)"):
+    with pytest.raises(UserError, match=r"(expected a full version|is not a valid name|expected a name of)"):
         load(override)
 
 
