@@ -8,8 +8,9 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
-from pos2distill.config.load import load_recipe, override_name, recipe_names
+from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.config.model import looks_like_hub_name
+from pos2distill.config.overrides import split_override
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TRAINING
 from pos2distill.secrets import looks_secret
@@ -58,8 +59,8 @@ def overridden_storage(overrides: Sequence[str]) -> str | None:
     """The storage that an override sets in place of the spec's: the last one, as in `load_recipe`."""
     storage = None
     for override in overrides:
-        _, separator, value = override.partition("=")
-        if separator and override_name(override) == "runtime.storage":
+        name, value = split_override(override)
+        if name == "runtime.storage" and value is not None:
             storage = value.strip()
     return storage
 

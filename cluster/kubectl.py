@@ -26,7 +26,7 @@ def kubectl(*arguments: str, text: str | None = None, time_limit: str = _TIME_LI
         UserError: kubectl is not installed, has no cluster configured, or the cluster refuses the request;
             UnreachableError if the failure may pass.
     """
-    result = _run(*arguments, f"--request-timeout={time_limit}", text=text)
+    result = _run(*arguments, text=text, time_limit=time_limit)
     if result.returncode == 0:
         return result.stdout
     lines = [line for line in result.stderr.splitlines() if line.strip()]
@@ -53,15 +53,7 @@ def dry_run(manifests: str) -> list[str]:
     Raises:
         UserError: kubectl is not installed, or no cluster answers.
     """
-    arguments = (
-        "apply",
-        "--dry-run=server",
-        "--validate=strict",
-        f"--request-timeout={_TIME_LIMIT}",
-        "--filename",
-        "-",
-    )
-    result = _run(*arguments, text=manifests)
+    result = _run("apply", "--dry-run=server", "--validate=strict", "--filename", "-", text=manifests)
     if result.returncode == 0:
         return []
     lines = [" ".join(line.split()) for line in result.stderr.splitlines()]
@@ -73,9 +65,10 @@ def dry_run(manifests: str) -> list[str]:
     return refusals or [f"kubectl apply: exit code {result.returncode}"]
 
 
-def _run(*arguments: str, text: str | None) -> "subprocess.CompletedProcess[str]":
+def _run(*arguments: str, text: str | None, time_limit: str = _TIME_LIMIT) -> "subprocess.CompletedProcess[str]":
+    words = ["kubectl", *arguments, f"--request-timeout={time_limit}"]
     try:
-        result = subprocess.run(["kubectl", *arguments], input=text, capture_output=True, text=True, check=False)
+        result = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise UserError("kubectl: not found; install it (https://kubernetes.io/docs/tasks/tools/)") from None
     if result.returncode != 0 and _NO_SERVER in result.stderr:

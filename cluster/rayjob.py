@@ -29,8 +29,6 @@ POLL_S = 5.0
 OUTAGE_S = 300.0  # following stops with an error if the cluster does not answer for this time
 _LOG_END_S = 15.0  # how long the last lines of a log may take after the job has ended
 _MESSAGE_LENGTH = 300
-_WAIT = ("--wait=true", "--timeout=180s")  # a finalizer that nobody removes would block a deletion for ever
-_WAIT_LIMIT = "200s"  # the limit above begins only once the server has answered
 _DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the submitted spec of the job
 _SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later one of the same name
 
@@ -96,7 +94,12 @@ def _delete_ended(spec: ClusterSpec, job: dict[str, Any]) -> None:
     submission = job.get("metadata", {}).get("labels", {}).get(_SUBMISSION_LABEL)
     # A job that was applied by other means has no such label.
     which = [f"--selector={_SUBMISSION_LABEL}={submission}"] if submission else [spec.name]
-    kubectl("delete", "rayjob", *which, "--namespace", spec.namespace, *_WAIT, time_limit=_WAIT_LIMIT)
+    _delete_and_wait("rayjob", *which, "--namespace", spec.namespace)
+
+
+def _delete_and_wait(*arguments: str) -> str:
+    # A finalizer that nobody removes would block a deletion for ever. The first limit begins once the server answers.
+    return kubectl("delete", *arguments, "--wait=true", "--timeout=180s", time_limit="200s")
 
 
 def _create(ray_job: KubeManifest) -> bool:
@@ -211,8 +214,7 @@ def delete(spec: ClusterSpec) -> ExitCode:
     objects = [f"rayjob/{spec.name}", f"raycluster/{spec.name}"]
     for manifest in companions(spec):
         objects.append(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}")
-    delete = ("delete", *objects, "--namespace", spec.namespace, "--ignore-not-found")
-    output = kubectl(*delete, *_WAIT, time_limit=_WAIT_LIMIT)
+    output = _delete_and_wait(*objects, "--namespace", spec.namespace, "--ignore-not-found")
     print(output or f"{spec.name}: not found\n", end="")
     return ExitCode.SUCCESS
 

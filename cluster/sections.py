@@ -119,8 +119,14 @@ class VolumeSection(Section):
         _check_mount(self.mount)
         if sum(name is not None for name in (self.claim, self.secret, self.config_map)) != 1:
             raise ValueError("claim: set one of claim, secret and config_map")
-        check_name(self.claim or self.secret or self.config_map or "")
         return self
+
+    @field_validator("secret", "config_map")
+    @classmethod
+    def _check_name(cls, name: str | None) -> str | None:
+        if name is not None:
+            check_name(name)
+        return name
 
     @property
     def is_writable(self) -> bool:
@@ -264,6 +270,10 @@ class EgressRule(Section):
                 raise ValueError(f"ports: {port} is not a valid port; expected 1 to 65535")
         return self
 
+    def covers(self, address: str) -> bool:
+        """Whether it is a rule for addresses, and this is one of them."""
+        return self.cidr is not None and ipaddress.ip_address(address) in ipaddress.ip_network(self.cidr)
+
 
 class NetworkSection(Section):
     """Which connections from and to the pods are allowed. All others are denied."""
@@ -296,9 +306,10 @@ class NetworkSection(Section):
         """Whether pods may connect to anything outside the cluster, apart from DNS."""
         return any(rule.protocol == "TCP" for rule in self.egress)
 
-    def opens(self, port: int) -> bool:
-        """Whether pods may connect to this port of anything outside the cluster."""
-        return any(rule.protocol == "TCP" and port in rule.ports for rule in self.egress)
+    def opens(self, port: int, address: str | None = None) -> bool:
+        """Whether pods may connect to this port of an address, or of anything outside the cluster."""
+        rules = [rule for rule in self.egress if rule.protocol == "TCP" and port in rule.ports]
+        return any(address is None or rule.covers(address) for rule in rules)
 
     @field_validator("pod_monitor")
     @classmethod

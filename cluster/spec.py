@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pos2distill.config import Section
-from pos2distill.config.load import apply_override, find_yaml, read_sections, refuse_secrets, to_user_error
+from pos2distill.config.load import find_yaml, read_sections, refuse_secrets, to_user_error
+from pos2distill.config.overrides import apply_override
 
 from .names import ENDPOINTS, INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH
 from .nodes import TRAINING_DEFAULTS, NodeGroup, NodeSection

@@ -1,6 +1,5 @@
 """What may be wrong with a spec and its recipe although they render: only the cluster or the image can tell."""
 
-import ipaddress
 from collections.abc import Iterator, Sequence
 
 from pos2distill.config import Recipe
@@ -10,7 +9,7 @@ from .entrypoint import overridden_storage
 from .names import ENDPOINTS
 from .nodes import quantity_bytes
 from .pods import RAY_SHUTDOWN_S
-from .sizing import OBJECT_STORE_FRACTION, disk_of, hidden_state_bytes, node_disks, tight_memory
+from .sizing import OBJECT_STORE_FRACTION, Disks, disk_of, hidden_state_bytes, node_disks, tight_memory
 from .spec import ClusterSpec
 
 # The stores whose credentials are not those of a platform's machines.
@@ -33,20 +32,21 @@ def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: 
     """One line for each risk, which begins with the field. The spec and recipe are those that `render` accepts."""
     recipe = load_recipe(recipe_name, overrides) if recipe_name else None
     storage = overridden_storage(overrides) or spec.storage.url
-    warnings = [*_unchecked_disks(spec, recipe, storage), *_missing_credentials(spec, storage)]
+    disks = node_disks(spec, recipe, storage)
+    warnings = [*_unchecked_disks(spec, disks), *_missing_credentials(spec, storage)]
     warnings += [*_missing_identity(spec, storage), *_unseen_by_collector(spec)]
     if recipe is not None:
         warnings += [
             *_unused_gpus(spec, recipe),
-            *_short_grace(spec, recipe, storage),
+            *_short_grace(spec, disks),
             *tight_memory(spec, recipe),
             *_small_scratch(spec, recipe),
         ]
     return warnings
 
 
-def _unchecked_disks(spec: ClusterSpec, recipe: Recipe | None, storage: str) -> Iterator[str]:
-    for name, parts in node_disks(spec, recipe, storage).items():
+def _unchecked_disks(spec: ClusterSpec, disks: Disks) -> Iterator[str]:
+    for name, parts in disks.items():
         node = spec.groups[name].node
         if parts and node.disk is None:
             yield (
@@ -67,9 +67,9 @@ def _small_scratch(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
             )
 
 
-def _short_grace(spec: ClusterSpec, recipe: Recipe, storage: str) -> Iterator[str]:
+def _short_grace(spec: ClusterSpec, disks: Disks) -> Iterator[str]:
     """A notice leaves time to write a checkpoint only at a rate that disks and networks have."""
-    checkpoint = node_disks(spec, recipe, storage)["training"].get("checkpoint", 0)
+    checkpoint = disks["training"].get("checkpoint", 0)
     seconds = spec.training.grace_s - RAY_SHUTDOWN_S
     if checkpoint > _WRITE_RATE * seconds:
         yield (
@@ -102,7 +102,7 @@ def _missing_identity(spec: ClusterSpec, storage: str) -> Iterator[str]:
             f"pods.service_account_annotations: {annotation} is not set, so the pods have no rights for {scheme}:// "
             f"unless the new ServiceAccount or the machines have them; set it"
         )
-    elif spec.platform == "gke" and not _reaches(spec, _METADATA_SERVER, 80):
+    elif spec.platform == "gke" and not spec.network.opens(80, _METADATA_SERVER):
         yield (
             f"network.egress: no rule lets the pods ask the metadata server, from which they get their rights for "
             f"{scheme}://; add {{cidr: {_METADATA_SERVER}/32, ports: [80]}}"
@@ -123,16 +123,6 @@ def _unseen_by_collector(spec: ClusterSpec) -> Iterator[str]:
             f"history: KubeRay's collector does not get {' and '.join(unseen)}, so that it may not reach {scheme}://; "
             f"use the cloud's own store with the rights of the ServiceAccount, or remove it"
         )
-
-
-def _reaches(spec: ClusterSpec, address: str, port: int) -> bool:
-    for rule in spec.network.egress:
-        if rule.cidr is None:
-            continue
-        is_in = ipaddress.ip_address(address) in ipaddress.ip_network(rule.cidr)
-        if is_in and port in rule.ports and rule.protocol == "TCP":
-            return True
-    return False
 
 
 def _unused_gpus(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:

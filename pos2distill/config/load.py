@@ -1,6 +1,6 @@
 """Recipes from YAML files and the command line.
 
-`read_sections`, `apply_override` and `to_user_error` also serve other files of sections, such as cluster specs.
+`read_sections` and `to_user_error` also serve other files of sections, such as cluster specs.
 Parsing imports no torch, ray or vllm.
 """
 
@@ -17,15 +17,15 @@ from pydantic import ValidationError
 
 import pos2distill
 from pos2distill.config import Recipe, Study
+from pos2distill.config.overrides import apply_override, set_value
 from pos2distill.config.recipe import default_storage
 from pos2distill.config.validation import RECIPE_FIELDS, dotted_names, to_user_error
-from pos2distill.config.yaml_reader import parse_value, read_document
+from pos2distill.config.yaml_reader import read_document
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.secrets import looks_secret, mask_secrets
 
 __all__ = [
     "RECIPES",
-    "apply_override",
     "find_yaml",
     "load_recipe",
     "make_recipe",
@@ -200,7 +200,7 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         raw["description"] = recipe.description
         raw["runtime"] = recipe.runtime.model_dump(mode="json")
         for dotted, value in settings.items():
-            _set(raw, dotted, value)
+            set_value(raw, dotted, value)
         _resolve_paths(raw)
         cell = _validate(raw, "sweep", [], other_tasks=recipe.other_tasks)
         # Equal studies have the same result, which would count several times in an interval over seeds.
@@ -313,7 +313,7 @@ def _resolve_project_paths(raw: dict[str, Any], overridden: Sequence[str]) -> No
             continue
         project_path = project_root() / path
         if project_path.exists():
-            _set(raw, dotted, str(project_path))
+            set_value(raw, dotted, str(project_path))
 
 
 def _resolve_paths(raw: dict[str, Any]) -> None:
@@ -334,7 +334,7 @@ def _resolve_paths(raw: dict[str, Any]) -> None:
         is_folder = os.path.isdir(path) or path.startswith("/")
         if dotted == "model.path" and (not is_folder or _is_served_name(raw["model"])):
             continue  # it may be a hub name
-        _set(raw, dotted, str(Path(path).absolute()))
+        set_value(raw, dotted, str(Path(path).absolute()))
 
 
 def _refuse_misspelt_path(dotted: str, written: str) -> None:
@@ -358,47 +358,3 @@ def _refuse_misspelt_path(dotted: str, written: str) -> None:
 def _is_served_name(model: Mapping[str, Any]) -> bool:
     """Whether `model.path` is a name on a server, even if there is a folder of that name."""
     return model.get("engine") == "openai" and model.get("api", "chat") == "chat"
-
-
-def override_name(override: str) -> str:
-    """The dotted name of the setting that `section.field=value` sets."""
-    return override.partition("=")[0].strip()
-
-
-def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> str:
-    """Set one value in a raw mapping of sections. Returns its dotted name.
-
-    Args:
-        prefix: of the name as it was typed, for errors.
-    """
-    _, separator, text = override.partition("=")
-    dotted = override_name(override)
-    if not separator or not dotted:
-        written = override.split()
-        # As in a file, or with a blank instead of the sign.
-        is_setting = not separator and len(written) == 2 and re.fullmatch(r"\w+(\.\w+)*:?", written[0])
-        hint = f"; did you mean '{prefix}{written[0].rstrip(':')}={written[1]}'?" if is_setting else ""
-        raise UserError(f"{prefix}{override}: expected {prefix}section.field=value{hint}")
-    try:
-        # The value is read as YAML, so that lists, null and quotes mean the same as in a file.
-        value = parse_value(text)
-    except ValueError as error:
-        raise UserError(f"{prefix}{dotted}: cannot read the value: {error}") from None
-    if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
-        sweep = raw.setdefault("sweep", {})
-        if not isinstance(sweep, dict):
-            raise UserError(f"{dotted}: 'sweep' is a single value and has no fields")
-        sweep[dotted.removeprefix("sweep.")] = value
-    else:
-        _set(raw, dotted, value, prefix)
-    return dotted
-
-
-def _set(raw: dict[str, Any], dotted: str, value: Any, prefix: str = "") -> None:
-    *sections, field = dotted.split(".")
-    for section in sections:
-        inner = raw.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise UserError(f"{prefix}{dotted}: '{section}' is a single value and has no fields")
-        raw = inner
-    raw[field] = value

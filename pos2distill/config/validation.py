@@ -130,8 +130,7 @@ def _nearest_choice(problems: Sequence[Any], given: Any) -> str:
     if not isinstance(given, str):
         return ""
     by_lower_case = {choice.lower(): choice for choice in choices}
-    same = by_lower_case.get(given.lower())
-    return did_you_mean_one(same, [same]) if same else did_you_mean_one(given.lower(), choices)
+    return did_you_mean_one(by_lower_case.get(given.lower(), given.lower()), choices)
 
 
 def _describe_unknown(location: tuple[int | str, ...], root: type[Section]) -> str:
@@ -139,11 +138,10 @@ def _describe_unknown(location: tuple[int | str, ...], root: type[Section]) -> s
     unknown = str(location[-1])
     hint = did_you_mean(unknown, _field_names(field.section))
     name = ".".join([*field.path, unknown])
-    # The name may be that of a setting in another section.
-    # An item of a list has names of its own.
+    # The name may be that of a setting in another section; an item of a list has names of its own.
     in_list = any(isinstance(part, int) for part in location)
-    elsewhere = [dotted for dotted in dotted_names(root) if not in_list and dotted.rsplit(".", 1)[-1] == unknown]
-    if elsewhere:
+    elsewhere = [dotted for dotted in dotted_names(root) if dotted.rsplit(".", 1)[-1] == unknown]
+    if elsewhere and not in_list:
         # A setting of the whole recipe, such as the seed, before one of another section.
         hint = did_you_mean_one(name, [unknown] if unknown in elsewhere else elsewhere, likeness=0.0)
     return f"{name}: unknown field{hint}"

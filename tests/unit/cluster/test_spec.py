@@ -203,7 +203,10 @@ WRONG = [
     ),
     ("pods.env={A: 1}", "pods.env: A: expected a text; write the value in quotes"),
     ("pods.volumes=[{mount: /m}]", "pods.volumes[0].claim: set one of claim, secret and config_map"),
-    ("pods.volumes=[{secret: Ca, mount: /m}]", "pods.volumes[0]"),
+    (
+        "pods.volumes=[{secret: Ca, mount: /m}]",
+        "pods.volumes[0].secret: 'Ca' is not a valid name; use a to z, 0 to 9, - and dots; did you mean 'ca'?",
+    ),
     ("network.egress=[{cidr: 0.0.0.0/0, protocol: UDP}]", "network.egress: no rule lets the pods connect to gs://"),
     (
         "network.egress=[{cidr: 10.0.0.1}]",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pos2distill.config.load import apply_override
+from pos2distill.config.overrides import apply_override
 from pos2distill.config.yaml_reader import MAX_DEPTH, MAX_SHOWN, parse_value, read_document, read_documents
 from pos2distill.errors import UserError
 
