@@ -137,7 +137,7 @@ def _template(
     evictable: bool,
     grace_s: int | None = None,
 ) -> KubeManifest:
-    metadata: KubeManifest = {"labels": spec.labels}
+    metadata: KubeManifest = {"labels": {**spec.labels, **spec.pods.labels}}
     annotations = dict(spec.pods.annotations)
     if not evictable:
         annotations.update(_no_eviction(spec))

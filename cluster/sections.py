@@ -154,6 +154,7 @@ class PodsSection(Section):
     scheduler: DnsLabel | None = Field(
         None, description="schedulerName, for example of a gang scheduler; see also job.labels"
     )
+    labels: dict[str, str] = Field({}, description="of all pods, for example to which team their cost belongs")
     annotations: dict[str, str] = Field({}, description="of all pods, for example for networks or CSI drivers")
     volumes: tuple[VolumeSection, ...] = ()
     model_cache: Folder | None = Field(
@@ -184,6 +185,12 @@ class PodsSection(Section):
         if name is not None:
             check_name(name)
         return name
+
+    @field_validator("labels")
+    @classmethod
+    def _check_labels(cls, labels: dict[str, str]) -> dict[str, str]:
+        check_labels(labels)
+        return labels
 
     @field_validator("annotations", "service_account_annotations")
     @classmethod

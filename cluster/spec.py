@@ -188,10 +188,14 @@ class ClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_job_labels(self) -> "ClusterSpec":
-        for key in (*self.labels, QUEUE_LABEL):
-            if key in self.job.labels:
-                raise ValueError(f"job.labels: {key} is set by `render`; remove it (the queue is job.queue)")
+    def _check_labels(self) -> "ClusterSpec":
+        for field, labels in {"job.labels": self.job.labels, "pods.labels": self.pods.labels}.items():
+            for key in (*self.labels, QUEUE_LABEL):
+                if key in labels:
+                    raise ValueError(f"{field}: {key} is set by `render`; remove it (the queue is job.queue)")
+        for key in self.pods.labels:
+            if key.startswith("ray.io/"):
+                raise ValueError(f"pods.labels: {key} is set by KubeRay; remove it")
         return self
 
     @model_validator(mode="after")

@@ -31,6 +31,7 @@ SHAPES: dict[str, list[str]] = {
     "cache": ["pods.volumes=[{claim: models, mount: /models}]", "pods.model_cache=/models/hub"],
     "rdma": ["training.node.resources={rdma/hca: '8'}", "pods.annotations={k8s.v1.cni.cncf.io/networks: rdma}"],
     "history": ["history.image=kuberay/collector:v1.7.1"],
+    "cost": ["pods.labels={team: search}"],
     "monitor": ["network.metrics_namespace=monitoring", "network.pod_monitor={release: prometheus}"],
 }
 
@@ -90,6 +91,13 @@ def test_render_for_a_gang_scheduler_names_it_in_all_pods() -> None:
     job = rendered("gang")[-1]
     assert job["metadata"]["labels"]["kai.scheduler/queue"] == "research"
     assert all(group["template"]["spec"]["schedulerName"] == "kai-scheduler" for group in groups("gang"))
+
+
+def test_render_sets_the_labels_of_all_pods_beside_those_of_selectors() -> None:
+    job = rendered("cost")[-1]
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
+    for pod in (head["template"], job["spec"]["submitterPodTemplate"], *(each["template"] for each in groups("cost"))):
+        assert pod["metadata"]["labels"] == {**load_cluster("gke", []).labels, "team": "search"}
 
 
 def test_render_with_a_model_cache_mounts_it_and_needs_less_disk() -> None:

@@ -160,6 +160,7 @@ WRONG = [
     ("pods.annotations={a b: c}", "pods.annotations: 'a b' is not a valid key; use at most 63 letters, digits"),
     ("pods.service_account_annotations={a b: c}", "pods.service_account_annotations: 'a b' is not a valid key; use at"),
     ("job.labels={a b: c}", "job.labels: 'a b' is not a valid key; use at most 63 letters, digits"),
+    ("pods.labels={a: b c}", "pods.labels: 'b c' is not a valid label; use at most 63 letters, digits"),
     ("job.labels={a: b c}", "job.labels: 'b c' is not a valid label; use at most 63 letters, digits"),
     (
         "network={metrics_namespace: m, pod_monitor: {a b: c}}",
@@ -252,6 +253,8 @@ WRONG = [
     ("head.scratch=0Mi", "head.scratch: 0Mi is too small for Ray's logs and the caches of libraries; set 1Gi or more"),
     ("job.labels={app.kubernetes.io/part-of: x}", "job.labels: app.kubernetes.io/part-of is set by `render`; remove"),
     ("job.labels={kueue.x-k8s.io/queue-name: x}", "job.labels: kueue.x-k8s.io/queue-name is set by `render`; remove"),
+    ("pods.labels={kueue.x-k8s.io/queue-name: x}", "pods.labels: kueue.x-k8s.io/queue-name is set by `render`; remove"),
+    ("pods.labels={ray.io/group: x}", "pods.labels: ray.io/group is set by KubeRay; remove it"),
     ("pods.project=/scratch/p", "pods.project: /scratch/p is in /scratch, which is an empty folder in the pods"),
     ("storage.url=gs://my bucket/runs", "storage.url: gs://my bucket/runs: expected a bucket or path without blanks"),
     ("network.egress=[{cidr: 10.0.0.0/16, ports: []}]", "network.egress[0].ports: expected at least 1 in the list"),
