@@ -134,7 +134,7 @@ def _load_manifests(action: str, source: str, words: Sequence[str]) -> tuple[lis
 
 
 def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:
-    overrides = [word.removeprefix(_SPEC_PREFIX) for word in words if word.startswith(_SPEC_PREFIX)]
+    overrides = [word.strip().removeprefix(_SPEC_PREFIX) for word in words if _is_of_spec(word)]
     return load_cluster(source, overrides, prefix=_SPEC_PREFIX)
 
 
@@ -143,9 +143,13 @@ def _split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
     recipe = None
     if words and "=" not in words[0]:
         recipe, words = words[0], words[1:]
-    overrides = [word for word in words if not word.startswith(_SPEC_PREFIX)]
+    overrides = [word for word in words if not _is_of_spec(word)]
     if recipe is None and overrides:
         raise UserError(
             f"{overrides[0]}: expected the recipe before all settings; to change the spec, write spec.{overrides[0]}"
         )
     return recipe, overrides
+
+
+def _is_of_spec(word: str) -> bool:
+    return word.lstrip().startswith(_SPEC_PREFIX)

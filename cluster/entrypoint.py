@@ -10,12 +10,13 @@ from pathlib import Path, PurePosixPath
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.config.model import looks_like_hub_name
-from pos2distill.config.overrides import split_override
+from pos2distill.config.overrides import overridden
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TRAINING
 from pos2distill.secrets import looks_secret
 
 from .nodes import NodeGroup
+from .routes import missing_route
 from .sections import READABLE, STORES, has_parent_segment
 from .spec import ClusterSpec
 
@@ -56,20 +57,16 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
 
 
 def overridden_storage(overrides: Sequence[str]) -> str | None:
-    """The storage that an override sets in place of the spec's: the last one, as in `load_recipe`."""
-    storage = None
-    for override in overrides:
-        name, value = split_override(override)
-        if name == "runtime.storage" and value is not None:
-            storage = value.strip()
-    return storage
+    """The storage that an override sets in place of the spec's."""
+    storage = overridden(overrides, "runtime.storage")
+    return storage if isinstance(storage, str) else None
 
 
 def storage_of_entrypoint(entrypoint: str) -> str | None:
     """The storage that a job's shell command sets; None if it sets none, or is no command that can be split."""
     try:
-        return overridden_storage(shlex.split(entrypoint))
-    except ValueError:  # a quote that is not closed
+        return overridden_storage([word for word in shlex.split(entrypoint) if "=" in word])
+    except (ValueError, UserError):  # a quote that is not closed, a value that is no YAML
         return None
 
 
@@ -88,10 +85,13 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
 def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
     """A model of the hub must be downloaded, unless a cache may hold it already."""
     model = recipe.study.model.path
-    if looks_like_hub_name(model) and not spec.network.has_egress and not spec.pods.model_cache:
+    if not looks_like_hub_name(model) or spec.pods.model_cache:
+        return
+    problem = missing_route(spec.network, spec.pods, f"hf://{model}")
+    if problem:
         raise UserError(
-            f"{recipe.name}: model.path: {model} would be downloaded, but no rule of network.egress lets the pods "
-            f"connect to the hub; add one, or set a folder of a mounted volume"
+            f"{recipe.name}: model.path: {model} would be downloaded from the hub: network.egress: {problem}; or set a "
+            f"folder of a mounted volume"
         )
 
 
@@ -105,11 +105,9 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
         if scheme not in schemes:
             hint = did_you_mean(scheme, schemes)
             raise UserError(f"{recipe.name}: {field}: the image cannot open {scheme}://{hint}")
-        if not spec.network.has_egress:
-            raise UserError(
-                f"{recipe.name}: {field}: {path}: no rule of network.egress lets the pods connect to it; add for "
-                f"example {{cidr: 0.0.0.0/0}}"
-            )
+        problem = missing_route(spec.network, spec.pods, path)
+        if problem:
+            raise UserError(f"{recipe.name}: {field}: {path}: network.egress: {problem}")
         return
     mounts = spec.writable_mounts if field == "runtime.storage" else spec.mounts
     if any(PurePosixPath(path).is_relative_to(mount) for mount in mounts):
@@ -120,8 +118,8 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
     if in_examples and not from_override and field != "runtime.storage":
         return
     remedies = ["set a URL"]
-    if mounts:
-        remedies.append(f"or a folder below {' or '.join(mounts)}")
+    if spec.claim_mounts:
+        remedies.append(f"or a folder below {' or '.join(spec.claim_mounts)}")
     if from_override and field != "runtime.storage":
         remedies.append("or a path relative to the project")
     raise UserError(f"{recipe.name}: {field}: {path} does not exist in the pods; {', '.join(remedies)}")

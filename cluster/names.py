@@ -64,3 +64,5 @@ PROJECT = "pos2distill"
 
 # The variables with the address of a store that is not the cloud's own, by the scheme of its URLs.
 ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "gs": ("STORAGE_EMULATOR_HOST",)}
+# The variables with the address of a proxy for https, by which libraries connect to everything outside.
+PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")

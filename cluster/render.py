@@ -14,9 +14,9 @@ from pos2distill.placement import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
 from .entrypoint import make_entrypoint, overridden_storage
 from .names import ELASTIC_ANNOTATION, GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL
+from .network import EgressRule
 from .nodes import NodeSection, quantity_bytes
 from .pods import autoscaler_options, collector_options, group_template, head_template, submitter_template
-from .sections import EgressRule
 from .sizing import OBJECT_STORE_FRACTION, Disks, check_gpu_memory, disk_of, node_disks
 from .spec import ClusterSpec
 from .types import KubeManifest

@@ -1,11 +1,10 @@
 """Sections of the cluster spec that apply to the whole cluster: storage, pods, network and job."""
 
-import ipaddress
 import re
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from pos2distill.config import Section
 from pos2distill.config.base import matches
@@ -15,12 +14,15 @@ from pos2distill.secrets import holds_secret
 
 from .names import SET_BY_KUBERAY
 from .nodes import INT32
-from .syntax import DNS_LABEL, SHOWN, check_annotations, check_labels, check_name, check_pinned, is_config_key
+from .syntax import DNS_LABEL, SHOWN, check_annotations, check_labels, check_pinned, checked_name, is_config_key
 
 STORES = ("gs", "s3")  # URL schemes that the image can write to; a test checks that it can open all of them
 READABLE = (*STORES, "hf", "http", "https")
 
-DnsLabel = Annotated[str, matches(DNS_LABEL, "a name of a to z, 0 to 9 and -, for example team-a")]
+_LABEL = "a name of a to z, 0 to 9 and -, at most 63, for example team-a"
+DnsLabel = Annotated[str, matches(rf"(?=.{{1,63}}$){DNS_LABEL}", _LABEL)]
+Namespace = Annotated[str, matches(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", _LABEL)]
+ObjectName = Annotated[str, AfterValidator(checked_name)]
 # Without `..` and without what a shell would expand.
 Folder = Annotated[str, matches(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+/?", "an absolute folder, for example /mnt/storage")]
 Key = Annotated[
@@ -59,7 +61,7 @@ class StorageSection(Section):
     """Where results are stored: in a bucket, or on a volume that all pods mount."""
 
     url: str = Field(description="bucket URL (s3:// or gs://), or a folder below mount")
-    claim: DnsLabel | None = Field(
+    claim: ObjectName | None = Field(
         None, description="an existing PersistentVolumeClaim, ReadWriteMany, mounted in every pod"
     )
     mount: Folder = Field("/mnt/storage", description="where the claim is mounted")
@@ -85,7 +87,7 @@ class SecretReference(Section):
     """One key of a Kubernetes Secret as an environment variable. The spec never contains its value."""
 
     env: str = Field(description="name of the environment variable")
-    secret: str = Field(description="name of the Secret")
+    secret: ObjectName = Field(description="name of the Secret")
     key: str = Field(description="key in the Secret")
 
     @model_validator(mode="after")
@@ -96,19 +98,15 @@ class SecretReference(Section):
             raise ValueError(f"key: '{self.key[:SHOWN]}' is no key of a Secret; use letters, digits, '-', '_' and '.'")
         return self
 
-    @field_validator("secret")
-    @classmethod
-    def _check_secret(cls, name: str) -> str:
-        check_name(name)
-        return name
-
 
 class VolumeSection(Section):
     """A further volume that all pods mount: a claim (a model cache, a data set, a bucket by a CSI driver), or files."""
 
-    claim: DnsLabel | None = Field(None, description="an existing PersistentVolumeClaim, which many pods can mount")
-    secret: str | None = Field(None, description="instead of a claim: a Secret, each key a file, such as credentials")
-    config_map: str | None = Field(
+    claim: ObjectName | None = Field(None, description="an existing PersistentVolumeClaim, which many pods can mount")
+    secret: ObjectName | None = Field(
+        None, description="instead of a claim: a Secret, each key a file, such as credentials"
+    )
+    config_map: ObjectName | None = Field(
         None, description="instead of a claim: a ConfigMap, each key a file, such as certificates"
     )
     mount: Folder = Field(description="where it is mounted")
@@ -117,16 +115,13 @@ class VolumeSection(Section):
     @model_validator(mode="after")
     def _check_source(self) -> "VolumeSection":
         _check_mount(self.mount)
-        if sum(name is not None for name in (self.claim, self.secret, self.config_map)) != 1:
-            raise ValueError("claim: set one of claim, secret and config_map")
+        sources = {"claim": self.claim, "secret": self.secret, "config_map": self.config_map}
+        given = [name for name, source in sources.items() if source is not None]
+        if len(given) != 1:
+            raise ValueError(f"{given[1] if given else 'claim'}: set one of claim, secret and config_map")
+        if self.claim is None and "read_only" in self.model_fields_set and not self.read_only:
+            raise ValueError(f"read_only: pods cannot write to a volume of a {given[0]}; remove it")
         return self
-
-    @field_validator("secret", "config_map")
-    @classmethod
-    def _check_name(cls, name: str | None) -> str | None:
-        if name is not None:
-            check_name(name)
-        return name
 
     @property
     def is_writable(self) -> bool:
@@ -139,16 +134,16 @@ class PodsSection(Section):
 
     project: Folder = Field("/opt/pos2distill", description="folder of run.py in the image")
     user: int = Field(1000, ge=1, le=INT32, description="user and group id of the pods; never root")
-    service_account: DnsLabel | None = Field(
+    service_account: ObjectName | None = Field(
         None,
         description="an existing ServiceAccount; default: a new one with the name of the cluster",
     )
     service_account_annotations: dict[str, str] = Field(
         {}, description="of the new ServiceAccount: the cloud identity that has access to the storage"
     )
-    pull_secrets: tuple[str, ...] = Field((), description="names of Secrets for the image registry")
-    priority_class: str | None = None
-    runtime_class: DnsLabel | None = Field(
+    pull_secrets: tuple[ObjectName, ...] = Field((), description="names of Secrets for the image registry")
+    priority_class: ObjectName | None = None
+    runtime_class: ObjectName | None = Field(
         None, description="of pods with GPUs, where the machines' default is another than NVIDIA's"
     )
     scheduler: DnsLabel | None = Field(
@@ -172,20 +167,6 @@ class PodsSection(Section):
                 raise ValueError(f"{project} is in {folder}, which is an empty folder in the pods; choose another one")
         return project
 
-    @field_validator("pull_secrets")
-    @classmethod
-    def _check_pull_secrets(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        for name in names:
-            check_name(name)
-        return names
-
-    @field_validator("priority_class")
-    @classmethod
-    def _check_priority_class(cls, name: str | None) -> str | None:
-        if name is not None:
-            check_name(name)
-        return name
-
     @field_validator("labels")
     @classmethod
     def _check_labels(cls, labels: dict[str, str]) -> dict[str, str]:
@@ -206,7 +187,7 @@ class PodsSection(Section):
             return env
         for name, value in env.items():
             if not isinstance(value, str):
-                raise ValueError(f"{name}: expected a text; write the value in quotes")
+                raise ValueError(f"{name}: expected a text; write the value in quotes that the shell keeps: '\"1\"'")
             if holds_secret(str(name), str(value)):
                 raise ValueError(
                     f"'{name}' looks like a secret in clear text; put it into a Kubernetes Secret and name it in "
@@ -243,93 +224,6 @@ class PodsSection(Section):
             writable = [volume.mount for volume in self.volumes if volume.is_writable]
             if not any(PurePosixPath(self.model_cache).is_relative_to(mount) for mount in writable):
                 raise ValueError(f"model_cache: {self.model_cache} is not below the mount of a writable volume")
-        return self
-
-
-def _check_cidr(field: str, cidr: str) -> None:
-    try:
-        network = ipaddress.ip_network(cidr)
-    except ValueError:
-        network = None
-    # Kubernetes takes neither a single address nor a netmask.
-    if network is None or not re.search(r"/[0-9]{1,3}$", cidr):
-        raise ValueError(f"{field}: expected a network, for example 10.0.0.0/16, got {cidr}")
-
-
-class EgressRule(Section):
-    """What pods may connect to, apart from the pods of the same cluster: addresses, or the pods of a namespace."""
-
-    cidr: str | None = Field(None, description="addresses, for example 0.0.0.0/0, or 10.0.20.15/32")
-    namespace: DnsLabel | None = Field(None, description="instead of addresses, which Cilium does not apply to pods")
-    ports: tuple[int, ...] = Field(
-        (443,), min_length=1, description="of the pods themselves, where these have other ports than their Service"
-    )
-    protocol: Literal["TCP", "UDP"] = "TCP"
-
-    @model_validator(mode="after")
-    def _check_peer(self) -> "EgressRule":
-        if (self.cidr is None) == (self.namespace is None):
-            raise ValueError("cidr: set either cidr or namespace")
-        if self.cidr is not None:
-            _check_cidr("cidr", self.cidr)
-        for port in self.ports:
-            if not 0 < port < 65536:
-                raise ValueError(f"ports: {port} is not a valid port; expected 1 to 65535")
-        return self
-
-    def covers(self, address: str) -> bool:
-        """Whether it is a rule for addresses, and this is one of them."""
-        return self.cidr is not None and ipaddress.ip_address(address) in ipaddress.ip_network(self.cidr)
-
-
-class NetworkSection(Section):
-    """Which connections from and to the pods are allowed. All others are denied."""
-
-    operator_namespace: DnsLabel = Field(
-        "kuberay-operator",
-        description="namespace of KubeRay's operator, which requests the job's status from the head",
-    )
-    metrics_namespace: DnsLabel | None = Field(
-        None, description="namespace of Prometheus, if it is to scrape the pods' metrics"
-    )
-    dns: tuple[str, ...] = Field(
-        ("169.254.20.10/32",), description="DNS caches on nodes; the DNS of kube-system is always allowed"
-    )
-    pod_monitor: dict[str, str] | None = Field(
-        None,
-        description="labels by which a Prometheus operator selects its PodMonitors, for example {release: prometheus}; "
-        "default: no PodMonitor",
-    )
-    api_server: EgressRule = Field(
-        EgressRule(cidr="0.0.0.0/0", ports=(443, 6443)), description="Kubernetes API, for the autoscaler on the head"
-    )
-    egress: tuple[EgressRule, ...] = Field(
-        (EgressRule(cidr="0.0.0.0/0", ports=(443,)),),
-        description="storage, model hub, trackers and the cloud's identity service",
-    )
-
-    @property
-    def has_egress(self) -> bool:
-        """Whether pods may connect to anything outside the cluster, apart from DNS."""
-        return any(rule.protocol == "TCP" for rule in self.egress)
-
-    def opens(self, port: int, address: str | None = None) -> bool:
-        """Whether pods may connect to this port of an address, or of anything outside the cluster."""
-        rules = [rule for rule in self.egress if rule.protocol == "TCP" and port in rule.ports]
-        return any(address is None or rule.covers(address) for rule in rules)
-
-    @field_validator("pod_monitor")
-    @classmethod
-    def _check_pod_monitor(cls, labels: dict[str, str] | None) -> dict[str, str] | None:
-        check_labels(labels or {})
-        return labels
-
-    @model_validator(mode="after")
-    def _check_dns_and_monitor(self) -> "NetworkSection":
-        for cidr in self.dns:
-            _check_cidr("dns", cidr)
-        if self.pod_monitor is not None and self.metrics_namespace is None:
-            raise ValueError("pod_monitor: set metrics_namespace too, from which Prometheus may reach the pods")
         return self
 
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -15,9 +14,11 @@ from pos2distill.config import Section
 from pos2distill.config.load import find_yaml, read_sections, refuse_secrets, to_user_error
 from pos2distill.config.overrides import apply_override
 
-from .names import ENDPOINTS, INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH
+from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH
+from .network import NetworkSection
 from .nodes import TRAINING_DEFAULTS, NodeGroup, NodeSection
-from .sections import DnsLabel, HistorySection, JobSection, NetworkSection, PodsSection, StorageSection
+from .routes import check_proxies, missing_route
+from .sections import DnsLabel, HistorySection, JobSection, Namespace, PodsSection, StorageSection
 from .syntax import DNS_LABEL, SHOWN, check_pinned, is_label_value
 
 RAY = (2, 60)  # of the image; a test compares it with the lock file
@@ -36,7 +37,7 @@ class ClusterSpec(Section):
     """A cluster for studies: a head that runs no work, and nodes for sampling, training and (optional) data tasks."""
 
     name: DnsLabel = Field(max_length=RAY_JOB_NAME_LENGTH)
-    namespace: DnsLabel = Field("default", max_length=63)
+    namespace: Namespace = "default"
     image: str = Field(description="with this project and its requirements/gpu.txt installed")
     ray_version: str = Field("2.60.0", description="of the image")
     platform: Literal["gke", "eks", "karpenter", "other"] = Field(
@@ -86,9 +87,15 @@ class ClusterSpec(Section):
         return (*storage, *(volume.mount for volume in self.pods.volumes))
 
     @property
+    def claim_mounts(self) -> tuple[str, ...]:
+        """Those of `mounts` that hold data, and not single files of a Secret or a ConfigMap."""
+        files = {volume.mount for volume in self.pods.volumes if volume.claim is None}
+        return tuple(mount for mount in self.mounts if mount not in files)
+
+    @property
     def writable_mounts(self) -> tuple[str, ...]:
         """Those of `mounts` that the pods may write to."""
-        read_only = {volume.mount for volume in self.pods.volumes if volume.read_only}
+        read_only = {volume.mount for volume in self.pods.volumes if not volume.is_writable}
         return tuple(mount for mount in self.mounts if mount not in read_only)
 
     @property
@@ -221,40 +228,12 @@ class ClusterSpec(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_egress(self) -> "ClusterSpec":
-        if "://" not in self.storage.url:
-            return self
-        servers = self._servers()
-        for name, port in servers:
-            if not self.network.opens(port):
-                raise ValueError(
-                    f"network.egress: no rule lets the pods connect to port {port} of {name}; add for example "
-                    f"{{cidr: 10.0.20.15/32, ports: [{port}]}} with its address, or {{namespace: storage, ports: "
-                    f"[{port}]}} if it runs in the cluster"
-                )
-        if not servers and not self.network.has_egress:
-            raise ValueError(
-                f"network.egress: no rule lets the pods connect to {self.storage.url}; add for example "
-                f"{{cidr: 0.0.0.0/0}}, which allows port 443"
-            )
+    def _check_routes(self) -> "ClusterSpec":
+        check_proxies(self.network, self.pods)
+        problem = missing_route(self.network, self.pods, self.storage.url) if "://" in self.storage.url else None
+        if problem:
+            raise ValueError(f"network.egress: {self.storage.url}: {problem}")
         return self
-
-    def _servers(self) -> list[tuple[str, int]]:
-        """The servers between the pods and the bucket that variables name: the variable and the port."""
-        scheme = self.storage.url.partition("://")[0]
-        servers = []
-        for name in (*ENDPOINTS[scheme], "HTTPS_PROXY", "https_proxy"):
-            if name not in self.pods.env:
-                continue
-            try:
-                url = urlsplit(self.pods.env[name])
-                port = url.port or {"http": 80, "https": 443}[url.scheme]
-            except (KeyError, ValueError):
-                raise ValueError(
-                    f"pods.env: {name}: expected a URL with its port, for example http://minio.storage:9000"
-                ) from None
-            servers.append((name, port))
-        return servers
 
 
 def load_cluster(name_or_path: str, overrides: Sequence[str] = (), *, prefix: str = "") -> ClusterSpec:

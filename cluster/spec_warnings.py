@@ -1,5 +1,6 @@
 """What may be wrong with a spec and its recipe although they render: only the cluster or the image can tell."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from pos2distill.config import Recipe
@@ -71,10 +72,11 @@ def _short_grace(spec: ClusterSpec, disks: Disks) -> Iterator[str]:
     """A notice leaves time to write a checkpoint only at a rate that disks and networks have."""
     checkpoint = disks["training"].get("checkpoint", 0)
     seconds = spec.training.grace_s - RAY_SHUTDOWN_S
-    if checkpoint > _WRITE_RATE * seconds:
+    needed = math.ceil(checkpoint / _WRITE_RATE) + RAY_SHUTDOWN_S
+    if spec.training.grace_s < needed:
         yield (
             f"training.grace_s: {spec.training.grace_s} leaves {seconds} s to write a checkpoint of "
-            f"{checkpoint / 1e9:.0f} GB, so that the steps since the last one may be lost; set 600"
+            f"{checkpoint / 1e9:.0f} GB, so that the steps since the last one may be lost; set {needed}"
         )
 
 
@@ -83,10 +85,12 @@ def _missing_credentials(spec: ClusterSpec, storage: str) -> Iterator[str]:
     if scheme not in _OTHER_STORES[spec.platform]:
         return
     variables = {*spec.pods.env, *(secret.env for secret in spec.pods.secrets)}
-    if not variables.intersection(_CREDENTIALS[scheme]):
+    # On machines of one's own, an account may have rights by means that are not known here.
+    has_account = spec.pods.service_account is not None or bool(spec.pods.service_account_annotations)
+    if not variables.intersection(_CREDENTIALS[scheme]) and not (spec.platform == "other" and has_account):
         yield (
-            f"pods.secrets: machines of platform {spec.platform} have no rights for {scheme}://, and no variable names "
-            f"credentials; set {_CREDENTIALS[scheme][0]}"
+            f"pods.secrets: machines of platform {spec.platform} may have no rights for {scheme}://, and no variable "
+            f"names credentials; set {_CREDENTIALS[scheme][0]}"
         )
 
 

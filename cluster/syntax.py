@@ -45,10 +45,14 @@ def is_config_key(key: str) -> bool:
     return bool(_CONFIG_KEY.fullmatch(key)) and key not in (".", "..")
 
 
-def check_name(name: str) -> None:
-    """Raises: ValueError with the nearest valid name, if an object cannot have this one."""
+def checked_name(name: str) -> str:
+    """The name itself.
+
+    Raises:
+        ValueError: with the nearest valid name, if an object cannot have this one.
+    """
     if is_dns_name(name):
-        return
+        return name
     near = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
     hint = f"; did you mean '{near[:SHOWN]}'?" if is_dns_name(near) else ""
     raise ValueError(f"'{name[:SHOWN]}' {NAME_MESSAGE}{hint}")

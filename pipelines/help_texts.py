@@ -1,5 +1,7 @@
 """The texts of `--help` below the options."""
 
+import textwrap
+
 _EXAMPLES = {
     "recipes": ("recipes",),
     "study": (
@@ -32,23 +34,33 @@ _EXAMPLES = {
     ),
 }
 _READERS = ("recipes", "inspect", "runs", "compare", "export", "push")  # commands that run nothing
-_OF_READERS = """
-Exit codes: 0 success; 1 a bug (with its traceback); 2 a user error (one line); 130 or 143 ended by Ctrl-C or SIGTERM;
-141 the output was closed (`| head`).
-"""
-_ALL_COMMANDS = """
-The same command resumes an interrupted run, and does nothing if everything is finished.
-Exit codes: 0 success; 1 a gate that failed (one line), or a bug (with its traceback); 2 a user error (one line);
-3 a job that was stopped, by someone or at its deadline; 130 or 143 ended by Ctrl-C or SIGTERM; 141 the output was
-closed (`| head`).
-"""
+
+
+def _exit_codes(*codes: str) -> str:
+    """The exit codes of a command: `0 success` and these, each with its meaning."""
+    return textwrap.fill(f"Exit codes: {'; '.join(['0 success', *codes])}.", 115)
+
+
+_BUG = "a bug (with its traceback)"
+_FAULT = "2 wrong input, or a fault of the machine, the network or a storage (one line)"
+_ENDED = "130 or 143 ended by Ctrl-C or SIGTERM; 141 the output was closed (`| head`)"
+_OF_READERS = _exit_codes(f"1 {_BUG}", _FAULT, _ENDED)
+_ALL_COMMANDS = (
+    "The same command resumes an interrupted run, and does nothing if everything is finished.\n"
+    + _exit_codes(
+        f"1 a gate that failed (one line), or {_BUG}",
+        _FAULT,
+        "3 a job that was stopped, by someone or at its deadline",
+        _ENDED,
+    )
+)
 
 
 def examples(command: str | None = None) -> str:
     """Examples of a command, or one of each, as they are typed in a checkout."""
     shown = [lines[0] for lines in _EXAMPLES.values()] if command is None else _EXAMPLES[command]
     ending = _OF_READERS if command in _READERS else _ALL_COMMANDS
-    return "\n".join(["examples:", *(f"  python run.py {line}" for line in shown), ending])
+    return "\n".join(["examples:", *(f"  python run.py {line}" for line in shown), "", ending, ""])
 
 
 SUBMIT = """Run a command as a job on a running Ray cluster, through its job API, and follow its log until it ends.
@@ -83,6 +95,9 @@ CLUSTER_EXAMPLES = """examples:
   python run.py cluster logs my_cluster.yaml
   python run.py cluster delete my_cluster.yaml
 
-Exit codes: 0 success; 1 the job failed; 2 a user error (one line); 3 the job was stopped, at its deadline
-or by someone, or deleted; 130 ended by Ctrl-C.
-"""
+""" + _exit_codes(
+    "1 the job failed",
+    _FAULT,
+    "3 the job was stopped, at its deadline or by someone, or deleted",
+    "130 ended by Ctrl-C",
+)

@@ -7,7 +7,7 @@ from typing import Any
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation import DEFAULT_EXAMPLES, DEFAULT_SLOTS, evaluation_recipe
 from pos2distill.config.load import load_recipe
-from pos2distill.config.overrides import split_override
+from pos2distill.config.overrides import overridden
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import UserError
 
@@ -74,7 +74,7 @@ def recipe_of_questions(
     if examples is not None:
         return evaluation_recipe(model, data, examples=examples, overrides=overrides, **settings)
     recipe = evaluation_recipe(model, data, overrides=overrides, **settings)
-    if any(split_override(override)[0] == "data.eval_examples" for override in overrides):
+    if overridden(overrides, "data.eval_examples") is not None:
         return recipe
     # Imported here, so that --help and a misspelt field are answered at once.
     from pos2distill.tasks.datasets import count_questions

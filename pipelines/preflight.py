@@ -209,6 +209,12 @@ def _encodes(task: Task) -> bool:
     return task.study.method.teacher == "cached" and task.plan.sample in task.pending
 
 
+def _without_samplers(plan: Plan) -> list[Stage]:
+    """The stages that read data or train."""
+    others = [task.prepare for task in plan.other_tasks.values()]
+    return [plan.prepare, *others, *(each.distill for each in plan.rounds)]
+
+
 def check_gpus(task: Task) -> None:
     """A warning if what is to run asks for GPUs and this machine has none: it would end only once it needs them."""
     runtime = task.recipe.runtime
@@ -216,7 +222,8 @@ def check_gpus(task: Task) -> None:
         return
     pools: dict[str, float] = {}
     if runtime.executor == "ray":
-        pools["samplers"] = runtime.samplers.gpus
+        if any(stage not in _without_samplers(task.plan) for stage in task.pending):
+            pools["samplers"] = runtime.samplers.gpus
         if _encodes(task):
             pools["teachers"] = runtime.teachers.gpus
     if task.trains:

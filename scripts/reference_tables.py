@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from cluster import nodes, sections, spec
+from cluster import network, nodes, sections, spec
 from pos2distill.config import Runtime, Section, Study
 
 PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
@@ -32,9 +32,9 @@ CLUSTER_SECTIONS: dict[str, type[Section]] = {
     "pods.volumes[i]": sections.VolumeSection,
     "pods.secrets[i]": sections.SecretReference,
     "job": sections.JobSection,
-    "network": sections.NetworkSection,
+    "network": network.NetworkSection,
     "history": sections.HistorySection,
-    "network.api_server`, `network.egress[i]": sections.EgressRule,
+    "network.api_server`, `network.egress[i]": network.EgressRule,
 }
 
 _TYPE_NAMES = {type(None): "null", str: "string", int: "integer", float: "number", bool: "true or false"}

@@ -1,6 +1,7 @@
 """Settings of the command line: `section.field=value`."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pos2distill.config.yaml_reader import parse_value
@@ -13,6 +14,16 @@ def split_override(override: str) -> tuple[str, str | None]:
     return name.strip(), text if separator else None
 
 
+def overridden(overrides: Sequence[str], dotted: str) -> Any:
+    """The value that a setting has by overrides alone; None if none of them sets it, or a section around it."""
+    value: Any = {}
+    for override in overrides:
+        apply_override(value, override)
+    for name in dotted.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> str:
     """Set one value in a raw mapping of sections. Returns its dotted name.
 
@@ -20,11 +31,10 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
         prefix: of the name as it was typed, for errors.
     """
     dotted, text = split_override(override)
-    if text is None or not dotted:
-        written = override.split()
+    if text is None or not all(dotted.split(".")):
         # As in a file, or with a blank instead of the sign.
-        is_setting = text is None and len(written) == 2 and re.fullmatch(r"\w+(\.\w+)*:?", written[0])
-        hint = f"; did you mean '{prefix}{written[0].rstrip(':')}={written[1]}'?" if is_setting else ""
+        written = re.fullmatch(r"(\w+(?:\.\w+)+)(?: *: *| +)(\S+)", override.strip()) if text is None else None
+        hint = f"; did you mean '{prefix}{written[1]}={written[2]}'?" if written else ""
         raise UserError(f"{prefix}{override}: expected {prefix}section.field=value{hint}")
     try:
         # The value is read as YAML, so that lists, null and quotes mean the same as in a file.
@@ -33,8 +43,7 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
         raise UserError(f"{prefix}{dotted}: cannot read the value: {error}") from None
     if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
         sweep = raw.setdefault("sweep", {})
-        if not isinstance(sweep, dict):
-            raise UserError(f"{dotted}: 'sweep' is a single value and has no fields")
+        _require_section(sweep, "sweep", f"{prefix}{dotted}")
         sweep[dotted.removeprefix("sweep.")] = value
     else:
         set_value(raw, dotted, value, prefix)
@@ -50,7 +59,12 @@ def set_value(raw: dict[str, Any], dotted: str, value: Any, prefix: str = "") ->
     *sections, field = dotted.split(".")
     for section in sections:
         inner = raw.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise UserError(f"{prefix}{dotted}: '{section}' is a single value and has no fields")
+        _require_section(inner, section, f"{prefix}{dotted}")
         raw = inner
     raw[field] = value
+
+
+def _require_section(value: Any, section: str, shown: str) -> None:
+    if not isinstance(value, dict):
+        kind = "null" if value is None else "a list" if isinstance(value, list) else "a single value"
+        raise UserError(f"{shown}: '{section}' is {kind} and has no fields")

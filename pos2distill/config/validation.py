@@ -63,11 +63,7 @@ def to_user_error(
     for dotted in overridden:
         # The override sets this field, a section around it, or a field in it.
         if f"{dotted}.".startswith(f"{field}.") or field.startswith((f"{dotted}.", f"{dotted}[")):
-            message, hint, suggested = problem.partition("; did you mean '")
-            # Of a field in another section, the suggestion is its whole name.
-            is_setting = "." in suggested and message.endswith(": unknown field")
-            typed = f"{prefix}{suggested}" if is_setting else suggested
-            return UserError(f"command line: {prefix}{message}{hint}{typed}")
+            return UserError(f"command line: {prefix}{_describe(error, root, prefix)}")
     return UserError(f"{source}: {problem}")
 
 
@@ -88,12 +84,16 @@ def dotted_names(section: type[BaseModel], prefix: str = "") -> list[str]:
     return names
 
 
-def _describe(error: ValidationError, root: type[Section]) -> str:
-    """The field, what was expected, what was given, and the nearest valid name."""
+def _describe(error: ValidationError, root: type[Section], prefix: str = "") -> str:
+    """The field, what was expected, what was given, and the nearest valid name.
+
+    Args:
+        prefix: of the whole name of a setting that is suggested.
+    """
     problems = error.errors()
     unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
     if unknown:  # first, since a misspelt field is often the reason why another one is missing
-        return _describe_unknown(unknown[0]["loc"], root)
+        return _describe_unknown(unknown[0]["loc"], root, prefix)
     first = problems[0]
     field = _find_field(first["loc"], root)
     if first["type"] == "missing" and isinstance(first["loc"][-1], int):
@@ -133,7 +133,7 @@ def _nearest_choice(problems: Sequence[Any], given: Any) -> str:
     return did_you_mean_one(by_lower_case.get(given.lower(), given.lower()), choices)
 
 
-def _describe_unknown(location: tuple[int | str, ...], root: type[Section]) -> str:
+def _describe_unknown(location: tuple[int | str, ...], root: type[Section], prefix: str) -> str:
     field = _find_field(location, root)
     unknown = str(location[-1])
     hint = did_you_mean(unknown, _field_names(field.section))
@@ -143,7 +143,7 @@ def _describe_unknown(location: tuple[int | str, ...], root: type[Section]) -> s
     elsewhere = [dotted for dotted in dotted_names(root) if dotted.rsplit(".", 1)[-1] == unknown]
     if elsewhere and not in_list:
         # A setting of the whole recipe, such as the seed, before one of another section.
-        hint = did_you_mean_one(name, [unknown] if unknown in elsewhere else elsewhere, likeness=0.0)
+        hint = did_you_mean_one(name, [unknown] if unknown in elsewhere else elsewhere, likeness=0.0, prefix=prefix)
     return f"{name}: unknown field{hint}"
 
 
@@ -152,7 +152,9 @@ def _describe_value_error(problem: Any, field: _Field) -> str:
     message = str(problem["ctx"]["error"])
     if not field.path:
         return message
-    of_field = problem["loc"][-1] in field.section.model_fields
+    # An item of a list of plain values is not part of the path.
+    last = next(part for part in reversed(problem["loc"]) if isinstance(part, str))
+    of_field = last == field.path[-1] and last in field.section.model_fields
     return f"{field.dotted}: {message}" if of_field else f"{field.dotted}.{message}"
 
 

@@ -263,7 +263,8 @@ _SIMILAR_FIELDS = frozenset({"positive_ctxs", "negative_ctxs", "hard_negative_ct
 def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
     """The value of a field, if it is there and of this type."""
     if name not in record:
-        others = [] if name in _SIMILAR_FIELDS else [found for found in record if found not in _SIMILAR_FIELDS]
+        defined = _SIMILAR_FIELDS | ({"answer", "answers"} if name in _SIMILAR_FIELDS else set())
+        others = [found for found in record if found not in defined]
         near = difflib.get_close_matches(name, others, n=1, cutoff=0.6)
         if near:
             raise UserError(f"{location}: field '{name}' is missing, but there is '{near[0]}'; rename it")

@@ -231,11 +231,18 @@ def _parse_line(line: bytes, location: str) -> dict[str, Any]:
     return record
 
 
+def _is_json_string(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), str)
+    except ValueError:
+        return False
+
+
 def _how_to_correct(error: json.JSONDecodeError) -> str:
     """A hint, to append to the error of a line, by where the error is."""
     text = error.doc.strip()
     if not text.startswith("{"):
-        is_table = text[:1] not in tuple('["#<') and ("," in text or "\t" in text)
+        is_table = text[:1] not in tuple("[#<") and ("," in text or "\t" in text) and not _is_json_string(text)
         kind = "; if it is a CSV file, write its records as JSON Lines" if is_table else ""
         return f"; expected one JSON object in each line{kind}"
     if error.doc[error.pos : error.pos + 1] == "'":

@@ -169,7 +169,7 @@ def test_submit_of_two_at_once_runs_one_job_and_follows_it_over_streams_that_end
     name = jobs[0].submission_id
     first_lines = sorted(submission.said.splitlines()[0].partition(":")[0] for submission in submissions)
     assert first_lines == [f"{name} already runs this command; following it", f"{name} submitted"]
-    assert proxy.streams > 4  # both kinds of ends were met; how many more depends on how long the job takes
+    assert proxy.streams > proxy.broken > 0  # both kinds of ends were met
     for submission in submissions:
         assert submission.last_line() == f"{name} succeeded"
         # Nothing is shown twice.

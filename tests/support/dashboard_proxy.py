@@ -16,7 +16,7 @@ class DashboardProxy:
     Attributes:
         early_ends: how many of the next streams of a log end after their first message: the first one as a stream that
             is complete, the second one as a broken connection, and so on in turn.
-        streams: how many were opened.
+        streams: how many were opened. broken: how many of these ended by a broken connection.
         submissions: how many requests to submit a job were received.
         together: requests to submit a job wait until there are so many.
     """
@@ -24,7 +24,7 @@ class DashboardProxy:
     def __init__(self, dashboard: str) -> None:
         self.dashboard = dashboard
         self.early_ends = 0
-        self.streams = 0
+        self.streams = self.broken = 0
         self.submissions = 0
         self.together = 1
         self.address = ""
@@ -52,7 +52,8 @@ class DashboardProxy:
 
     async def _forward_stream(self, request: web.Request) -> web.StreamResponse:
         self.streams += 1
-        ends_early = self.streams <= self.early_ends
+        number = self.streams
+        ends_early = number <= self.early_ends
         to_user = web.WebSocketResponse(max_msg_size=0)
         await to_user.prepare(request)
         headers = _forwarded((name, value) for name, value in request.headers.items() if not name.startswith("Sec-"))
@@ -66,7 +67,8 @@ class DashboardProxy:
                 await to_user.send_str(message.data)
                 if ends_early:
                     break
-        if ends_early and self.streams % 2 == 0 and request.transport is not None:
+        if ends_early and number % 2 == 0 and request.transport is not None:
+            self.broken += 1
             request.transport.abort()
         else:
             await to_user.close(code=1000)

@@ -1,6 +1,7 @@
 """An S3-compatible store on loopback that fails at random: moto's server behind a middleware."""
 
 import io
+import itertools
 import random
 import threading
 from collections import Counter
@@ -15,7 +16,7 @@ FAULTS = ("refused", "answer lost", "connection dropped", "answer cut")
 
 
 class Faulty:
-    """Fails some requests at random, before or after the store processed them.
+    """Fails some requests at random, before or after the store processed them, by each kind of fault in turn.
 
     Args:
         app: the store.
@@ -29,6 +30,7 @@ class Faulty:
         self.app = app
         self.fault_probability = fault_probability
         self.random = random.Random(seed)
+        self.kinds = itertools.cycle(FAULTS)
         self.lock = threading.Lock()
         self.requests: Counter[str] = Counter()
         self.is_down = False
@@ -39,7 +41,7 @@ class Faulty:
             if self.is_down:
                 fault = "refused"
             elif self.random.random() < self.fault_probability:
-                fault = self.random.choice(FAULTS)
+                fault = next(self.kinds)
             self.requests[fault] += 1
         if fault == "answered":
             return self.app(environ, start_response)

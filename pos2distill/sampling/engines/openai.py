@@ -212,7 +212,10 @@ def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise _refused_key(settings, error) from None
         except openai.NotFoundError:
-            raise _unknown_model(model, settings) from None
+            raise UserError(
+                f"{settings.base_url}: HTTP 404 for {model.api}: it serves no model {name!r} "
+                f"({_model_setting(settings)}), or not this API (model.api)"
+            ) from None
         except openai.APIError:  # the user hears of it with the first prompt
             return
 
@@ -224,9 +227,13 @@ def _refused_key(settings: EndpointSection, error: openai.APIStatusError) -> Use
     )
 
 
-def _unknown_model(model: ModelSection, settings: EndpointSection, hint: str = "") -> UserError:
-    setting = "runtime.endpoint.served_model" if settings.served_model else "model.path"
-    return UserError(f"{settings.base_url}: serves no model {_name_at_server(model, settings)!r} ({setting}){hint}")
+def _unknown_model(model: ModelSection, settings: EndpointSection, hint: str) -> UserError:
+    name = _name_at_server(model, settings)
+    return UserError(f"{settings.base_url}: serves no model {name!r} ({_model_setting(settings)}){hint}")
+
+
+def _model_setting(settings: EndpointSection) -> str:
+    return "runtime.endpoint.served_model" if settings.served_model else "model.path"
 
 
 def served_context(model: ModelSection, settings: EndpointSection) -> int | None:

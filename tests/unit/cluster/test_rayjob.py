@@ -442,7 +442,9 @@ def test_status_logs_and_delete_print_what_kubectl_reports(
         *("rayjob", "raycluster", "serviceaccount", "networkpolicy", "networkpolicy"),
         *("poddisruptionbudget", "poddisruptionbudget"),
     ]
-    assert "--ignore-not-found" in deleted
+    assert {"--ignore-not-found", "--wait=true", "--timeout=180s", "--request-timeout=200s"} <= set(deleted)
+    (read,) = (words for words, _ in calls() if words[0] == "logs")
+    assert read == ["logs", "job/nq-mistral", "--namespace", "pos2distill", "--request-timeout=600s"]
 
 
 def test_status_prints_why_pods_wait(

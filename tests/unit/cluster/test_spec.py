@@ -1,3 +1,4 @@
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -6,7 +7,7 @@ import fsspec
 import pytest
 import yaml
 
-from cluster.entrypoint import make_entrypoint, overridden_storage
+from cluster.entrypoint import make_entrypoint, overridden_storage, storage_of_entrypoint
 from cluster.render import render
 from cluster.sections import READABLE
 from cluster.spec import ClusterSpec, load_cluster
@@ -67,7 +68,7 @@ WRONG = [
     ("data={max: 1, node: {cpu: 1}}", "data.node.cpu: unknown field; did you mean 'cpus'?"),
     ("pods.secrets=[{env: A, sceret: b, key: c}]", "pods.secrets[0].sceret: unknown field; did you mean 'secret'?"),
     ("pods.secrets=[{env: A, secret: b, key: c, value: d}]", "pods.secrets[0].value: unknown field; expected one of"),
-    ("name=Small", "name: expected a name of a to z, 0 to 9 and -, for example team-a, got 'Small'"),
+    ("name=Small", "name: expected a name of a to z, 0 to 9 and -, at most 63, for example team-a, got 'Small'"),
     (f"name={'a' * 48}", "name: string should have at most 47 characters"),
     (
         "image=pos2distill",
@@ -193,22 +194,30 @@ WRONG = [
     ),
     ("history.image=kuberay/collector", "history.image: 'kuberay/collector' may change between pods; name a version"),
     ("history={image: 'a/b:1', folder: ../x}", "history.folder: expected a folder in a bucket, for example a/b"),
-    ("network.egress=[]", "network.egress: no rule lets the pods connect to gs://bucket/runs; add for example {cidr:"),
     ("network.egress=[{cidr: 10.0.0.0/8, namespace: a}]", "network.egress[0].cidr: set either cidr or namespace"),
     ("network.egress=[{ports: [9000]}]", "network.egress[0].cidr: set either cidr or namespace"),
     ("network.egress=[{namespce: a}]", "network.egress[0].namespce: unknown field; did you mean 'namespace'?"),
-    ("pods.env={HTTPS_PROXY: 'proxy:3128'}", "pods.env: HTTPS_PROXY: expected a URL with its port, for example http"),
+    (f"network.egress=[{{namespace: {'a' * 64}}}]", "network.egress[0].namespace: expected a name of a to z, 0 to 9 "),
     (
-        "pods.env={HTTPS_PROXY: 'http://proxy:3128'}",
-        "network.egress: no rule lets the pods connect to port 3128 of HTTPS_PROXY; add for example {cidr: 10.0.20.15",
+        "network.api_server={namespace: default}",
+        "network.api_server.cidr: missing; the API is at an address of the mac",
     ),
-    ("pods.env={A: 1}", "pods.env: A: expected a text; write the value in quotes"),
+    ("pods.env={A: 1}", "pods.env: A: expected a text; write the value in quotes that the shell keeps: '\"1\"'"),
     ("pods.volumes=[{mount: /m}]", "pods.volumes[0].claim: set one of claim, secret and config_map"),
+    ("pods.volumes=[{secret: a, config_map: b, mount: /m}]", "pods.volumes[0].config_map: set one of claim, secret an"),
+    (
+        "pods.volumes=[{secret: a, read_only: false, mount: /m}]",
+        "pods.volumes[0].read_only: pods cannot write to a volume of a secret; remove it",
+    ),
+    (
+        "pods.runtime_class=Nvidia",
+        "pods.runtime_class: 'Nvidia' is not a valid name; use a to z, 0 to 9, - and dots; d",
+    ),
     (
         "pods.volumes=[{secret: Ca, mount: /m}]",
         "pods.volumes[0].secret: 'Ca' is not a valid name; use a to z, 0 to 9, - and dots; did you mean 'ca'?",
     ),
-    ("network.egress=[{cidr: 0.0.0.0/0, protocol: UDP}]", "network.egress: no rule lets the pods connect to gs://"),
+    ("network.egress=[{cidr: 0.0.0.0/0, protocol: UDP}]", "network.egress: gs://bucket/runs: no rule lets the pods co"),
     (
         "network.egress=[{cidr: 10.0.0.1}]",
         "network.egress[0].cidr: expected a network, for example 10.0.0.0/16, got 10",
@@ -341,7 +350,8 @@ def test_load_cluster_refuses_a_line_break_behind_a_valid_value(
         "job.labels={kai.scheduler/queue: ''}",
         "training.node.resources={rdma/hca: '8', hugepages-2Mi: 512Mi}",
         "head.tolerations=[{key: example.org/team, operator: Equal, value: ''}]",
-        "network.egress=[{cidr: 'fd00::/8'}]",
+        "network.egress=[{cidr: 'fd00::/8'}, {namespace: 3scale}]",
+        "pods.runtime_class=nvidia.v1",
     ],
 )
 def test_load_cluster_accepts_every_valid_name(load: Callable[..., ClusterSpec], override: str) -> None:
@@ -384,10 +394,35 @@ def test_make_entrypoint_keeps_the_storage_of_an_override(load: Callable[..., Cl
     assert made.endswith(" quickstart runtime.storage=s3://other/run")
 
 
-def test_overridden_storage_is_the_last_one_as_in_a_recipe() -> None:
-    overrides = ["runtime.storage=s3://b/first", "training.epochs=1", " runtime.storage = s3://b/last"]
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["runtime.storage=s3://b/first", "training.epochs=1", " runtime.storage = s3://b/last"],
+        ['runtime.storage="s3://b/last"'],
+        ["runtime.storage=s3://b/last # mine"],
+        ["runtime={storage: s3://b/last}"],
+    ],
+)
+def test_overridden_storage_is_that_of_the_recipe(overrides: list[str], load: Callable[..., ClusterSpec]) -> None:
     assert overridden_storage(overrides) == load_recipe("quickstart", overrides).storage == "s3://b/last"
-    assert overridden_storage(["training.epochs=1"]) is None
+    assert make_entrypoint(load(), "quickstart", overrides).endswith(shlex.join(["quickstart", *overrides]))
+
+
+def test_overridden_storage_is_none_where_no_override_sets_it() -> None:
+    assert overridden_storage(["training.epochs=1", "runtime={executor: ray}"]) is None
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "storage"),
+    [
+        ("env --chdir=/p A=b python run.py study quickstart 'runtime.storage=s3://b/a b'", "s3://b/a b"),
+        ("python run.py study quickstart", None),
+        ("python run.py 'runtime.storage=s3://b", None),
+        ("python run.py runtime.storage=[", None),
+    ],
+)
+def test_storage_of_entrypoint(entrypoint: str, storage: str | None) -> None:
+    assert storage_of_entrypoint(entrypoint) == storage
 
 
 @pytest.mark.parametrize("scheme", READABLE)
@@ -461,12 +496,12 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         (
             "nq_mistral_7b",
             ["spec.storage={url: /mnt/storage/runs, claim: c}", "spec.network.egress=[]", "data.path=/mnt/storage/x"],
-            "nq_mistral_7b: model.path: mistralai/Mistral-7B-Instruct-v0.3 would be downloaded, but no rule of network",
+            "nq_mistral_7b: model.path: mistralai/Mistral-7B-Instruct-v0.3 would be downloaded from the hub: network",
         ),
         (
             "quickstart",
             ["spec.storage={url: /mnt/storage/runs, claim: c}", "spec.network.egress=[]", "data.path=https://host/x"],
-            "quickstart: data.path: https://host/x: no rule of network.egress lets the pods connect to it; add for",
+            "quickstart: data.path: https://host/x: network.egress: no rule lets the pods connect to it; add for",
         ),
         (
             "quickstart",

@@ -391,8 +391,8 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
         ),
         (
             ["gke", "spec.storage.url=s3://b/runs"],
-            "pods.secrets: machines of platform gke have no rights for s3://, and no variable names credentials; set "
-            "AWS_ACCESS_KEY_ID",
+            "pods.secrets: machines of platform gke may have no rights for s3://, and no variable names credentials; "
+            "set AWS_ACCESS_KEY_ID",
         ),
         (
             [
@@ -402,7 +402,7 @@ def test_run_cluster_render_checks_what_a_spec_is_rendered_to(
                 "spec.training.node={gpus: 0, cpus: 8, memory: 64Gi, disk: 100Gi}",
                 "spec.sampling.node={gpus: 0, cpus: 8, memory: 64Gi, disk: 100Gi}",
             ],
-            "pods.secrets: machines of platform karpenter have no rights for gs://, and no variable names credentials",
+            "pods.secrets: machines of platform karpenter may have no rights for gs://, and no variable names",
         ),
         (
             ["gke", "spec.pods={service_account_annotations: {iam.gke.io/gcp-service-acount: a@b.c}}"],
@@ -540,6 +540,10 @@ def test_load_schemas_reads_a_list_of_crds(crd: Callable[..., Path], job: KubeMa
         ("spec.samplng.max=3", "command line: spec.samplng: unknown field; did you mean 'sampling'?"),
         ("spec.sampling.mxa=3", "command line: spec.sampling.mxa: unknown field; did you mean 'max'?"),
         ("spec.claim=mine", "command line: spec.claim: unknown field; did you mean 'spec.storage.claim'?"),
+        (" spec.sampling.mxa = 3", "command line: spec.sampling.mxa: unknown field; did you mean 'max'?"),
+        ("spec.head.image=a/b:1", "command line: spec.head.image: unknown field; did you mean 'spec.image'?"),
+        ("spec.pods.env.0=x", "command line: spec.pods.env: '0' is not a valid name of an environment variable"),
+        ("spec.pods.secrets.0=x", "spec.pods.secrets.0: 'secrets' is a list and has no fields"),
         ("spec.sampling.max=many", "command line: spec.sampling.max: input should be a valid integer"),
         ("spec.training.spot=true", "command line: spec.training.spot: the loss of one training node"),
         ("spec.name.x=1", "spec.name.x: 'name' is a single value and has no fields"),

@@ -88,7 +88,7 @@ def test_parse_value_refuses_several_documents() -> None:
     ("raw", "override", "message"),
     [
         ({}, "pods.env={1: b}", "pods.env: cannot read the value: line 1: the key '1' is not a string"),
-        ({"sweep": None}, "sweep.data.seed=[1]", "sweep.data.seed: 'sweep' is a single value and has no fields"),
+        ({"sweep": None}, "sweep.data.seed=[1]", "sweep.data.seed: 'sweep' is null and has no fields"),
     ],
 )
 def test_apply_override_refuses_odd_keys_and_sections(raw: dict[str, Any], override: str, message: str) -> None:

@@ -190,7 +190,8 @@ def test_check_temporary_space(
     [
         ("", {"executor": "ray"}, ["samplers", "teachers", "trainers"]),
         ("", {"executor": "ray", "method": "seqkd"}, ["samplers", "trainers"]),
-        ("", {"executor": "ray", "evaluates": True}, ["samplers"]),
+        ("", {"executor": "ray", "pending": "evaluation_stages"}, ["samplers"]),
+        ("", {"executor": "ray", "pending": "distill"}, ["trainers"]),
         ("", {"executor": "local"}, ["trainers"]),
         ("ADDRESS", {"executor": "ray"}, []),
     ],
@@ -210,8 +211,8 @@ def test_check_gpus_warns_of_a_machine_without_any(
         method={"name": settings.get("method", "r1")}, runtime={"executor": settings["executor"], **gpus}
     )
     plan = make_plan(recipe)
-    pending = plan.evaluation_stages if settings.get("evaluates") else plan.stages
-    preflight.check_gpus(preflight.Task(recipe, plan, pending))
+    pending = getattr(plan, settings.get("pending", "stages"))
+    preflight.check_gpus(preflight.Task(recipe, plan, pending if isinstance(pending, list) else [pending]))
     names = ", ".join(f"runtime.{pool}.gpus" for pool in pools)
     expected = (
         f"warning: {names}: this machine has no GPU that torch can use; run on a cluster (RAY_ADDRESS), or set 0\n"

@@ -461,6 +461,11 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         ),
         (
             "dpr",
+            {**without(DPR, "positive_ctxs"), "positive_ctx": []},
+            "line 1: field 'positive_ctxs' is missing, but there is 'positive_ctx'; rename it",
+        ),
+        (
+            "dpr",
             NQ,
             "line 1: fields positive_ctxs, hard_negative_ctxs, negative_ctxs are missing; "
             "found fields: question, answers, ctxs (is data.format=dpr right?)",

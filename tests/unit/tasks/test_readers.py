@@ -180,6 +180,12 @@ def test_read_records_refuses_broken_gzip(tmp_path: Path, content: bytes, messag
             "not valid JSON (Expecting value at column 1); expected one JSON object in each line; if it is a CSV file, "
             "write its records as JSON Lines",
         ),
+        (
+            b'"question","answer"',
+            "not valid JSON (Extra data at column 11); expected one JSON object in each line; if it is a CSV file, "
+            "write its records as JSON Lines",
+        ),
+        (b'"a, b"', "expected a JSON object, got str"),
         (b'{"question": "\xff"}', "not UTF-8 (invalid start byte at byte 14)"),
         (b'{"question": "\xed\xa0\x80"}', "not UTF-8 (invalid continuation byte at byte 14)"),  # a raw surrogate
         (b"[1, 2]", "expected a JSON object, got list"),

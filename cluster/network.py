@@ -1,0 +1,118 @@
+"""The section `network` of the cluster spec: which connections from and to the pods are allowed."""
+
+import ipaddress
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from pos2distill.config import Section
+
+from .sections import Namespace
+from .syntax import check_labels
+
+
+def _check_cidr(field: str, cidr: str) -> None:
+    try:
+        network = ipaddress.ip_network(cidr)
+    except ValueError:
+        network = None
+    # Kubernetes takes neither a single address nor a netmask.
+    if network is None or not re.search(r"/[0-9]{1,3}$", cidr):
+        raise ValueError(f"{field}: expected a network, for example 10.0.0.0/16, got {cidr}")
+
+
+def _is_address(host: str) -> bool:
+    """Whether a host is an IP address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class EgressRule(Section):
+    """What pods may connect to, apart from the pods of the same cluster: addresses, or the pods of a namespace."""
+
+    cidr: str | None = Field(None, description="addresses, for example 0.0.0.0/0, or 10.0.20.15/32")
+    namespace: Namespace | None = Field(None, description="instead of addresses, which Cilium does not apply to pods")
+    ports: tuple[int, ...] = Field(
+        (443,), min_length=1, description="of the pods themselves, where these have other ports than their Service"
+    )
+    protocol: Literal["TCP", "UDP"] = "TCP"
+
+    @model_validator(mode="after")
+    def _check_peer(self) -> "EgressRule":
+        if (self.cidr is None) == (self.namespace is None):
+            raise ValueError("cidr: set either cidr or namespace")
+        if self.cidr is not None:
+            _check_cidr("cidr", self.cidr)
+        for port in self.ports:
+            if not 0 < port < 65536:
+                raise ValueError(f"ports: {port} is not a valid port; expected 1 to 65535")
+        return self
+
+    def covers(self, address: str | None) -> bool:
+        """Whether it is a rule for addresses, and this is one of them; None: any."""
+        if self.cidr is None or address is None:
+            return self.cidr is not None
+        return ipaddress.ip_address(address) in ipaddress.ip_network(self.cidr)
+
+
+class NetworkSection(Section):
+    """Which connections from and to the pods are allowed. All others are denied."""
+
+    operator_namespace: Namespace = Field(
+        "kuberay-operator",
+        description="namespace of KubeRay's operator, which requests the job's status from the head",
+    )
+    metrics_namespace: Namespace | None = Field(
+        None, description="namespace of Prometheus, if it is to scrape the pods' metrics"
+    )
+    dns: tuple[str, ...] = Field(
+        ("169.254.20.10/32",), description="DNS caches on nodes; the DNS of kube-system is always allowed"
+    )
+    pod_monitor: dict[str, str] | None = Field(
+        None,
+        description="labels by which a Prometheus operator selects its PodMonitors, for example {release: prometheus}; "
+        "default: no PodMonitor",
+    )
+    api_server: EgressRule = Field(
+        EgressRule(cidr="0.0.0.0/0", ports=(443, 6443)), description="Kubernetes API, for the autoscaler on the head"
+    )
+    egress: tuple[EgressRule, ...] = Field(
+        (EgressRule(cidr="0.0.0.0/0", ports=(443,)),),
+        description="storage, model hub, trackers and the cloud's identity service",
+    )
+
+    @property
+    def reaches_addresses(self) -> bool:
+        """Whether pods may connect to anything outside the cluster, apart from DNS."""
+        return any(rule.protocol == "TCP" and rule.cidr is not None for rule in self.egress)
+
+    def opens(self, port: int, address: str | None = None) -> bool:
+        """Whether a rule for addresses allows a port: of this address, or of any."""
+        rules = [rule for rule in self.egress if rule.protocol == "TCP" and port in rule.ports]
+        return any(rule.covers(address) for rule in rules)
+
+    def may_reach(self, host: str, port: int) -> bool:
+        """Whether a rule may allow this port of a host; a rule for a namespace may allow any host of the cluster."""
+        if any(rule.protocol == "TCP" and rule.namespace is not None for rule in self.egress):
+            return True
+        return self.opens(port, host if _is_address(host) else None)
+
+    @field_validator("pod_monitor")
+    @classmethod
+    def _check_pod_monitor(cls, labels: dict[str, str] | None) -> dict[str, str] | None:
+        check_labels(labels or {})
+        return labels
+
+    @model_validator(mode="after")
+    def _check_dns_and_monitor(self) -> "NetworkSection":
+        for cidr in self.dns:
+            _check_cidr("dns", cidr)
+        if self.api_server.cidr is None:
+            raise ValueError("api_server.cidr: missing; the API is at an address of the machines, not of a namespace")
+        if self.pod_monitor is not None and self.metrics_namespace is None:
+            raise ValueError("pod_monitor: set metrics_namespace too, from which Prometheus may reach the pods")
+        return self
