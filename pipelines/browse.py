@@ -94,7 +94,7 @@ def _inspect(options: argparse.Namespace) -> None:
         count += 1
         print(json.dumps(row, ensure_ascii=False) if options.json else _format_row(row))
     if not count and not options.json:
-        print("no such question")
+        print("no question matches")
 
 
 def _format_row(row: dict[str, Any]) -> str:

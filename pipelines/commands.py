@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from pos2distill.config import AnalysisSection, Recipe, Study
@@ -23,6 +22,7 @@ from pos2distill.store.artifacts import (
     check_storage,
     claim_storage,
     other_fingerprints,
+    read_table,
     release_storage,
     remove_if_empty,
 )
@@ -373,8 +373,7 @@ def read_baseline(url: str, study: Study) -> Grid:
     path = url if url.endswith(".parquet") else f"{url.rstrip('/')}/{PREDICTIONS}"
     fs, file = open_url(path, "--baseline")
     try:
-        with fs.open(file) as source:
-            return to_grid(pq.read_table(source), study.data.documents)
+        return to_grid(read_table(fs, file), study.data.documents)
     except FileNotFoundError:
         raise UserError(
             f"--baseline: {path}: no such file; expected the folder of an evaluation in a storage"

@@ -84,7 +84,7 @@ def _prepared(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
 
 def _read_prepared(artifact: Artifact, file: str) -> Iterator[Example]:
     with artifact.reading(file), artifact.fs.open(f"{artifact.path}/{file}") as opened:
-        for batch in pq.ParquetFile(opened).iter_batches(batch_size=256):
+        for batch in pq.ParquetFile(opened).iter_batches(batch_size=256, use_threads=False):
             for row in batch.to_pylist():
                 yield example_from_row(row)
 

@@ -11,7 +11,14 @@ from pos2distill.config.overrides import overridden
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import UserError
 
-_OPTIONS = ("data", "base_url", "documents", "examples", "slots")
+# The options besides --model, and the settings that they stand for.
+_OPTIONS = {
+    "data": "data.path",
+    "base_url": "runtime.endpoint.base_url",
+    "documents": "data.documents",
+    "examples": "data.eval_examples",
+    "slots": "evaluation.slots",
+}
 
 
 def add_model_options(command: argparse.ArgumentParser) -> None:
@@ -53,6 +60,9 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
     if options.data is None:
         raise UserError("--data: missing; expected the file with the questions")
     given = {name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None}
+    for name in given:
+        if overridden(overrides, _OPTIONS[name]) is not None:
+            raise UserError(f"--{name.replace('_', '-')}: {_OPTIONS[name]} is set too; give one of them")
     if options.slots is not None:
         try:
             given["slots"] = parse_value(options.slots)

@@ -9,7 +9,7 @@ import fsspec
 import pyarrow as pa
 import pydantic
 
-from pos2distill.errors import UserError, did_you_mean_one
+from pos2distill.errors import UserError, did_you_mean_one, no_such_folder
 from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import RUN_FILE, Artifact
 from pos2distill.urls import open_url, require_listable, storage_errors
@@ -88,7 +88,7 @@ def open_artifact(run: str, names: Sequence[str], task: str | None = None, *, un
             return Artifact(storage or ".", name, fingerprint)
         if not fs.exists(f"{path}/{RUN_FILE}"):
             if not fs.exists(path):
-                raise UserError(f"{run}: no such folder")
+                raise UserError(no_such_folder(run, "folder"))
             folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
             hint = did_you_mean_one(names[0], folders)
             raise UserError(f"{run}: is neither the storage of a run nor one of its artifacts{hint}")
@@ -184,8 +184,10 @@ def read_run_summary(run: str) -> RunSummary:
     Raises:
         UserError: if there is none, it is corrupt, or it is that of a sweep.
     """
-    open_folder(run, "RUN")
+    fs, path = open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
+        if not fs.exists(path):
+            raise UserError(no_such_folder(run, "folder"))
         storage = run.rstrip("/")
         for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):
             fs, path = open_url(folder, "RUN")

@@ -2,6 +2,7 @@
 
 import difflib
 import enum
+import os
 from collections.abc import Iterable
 
 
@@ -65,6 +66,19 @@ def one_line(message: str) -> str:
     lines = " ".join(message.splitlines())
     printable = "".join(character if character.isprintable() else "?" for character in lines[: MESSAGE_LENGTH + 1])
     return printable if len(printable) <= MESSAGE_LENGTH else f"{printable[:MESSAGE_LENGTH]}…"
+
+
+def no_such_folder(path: str, kind: str) -> str:
+    """A message on a missing folder: its whole path, and the folder beside it whose name is most similar."""
+    if "://" in path:
+        return f"{path}: no such {kind}"
+    parent, name = os.path.split(path.rstrip("/"))
+    try:
+        beside = [entry.name for entry in os.scandir(parent or ".") if entry.is_dir()]
+    except OSError:  # the folder around it is missing too
+        beside = []
+    hint = did_you_mean_one(name, beside, prefix=os.path.join(parent, ""))
+    return f"{os.path.abspath(path)}: no such {kind}{hint}"
 
 
 def did_you_mean(name: str, options: Iterable[str], *, likeness: float = 0.5) -> str:

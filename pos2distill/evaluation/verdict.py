@@ -22,9 +22,11 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
     """
     if not before.mean and not after.mean:
         return f"No answer is right, before or after distillation ({_questions(before)}), so a GAP of 0 means nothing."
+    first = f"{_capitalise(_loss(before))}{_chance(before)}; after distillation"
+    if not after.mean:
+        return f"{first} no answer is right, so a GAP of 0 means nothing. {_mean_change(before, paired)}"
     loss_after = f"{_loss(after, known=before)}{_gap_chance(before, after, paired)}"
-    first = f"{_capitalise(_loss(before))}{_chance(before)}; after distillation {loss_after}."
-    return f"{first} {_best_position(before, after, paired)} {_mean_change(before, paired)}"
+    return f"{first} {loss_after}. {_best_position(before, after, paired)} {_mean_change(before, paired)}"
 
 
 def describe_curve(curve: Curve) -> str:
@@ -43,6 +45,8 @@ def _chance(curve: Curve) -> str:
 
 def _loss(curve: Curve, known: Curve | None = None) -> str:
     """The loss of the worst position. known: a curve whose loss is named in the same sentence before."""
+    if not curve.mean:
+        return "no answer is right"
     if not curve.gap:
         return f"all {len(curve.slots)} positions of {curve.documents} are equally good"
     worst, best = _worst(curve), _best(curve)

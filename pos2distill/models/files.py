@@ -13,7 +13,7 @@ import numpy as np
 from pos2distill.config import ModelSection
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
-from pos2distill.errors import TransientError, UserError, did_you_mean_one
+from pos2distill.errors import TransientError, UserError, no_such_folder
 from pos2distill.scratch import locked, user_folder
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -38,7 +38,7 @@ def local_folder(model: ModelSection, *, weights: bool = True) -> str:
     if os.path.isdir(model.path):
         return model.path
     if not is_hub_name(model.path):
-        raise UserError(f"{model.path}: no such model folder (model.path){_nearest_folder(model.path)}")
+        raise UserError(no_such_folder(model.path, "model folder (model.path)"))
     return _hub_snapshot(model, [f"*{ending}" for ending in _endings(weights=weights)])
 
 
@@ -68,7 +68,7 @@ def model_digest(model: ModelSection) -> str:
     if not files and fs.exists(root):
         raise UserError(f"{model.path}: is empty, expected a model folder (model.path)")
     if not files:
-        raise UserError(f"{model.path}: no such model folder (model.path){_nearest_folder(model.path)}")
+        raise UserError(no_such_folder(model.path, "model folder (model.path)"))
     digest = hashlib.sha256()
     for path in files:
         name = path[len(root) :].lstrip("/")
@@ -84,16 +84,6 @@ def model_digest(model: ModelSection) -> str:
             digest.update(f"{name}\0".encode())
             digest.update(fs.cat_file(path))
     return digest.hexdigest()[:16]
-
-
-def _nearest_folder(path: str) -> str:
-    """A hint with the folder beside a missing one on this machine whose name is most similar."""
-    parent, name = os.path.split(path.rstrip("/"))
-    try:
-        beside = [entry.name for entry in os.scandir(parent or ".") if entry.is_dir()]
-    except OSError:  # of a URL, or of a folder that is missing too
-        return ""
-    return did_you_mean_one(name, beside, prefix=os.path.join(parent, ""))
 
 
 def copy_generation_config(model: ModelSection, folder: Path) -> None:

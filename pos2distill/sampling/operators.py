@@ -135,7 +135,7 @@ def read_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: i
     # Only the row groups that hold one of these examples are read; `row_N` is an example's row among them.
     groups = np.unique(index_N // group_size)
     row_N = np.searchsorted(groups, index_N // group_size) * group_size + index_N % group_size
-    examples = parquet.read_row_groups(groups.tolist()).take(row_N)
+    examples = parquet.read_row_groups(groups.tolist(), use_threads=False).take(row_N)
     return examples if per_example == 1 else examples.append_column("number", pa.array(number_N))
 
 

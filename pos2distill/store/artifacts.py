@@ -164,9 +164,8 @@ class Artifact:
         Raises:
             UserError: as `reading`.
         """
-        # Opened as a file: of a folder, pyarrow 23 would read the files that are in it.
-        with self.reading(name), self.fs.open(f"{self.path}/{name}") as file:
-            return pq.read_table(file, columns=columns, page_checksum_verification=True)
+        with self.reading(name):
+            return read_table(self.fs, f"{self.path}/{name}", columns)
 
     def read_json(self, name: str, *keys: str) -> dict[str, Any]:
         """Read one JSON file of the artifact: an object with at least these keys.
@@ -316,6 +315,22 @@ def write_table(fs: fsspec.AbstractFileSystem, path: str, table: pa.Table) -> No
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True, row_group_size=_ROW_GROUP_SIZE)
     write_bytes(fs, path, sink.getvalue().to_pybytes())
+
+
+def read_table(fs: fsspec.AbstractFileSystem, path: str, columns: list[str] | None = None) -> pa.Table:
+    """Read a Parquet file, or some of its columns, and verify its checksums.
+
+    Raises:
+        pyarrow.ArrowException: if it is no Parquet file, is corrupt, or lacks a column.
+    """
+    # In this thread, and not by `pyarrow.parquet.read_table` (26.0), whose threads may still hold the file, a Python
+    # object, when the interpreter ends, which then aborts. It would also read the files in a folder.
+    with fs.open(path) as source:
+        file = pq.ParquetFile(source, page_checksum_verification=True)
+        missing = [name for name in columns or () if name not in file.schema_arrow.names]
+        if missing:
+            raise pa.ArrowInvalid(f"no column {missing[0]}")
+        return file.read(columns, use_threads=False)
 
 
 def write_json(fs: fsspec.AbstractFileSystem, path: str, value: Any) -> None:

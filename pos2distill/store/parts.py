@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pos2distill.records import PREDICTION_SCHEMA
-from pos2distill.store.artifacts import Artifact, is_corrupt, write_table
+from pos2distill.store.artifacts import Artifact, is_corrupt, read_table, write_table
 from pos2distill.urls import storage_errors
 
 _PREDICTION_KEY = ("documents", "example_id", "placement")
@@ -59,9 +58,7 @@ class TableParts:
 
     def _read_part(self, path: str) -> pa.Table:
         try:
-            # Opened as a file: of a folder, pyarrow 23 would read the files that are in it.
-            with self.artifact.fs.open(path) as file:
-                part = pq.read_table(file, page_checksum_verification=True)
+            part = read_table(self.artifact.fs, path)
         except (pa.ArrowException, OSError, ValueError) as error:
             if not is_corrupt(error):
                 raise

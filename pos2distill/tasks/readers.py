@@ -245,6 +245,8 @@ def _how_to_correct(error: json.JSONDecodeError) -> str:
         is_table = text[:1] not in tuple("[#<") and ("," in text or "\t" in text) and not _is_json_string(text)
         kind = "; if it is a CSV file, write its records as JSON Lines" if is_table else ""
         return f"; expected one JSON object in each line{kind}"
+    if text == "{":
+        return "; write each record on one line"
     if error.doc[error.pos : error.pos + 1] == "'":
         return "; JSON has double quotes, not single ones (in Python, write records with json.dumps)"
     if error.doc[: error.pos].rstrip().endswith(",") and error.doc[error.pos : error.pos + 1] in ("}", "]"):
@@ -291,7 +293,7 @@ def _parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     number = 0
     # Not decompressed: Parquet compresses its own pages, and is read in any order.
     with fsspec.open(url, "rb") as file:
-        for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS):
+        for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS, use_threads=False):
             for row in batch.to_pylist():
                 number += 1
                 yield f"row {number}", drop_null_fields(row)

@@ -154,3 +154,15 @@ def test_a_panic_of_ctrl_c_ends_the_command_line_as_ctrl_c_does(
     monkeypatch.setattr(command_line, "_run", run)
     assert command_line.main(["recipes"]) == 130
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
+
+
+def test_a_python_without_the_packages_is_named_in_one_line() -> None:
+    """`-S`: without site-packages, as a Python outside the checkout's environment."""
+    done = subprocess.run(
+        [sys.executable, "-S", "run.py", "recipes"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {sys.executable}: the package pydantic is not installed; in a checkout run `make install`, then "
+        f".venv/bin/python run.py\n"
+    )

@@ -107,6 +107,14 @@ def test_describe_change_and_curve_without_a_right_answer() -> None:
     nothing = curve(0.0, 0.0, examples=1)
     expected = "No answer is right, before or after distillation (1 question), so a GAP of 0 means nothing."
     assert describe_change(nothing, nothing, paired(0, 0, 0)) == expected
+    assert describe_change(curve(0.2, 0.1), curve(0.0, 0.0), paired(-0.15, -0.3, 0.0)) == (
+        "Position 2 of 10 loses 10 points to position 1; after distillation no answer is right, so a GAP of 0 means "
+        "nothing. The mean accuracy changes by -15.0 points (95 % interval -30.0 to +0.0): 60 questions cannot tell it "
+        "from 0."
+    )
+    assert describe_change(curve(0.0, 0.0), curve(0.2, 0.1), paired(0.15, 0.1, 0.2)).startswith(
+        "No answer is right; after distillation position 2 loses 10 points to position 1. "
+    )
     assert describe_curve(nothing) == "No answer is right (1 question), so a GAP of 0 means nothing."
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import socket
 import tempfile
@@ -23,7 +24,7 @@ from tests.support.hub_server import COMMIT, use_hub
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "no-such-model", "a/b/c"])
 def test_local_folder_names_a_missing_folder(path: str) -> None:
-    with pytest.raises(UserError, match=f"^{path}: no such model folder \\(model.path\\)$"):
+    with pytest.raises(UserError, match=f"^{os.path.abspath(path)}: no such model folder \\(model.path\\)$"):
         local_folder(ModelSection(path=path))
 
 
@@ -45,7 +46,7 @@ def test_model_digest_names_the_nearest_folder(tmp_path: Path, monkeypatch: pyte
         monkeypatch.chdir(tmp_path)
         with pytest.raises(UserError) as caught:
             model_digest(ModelSection(path=path))
-        assert str(caught.value) == f"{path}: no such model folder (model.path); did you mean '{nearest}'?"
+        assert str(caught.value) == f"{tmp_path}/my_modl: no such model folder (model.path); did you mean '{nearest}'?"
 
 
 def test_model_digest_names_the_folder_of_a_file(tiny_model_path: str) -> None:

@@ -19,12 +19,14 @@ from transformers import AutoModelForCausalLM
 from pipelines import command_line, comparison
 from pipelines.api import _to_checkpoint
 from pipelines.commands import run_evaluate, run_sample, run_study
+from pipelines.inspection import Selection, inspect
 from pipelines.plan import make_plan
 from pipelines.provenance import UNFINISHED_FILE, Provenance, read_provenance, record_provenance
 from pipelines.results import list_artifacts
 from pipelines.stages.sample import sample_ids_of
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from tests.support.hub_server import hub_server, use_hub
@@ -86,7 +88,13 @@ def test_inspect_filters_and_limits(recipe: Recipe, command: Command) -> None:
     assert [json.loads(line)["position"] for line in at_two] == ["2"]
     wrong = command("inspect", recipe.storage, "--json", "--limit", "0", "--outcome", "wrong")
     assert all("wrong" in json.loads(line)["outcomes"] for line in wrong)
-    assert command("inspect", recipe.storage, "--example", "nobody") == ["no such question"]
+    assert command("inspect", recipe.storage, "--example", "nobody") == ["no question matches"]
+
+
+def test_inspect_refuses_a_position_that_was_not_evaluated(recipe: Recipe) -> None:
+    selection = Selection(position="9")
+    with pytest.raises(UserError, match=r"^--position: 9: not among the positions of .*; expected one of: 1, 2, 3, 4$"):
+        list(inspect(recipe.storage, selection, samples=False, prompts=False))
 
 
 def test_inspect_shows_the_prompt_that_was_asked(recipe: Recipe, command: Command) -> None:

@@ -176,7 +176,7 @@ def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: 
         ("runtime.endpoint.api_key_env=NO_KEY", "api_key_env: the environment variable NO_KEY is not set"),
         ("runtime.endpoint.api_key_env=null", "refuses the key in OPENAI_API_KEY (HTTP 401)"),
         ("model.path=tinny", "serves no model 'tinny' (model.path); did you mean 'tiny'?"),
-        ("runtime.endpoint.base_url=http://127.0.0.1:9/v1", "no server answers"),
+        ("--base-url=http://127.0.0.1:9/v1", "no server answers"),
         ("--dry-run", ""),
     ]:
         assert evaluate(server, word) == (2 if message else 0)
@@ -192,6 +192,14 @@ def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: 
     ("words", "message"),
     [
         (["evaluate"], "evaluate: expected a RECIPE, or --model and --data"),
+        (
+            ["evaluate", "--model", "m", "--data", "d", "--documents", "8", "data.documents=6"],
+            "--documents: data.documents is set too; give one of them",
+        ),
+        (
+            ["evaluate", "data={eval_examples: 9}", "--model", "m", "--data", "d", "--examples", "8"],
+            "--examples: data.eval_examples is set too; give one of them",
+        ),
         (["evaluate", "--model", "m"], "--data: missing; expected the file with the questions"),
         (
             ["evaluate", "quickstart", "--model", "m", "--data", "d"],

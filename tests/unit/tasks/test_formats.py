@@ -389,6 +389,7 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
             {**GENERIC, "documents": [FOX, FOX]},
             "line 1: 2 gold documents; expected exactly one (data.hops); if that is right, set data.hops=[2]",
         ),
+        ({**GENERIC, "documents": [{**FOX, "text": " "}]}, "line 1: the text of a gold document is empty"),
         (
             {**GENERIC, "answers": ["43"]},
             "line 1: the gold document contains none of the answers ['43']; correct the record or set "

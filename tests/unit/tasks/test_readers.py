@@ -170,6 +170,11 @@ def test_read_records_refuses_broken_gzip(tmp_path: Path, content: bytes, messag
             "the closing bracket",
         ),
         (b'{"a": {"b": 1}', "not valid JSON (Expecting ',' delimiter at column 15); is the line cut off?"),
+        (
+            b"{",
+            "not valid JSON (Expecting property name enclosed in double quotes at column 2); write each record on "
+            "one line",
+        ),
         (b'{"a": 1},', "not valid JSON (Extra data at column 9); remove the comma after the record"),
         (b'{"a": 1} // b', "not valid JSON (Extra data at column 10); expected one JSON object in each line"),
         (b"# a, b", "not valid JSON (Expecting value at column 1); expected one JSON object in each line"),
