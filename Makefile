@@ -30,7 +30,7 @@ install: .venv/.installed
 
 .venv/.installed: $(LOCK) .uv/.installed
 	@test ! -e .venv/.for-gpus || { echo 'error: .venv is for GPUs and older than $(LOCK); run make install-gpu again'; exit 2; }
-	@test -e $(BIN)/python || echo 'Installing the packages of $(LOCK) into .venv: 4.3 GB, a minute or more, without further output.'
+	@test -e $(BIN)/python || echo 'Installing the packages of $(LOCK) into .venv: 5 GB, a minute or more, without further output.'
 	.uv/bin/uv venv --quiet --allow-existing --python $(PYTHON) .venv
 	.uv/bin/uv pip sync --quiet --compile-bytecode --python $(BIN)/python $(LOCK)
 	touch $@
@@ -51,8 +51,9 @@ install-gpu: .uv/.installed
 	.uv/bin/python -m pip install --quiet --require-hashes --requirement $<
 	touch $@
 
-# Two processes. Tests that start Ray, vLLM or DeepSpeed are in one xdist group, so that one process runs them in turn.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Three processes on two cores, since tests of real processes also wait. Those that start Ray, vLLM or DeepSpeed are in
+# a few xdist groups; one process runs the tests of a group in turn.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 
 test: install
 	$(PYTEST) -m "not slow"

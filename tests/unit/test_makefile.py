@@ -89,7 +89,7 @@ def test_make_install_says_what_it_installs(empty_clone: Path) -> None:
     """Before the first installation; a later one changes a few packages and takes seconds."""
     write_script(empty_clone / ".uv/bin/uv", "mkdir -p .venv/bin && touch .venv/bin/python")
     (empty_clone / ".uv/.installed").touch()
-    announcement = "Installing the packages of requirements/cpu.txt into .venv: 4.3 GB, a minute or more, "
+    announcement = "Installing the packages of requirements/cpu.txt into .venv: 5 GB, a minute or more, "
     first = make(empty_clone, "install")
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith(announcement)
