@@ -51,9 +51,8 @@ install-gpu: .uv/.installed
 	.uv/bin/python -m pip install --quiet --require-hashes --requirement $<
 	touch $@
 
-# Three processes on two cores, since tests of real processes also wait. Those that start Ray, vLLM or DeepSpeed are in
-# a few xdist groups; one process runs the tests of a group in turn.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
+# Two processes. Tests that start Ray, vLLM or DeepSpeed are in one xdist group, so that one process runs them in turn.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test: install
 	$(PYTEST) -m "not slow"

@@ -1,5 +1,6 @@
 """The command that a RayJob runs, after checking that the recipe can run on the cluster."""
 
+import itertools
 import math
 import os
 import shlex
@@ -10,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from pos2distill.config import PoolSection, Recipe, TrainersSection
 from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.config.model import looks_like_hub_name
-from pos2distill.config.overrides import overridden
+from pos2distill.config.overrides import override_value
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TRAINING
 from pos2distill.secrets import looks_secret
@@ -58,14 +59,16 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
 
 def overridden_storage(overrides: Sequence[str]) -> str | None:
     """The storage that an override sets in place of the spec's."""
-    storage = overridden(overrides, "runtime.storage")
+    storage = override_value(overrides, "runtime.storage")
     return storage if isinstance(storage, str) else None
 
 
 def storage_of_entrypoint(entrypoint: str) -> str | None:
     """The storage that a job's shell command sets; None if it sets none, or is no command that can be split."""
     try:
-        return overridden_storage([word for word in shlex.split(entrypoint) if "=" in word])
+        words = shlex.split(entrypoint)
+        overrides = list(itertools.takewhile(lambda word: "=" in word, reversed(words)))
+        return overridden_storage(overrides[::-1])
     except (ValueError, UserError):  # a quote that is not closed, a value that is no YAML
         return None
 
@@ -118,8 +121,9 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
     if in_examples and not from_override and field != "runtime.storage":
         return
     remedies = ["set a URL"]
-    if spec.claim_mounts:
-        remedies.append(f"or a folder below {' or '.join(spec.claim_mounts)}")
+    holds_data = [mount for mount in mounts if mount in spec.claim_mounts]
+    if holds_data:
+        remedies.append(f"or a folder below {' or '.join(holds_data)}")
     if from_override and field != "runtime.storage":
         remedies.append("or a path relative to the project")
     raise UserError(f"{recipe.name}: {field}: {path} does not exist in the pods; {', '.join(remedies)}")

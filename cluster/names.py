@@ -8,6 +8,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"  # behind a feature gate of Kueue that is off by default
 
 GROUP_LABEL = "ray.io/group"  # KubeRay sets it on the pods of a worker group to the group's name
+SET_ON_PODS = ("app.kubernetes.io/name", "app.kubernetes.io/created-by")  # by KubeRay, beside its own
 NODE_TYPE_LABEL = "ray.io/node-type"  # KubeRay sets it on every pod of a cluster: head or worker
 MARKET_LABEL = "ray.io/market-type"  # Ray node label: spot or on-demand
 
@@ -62,7 +63,11 @@ PART_OF_LABEL = "app.kubernetes.io/part-of"
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 PROJECT = "pos2distill"
 
-# The variables with the address of a store that is not the cloud's own, by the scheme of its URLs.
-ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "gs": ("STORAGE_EMULATOR_HOST",)}
-# The variables with the address of a proxy for https, by which libraries connect to everything outside.
-PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+# The variables with the address of a store or hub that is not the usual one, by the scheme of its URLs.
+ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
+    "gs": ("STORAGE_EMULATOR_HOST",),
+    "hf": ("HF_ENDPOINT",),
+}
+# The variables with the address of a proxy.
+PROXIES = (*("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"), *("ALL_PROXY", "all_proxy"))

@@ -31,6 +31,13 @@ def _is_address(host: str) -> bool:
     return True
 
 
+def _may_be_in_cluster(host: str) -> bool:
+    """Whether a host may be a Service: `minio`, `minio.storage`, `minio.storage.svc...`, or a private address."""
+    if _is_address(host):
+        return ipaddress.ip_address(host).is_private
+    return host.count(".") <= 1 or ".svc" in host
+
+
 class EgressRule(Section):
     """What pods may connect to, apart from the pods of the same cluster: addresses, or the pods of a namespace."""
 
@@ -85,21 +92,17 @@ class NetworkSection(Section):
         description="storage, model hub, trackers and the cloud's identity service",
     )
 
-    @property
-    def reaches_addresses(self) -> bool:
-        """Whether pods may connect to anything outside the cluster, apart from DNS."""
-        return any(rule.protocol == "TCP" and rule.cidr is not None for rule in self.egress)
-
-    def opens(self, port: int, address: str | None = None) -> bool:
+    def allows_port(self, port: int, address: str | None = None) -> bool:
         """Whether a rule for addresses allows a port: of this address, or of any."""
         rules = [rule for rule in self.egress if rule.protocol == "TCP" and port in rule.ports]
         return any(rule.covers(address) for rule in rules)
 
-    def may_reach(self, host: str, port: int) -> bool:
-        """Whether a rule may allow this port of a host; a rule for a namespace may allow any host of the cluster."""
-        if any(rule.protocol == "TCP" and rule.namespace is not None for rule in self.egress):
+    def may_allow(self, host: str, port: int) -> bool:
+        """Whether a rule may allow this port of a host."""
+        if self.allows_port(port, host if _is_address(host) else None):
             return True
-        return self.opens(port, host if _is_address(host) else None)
+        has_namespaces = any(rule.protocol == "TCP" and rule.namespace is not None for rule in self.egress)
+        return has_namespaces and _may_be_in_cluster(host)
 
     @field_validator("pod_monitor")
     @classmethod
@@ -111,8 +114,8 @@ class NetworkSection(Section):
     def _check_dns_and_monitor(self) -> "NetworkSection":
         for cidr in self.dns:
             _check_cidr("dns", cidr)
-        if self.api_server.cidr is None:
-            raise ValueError("api_server.cidr: missing; the API is at an address of the machines, not of a namespace")
+        if self.api_server.cidr is None or self.api_server.protocol != "TCP":
+            raise ValueError("api_server: expected a cidr with the address of the Kubernetes API, by TCP")
         if self.pod_monitor is not None and self.metrics_namespace is None:
             raise ValueError("pod_monitor: set metrics_namespace too, from which Prometheus may reach the pods")
         return self

@@ -1,10 +1,10 @@
 """Whether the rendered network policy lets the pods connect to what a study needs.
 
 Only what no rule can allow is a fault. A policy sees the port of a pod, which may be another than that of its Service,
-so that a rule for a namespace may allow any server in the cluster.
+so that a rule for a namespace may allow any server that may be in the cluster. Exceptions from proxies (`NO_PROXY`) are
+not read.
 """
 
-from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -13,69 +13,91 @@ from .network import NetworkSection
 from .sections import PodsSection
 
 _PORTS = {"http": 80, "https": 443}
+# What a URL without a host of its own names, unless a variable names another server.
+_SERVICES = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "huggingface.co"}
+_IGNORE_PROXIES = ("gs", "http", "https")  # gcsfs 2026.10 and fsspec's http: aiohttp reads no variables by itself
 
 
 class _Server(NamedTuple):
-    """What a variable with the address of a server names."""
+    """name: in messages."""
 
+    name: str
     scheme: str
     host: str
     port: int
 
 
-def check_proxies(network: NetworkSection, pods: PodsSection) -> None:
-    """Raises: ValueError if no rule can allow the connection to a proxy that `pods.env` names."""
+def check_addresses(network: NetworkSection, pods: PodsSection) -> None:
+    """Refuse addresses of stores and proxies in `pods.env` that are none, and proxies that no rule can allow.
+
+    Raises:
+        ValueError: naming the variable.
+    """
+    for variables in ENDPOINTS.values():
+        for name in variables:
+            if pods.env.get(name):
+                _server(name, pods.env[name])
     for name in PROXIES:
         if pods.env.get(name):
-            problem = _closed(network, name, pods.env[name])
-            if problem:
-                raise ValueError(f"network.egress: {problem}")
+            server = _server(name, pods.env[name])
+            if not network.may_allow(server.host, server.port):
+                raise ValueError(f"network.egress: {_no_rule(server)}")
 
 
 def missing_route(network: NetworkSection, pods: PodsSection, url: str) -> str | None:
-    """What keeps the pods from opening a URL; None if a rule may allow it. Also for hub models: `hf://`.
+    """What keeps the pods from opening a URL, or a hub model as `hf://NAME`; None if a rule may allow it."""
+    scheme = url.partition("://")[0]
+    server = _destination(pods, scheme, url)
+    if server is None:
+        return None
+    is_outside = server.host in _SERVICES.values()
+    if network.allows_port(server.port) if is_outside else network.may_allow(server.host, server.port):
+        return None
+    if scheme not in _IGNORE_PROXIES and _has_proxy(pods, server.scheme):
+        return None
+    return _no_rule(server)
 
-    Raises:
-        ValueError: if a variable with the address of the store has none.
-    """
+
+def _destination(pods: PodsSection, scheme: str, url: str) -> _Server | None:
+    """The server that holds what a URL names; None if that is not known here."""
+    if scheme in _PORTS:
+        try:
+            server = _server("it", url)
+            return server._replace(name=server.host)
+        except ValueError:  # the study's own checks refuse the URL
+            return None
     secrets = {secret.env for secret in pods.secrets}
-    for name in ENDPOINTS.get(url.partition("://")[0], ()):
-        if name in secrets:  # its value is not known here
+    for name in ENDPOINTS[scheme]:
+        if name in secrets:
             return None
         if pods.env.get(name):
-            scheme = _server(name, pods.env[name]).scheme
-            return None if _proxied(pods, scheme) else _closed(network, name, pods.env[name])
-    if network.reaches_addresses or _proxied(pods, "https"):
-        return None
-    return "no rule lets the pods connect to it; add for example {cidr: 0.0.0.0/0}, which allows port 443"
+            return _server(name, pods.env[name])
+    return _Server("it", "https", _SERVICES[scheme], 443)
 
 
-def _closed(network: NetworkSection, name: str, value: str) -> str | None:
-    """Why the pods cannot connect to the server that a variable names, or None."""
-    server = _server(name, value)
-    if network.may_reach(server.host, server.port):
-        return None
-    return (
-        f"no rule lets the pods connect to port {server.port} of {name}; add for example {{cidr: 10.0.20.15/32, ports: "
-        f"[{server.port}]}} with its address, or, if it runs in the cluster, its namespace and the port of its pods"
-    )
-
-
-def _server(name: str, value: str) -> _Server:
-    """As libraries read the variable: without a scheme it is http."""
+def _server(name: str, address: str) -> _Server:
     try:
-        url = urlsplit(value if "://" in value else f"http://{value}")
-        server = _Server(url.scheme, url.hostname or "", url.port or _PORTS[url.scheme])
+        url = urlsplit(address)
+        server = _Server(name, url.scheme, url.hostname or "", url.port or _PORTS[url.scheme])
     except (KeyError, ValueError):
         server = None
     if server is None or not server.host:
         example = "http://proxy.example.org:3128" if name in PROXIES else "http://minio.storage:9000"
-        raise ValueError(f"pods.env: {name}: expected the address of a server, for example {example}")
+        raise ValueError(f"pods.env: {name}: expected the URL of a server, for example {example}")
     return server
 
 
-def _proxied(pods: PodsSection, scheme: str) -> bool:
-    """Whether connections of a scheme go through a proxy, as far as the names of the variables tell."""
-    variables: Mapping[str, str] = {**pods.env, **{secret.env: "in a Secret" for secret in pods.secrets}}
-    names = (f"{scheme}_proxy", f"{scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY")
-    return any(variables.get(name) for name in names)
+def _has_proxy(pods: PodsSection, scheme: str) -> bool:
+    """Whether a variable names a proxy for connections of a scheme."""
+    names = {name for name, value in pods.env.items() if value} | {secret.env for secret in pods.secrets}
+    return any(name.lower() in (f"{scheme}_proxy", "all_proxy") for name in names)
+
+
+def _no_rule(server: _Server) -> str:
+    if server.host in _SERVICES.values():
+        return "no rule lets the pods connect to it; add for example {cidr: 0.0.0.0/0}, which allows port 443"
+    return (
+        f"no rule lets the pods connect to port {server.port} of {server.name}; add for example {{cidr: 10.0.20.15/32, "
+        f"ports: [{server.port}]}} with its address, or, if it runs in the cluster, its namespace and the port of its "
+        f"pods"
+    )

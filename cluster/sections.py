@@ -187,7 +187,7 @@ class PodsSection(Section):
             return env
         for name, value in env.items():
             if not isinstance(value, str):
-                raise ValueError(f"{name}: expected a text; write the value in quotes that the shell keeps: '\"1\"'")
+                raise ValueError(f"{name}: expected a text; write the value in quotes (on the command line: '\"1\"')")
             if holds_secret(str(name), str(value)):
                 raise ValueError(
                     f"'{name}' looks like a secret in clear text; put it into a Kubernetes Secret and name it in "

@@ -14,10 +14,10 @@ from pos2distill.config import Section
 from pos2distill.config.load import find_yaml, read_sections, refuse_secrets, to_user_error
 from pos2distill.config.overrides import apply_override
 
-from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH
+from .names import INSTANCE_LABEL, PART_OF_LABEL, PROJECT, QUEUE_LABEL, RAY_JOB_NAME_LENGTH, SET_ON_PODS
 from .network import NetworkSection
 from .nodes import TRAINING_DEFAULTS, NodeGroup, NodeSection
-from .routes import check_proxies, missing_route
+from .routes import check_addresses, missing_route
 from .sections import DnsLabel, HistorySection, JobSection, Namespace, PodsSection, StorageSection
 from .syntax import DNS_LABEL, SHOWN, check_pinned, is_label_value
 
@@ -199,10 +199,11 @@ class ClusterSpec(Section):
         for field, labels in {"job.labels": self.job.labels, "pods.labels": self.pods.labels}.items():
             for key in (*self.labels, QUEUE_LABEL):
                 if key in labels:
-                    raise ValueError(f"{field}: {key} is set by `render`; remove it (the queue is job.queue)")
+                    queue = " (the queue is job.queue)" if key == QUEUE_LABEL else ""
+                    raise ValueError(f"{field}: {key} is set by `render`; remove it{queue}")
         for key in self.pods.labels:
-            if key.startswith("ray.io/"):
-                raise ValueError(f"pods.labels: {key} is set by KubeRay; remove it")
+            if key in SET_ON_PODS or key.startswith(("ray.io/", "kueue.x-k8s.io/")):
+                raise ValueError(f"pods.labels: {key} is set by {'Kueue' if 'kueue' in key else 'KubeRay'}; remove it")
         return self
 
     @model_validator(mode="after")
@@ -229,7 +230,7 @@ class ClusterSpec(Section):
 
     @model_validator(mode="after")
     def _check_routes(self) -> "ClusterSpec":
-        check_proxies(self.network, self.pods)
+        check_addresses(self.network, self.pods)
         problem = missing_route(self.network, self.pods, self.storage.url) if "://" in self.storage.url else None
         if problem:
             raise ValueError(f"network.egress: {self.storage.url}: {problem}")

@@ -106,7 +106,7 @@ def _missing_identity(spec: ClusterSpec, storage: str) -> Iterator[str]:
             f"pods.service_account_annotations: {annotation} is not set, so the pods have no rights for {scheme}:// "
             f"unless the new ServiceAccount or the machines have them; set it"
         )
-    elif spec.platform == "gke" and not spec.network.opens(80, _METADATA_SERVER):
+    elif spec.platform == "gke" and not spec.network.allows_port(80, _METADATA_SERVER):
         yield (
             f"network.egress: no rule lets the pods ask the metadata server, from which they get their rights for "
             f"{scheme}://; add {{cidr: {_METADATA_SERVER}/32, ports: [80]}}"

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import pyarrow.parquet as pq
-
 from pos2distill.config import EndpointSection, Recipe, Study
 from pos2distill.errors import UserError
+from pos2distill.parquet import open_parquet
 from pos2distill.records import Example, Tokens, example_from_row
 from pos2distill.sampling.prompting import prompt_builder
 from pos2distill.store.artifacts import Artifact
@@ -84,7 +83,7 @@ def _prepared(prepare: Stage) -> tuple[Iterable[Example], Iterable[Example]]:
 
 def _read_prepared(artifact: Artifact, file: str) -> Iterator[Example]:
     with artifact.reading(file), artifact.fs.open(f"{artifact.path}/{file}") as opened:
-        for batch in pq.ParquetFile(opened).iter_batches(batch_size=256, use_threads=False):
+        for batch in open_parquet(opened).iter_batches(batch_size=256, use_threads=False):
             for row in batch.to_pylist():
                 yield example_from_row(row)
 

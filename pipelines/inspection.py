@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from pos2distill.config import Study
-from pos2distill.errors import UserError, did_you_mean
+from pos2distill.errors import UserError
 from pos2distill.evaluation.questions import Attribution, document_order
 from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import example_from_row, sample_ids
@@ -92,21 +92,20 @@ def inspect(
         rows = _answer_rows(artifact, study)
     decoder = _PromptText(study) if prompts else None
     shown = 0
-    positions = []
+    positions: dict[str, None] = {}  # in their order
     for row in rows:
         if shown == selection.limit:
             return
-        if row["position"] not in positions:
-            positions.append(row["position"])
+        positions.setdefault(row["position"])
         if selection.accepts(row):
             shown += 1
             build = row.pop("build")
             if "entropy" in row:
                 row["entropy"] = row["entropy"]()
             yield row | {"prompt": decoder.text(build)} if decoder else row
-    if selection.position is not None and positions and selection.position not in positions:
-        hint = did_you_mean(selection.position, positions)
-        raise UserError(f"--position: {selection.position}: not among the positions of {artifact.url}{hint}")
+    is_finished = artifact.manifest() is not None
+    if is_finished and positions and selection.position is not None and selection.position not in positions:
+        raise UserError(f"--position: {selection.position}: expected one of those evaluated: {', '.join(positions)}")
 
 
 def study_of(artifact: Artifact) -> Study:

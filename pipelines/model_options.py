@@ -7,7 +7,7 @@ from typing import Any
 from pos2distill.config import Recipe
 from pos2distill.config.evaluation import DEFAULT_EXAMPLES, DEFAULT_SLOTS, evaluation_recipe
 from pos2distill.config.load import load_recipe
-from pos2distill.config.overrides import overridden
+from pos2distill.config.overrides import sets
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import UserError
 
@@ -61,7 +61,7 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
         raise UserError("--data: missing; expected the file with the questions")
     given = {name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None}
     for name in given:
-        if overridden(overrides, _OPTIONS[name]) is not None:
+        if any(sets(override, _OPTIONS[name]) for override in overrides):
             raise UserError(f"--{name.replace('_', '-')}: {_OPTIONS[name]} is set too; give one of them")
     if options.slots is not None:
         try:
@@ -84,7 +84,7 @@ def recipe_of_questions(
     if examples is not None:
         return evaluation_recipe(model, data, examples=examples, overrides=overrides, **settings)
     recipe = evaluation_recipe(model, data, overrides=overrides, **settings)
-    if overridden(overrides, "data.eval_examples") is not None:
+    if any(sets(override, "data.eval_examples") for override in overrides):
         return recipe
     # Imported here, so that --help and a misspelt field are answered at once.
     from pos2distill.tasks.datasets import count_questions

@@ -14,7 +14,13 @@ def split_override(override: str) -> tuple[str, str | None]:
     return name.strip(), text if separator else None
 
 
-def overridden(overrides: Sequence[str], dotted: str) -> Any:
+def sets(override: str, dotted: str) -> bool:
+    """Whether an override sets this setting, or a section around it."""
+    name = split_override(override)[0]
+    return f"{dotted}.".startswith(f"{name}.")
+
+
+def override_value(overrides: Sequence[str], dotted: str) -> Any:
     """The value that a setting has by overrides alone; None if none of them sets it, or a section around it."""
     value: Any = {}
     for override in overrides:
@@ -31,10 +37,12 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
         prefix: of the name as it was typed, for errors.
     """
     dotted, text = split_override(override)
-    if text is None or not all(dotted.split(".")):
+    if text is None or any(not part or part != part.strip() for part in dotted.split(".")):
         # As in a file, or with a blank instead of the sign.
-        written = re.fullmatch(r"(\w+(?:\.\w+)+)(?: *: *| +)(\S+)", override.strip()) if text is None else None
-        hint = f"; did you mean '{prefix}{written[1]}={written[2]}'?" if written else ""
+        written = re.fullmatch(r"(\w+(?:\.\w+)*) *: *(.+)|(\w+(?:\.\w+)+) +(\S+)", override.strip())
+        hint = ""
+        if written and text is None:
+            hint = f"; did you mean '{prefix}{written[1] or written[3]}={written[2] or written[4]}'?"
         raise UserError(f"{prefix}{override}: expected {prefix}section.field=value{hint}")
     try:
         # The value is read as YAML, so that lists, null and quotes mean the same as in a file.

@@ -25,6 +25,8 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
     first = f"{_capitalise(_loss(before))}{_chance(before)}; after distillation"
     if not after.mean:
         return f"{first} no answer is right, so a GAP of 0 means nothing. {_mean_change(before, paired)}"
+    if not before.mean:
+        return f"No answer is right before distillation; after it {_loss(after)}. {_mean_change(before, paired)}"
     loss_after = f"{_loss(after, known=before)}{_gap_chance(before, after, paired)}"
     return f"{first} {loss_after}. {_best_position(before, after, paired)} {_mean_change(before, paired)}"
 
@@ -45,8 +47,6 @@ def _chance(curve: Curve) -> str:
 
 def _loss(curve: Curve, known: Curve | None = None) -> str:
     """The loss of the worst position. known: a curve whose loss is named in the same sentence before."""
-    if not curve.mean:
-        return "no answer is right"
     if not curve.gap:
         return f"all {len(curve.slots)} positions of {curve.documents} are equally good"
     worst, best = _worst(curve), _best(curve)

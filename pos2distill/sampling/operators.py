@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
+from pos2distill.parquet import open_parquet
 from pos2distill.records import PREDICTION_SCHEMA, SAMPLE_SCHEMA
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.generate import Generate, torch_device
@@ -140,10 +141,10 @@ def read_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: i
 
 
 @functools.lru_cache(maxsize=4)
-def _open_parquet(artifact_url: str, file: str) -> pq.ParquetFile:
+def _open_parquet(artifact_url: str, file: str) -> pq.ParquetFile:  # noqa: TID251 (a type)
     """Opened once in a process, which may run many tasks."""
     fs, path = open_url(f"{artifact_url}/{file}", "runtime.storage")
-    return pq.ParquetFile(fs.open(path))
+    return open_parquet(fs.open(path))
 
 
 class EncodeTeacher:

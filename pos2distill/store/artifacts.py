@@ -22,6 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
 from pos2distill.faults import is_fault
+from pos2distill.parquet import open_parquet
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.urls import open_url, storage_errors
 
@@ -323,10 +324,8 @@ def read_table(fs: fsspec.AbstractFileSystem, path: str, columns: list[str] | No
     Raises:
         pyarrow.ArrowException: if it is no Parquet file, is corrupt, or lacks a column.
     """
-    # In this thread, and not by `pyarrow.parquet.read_table` (26.0), whose threads may still hold the file, a Python
-    # object, when the interpreter ends, which then aborts. It would also read the files in a folder.
     with fs.open(path) as source:
-        file = pq.ParquetFile(source, page_checksum_verification=True)
+        file = open_parquet(source)
         missing = [name for name in columns or () if name not in file.schema_arrow.names]
         if missing:
             raise pa.ArrowInvalid(f"no column {missing[0]}")

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import CorruptPart
+from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact, write_table
 
@@ -213,7 +214,8 @@ class SampleStore:
         path = f"{self.folder}/{name}"
         fs = self.artifact.fs
         with contextlib.suppress(*_CORRUPTION_ERRORS), fs.open(path, cache_type="none") as file:
-            return _parse(file, name, columns)
+            # Each request to a store in a network takes long.
+            return _parse(file, name, columns, coalesce=not isinstance(fs, LocalFileSystem))
         try:
             data = fs.cat_file(path)
         except FileNotFoundError:
@@ -252,13 +254,13 @@ def _part_name(example_ids: pa.ChunkedArray) -> str:
     return f"part-{hashlib.sha256(ids.encode()).hexdigest()[:16]}.parquet"
 
 
-def _parse(source: Any, name: str, columns: list[str]) -> pa.Table:
+def _parse(source: Any, name: str, columns: list[str], *, coalesce: bool = False) -> pa.Table:
     """Read columns of a part and check its schema, checksums and name.
 
     Raises:
         one of `_CORRUPTION_ERRORS`: if the schema, the name or one of the columns is wrong.
     """
-    file = pq.ParquetFile(source, page_checksum_verification=True)
+    file = open_parquet(source, coalesce=coalesce)
     version = _schema_version(file.schema_arrow)
     expected_version = _schema_version(SAMPLE_SCHEMA)
     if version != expected_version:

@@ -20,10 +20,10 @@ from typing import Any, BinaryIO
 
 import fsspec
 import ijson
-import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError, did_you_mean
+from pos2distill.parquet import open_parquet
 from pos2distill.urls import open_url, storage_errors, why_not_found
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
@@ -231,18 +231,11 @@ def _parse_line(line: bytes, location: str) -> dict[str, Any]:
     return record
 
 
-def _is_json_string(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), str)
-    except ValueError:
-        return False
-
-
 def _how_to_correct(error: json.JSONDecodeError) -> str:
     """A hint, to append to the error of a line, by where the error is."""
     text = error.doc.strip()
     if not text.startswith("{"):
-        is_table = text[:1] not in tuple("[#<") and ("," in text or "\t" in text) and not _is_json_string(text)
+        is_table = text[:1] not in tuple("[#<") and ("," in text or "\t" in text)
         kind = "; if it is a CSV file, write its records as JSON Lines" if is_table else ""
         return f"; expected one JSON object in each line{kind}"
     if text == "{":
@@ -293,7 +286,7 @@ def _parquet_records(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     number = 0
     # Not decompressed: Parquet compresses its own pages, and is read in any order.
     with fsspec.open(url, "rb") as file:
-        for batch in pq.ParquetFile(file).iter_batches(_PARQUET_ROWS, use_threads=False):
+        for batch in open_parquet(file).iter_batches(_PARQUET_ROWS, use_threads=False):
             for row in batch.to_pylist():
                 number += 1
                 yield f"row {number}", drop_null_fields(row)

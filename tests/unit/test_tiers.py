@@ -18,7 +18,7 @@ def pytest_command(target: str) -> list[str]:
 
 
 def test_make_test_all_collects_every_test(pytestconfig: pytest.Config) -> None:
-    assert pytest_command("test-all") == [".venv/bin/python", "-m", "pytest", "-n", "3", "--dist", "loadgroup"]
+    assert pytest_command("test-all") == [".venv/bin/python", "-m", "pytest", "-n", "2", "--dist", "loadgroup"]
     assert pytestconfig.getini("testpaths") == ["tests"]
     options = " ".join(pytestconfig.getini("addopts"))
     assert not {"-k", "-m", "--ignore", "--ignore-glob", "--deselect"} & set(options.replace("=", " ").split())

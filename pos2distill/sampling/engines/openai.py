@@ -213,8 +213,8 @@ def _require_answer(model: ModelSection, settings: EndpointSection) -> None:
             raise _refused_key(settings, error) from None
         except openai.NotFoundError:
             raise UserError(
-                f"{settings.base_url}: HTTP 404 for {model.api}: it serves no model {name!r} "
-                f"({_model_setting(settings)}), or not this API (model.api)"
+                f"{settings.base_url}: HTTP 404: the server has no model {name!r} ({_model_setting(settings)}) or "
+                f"does not offer {model.api} (model.api)"
             ) from None
         except openai.APIError:  # the user hears of it with the first prompt
             return

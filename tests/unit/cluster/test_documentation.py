@@ -31,7 +31,7 @@ def list_of(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": schema, "minItems": 1}
 
 
-# The fields that the page uses of a PersistentVolumeClaim (Kubernetes 1.34), and of eksctl's ClusterConfig
+# The fields that the page uses of a PersistentVolumeClaim and a Pod (Kubernetes 1.34), and of eksctl's ClusterConfig
 # (https://eksctl.io/usage/schema).
 CLAIM = mapping(
     *("apiVersion", "kind", "metadata", "spec"),
@@ -43,6 +43,42 @@ CLAIM = mapping(
         storageClassName=TEXT,
         accessModes=list_of({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}),
         resources=mapping("requests", requests=mapping("storage", storage={"pattern": "^[1-9][0-9]*[MGT]i$"})),
+    ),
+)
+CONTAINER = mapping(
+    *("name", "image", "command", "securityContext"),
+    name=TEXT,
+    image=TEXT,
+    command=TEXTS,
+    securityContext=mapping(
+        *("allowPrivilegeEscalation", "capabilities"),
+        allowPrivilegeEscalation={"const": False},
+        capabilities=mapping("drop", drop={"const": ["ALL"]}),
+    ),
+    volumeMounts=list_of(mapping("name", "mountPath", name=TEXT, mountPath=TEXT)),
+)
+CLAIM_VOLUME = mapping(
+    *("name", "persistentVolumeClaim"),
+    name=TEXT,
+    persistentVolumeClaim=mapping("claimName", claimName=TEXT),
+)
+POD = mapping(
+    *("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "v1"},
+    kind={"const": "Pod"},
+    metadata=mapping("name", name=TEXT),
+    spec=mapping(
+        *("containers", "securityContext"),  # the level `restricted` of Pod Security
+        imagePullSecrets=list_of(mapping("name", name=TEXT)),
+        securityContext=mapping(
+            *("runAsNonRoot", "seccompProfile"),
+            runAsNonRoot={"const": True},
+            runAsUser=NUMBER,
+            fsGroup=NUMBER,
+            seccompProfile=mapping("type", type={"const": "RuntimeDefault"}),
+        ),
+        containers=list_of(CONTAINER),
+        volumes=list_of(CLAIM_VOLUME),
     ),
 )
 STATEMENT = mapping(*("Effect", "Action", "Resource"), Effect={"enum": ["Allow", "Deny"]}, Action=TEXTS, Resource=TEXT)
@@ -133,7 +169,7 @@ def test_eks_cluster_gives_the_autoscaler_the_disks_that_the_preset_needs() -> N
 
 
 def test_objects_of_the_page_fit_their_schemas() -> None:
-    schemas = {"PersistentVolumeClaim": CLAIM, "ClusterConfig": CLUSTER_CONFIG}
+    schemas = {"PersistentVolumeClaim": CLAIM, "Pod": POD, "ClusterConfig": CLUSTER_CONFIG}
     texts = re.findall(r"<<'END'\n(.*?)^END$", PAGE, re.MULTILINE | re.DOTALL)
     objects = [yaml.safe_load(text) for text in texts]
     assert {each["kind"] for each in objects} == set(schemas)

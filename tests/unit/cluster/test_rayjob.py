@@ -444,7 +444,7 @@ def test_status_logs_and_delete_print_what_kubectl_reports(
     ]
     assert {"--ignore-not-found", "--wait=true", "--timeout=180s", "--request-timeout=200s"} <= set(deleted)
     (read,) = (words for words, _ in calls() if words[0] == "logs")
-    assert read == ["logs", "job/nq-mistral", "--namespace", "pos2distill", "--request-timeout=600s"]
+    assert read == ["logs", "job/nq-mistral", "--namespace", "pos2distill", "--request-timeout=0"]
 
 
 def test_status_prints_why_pods_wait(

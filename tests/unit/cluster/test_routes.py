@@ -3,6 +3,7 @@
 import pytest
 
 from cluster.entrypoint import make_entrypoint
+from cluster.names import PROXIES
 from cluster.spec import load_cluster
 from pos2distill.errors import UserError
 
@@ -28,8 +29,7 @@ def rule(text: str) -> str:
         [endpoint("https://minio.storage.svc"), rule("namespace: storage, ports: [9000]")],
         [endpoint("http://10.0.20.15:9000"), rule("cidr: 10.0.0.0/8, ports: [9000]")],
         [endpoint("http://store.example.org:9000"), rule("cidr: 10.0.20.15/32, ports: [9000]")],
-        # As botocore reads it.
-        [endpoint("store.example.org:9000"), rule("cidr: 10.0.20.15/32, ports: [9000]")],
+        [endpoint("http://10.0.20.15:9000"), rule("namespace: storage, ports: [9000]")],  # of a Service
         [endpoint(""), rule("cidr: 0.0.0.0/0")],
         [endpoint("https://store.example.org", "AWS_ENDPOINT_URL_S3"), rule("cidr: 0.0.0.0/0")],
         # The value in a Secret is not known.
@@ -44,7 +44,7 @@ def test_load_cluster_accepts_what_a_rule_may_allow(overrides: list[str]) -> Non
 
 
 OPEN_9000 = "connect to port 9000 of AWS_ENDPOINT_URL; add for example {cidr: 10.0.20.15/32, ports: [9000]} with its"
-NO_SERVER = "expected the address of a server, for example http"
+NO_SERVER = "expected the URL of a server, for example http"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,18 @@ NO_SERVER = "expected the address of a server, for example http"
         ([endpoint("http://minio.storage:9000"), rule("cidr: 0.0.0.0/0")], OPEN_9000),
         ([endpoint("http://10.0.20.15:9000"), rule("cidr: 192.168.0.0/24, ports: [9000]")], OPEN_9000),
         ([endpoint("http://[fd00::1]:9000"), rule("cidr: 10.0.0.0/8, ports: [9000]")], OPEN_9000),
+        # Only 443 is open, or only another port inside.
+        ([endpoint("http://8.8.4.4:9000"), "network.egress=[{cidr: 0.0.0.0/0}, {namespace: a}]"], OPEN_9000),
+        (
+            [rule("cidr: 10.0.0.0/8, ports: [9000]")],
+            "network.egress: s3://p2d/runs: no rule lets the pods connect to it;",
+        ),
+        # gcsfs uses no proxy.
+        (
+            ["storage.url=gs://p2d/runs", endpoint("http://proxy:3128", "HTTPS_PROXY"), rule("namespace: proxies")],
+            "network.egress: gs://p2d/runs: no rule lets the pods connect to it; add for example {cidr: 0.0.0.0/0}",
+        ),
+        ([endpoint("store.example.org:9000")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
         ([endpoint("http://:443")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
         ([endpoint("ftp://store")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
         ([endpoint("http://store:70000")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
@@ -68,7 +80,7 @@ def test_load_cluster_refuses_what_no_rule_can_allow(overrides: list[str], messa
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
+@pytest.mark.parametrize("variable", PROXIES)
 def test_load_cluster_refuses_a_closed_proxy_whatever_the_storage(variable: str) -> None:
     with pytest.raises(UserError, match=f"no rule lets the pods connect to port 3128 of {variable}; add for example"):
         load_cluster("onprem", [endpoint("http://proxy.example.org:3128", variable)])
@@ -83,6 +95,10 @@ def test_load_cluster_refuses_a_closed_proxy_whatever_the_storage(variable: str)
             "runtime.storage: s3://b/runs: network.egress: no rule lets the",
         ),
         (
+            [MODEL, "data.path=http://8.8.4.4:8080/x"],
+            "data.path: http://8.8.4.4:8080/x: network.egress: no rule lets the pods connect to port 8080 of 8.8.4.",
+        ),
+        (
             [DATA],
             "model.path: mistralai/Mistral-7B-Instruct-v0.3 would be downloaded from the hub: network.egress: no r",
         ),
@@ -93,6 +109,32 @@ def test_make_entrypoint_refuses_what_no_rule_can_allow(words: list[str], messag
     with pytest.raises(UserError) as error:
         make_entrypoint(spec, "nq_mistral_7b", words)
     assert f"nq_mistral_7b: {message}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["network.egress=[{namespace: storage, ports: [80]}]"],
+            [MODEL, "data.path=http://files.storage.svc/nq.jsonl"],
+        ),
+        (
+            ["network.egress=[{namespace: mirror, ports: [8080]}]", endpoint("http://hf.mirror:8080", "HF_ENDPOINT")],
+            [DATA],
+        ),
+        (["network.egress=[{cidr: 8.8.4.0/24, ports: [8080]}]"], [MODEL, "data.path=http://8.8.4.4:8080/x"]),
+    ],
+)
+def test_make_entrypoint_accepts_what_a_rule_may_allow(overrides: list[str], words: list[str]) -> None:
+    assert make_entrypoint(load_cluster("onprem", overrides), "nq_mistral_7b", words)
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "HF_ENDPOINT"])
+def test_load_cluster_refuses_an_endpoint_that_is_none_whatever_the_storage(variable: str) -> None:
+    with pytest.raises(
+        UserError, match=f"pods.env: {variable}: expected the URL of a server, for example http://minio"
+    ):
+        load_cluster("onprem", [endpoint("ftp://store", variable)])
 
 
 def test_make_entrypoint_finds_the_endpoint_of_each_store() -> None:

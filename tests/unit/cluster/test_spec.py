@@ -200,9 +200,9 @@ WRONG = [
     (f"network.egress=[{{namespace: {'a' * 64}}}]", "network.egress[0].namespace: expected a name of a to z, 0 to 9 "),
     (
         "network.api_server={namespace: default}",
-        "network.api_server.cidr: missing; the API is at an address of the mac",
+        "network.api_server: expected a cidr with the address of the Kubernet",
     ),
-    ("pods.env={A: 1}", "pods.env: A: expected a text; write the value in quotes that the shell keeps: '\"1\"'"),
+    ("pods.env={A: 1}", "pods.env: A: expected a text; write the value in quotes (on the command line: '\"1\"')"),
     ("pods.volumes=[{mount: /m}]", "pods.volumes[0].claim: set one of claim, secret and config_map"),
     ("pods.volumes=[{secret: a, config_map: b, mount: /m}]", "pods.volumes[0].config_map: set one of claim, secret an"),
     (
@@ -263,6 +263,12 @@ WRONG = [
     ("job.labels={app.kubernetes.io/part-of: x}", "job.labels: app.kubernetes.io/part-of is set by `render`; remove"),
     ("job.labels={kueue.x-k8s.io/queue-name: x}", "job.labels: kueue.x-k8s.io/queue-name is set by `render`; remove"),
     ("pods.labels={kueue.x-k8s.io/queue-name: x}", "pods.labels: kueue.x-k8s.io/queue-name is set by `render`; remove"),
+    (
+        "network.api_server={cidr: 10.0.0.1/32, protocol: UDP}",
+        "network.api_server: expected a cidr with the address of",
+    ),
+    ("pods.labels={app.kubernetes.io/name: x}", "pods.labels: app.kubernetes.io/name is set by KubeRay; remove it"),
+    ("pods.labels={kueue.x-k8s.io/x: y}", "pods.labels: kueue.x-k8s.io/x is set by Kueue; remove it"),
     ("pods.labels={ray.io/group: x}", "pods.labels: ray.io/group is set by KubeRay; remove it"),
     ("pods.project=/scratch/p", "pods.project: /scratch/p is in /scratch, which is an empty folder in the pods"),
     ("storage.url=gs://my bucket/runs", "storage.url: gs://my bucket/runs: expected a bucket or path without blanks"),
@@ -419,6 +425,7 @@ def test_overridden_storage_is_none_where_no_override_sets_it() -> None:
         ("python run.py study quickstart", None),
         ("python run.py 'runtime.storage=s3://b", None),
         ("python run.py runtime.storage=[", None),
+        ("env X=[ python run.py study quickstart runtime.storage=s3://b/x", "s3://b/x"),
     ],
 )
 def test_storage_of_entrypoint(entrypoint: str, storage: str | None) -> None:
@@ -501,7 +508,7 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         (
             "quickstart",
             ["spec.storage={url: /mnt/storage/runs, claim: c}", "spec.network.egress=[]", "data.path=https://host/x"],
-            "quickstart: data.path: https://host/x: network.egress: no rule lets the pods connect to it; add for",
+            "quickstart: data.path: https://host/x: network.egress: no rule lets the pods connect to port 443 of host",
         ),
         (
             "quickstart",

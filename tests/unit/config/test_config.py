@@ -406,6 +406,12 @@ def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> N
         ("training.epochs: 3", "training.epochs: 3: expected section.field=value; did you mean 'training.epochs=3'?"),
         ("training.epochs:3", "training.epochs:3: expected section.field=value; did you mean 'training.epochs=3'?"),
         ("training.epochs : 3", "training.epochs : 3: expected section.field=value; did you mean 'training.epochs=3'?"),
+        ("seed: 5", "seed: 5: expected section.field=value; did you mean 'seed=5'?"),
+        (
+            "evaluation.slots: [1, 2]",
+            "evaluation.slots: [1, 2]: expected section.field=value; did you mean 'evaluation.slots=[1, 2]'?",
+        ),
+        ("training. epochs=3", "training. epochs=3: expected section.field=value"),
         ("the recipe", "the recipe: expected section.field=value"),
         ("training..epochs=3", "training..epochs=3: expected section.field=value"),
         (".epochs=3", ".epochs=3: expected section.field=value"),

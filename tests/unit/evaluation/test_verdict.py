@@ -112,8 +112,9 @@ def test_describe_change_and_curve_without_a_right_answer() -> None:
         "nothing. The mean accuracy changes by -15.0 points (95 % interval -30.0 to +0.0): 60 questions cannot tell it "
         "from 0."
     )
-    assert describe_change(curve(0.0, 0.0), curve(0.2, 0.1), paired(0.15, 0.1, 0.2)).startswith(
-        "No answer is right; after distillation position 2 loses 10 points to position 1. "
+    assert describe_change(curve(0.0, 0.0), curve(0.2, 0.1), paired(0.15, 0.1, 0.2)) == (
+        "No answer is right before distillation; after it position 2 of 10 loses 10 points to position 1. The mean "
+        "accuracy rises by 15 points (95 % interval +10.0 to +20.0): with 60 questions, the difference is real."
     )
     assert describe_curve(nothing) == "No answer is right (1 question), so a GAP of 0 means nothing."
 

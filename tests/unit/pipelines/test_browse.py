@@ -93,7 +93,7 @@ def test_inspect_filters_and_limits(recipe: Recipe, command: Command) -> None:
 
 def test_inspect_refuses_a_position_that_was_not_evaluated(recipe: Recipe) -> None:
     selection = Selection(position="9")
-    with pytest.raises(UserError, match=r"^--position: 9: not among the positions of .*; expected one of: 1, 2, 3, 4$"):
+    with pytest.raises(UserError, match=r"^--position: 9: expected one of those evaluated: 1, 2, 3, 4$"):
         list(inspect(recipe.storage, selection, samples=False, prompts=False))
 
 

@@ -197,8 +197,8 @@ def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: 
             "--documents: data.documents is set too; give one of them",
         ),
         (
-            ["evaluate", "data={eval_examples: 9}", "--model", "m", "--data", "d", "--examples", "8"],
-            "--examples: data.eval_examples is set too; give one of them",
+            ["evaluate", "--model", "m", "--data", "d", "--slots", "3", "evaluation={max_new_tokens: 20}"],
+            "--slots: evaluation.slots is set too; give one of them",
         ),
         (["evaluate", "--model", "m"], "--data: missing; expected the file with the questions"),
         (

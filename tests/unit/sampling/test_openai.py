@@ -261,7 +261,7 @@ class Refuses(CannotList):
     [
         (401, r"refuses the key in OPENAI_API_KEY \(HTTP 401\) \(runtime\.endpoint\.api_key_env\)"),
         (403, r"refuses the key in OPENAI_API_KEY \(HTTP 403\) \(runtime\.endpoint\.api_key_env\)"),
-        (404, r": HTTP 404 for chat: it serves no model 'tiny' \(model\.path\), or not this API \(model\.api\)$"),
+        (404, r": HTTP 404: the server has no model 'tiny' \(model\.path\) or does not offer chat \(model\.api\)$"),
     ],
 )
 def test_check_endpoint_refuses_a_key_or_model_by_the_answer(status: int, message: str) -> None:

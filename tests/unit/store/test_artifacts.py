@@ -1,14 +1,11 @@
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
 from pos2distill.store.artifacts import (
@@ -19,7 +16,6 @@ from pos2distill.store.artifacts import (
     release_storage,
     write_bytes,
     write_json,
-    write_table,
 )
 from tests.support.stores import make_samples, open_store
 
@@ -232,19 +228,3 @@ def test_claim_storage_reports_a_corrupt_run_file(storage: str) -> None:
     fs.pipe_file(f"{path}/run.json", b"")
     with pytest.raises(UserError, match=r"corrupt run.json \(.+\); choose another runtime.storage"):
         claim_storage(storage, "mine")
-
-
-def test_read_table_leaves_no_thread_that_ends_a_short_command(tmp_path: Path) -> None:
-    """pyarrow's own `read_table` aborted most of such programs when they ended."""
-    program = (
-        "import sys, fsspec\n"
-        "from pos2distill.store.artifacts import read_table\n"
-        "fs = fsspec.filesystem('file')\n"
-        "print(sum(len(read_table(fs, path)) for path in sys.argv[1:]))\n"
-    )
-    paths = [str(tmp_path / f"{number}.parquet") for number in range(4)]
-    for path in paths:
-        write_table(LocalFileSystem(), path, pa.table({"a": list(range(70))}))
-    for _ in range(8):
-        done = subprocess.run([sys.executable, "-c", program, *paths], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "280\n", "")

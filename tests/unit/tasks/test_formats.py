@@ -246,6 +246,12 @@ def test_parse_hotpotqa_accepts_either_name_of_the_id(read: Read) -> None:
     assert read("hotpotqa", {**without(HOTPOTQA, "_id"), "id": "x"}).example_id == "x"
 
 
+def test_read_examples_accepts_an_empty_paragraph_of_a_published_file(read: Read) -> None:
+    """A user cannot correct a published file."""
+    record = changed(HOTPOTQA, "context.2.1", [" "])
+    assert read("hotpotqa", record).documents[2].text == ""
+
+
 def test_parse_2wiki(read: Read) -> None:
     example = read("2wiki", WIKI)
     assert [document.title for document in example.golds] == ["Film A", "Film B", "Anna", "Bert"]
