@@ -77,7 +77,8 @@ def inspect(
     """
     artifact = open_artifact(run, SAMPLES + SCORES if samples else SCORES + SAMPLES, task, unfinished=True)
     study = study_of(artifact)
-    if artifact.manifest() is None:
+    is_finished = artifact.manifest() is not None
+    if not is_finished:
         print(f"{artifact.url}: not finished; what is stored so far is shown", file=sys.stderr, flush=True)
     if entropy and artifact.name != "samples":
         raise UserError("--entropy: is of samples; give --samples too")
@@ -103,7 +104,6 @@ def inspect(
             if "entropy" in row:
                 row["entropy"] = row["entropy"]()
             yield row | {"prompt": decoder.text(build)} if decoder else row
-    is_finished = artifact.manifest() is not None
     if is_finished and positions and selection.position is not None and selection.position not in positions:
         raise UserError(f"--position: {selection.position}: expected one of those evaluated: {', '.join(positions)}")
 

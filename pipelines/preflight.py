@@ -222,7 +222,8 @@ def check_gpus(task: Task) -> None:
         return
     pools: dict[str, float] = {}
     if runtime.executor == "ray":
-        if any(stage not in _without_samplers(task.plan) for stage in task.pending):
+        others = _without_samplers(task.plan)
+        if any(stage not in others for stage in task.pending):
             pools["samplers"] = runtime.samplers.gpus
         if _encodes(task):
             pools["teachers"] = runtime.teachers.gpus
