@@ -7,6 +7,7 @@ import base64
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,26 +61,33 @@ def test_kubectl_accepts_every_rendered_preset(path: Path, server: str, tmp_path
     assert done.stdout.splitlines() == created(text)
 
 
-def test_kubectl_accepts_the_claim_of_the_documentation(server: str, tmp_path: Path) -> None:
+def test_kubectl_accepts_the_manifests_of_the_documentation(server: str, tmp_path: Path) -> None:
     page = (PROJECT / "docs" / "cluster.md").read_text()
-    claims = re.findall(r"^kubectl apply .*<<'END'\n(.*?)^END$", page, re.MULTILINE | re.DOTALL)
-    assert len(claims) == 1
-    done = apply(server, claims[0], tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == created(claims[0])
+    manifests = re.findall(r"^kubectl apply [^\n]*<<'END'\n(.*?)^END$", page, re.MULTILINE | re.DOTALL)
+    assert [yaml.safe_load(text)["kind"] for text in manifests] == [
+        "PersistentVolumeClaim",
+        "Pod",
+        "PersistentVolumeClaim",
+    ]
+    for text in manifests:
+        done = apply(server, text, tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines() == created(text)
 
 
 def test_kubectl_creates_the_objects_of_the_documentation(tmp_path: Path) -> None:
-    """The lines `kubectl create …`, with a token file; in this mode kubectl asks no server."""
+    """The lines `kubectl create …`, with the files that they read; in this mode kubectl asks no server."""
     token = tmp_path / ".cache" / "huggingface" / "token"
     token.parent.mkdir(parents=True)
     token.write_text("made-up")
+    (tmp_path / "registry_password").write_text("made-up")
     page = (PROJECT / "docs" / "cluster.md").read_text()
     lines = re.findall(r"^kubectl create .*$", page, re.MULTILINE)
     made = []
     for line in lines:
         done = subprocess.run(
             ["bash", "-c", f"{line} --dry-run=client --output yaml"],
+            cwd=tmp_path,
             env={"HOME": str(tmp_path), "PATH": "/usr/local/bin:/usr/bin:/bin"},
             capture_output=True,
             text=True,
@@ -90,10 +98,13 @@ def test_kubectl_creates_the_objects_of_the_documentation(tmp_path: Path) -> Non
         made.append(yaml.safe_load(done.stdout))
     secrets = [each for each in made if each["kind"] == "Secret"]
     namespaces = {each["metadata"]["name"] for each in made if each["kind"] == "Namespace"}
-    assert len(secrets) + 3 == len(made)  # GKE, EKS and kind each need the namespace
-    for preset in ("gke", "eks"):
+    kinds = Counter(each["kind"] for each in made)
+    assert kinds == {"Namespace": 4, "Secret": 3, "PriorityClass": 1}
+    names = {each["metadata"]["name"] for each in made}
+    for preset in ("gke", "eks", "onprem"):
         spec = load_cluster(preset)
         assert spec.namespace in namespaces
+        assert names >= set(spec.pods.pull_secrets) | ({spec.pods.priority_class} - {None})
         for named in spec.pods.secrets:
             found = [each for each in secrets if each["metadata"]["name"] == named.secret]
             assert found

@@ -5,10 +5,10 @@ import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pos2distill.config import Recipe
@@ -53,18 +53,38 @@ def assert_one_line(driver: Driver, *words: str) -> None:
     assert all(word in last_line for word in words), last_line
 
 
+@contextmanager
+def kept_full(folder: Path) -> Iterator[None]:
+    """A file takes every free byte of a disk, also what other processes free, until the end."""
+    is_over = threading.Event()
+
+    def fill() -> None:
+        with (folder / "filler").open("ab", buffering=0) as filler:
+            while not is_over.wait(0.02):
+                with suppress(OSError):
+                    while True:
+                        filler.write(bytes(1 << 16))
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        (folder / "filler").unlink()
+
+
 def test_distill_on_a_full_disk_continues_once_there_is_space(
     slow_study: Callable[..., Recipe], undisturbed_steps: list[dict[str, Any]], small_disk: Path, tmp_path: Path
 ) -> None:
     full = slow_study(str(small_disk / "run"))
     driver = Driver(tmp_path / "recipe.yaml", small_disk / "run")
     driver.wait_for(lambda: saved_states(full))
-    filler = small_disk / "filler"
-    filler.write_bytes(bytes(psutil.disk_usage(str(small_disk)).free))
-    assert driver.end() == 2, driver.log.read_text()
+    with kept_full(small_disk):
+        assert driver.end() == 2, driver.log.read_text()
     # The training worker meets it or, on a slow machine, the lease of the driver.
     assert_one_line(driver, "No space left on device", "free space", "run the same command again")
-    filler.unlink()
     driver = Driver(tmp_path / "recipe.yaml", small_disk / "run")
     assert driver.end() == 0, driver.log.read_text()
     assert_exactly_once(full)

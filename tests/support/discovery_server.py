@@ -9,7 +9,11 @@ from typing import Any
 
 # Kinds with the names of their resources, by API version.
 _RESOURCES = {
-    "v1": {"serviceaccounts": "ServiceAccount", "persistentvolumeclaims": "PersistentVolumeClaim"},
+    "v1": {
+        "serviceaccounts": "ServiceAccount",
+        "persistentvolumeclaims": "PersistentVolumeClaim",
+        "pods": "Pod",
+    },
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "monitoring.coreos.com/v1": {"podmonitors": "PodMonitor"},
