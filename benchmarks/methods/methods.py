@@ -34,8 +34,9 @@ from pipelines.stages.stage import Stage
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
+from pos2distill.evaluation.cross_fitting import corrected_gap
 from pos2distill.evaluation.scores import Grid, to_curve, to_grid
-from pos2distill.evaluation.statistics import corrected_gap, difference_interval
+from pos2distill.evaluation.statistics import difference_interval
 from pos2distill.evaluation.sweep import Estimate, estimate
 
 SEEDS = (0, 1, 2)

@@ -23,12 +23,10 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from benchmarks.circumstances import circumstances
+from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
 from pos2distill.evaluation.statistics import (
     accuracy_interval,
-    best_slot_change,
-    corrected_gap,
     difference_interval,
-    gap_change,
     gap_interval,
     position_p_value,
     questions_above,

@@ -12,15 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
 from pos2distill.evaluation.statistics import (
     Floats,
     Interval,
     accuracy_interval,
-    best_slot_change,
-    corrected_gap,
     difference_interval,
     difference_variances,
-    gap_change,
     gap_interval,
     position_p_value,
     questions_needed,

@@ -5,7 +5,6 @@ benchmarks/statistics measures how often each interval covers the truth.
 Shapes: E examples, S slots, R resamples.
 """
 
-from collections.abc import Iterator
 from statistics import NormalDist
 
 import numpy as np
@@ -27,8 +26,6 @@ _LOWEST_ERROR = 0.025
 _HIGHEST_ERROR = 0.015
 _CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
 _ABOVE_ZERO = 1e-6
-
-_SPLITS = 20  # of `corrected_gap`; more change it by less than a tenth of its standard error
 
 
 def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
@@ -68,7 +65,7 @@ def difference_interval(difference_E: Floats) -> Interval:
     mean = float(difference_E.mean())
     margin = student_t(examples - 1) * float(difference_E.std(ddof=1)) / examples**0.5
     if np.ptp(difference_E) == 0:
-        margin = _wilson(0.0, examples)[1]
+        margin = bound_for_none(examples)
     return max(-1.0, mean - margin), min(1.0, mean + margin)
 
 
@@ -89,7 +86,7 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int
     error = float(_log_ratio_errors(part_E, total_E, np.ones((1, len(part_E))))[0])
     if ratio == 0 or error == 0:
         return ratio, ratio
-    count_RE = _resample_counts(len(part_E), resamples, seed)
+    count_RE = resample_counts(len(part_E), resamples, seed)
     count_RE = count_RE[count_RE @ total_E > 0]
     ratio_R = (count_RE @ part_E) / (count_RE @ total_E)
     difference_R = np.log(np.maximum(ratio_R, np.finfo(float).tiny)) - np.log(ratio)
@@ -115,21 +112,6 @@ def _log_ratio_errors(part_E: Floats, total_E: Floats, count_RE: Floats) -> Floa
     few = len(part_E) / max(len(part_E) - 1, 1)
     errors_R: Floats = np.divide(few**0.5 * error_R, part_R, out=np.zeros(len(part_R)), where=part_R > 0)
     return errors_R
-
-
-def corrected_gap(correct_ES: Floats, *, seed: int, splits: int = _SPLITS) -> float:
-    """The GAP without the bias of choosing the best and the worst slot by the same answers that measure them.
-
-    The examples are divided into two halves at random; the best and the worst slot of one half are compared on the
-    other half, and the reverse. The mean over all splits is 0 in expectation for a model without any effect of
-    position, where max - min is above 0; it may be negative. Half of the examples choose less well than all of them,
-    so where slots differ by little, it is somewhat below the true GAP.
-
-    Args:
-        splits: random divisions.
-    """
-    weight_1E = np.ones((1, len(correct_ES)))
-    return float(_cross_fitted_gaps(correct_ES, weight_1E, seed, splits)[0])
 
 
 def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed: int) -> Interval:
@@ -163,7 +145,7 @@ def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed:
         high = max(_gap_with(_HIGHEST_ERROR, accuracy_S, noise_RS), float(np.ptp(accuracy_S)))
     else:  # there is no shape to scale
         high = min(1.0, -NormalDist().inv_cdf(_HIGHEST_ERROR) * float(error_SS.max()))
-    open_end = _wilson(0.0, len(correct_ES))[1]
+    open_end = bound_for_none(len(correct_ES))
     return min(low, 1 - open_end), max(high, open_end)
 
 
@@ -208,7 +190,7 @@ def _difference_errors(correct_ES: Floats) -> Floats:
 def _noise(correct_ES: Floats, resamples: int, seed: int) -> Floats:
     """(R, S) the bootstrap's errors of the accuracies. Those of few examples are too small, and are enlarged."""
     examples = len(correct_ES)
-    mean_RS = _resample_counts(examples, resamples, seed) @ correct_ES / examples
+    mean_RS = resample_counts(examples, resamples, seed) @ correct_ES / examples
     noise_RS: Floats = (mean_RS - correct_ES.mean(0)) * _enlargement(examples)
     return noise_RS
 
@@ -250,42 +232,6 @@ def _gap_with(probability: float, accuracy_S: Floats, noise_RS: Floats) -> float
     return low
 
 
-def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
-    """The change of the corrected GAP, after - before, on the same examples, and its 95 % interval.
-
-    The interval is Student's, with the bootstrap's standard error: examples are resampled whole and stay in their half.
-    It is never narrower than what E equal examples leave open, Wilson's bound for 0 of E. Where slots are nearly equal,
-    resampling changes which one is chosen more often than new examples would, so there it is too wide.
-    """
-    both = (before_ES, after_ES)
-    before, after = (corrected_gap(correct_ES, seed=seed) for correct_ES in both)
-    count_RE = _resample_counts(len(before_ES), resamples, seed)
-    before_R, after_R = (_cross_fitted_gaps(correct_ES, count_RE, seed, _SPLITS) for correct_ES in both)
-    return _bootstrap_change(after - before, after_R - before_R, len(before_ES))
-
-
-def best_slot_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
-    """The change of the accuracy, after - before, at the slot that is best before, and its 95 % interval.
-
-    The slot that is best among the same answers is good by chance too, and a model that did not change would seem to
-    lose there. So, as for `corrected_gap`, one half of the examples chooses the slot and the other half measures the
-    change at it. The interval is as of `gap_change`.
-    """
-    if len(before_ES) == 1:
-        return float((after_ES - before_ES)[0, before_ES[0].argmax()]), (-1.0, 1.0)
-    change = float(_cross_fitted_changes(before_ES, after_ES, np.ones((1, len(before_ES))), seed)[0])
-    count_RE = _resample_counts(len(before_ES), resamples, seed)
-    change_R = _cross_fitted_changes(before_ES, after_ES, count_RE, seed)
-    return _bootstrap_change(change, change_R, len(before_ES))
-
-
-def _bootstrap_change(change: float, change_R: Floats, examples: int) -> tuple[float, Interval]:
-    """A change between -1 and 1 with its interval, from those of the resamples."""
-    margin = max(_Z * _enlargement(examples) * float(change_R.std(ddof=1)), _wilson(0.0, examples)[1])
-    change = min(1.0, max(-1.0, change))
-    return change, (max(-1.0, change - margin), min(1.0, change + margin))
-
-
 def position_p_value(correct_ES: Floats, *, permutations: int, seed: int) -> float:
     """The probability of slots that differ as much as these, if position had no effect.
 
@@ -315,6 +261,18 @@ def questions_needed(difference: float, deviation: float, *, power: float = 0.8)
     return max(2, int(np.ceil((factor * deviation / difference) ** 2)))
 
 
+def resample_counts(examples: int, resamples: int, seed: int) -> Floats:
+    """(R, E) how often each example is in each resample of the bootstrap."""
+    # The generator depends on the seed alone, so models with the same examples are resampled in the same way.
+    generator = derive_generator(seed, "bootstrap")
+    return generator.multinomial(examples, np.full(examples, 1 / examples), resamples).astype(np.float64)
+
+
+def bound_for_none(examples: int) -> float:
+    """What is left open by so many examples that are all equal: Wilson's upper 95 % bound for 0 of them."""
+    return _wilson(0.0, examples)[1]
+
+
 def student_t(freedom: int) -> float:
     """The 97.5 % quantile of Student's t, to 0.001: tabulated up to 4 degrees of freedom, then its expansion.
 
@@ -336,60 +294,6 @@ def student_t(freedom: int) -> float:
     )
     quantile: float = z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
     return quantile
-
-
-def _resample_counts(examples: int, resamples: int, seed: int) -> Floats:
-    """(R, E) how often each example is in each resample."""
-    # The generator depends on the seed alone, so models with the same examples are resampled in the same way.
-    generator = derive_generator(seed, "bootstrap")
-    return generator.multinomial(examples, np.full(examples, 1 / examples), resamples).astype(np.float64)
-
-
-def _cross_fitted_gaps(correct_ES: Floats, weight_RE: Floats, seed: int, splits: int) -> Floats:
-    """(R,) corrected GAPs of weighted examples. All copies of an example are in the same half."""
-    total_R = np.zeros(len(weight_RE))
-    for in_first_E in _halves(len(correct_ES), seed, splits):
-        first_RS = _weighted_means(correct_ES[in_first_E], weight_RE[:, in_first_E])
-        second_RS = _weighted_means(correct_ES[~in_first_E], weight_RE[:, ~in_first_E])
-        total_R += _difference_of_chosen(first_RS, second_RS) + _difference_of_chosen(second_RS, first_RS)
-    return total_R / (2 * splits)
-
-
-def _cross_fitted_changes(before_ES: Floats, after_ES: Floats, weight_RE: Floats, seed: int) -> Floats:
-    """(R,) changes of weighted examples at the slot that is best before, chosen by one half, measured on the other."""
-    change_ES = after_ES - before_ES
-    rows = np.arange(len(weight_RE))
-    total_R = np.zeros(len(weight_RE))
-    for in_first_E in _halves(len(before_ES), seed, _SPLITS):
-        for chooses_E in (in_first_E, ~in_first_E):
-            best_R = _weighted_means(before_ES[chooses_E], weight_RE[:, chooses_E]).argmax(1)
-            total_R += _weighted_means(change_ES[~chooses_E], weight_RE[:, ~chooses_E])[rows, best_R]
-    return total_R / (2 * _SPLITS)
-
-
-def _halves(examples: int, seed: int, splits: int) -> Iterator[npt.NDArray[np.bool_]]:
-    """(E,) which examples are in the first half, of each random division."""
-    generator = derive_generator(seed, "cross-fitted gap")
-    for _ in range(splits):
-        in_first_E = np.zeros(examples, bool)
-        in_first_E[generator.permutation(examples)[: examples // 2]] = True
-        yield in_first_E
-
-
-def _weighted_means(correct_ES: Floats, weight_RE: Floats) -> Floats:
-    # A half without any weight (of a few examples, by chance) has means of 0.
-    weight_R1 = np.maximum(weight_RE.sum(1, keepdims=True), 1)
-    means_RS: Floats = weight_RE @ correct_ES / weight_R1
-    return means_RS
-
-
-def _difference_of_chosen(choosing_RS: Floats, measuring_RS: Floats) -> Floats:
-    """(R,) measured difference of the slots that are best and worst where they are chosen."""
-    rows = np.arange(len(choosing_RS))
-    best_R = measuring_RS[rows, choosing_RS.argmax(1)]
-    worst_R = measuring_RS[rows, choosing_RS.argmin(1)]
-    difference_R: Floats = best_R - worst_R
-    return difference_R
 
 
 def _wilson(mean: float, count: float) -> Interval:

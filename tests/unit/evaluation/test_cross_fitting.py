@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+
+from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
+from tests.support.simulated import answers
+
+
+def test_corrected_gap_of_a_flat_model_is_zero_where_the_gap_is_not() -> None:
+    """300 models that answer each question with probability 0.7 at every slot: 100 questions, 15 slots."""
+    models = [answers([0.7] * 15, 100, seed) for seed in range(300)]
+    corrected = [corrected_gap(correct_ES, seed=seed) for seed, correct_ES in enumerate(models)]
+    assert np.mean([np.ptp(correct_ES.mean(0)) for correct_ES in models]) > 0.1
+    assert abs(np.mean(corrected)) < 3 * np.std(corrected) / np.sqrt(len(corrected))
+
+
+def test_corrected_gap_finds_a_gap_that_is_there() -> None:
+    """One slot of five is 0.4 worse: the choice of the worst is never wrong, that of the best does not matter."""
+    corrected = [corrected_gap(answers([0.8, 0.8, 0.4, 0.8, 0.8], 200, seed), seed=0) for seed in range(100)]
+    assert np.mean(corrected) == pytest.approx(0.4, abs=0.01)
+
+
+def test_corrected_gap_by_hand() -> None:
+    """Two slots, one always right and one never: 1 whatever the halves."""
+    assert corrected_gap(np.tile([1.0, 0.0], (6, 1)), seed=0, splits=3) == 1.0
+
+
+def test_gap_change_by_hand() -> None:
+    """From 1 to 0, or not at all, in every example: only as certain as 60 examples can be."""
+    before, after = np.tile([1.0, 0.0], (60, 1)), np.ones((60, 2))
+    open_end = 1.959964**2 / (60 + 1.959964**2)  # Wilson's bound for 0 of 60
+    change, interval = gap_change(before, after, resamples=100, seed=0)
+    assert (change, *interval) == pytest.approx((-1, -1, -1 + open_end))
+    change, interval = gap_change(before, before, resamples=100, seed=0)
+    assert (change, *interval) == pytest.approx((0, -open_end, open_end))
+
+
+def test_gap_change_is_inside_its_interval() -> None:
+    """Few examples give corrected GAPs below 0, and so changes of more than 1."""
+    for seed in range(200):
+        before, after = answers([0.5] * 3, 10, seed), answers([0.5] * 3, 10, 1000 + seed)
+        change, (low, high) = gap_change(before, after, resamples=50, seed=seed)
+        assert -1 <= low <= change <= high <= 1
+
+
+def test_gap_change_contains_the_truth() -> None:
+    covered = 0
+    for seed in range(60):
+        before, after = answers([0.9, 0.4, 0.8], 150, seed), answers([0.9, 0.8, 0.9], 150, 1000 + seed)
+        _, (low, high) = gap_change(before, after, resamples=200, seed=seed)
+        covered += low <= -0.4 <= high
+    assert covered >= 52  # 57 expected
+
+
+def test_gap_change_of_few_examples_is_students() -> None:
+    """One slot falls from always right in 5 of 20 examples and never rises: t for 19 degrees of freedom is 2.093."""
+    before, after = np.ones((20, 2)), np.ones((20, 2))
+    before[:10, 1] = 0
+    after[:15, 1] = 0
+    change, (low, high) = gap_change(before, after, resamples=20000, seed=0)
+    error = (before - after)[:, 1].std(ddof=1) / 20**0.5
+    assert change == pytest.approx(0.25)
+    assert (high - low) / 2 == pytest.approx(2.093 * error, rel=0.03)
+
+
+def test_best_slot_change_by_hand() -> None:
+    """The first slot is best whatever half chooses, and falls from 1 to .75."""
+    before, after = np.tile([1.0, 0.0], (80, 1)), np.tile([1.0, 0.0], (80, 1))
+    after[:20, 0] = 0
+    change, (low, high) = best_slot_change(before, after, resamples=4000, seed=0)
+    assert change == pytest.approx(-0.25)
+    error = after[:, 0].std(ddof=1) / 80**0.5
+    assert (high - low) / 2 == pytest.approx(1.99 * error, rel=0.05)
+
+
+def test_best_slot_change_of_one_example_leaves_everything_open() -> None:
+    before, after = np.array([[1.0, 0.0]]), np.array([[0.0, 0.0]])
+    assert best_slot_change(before, after, resamples=2, seed=0) == (-1.0, (-1.0, 1.0))
+
+
+def test_best_slot_change_of_an_unchanged_model_is_0_where_the_same_answers_show_a_loss() -> None:
+    """200 flat models that answer twice. The slot that is best by chance seems to lose."""
+    changes, naive = [], []
+    for seed in range(200):
+        before, after = answers([0.7] * 10, 60, seed), answers([0.7] * 10, 60, 1000 + seed)
+        changes.append(best_slot_change(before, after, resamples=2, seed=seed)[0])
+        best = before.mean(0).argmax()
+        naive.append(after[:, best].mean() - before[:, best].mean())
+    assert np.mean(naive) < -0.05
+    assert abs(np.mean(changes)) < 3 * np.std(changes) / 200**0.5
+
+
+def test_best_slot_change_seldom_sees_a_change_that_is_not_there() -> None:
+    wrong = 0
+    for seed in range(60):
+        before, after = answers([0.9, 0.6, 0.8], 100, seed), answers([0.9, 0.6, 0.8], 100, 1000 + seed)
+        _, (low, high) = best_slot_change(before, after, resamples=200, seed=seed)
+        wrong += not low <= 0 <= high
+    assert wrong <= 8  # 3 expected
+
+
+def test_intervals_of_changes_are_as_wide_as_the_changes_vary() -> None:
+    """Slots that are equal, where the bootstrap alone is 1.2 to 1.4 times too wide, and slots that differ clearly."""
+    for accuracy_S in ([0.7] * 5, [0.95, 0.6, 0.2]):
+        gaps, bests = [], []
+        for seed in range(150):
+            before, after = answers(accuracy_S, 100, seed), answers(accuracy_S, 100, 1000 + seed)
+            gaps.append(gap_change(before, after, resamples=100, seed=seed))
+            bests.append(best_slot_change(before, after, resamples=100, seed=seed))
+        for results in (gaps, bests):
+            error = np.mean([(high - low) / 2 / 1.984 for _, (low, high) in results])
+            assert 0.9 < error / np.std([change for change, _ in results]) < 1.25
