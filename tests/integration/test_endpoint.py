@@ -35,7 +35,7 @@ def started(command: Sequence[str], log: Path) -> Iterator[str]:
     settings = {
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_CACHE": str(log.parent / "no-cache"),
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -62,7 +62,7 @@ def prompts(toy: ModelSection) -> list[Tokens]:
 
 @pytest.fixture(scope="module")
 def vllm(toy: ModelSection) -> Iterator[OnOneLoop]:
-    engine = VllmEngine(toy, VllmSection(enforce_eager=True), threads=2)
+    engine = VllmEngine(toy, VllmSection(enforce_eager=True))
     yield OnOneLoop(engine)
     engine.shutdown()
 
@@ -74,7 +74,7 @@ def params_for(model: ModelSection, temperature: float = 0.0) -> SamplingParams:
 def test_vllm_greedy_tokens_agree_with_the_reference(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
     params, seeds = params_for(toy), [0] * len(prompts)
     ours = vllm(prompts, params, seeds)
-    reference = OnOneLoop(HfEngine(toy, threads=2))
+    reference = OnOneLoop(HfEngine(toy))
     expected = [
         done
         for start in range(0, len(prompts), 50)

@@ -111,8 +111,8 @@ def recipe_on(data_set: DataSet, folder: Path, model: str, *, engine: str) -> Re
         "runtime": {
             "storage": str(folder / "run"),
             "executor": "ray" if engine == "vllm" else "local",
-            "samplers": {"batch_size": 4, "threads": 2},
-            "trainers": {"strategy": "torch", "micro_batch_tokens": 8192, "threads": 2},
+            "samplers": {"batch_size": 4},
+            "trainers": {"strategy": "torch", "micro_batch_tokens": 8192},
             "vllm": {"enforce_eager": True, "max_num_seqs": 8},
         },
     }
@@ -153,7 +153,7 @@ def test_run_distill_samples_by_vllm_on_ray(reader: Callable[[bool], str], tmp_p
 def vllm(reader: Callable[[bool], str]) -> Iterator[VllmEngine]:
     """One engine for all files: its start takes longer than all that they ask of it."""
     model = ModelSection(path=reader(True), engine="vllm", dtype="float32")
-    engine = VllmEngine(model, VllmSection(enforce_eager=True, max_num_seqs=8), threads=2)
+    engine = VllmEngine(model, VllmSection(enforce_eager=True, max_num_seqs=8))
     yield engine
     engine.shutdown()
 
@@ -184,4 +184,4 @@ def test_vllm_answers_published_prompts_as_the_reference(vllm: VllmEngine, reade
     answers = asyncio.run(answer(vllm))
     assert len(prompts) == 2 * EVALUATION * len(PUBLISHED)
     assert max(len(prompt) for prompt in prompts) > 4000
-    assert answers == asyncio.run(answer(HfEngine(model, threads=2)))
+    assert answers == asyncio.run(answer(HfEngine(model)))
