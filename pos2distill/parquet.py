@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+ParquetFile = pq.ParquetFile  # the type of what `open_parquet` returns
 
-def open_parquet(source: Any, *, coalesce: bool = False) -> pq.ParquetFile:
+
+def open_parquet(source: Any, *, coalesce: bool = False) -> ParquetFile:
     """A Parquet file whose checksums are verified. Its methods still take `use_threads=False`.
 
     Args:
@@ -17,4 +19,4 @@ def open_parquet(source: Any, *, coalesce: bool = False) -> pq.ParquetFile:
         coalesce: read what lies close together at once, by other threads. For files in a network, whose every request
             takes long.
     """
-    return pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=coalesce)
+    return ParquetFile(source, page_checksum_verification=True, pre_buffer=coalesce)

@@ -16,8 +16,12 @@ def split_override(override: str) -> tuple[str, str | None]:
 
 def sets(override: str, dotted: str) -> bool:
     """Whether an override sets this setting, or a section around it."""
-    name = split_override(override)[0]
-    return f"{dotted}.".startswith(f"{name}.")
+    return is_within(dotted, split_override(override)[0])
+
+
+def is_within(dotted: str, section: str) -> bool:
+    """Whether a dotted name is that of this section or setting, or of a field or an item of a list in it."""
+    return dotted == section or dotted.startswith((f"{section}.", f"{section}["))
 
 
 def override_value(overrides: Sequence[str], dotted: str) -> Any:

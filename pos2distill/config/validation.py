@@ -10,6 +10,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from pos2distill.config.base import Section
+from pos2distill.config.overrides import is_within
 from pos2distill.config.study import Study
 from pos2distill.errors import UserError, did_you_mean, did_you_mean_one
 
@@ -61,8 +62,7 @@ def to_user_error(
     # The message begins with the field's dotted name.
     field = problem.partition(":")[0]
     for dotted in overridden:
-        # The override sets this field, a section around it, or a field in it.
-        if f"{dotted}.".startswith(f"{field}.") or field.startswith((f"{dotted}.", f"{dotted}[")):
+        if is_within(field, dotted) or is_within(dotted, field):
             return UserError(f"command line: {prefix}{_describe(error, root, prefix)}")
     return UserError(f"{source}: {problem}")
 

@@ -13,10 +13,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
-from pos2distill.parquet import open_parquet
+from pos2distill.parquet import ParquetFile, open_parquet
 from pos2distill.records import PREDICTION_SCHEMA, SAMPLE_SCHEMA
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.generate import Generate, torch_device
@@ -141,7 +140,7 @@ def read_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: i
 
 
 @functools.lru_cache(maxsize=4)
-def _open_parquet(artifact_url: str, file: str) -> pq.ParquetFile:  # noqa: TID251 (a type)
+def _open_parquet(artifact_url: str, file: str) -> ParquetFile:
     """Opened once in a process, which may run many tasks."""
     fs, path = open_url(f"{artifact_url}/{file}", "runtime.storage")
     return open_parquet(fs.open(path))
