@@ -6,9 +6,9 @@ interpreter ends in between, it aborts (exit code 134): most runs of a short com
 
 from typing import Any
 
-import pyarrow.parquet as pq
+from pyarrow.parquet import ParquetFile
 
-ParquetFile = pq.ParquetFile  # the type of what `open_parquet` returns
+__all__ = ["ParquetFile", "open_parquet"]  # the class as a type only
 
 
 def open_parquet(source: Any, *, coalesce: bool = False) -> ParquetFile:

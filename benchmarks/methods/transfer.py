@@ -1,0 +1,138 @@
+"""LPES from one task to another: scales that were searched on each task, evaluated on both.
+
+One model and two tasks with questions of their own. For each seed, the search of one task chooses scales by that task's
+training questions; both tasks are then evaluated with them, on questions that no search has seen. The change is
+relative to the same model without scales, paired by question. Writes transfer_TABLE.json to this folder after each
+seed. What is stored is not computed again, so a run that was stopped continues.
+
+Examples (the first takes about half an hour on two cores):
+  python -m benchmarks.methods.transfer toy runs/transfer-toy
+  python -m benchmarks.methods.transfer smollm2 runs/transfer-smollm2 --seeds 0
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.methods.methods import REAL_SEARCH, SEEDS, TOY_SEARCH, Run, print_table, run, summarise
+from pipelines.plan import make_plan
+from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+
+FOLDER = Path(__file__).parent
+NONE = "none"
+
+
+# By the task that is evaluated, then by the task whose scales are used.
+Runs = dict[str, dict[str, list[Run]]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A recipe that is evaluated, with these settings."""
+
+    recipe: str
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Tasks of one model. search: `inference.search` of all."""
+
+    tasks: Mapping[str, Task]
+    search: str
+
+
+TABLES = {
+    # The toy for two hops answers questions of one hop too, with a chain of one step.
+    "toy": Table(
+        {
+            "one hop": Task(
+                "quickstart",
+                (
+                    "model.path=examples/toy/two_hop_base",
+                    "evaluation.slots=[0, 7, 14, 22, 29]",
+                    "evaluation.other_documents=[]",
+                    "evaluation.max_new_tokens=32",
+                    "runtime.executor=local",
+                ),
+            ),
+            "two hops": Task("quickstart_r2", ("runtime.executor=local",)),
+        },
+        TOY_SEARCH,
+    ),
+    "smollm2": Table(
+        {
+            "facts": Task("facts_smollm2", ("data.eval_examples=60", "evaluation.slots=[0, 3, 7]")),
+            "key-value": Task("kv_smollm2", ("data.eval_examples=60",)),
+        },
+        REAL_SEARCH,
+    ),
+}
+
+
+def load(task: Task, storage: str, seed: int, *settings: str) -> Recipe:
+    """The recipe of one evaluation."""
+    common = ("evaluation.seed=0", f"seed={seed}", f"runtime.storage={storage}")
+    return load_recipe(task.recipe, [*common, *task.settings, *settings])
+
+
+def searched_scales(recipe: Recipe) -> list[float]:
+    """What the search of an evaluation that has run chose."""
+    (search,) = make_plan(recipe).measurements
+    scales: list[float] = search.output().manifest().details["scales"]
+    return scales
+
+
+def measure(table: Table, storage: str, seeds: Sequence[int], write: Callable[[Runs], None]) -> Runs:
+    """All searches and evaluations; `write` is called with the runs after each seed."""
+    runs: Runs = {name: {} for name in table.tasks}
+    for name, task in table.tasks.items():
+        runs[name][NONE] = [run(load(task, storage, 0), trains=False)]
+    for seed in seeds:
+        for name, task in table.tasks.items():
+            print(f"--- scales of {name}, seed {seed}", flush=True)
+            lpes = load(task, storage, seed, "inference.method=lpes", f"inference.search={table.search}")
+            runs[name].setdefault(name, []).append(run(lpes, trains=False))
+            scales = searched_scales(lpes)
+            for other in table.tasks.keys() - {name}:
+                fixed = ("inference.method=lpes", f"inference.scales={scales}")
+                recipe = load(table.tasks[other], storage, seed, *fixed)
+                runs[other].setdefault(name, []).append(run(recipe, trains=False))
+            write(runs)
+    return runs
+
+
+def main() -> None:
+    """Run the searches and evaluations, and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("storage", help="a folder for the artifacts")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="of the search")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="where the report is written")
+    arguments = parser.parse_args()
+    table = TABLES[arguments.table]
+
+    def write(runs: Runs) -> None:
+        rows = {name: rows_of(by_scales) for name, by_scales in runs.items()}
+        tasks = {name: [task.recipe, *task.settings] for name, task in table.tasks.items()}
+        report = {"search": table.search, "tasks": tasks, "evaluated": rows}
+        (arguments.output / f"transfer_{arguments.table}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+    runs = measure(table, arguments.storage, arguments.seeds, write)
+    for name, by_scales in runs.items():
+        print(f"\nevaluated on {name}, scales of:")
+        print_table(rows_of(by_scales))
+
+
+def rows_of(by_scales: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
+    """One row for each task whose scales are used, beside the model without scales."""
+    base = by_scales[NONE][0]
+    return {scales: summarise(runs, base) for scales, runs in by_scales.items()}
+
+
+if __name__ == "__main__":
+    main()
