@@ -76,7 +76,7 @@ TABLES = {
 
 def load(task: Task, storage: str, seed: int, *settings: str) -> Recipe:
     """The recipe of one evaluation."""
-    common = ("evaluation.seed=0", f"seed={seed}", f"runtime.storage={storage}")
+    common = ("evaluation.seed=0", f"seed={seed}", f"runtime.storage={storage}/{task.recipe}")
     return load_recipe(task.recipe, [*common, *task.settings, *settings])
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     """Run the searches and evaluations, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("storage", help="a folder for the artifacts")
+    parser.add_argument("storage", help="a folder for the artifacts of both tasks")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="of the search")
     parser.add_argument("--output", type=Path, default=FOLDER, help="where the report is written")
     arguments = parser.parse_args()
