@@ -60,7 +60,7 @@ TABLES = {
                     "runtime.executor=local",
                 ),
             ),
-            "two hops": Task("quickstart_r2", ("runtime.executor=local",)),
+            "two hops": Task("quickstart_r2", ("data.eval_examples=50", "runtime.executor=local")),
         },
         TOY_SEARCH,
     ),
