@@ -5,7 +5,7 @@ training questions; both tasks are then evaluated with them, on questions that n
 relative to the same model without scales, paired by question. Writes transfer_TABLE.json to this folder after each
 seed. What is stored is not computed again, so a run that was stopped continues.
 
-Examples (the first takes about half an hour on two cores):
+Examples (the first takes about half an hour on two idle cores):
   python -m benchmarks.methods.transfer toy runs/transfer-toy
   python -m benchmarks.methods.transfer smollm2 runs/transfer-smollm2 --seeds 0
 """
