@@ -67,7 +67,7 @@ TABLES = {
     "smollm2": Table(
         {
             "facts": Task("facts_smollm2", ("data.eval_examples=60", "evaluation.slots=[0, 3, 7]")),
-            "key-value": Task("kv_smollm2", ("data.eval_examples=60",)),
+            "natural questions": Task("nq_smollm2", ("data.eval_examples=60", "evaluation.slots=[0, 4, 9]")),
         },
         REAL_SEARCH,
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.methods import methods
+from benchmarks.methods import methods, transfer
 from benchmarks.methods.methods import (
     FOLDER,
     TABLES,
@@ -123,3 +123,16 @@ def test_write_report_compares_a_variant_with_its_own_base(tmp_path: Path) -> No
     assert stored["variants"]["base, hf"]["runs"][0]["commit"] == "def"
     assert stored_runs(tmp_path / "methods_small.json", Table("r", (), variants))["ms_poe"][0].commit == "abc"
     assert summarise(runs["base"], runs["base"][0])["relative_time"] == 1.0
+
+
+@pytest.mark.parametrize("name", transfer.TABLES)
+def test_tasks_of_a_transfer_load_with_a_search_and_with_its_scales(name: str, tmp_path: Path) -> None:
+    table = transfer.TABLES[name]
+    loaded = [
+        transfer.load(task, str(tmp_path), 1, "inference.method=lpes", setting)
+        for task in table.tasks.values()
+        for setting in (f"inference.search={table.search}", "inference.scales=[1.0, 1.2, 1.5]")
+    ]
+    assert len({recipe.study.model.path for recipe in loaded}) == 1
+    assert {recipe.study.evaluation.seed for recipe in loaded} == {0}
+    assert len({recipe.storage for recipe in loaded}) == len(table.tasks)
