@@ -12,7 +12,7 @@ Examples (the first takes about half an hour on two idle cores):
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from pos2distill.config.load import load_recipe
 
 FOLDER = Path(__file__).parent
 NONE = "none"
-
 
 # By the task that is evaluated, then by the task whose scales are used.
 Runs = dict[str, dict[str, list[Run]]]
@@ -87,27 +86,37 @@ def searched_scales(recipe: Recipe) -> list[float]:
     return scales
 
 
-def measure(table: Table, storage: str, seeds: Sequence[int], write: Callable[[Runs], None]) -> Runs:
-    """All searches and evaluations; `write` is called with the runs after each seed."""
-    runs: Runs = {name: {} for name in table.tasks}
+def measure_base(table: Table, storage: str) -> Runs:
+    """The model without scales on every task."""
+    return {name: {NONE: [run(load(task, storage, 0), trains=False)]} for name, task in table.tasks.items()}
+
+
+def measure_seed(table: Table, storage: str, seed: int, runs: Runs) -> None:
+    """Search scales on each task and evaluate them on all; adds to the runs."""
     for name, task in table.tasks.items():
-        runs[name][NONE] = [run(load(task, storage, 0), trains=False)]
-    for seed in seeds:
-        for name, task in table.tasks.items():
-            print(f"--- scales of {name}, seed {seed}", flush=True)
-            lpes = load(task, storage, seed, "inference.method=lpes", f"inference.search={table.search}")
-            runs[name].setdefault(name, []).append(run(lpes, trains=False))
-            scales = searched_scales(lpes)
-            for other in table.tasks.keys() - {name}:
-                fixed = ("inference.method=lpes", f"inference.scales={scales}")
-                recipe = load(table.tasks[other], storage, seed, *fixed)
-                runs[other].setdefault(name, []).append(run(recipe, trains=False))
-            write(runs)
-    return runs
+        print(f"--- scales of {name}, seed {seed}", flush=True)
+        lpes = load(task, storage, seed, "inference.method=lpes", f"inference.search={table.search}")
+        runs[name].setdefault(name, []).append(run(lpes, trains=False))
+        fixed = ("inference.method=lpes", f"inference.scales={searched_scales(lpes)}")
+        for other in table.tasks.keys() - {name}:
+            recipe = load(table.tasks[other], storage, seed, *fixed)
+            runs[other].setdefault(name, []).append(run(recipe, trains=False))
+
+
+def write_report(name: str, table: Table, runs: Runs, output: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Write the report, and return its rows: for each task, one for each task whose scales are used."""
+    rows = {
+        evaluated: {scales: summarise(each, by_scales[NONE][0]) for scales, each in by_scales.items()}
+        for evaluated, by_scales in runs.items()
+    }
+    tasks = {name: [task.recipe, *task.settings] for name, task in table.tasks.items()}
+    report = {"search": table.search, "tasks": tasks, "evaluated": rows}
+    (output / f"transfer_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    return rows
 
 
 def main() -> None:
-    """Run the searches and evaluations, and write the report."""
+    """Run the searches and evaluations, and write the report after each seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("storage", help="a folder for the artifacts of both tasks")
@@ -115,23 +124,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FOLDER, help="where the report is written")
     arguments = parser.parse_args()
     table = TABLES[arguments.table]
-
-    def write(runs: Runs) -> None:
-        rows = {name: rows_of(by_scales) for name, by_scales in runs.items()}
-        tasks = {name: [task.recipe, *task.settings] for name, task in table.tasks.items()}
-        report = {"search": table.search, "tasks": tasks, "evaluated": rows}
-        (arguments.output / f"transfer_{arguments.table}.json").write_text(json.dumps(report, indent=1) + "\n")
-
-    runs = measure(table, arguments.storage, arguments.seeds, write)
-    for name, by_scales in runs.items():
-        print(f"\nevaluated on {name}, scales of:")
-        print_table(rows_of(by_scales))
-
-
-def rows_of(by_scales: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
-    """One row for each task whose scales are used, beside the model without scales."""
-    base = by_scales[NONE][0]
-    return {scales: summarise(runs, base) for scales, runs in by_scales.items()}
+    runs = measure_base(table, arguments.storage)
+    for seed in arguments.seeds:
+        measure_seed(table, arguments.storage, seed, runs)
+        rows = write_report(arguments.table, table, runs, arguments.output)
+    for evaluated, by_scales in rows.items():
+        print(f"\nevaluated on {evaluated}, scales of:")
+        print_table(by_scales)
 
 
 if __name__ == "__main__":

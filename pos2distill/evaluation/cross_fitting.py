@@ -62,7 +62,7 @@ def best_slot_change(before_ES: Floats, after_ES: Floats, *, resamples: int, see
     change_ES = after_ES - before_ES
     if len(before_ES) == 1:  # it cannot be divided
         return float((_best(before_ES) * change_ES).sum()), (-1.0, 1.0)
-    change = _estimate(before_ES, change_ES, _best, seed, _SPLITS)
+    change = _estimate(before_ES, change_ES, _best, seed)
     count_RE = resample_counts(len(before_ES), resamples, seed)
     change_R = _resampled(before_ES, change_ES, _best, count_RE, seed)
     return _with_interval(change, change_R, _parts(before_ES, change_ES, _best, seed))
@@ -91,7 +91,7 @@ def _best(choosing_RS: Floats) -> Floats:
     return chosen_RS
 
 
-def _estimate(choosing_ES: Floats, measured_ES: Floats, contrast: _Contrast, seed: int, splits: int) -> float:
+def _estimate(choosing_ES: Floats, measured_ES: Floats, contrast: _Contrast, seed: int, splits: int = _SPLITS) -> float:
     """The mean over both directions of all divisions."""
     weight_1E = np.ones((1, len(choosing_ES)))
     return float(_resampled(choosing_ES, measured_ES, contrast, weight_1E, seed, splits)[0])

@@ -62,6 +62,11 @@ def test_gap_change_of_few_examples_is_students() -> None:
     assert (high - low) / 2 == pytest.approx(2.093 * error, rel=0.03)
 
 
+def test_gap_change_of_one_example_leaves_everything_open() -> None:
+    before, after = np.array([[1.0, 0.0]]), np.array([[0.0, 0.0]])
+    assert gap_change(before, after, resamples=2, seed=0) == (0.0, (-1.0, 1.0))
+
+
 def test_best_slot_change_by_hand() -> None:
     """The first slot is best whatever half chooses, and falls from 1 to .75."""
     before, after = np.tile([1.0, 0.0], (80, 1)), np.tile([1.0, 0.0], (80, 1))
