@@ -69,9 +69,15 @@ def parse_record(form: str, record: dict[str, Any], location: str) -> Example | 
     if len(missing) > 1:
         raise UserError(
             f"{location}: fields {', '.join(missing)} are missing; found fields: {', '.join(record) or 'none'} "
-            f"(is data.format={form} right?)"
+            f"({_which_format(record)})"
         )
     return PARSERS[spec.parser](record, location)
+
+
+def _which_format(record: dict[str, Any]) -> str:
+    """For a message: the formats that have the fields of this record."""
+    fitting = [each.name for each in FORMATS.values() if all(name in record for name in each.required)]
+    return f"those of data.format={' or '.join(fitting)}" if fitting else "is data.format right?"
 
 
 def question_id(question: str) -> str:
@@ -269,7 +275,7 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
         if near:
             raise UserError(f"{location}: field '{name}' is missing, but there is '{near[0]}'; rename it")
         found = ", ".join(record) or "none"
-        raise UserError(f"{location}: field '{name}' is missing; found fields: {found} (is data.format right?)")
+        raise UserError(f"{location}: field '{name}' is missing; found fields: {found} ({_which_format(record)})")
     _check(record[name], kind, f"{location}, {name}")
     return record[name]
 

@@ -133,7 +133,7 @@ SETTINGS = [
     ("data.hops=[1,2]", "data.hops: one hop and several cannot be mixed"),
     ("data.metric=em data.prompt=qa", "data.metric: 'em', but prompt 'qa' does not ask for"),
     ("data.format=json", "data.format: "),
-    ("data.format=nq_oracle", "(is data.format right?)"),
+    ("data.format=nq_oracle", "(those of data.format=jsonl)"),
     ("data.prompt=chat", "data.prompt: "),
     ("data.distractors=none", "data.distractors: "),
     ("method.name=r3", "method.name: "),

@@ -475,13 +475,13 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
             "dpr",
             NQ,
             "line 1: fields positive_ctxs, hard_negative_ctxs, negative_ctxs are missing; "
-            "found fields: question, answers, ctxs (is data.format=dpr right?)",
+            "found fields: question, answers, ctxs (those of data.format=nq or nq_oracle)",
         ),
         (
             "musique",
             HOTPOTQA,
             "line 1: fields id, answer_aliases, answerable, paragraphs, question_decomposition are missing; "
-            "found fields: _id, question, answer, type, supporting_facts, context (is data.format=musique right?)",
+            "found fields: _id, question, answer, type, supporting_facts, context (those of data.format=hotpotqa)",
         ),
         ("dpr", changed(DPR, "answers", "Paris"), "line 1, answers: expected a list, got 'Paris'"),
         ("dpr", changed(DPR, "positive_ctxs.0", []), "line 1, positive_ctxs[0]: expected an object, got []"),
