@@ -18,6 +18,7 @@ Examples (the first takes about an hour on two cores):
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -40,7 +41,6 @@ from pos2distill.evaluation.statistics import difference_interval
 from pos2distill.evaluation.sweep import Estimate, estimate
 
 SEEDS = (0, 1, 2)
-SPLITS = 200
 FOLDER = Path(__file__).parent
 # While samples are streamed into training, the seconds of training contain those of sampling.
 STAGED = "runtime.mode=staged"
@@ -242,7 +242,7 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
         mean_ci95=curve.ci95,
         worst=min(curve.accuracy_by_slot),
         gap=curve.gap,
-        gap_corrected=corrected_gap(grid.correct_ES, splits=SPLITS, seed=0),
+        gap_corrected=corrected_gap(grid.correct_ES, seed=0),
         seconds_per_answer=seconds(evaluated) / prompts(grid),
         cost=sum(seconds(stage) for stage in paid),
         right=grid.correct_ES.sum(1).astype(int).tolist(),
@@ -263,18 +263,24 @@ def prompts(grid: Grid) -> int:
     return int(grid.correct_ES.size)
 
 
-def summarise(runs: Sequence[Run], base: Run) -> dict[str, Any]:
-    """One line of the table. base: what the variant is compared with."""
-    interval = runs[0].mean_ci95
-    seconds_per_answer = float(np.mean([run.seconds_per_answer for run in runs]))
+def accuracies(runs: Sequence[Run], base: Run) -> dict[str, Any]:
+    """What the runs of a variant answered. base: what it is compared with."""
     return {
         "seeds": len(runs),
-        "mean": asdict(estimate([run.mean for run in runs], interval)),
+        "mean": asdict(estimate([run.mean for run in runs], runs[0].mean_ci95)),
         "change": change(runs, base),
         "worst": float(np.mean([run.worst for run in runs])),
         "gap": float(np.mean([run.gap for run in runs])),
         "gap_corrected": float(np.mean([run.gap_corrected for run in runs])),
         "accuracy": np.mean([run.accuracy for run in runs], axis=0).tolist(),
+    }
+
+
+def summarise(runs: Sequence[Run], base: Run) -> dict[str, Any]:
+    """One line of the table: `accuracies`, times and the runs themselves."""
+    seconds_per_answer = float(np.mean([run.seconds_per_answer for run in runs]))
+    return {
+        **accuracies(runs, base),
         "seconds_per_answer": seconds_per_answer,
         "relative_time": seconds_per_answer / base.seconds_per_answer,
         "cost_seconds": float(np.mean([run.cost for run in runs])),
@@ -283,9 +289,12 @@ def summarise(runs: Sequence[Run], base: Run) -> dict[str, Any]:
 
 
 def change(runs: Sequence[Run], base: Run) -> dict[str, float] | None:
-    """The mean over seeds minus the base model's, with an interval over questions; None where they are not known."""
+    """The mean over seeds minus the base model's, with an interval over questions; None where they are not known.
+
+    The base has no change.
+    """
     right = [run.right for run in (base, *runs)]
-    if None in right:
+    if None in right or runs[0] is base:
         return None
     base_E, *others = np.asarray(right, float) / len(base.accuracy)
     difference_E = np.mean(others, axis=0) - base_E
@@ -329,13 +338,20 @@ def stored_runs(report: Path, table: Table) -> dict[str, list[Run]]:
     """The runs of a report, by variant; none if there is no report yet. Early reports say once how all runs were made.
 
     Raises:
-        UserError: if they were measured with other common settings.
+        UserError: if they were measured with another recipe or other settings than the table's.
     """
     if not report.exists():
         return {}
     stored = json.loads(report.read_text())
-    if stored["common"] != list(table.common):
-        raise UserError(f"{report}: measured with {stored['common']}, not with {list(table.common)}")
+    measured = [stored["recipe"], *stored["common"]]
+    if measured != [table.recipe, *table.common]:
+        raise UserError(f"{report}: measured with {measured}, not with {[table.recipe, *table.common]}")
+    settings = {variant.name: list(variant.settings) for variant in table.variants}
+    for name, row in stored["variants"].items():
+        # Early reports have no settings.
+        if name not in settings or row.get("settings", settings[name]) != settings[name]:
+            expected = settings.get(name, "no such variant")
+            raise UserError(f"{report}: {name} was measured with {row.get('settings')}; the table has {expected}")
     of_all = {name: stored.get(name) for name in ("machine", "versions", "commit")}
     runs: dict[str, list[Run]] = {}
     for name, row in stored["variants"].items():
@@ -350,14 +366,15 @@ def write_report(name: str, table: Table, runs: dict[str, list[Run]], output: Pa
     for variant in table.variants:
         # A base that is asked for may come after runs that the report had.
         if variant.name in runs and variant.base in runs:
-            rows[variant.name] = {"base": variant.base, **summarise(runs[variant.name], runs[variant.base][0])}
+            made = {"settings": list(variant.settings), "base": variant.base}
+            rows[variant.name] = {**made, **summarise(runs[variant.name], runs[variant.base][0])}
     report = {"recipe": table.recipe, "common": table.common, "variants": rows}
     (output / f"methods_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     draw(rows, output / f"methods_{name}.png")
     return rows
 
 
-def main() -> None:
+def main() -> int:
     """Run the variants and write the report after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
@@ -369,7 +386,12 @@ def main() -> None:
     arguments = parser.parse_args()
     started = time.monotonic()
     table = TABLES[arguments.table]
-    runs = stored_runs(arguments.output / f"methods_{arguments.table}.json", table)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    try:
+        runs = stored_runs(arguments.output / f"methods_{arguments.table}.json", table)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     chosen = arguments.only or [variant.name for variant in table.variants]
     unknown = sorted({*chosen} - {variant.name for variant in table.variants})
     if unknown:
@@ -389,7 +411,8 @@ def main() -> None:
                 runs[variant.name] = sorted([*others, done], key=lambda each: each.seed)
                 write_report(arguments.table, table, runs, arguments.output)
     print_table(write_report(arguments.table, table, runs, arguments.output))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,9 +3,9 @@
 One model and two tasks with questions of their own. For each seed, the search of one task chooses scales by that task's
 training questions; both tasks are then evaluated with them, on questions that no search has seen. The change is
 relative to the same model without scales, paired by question. Writes transfer_TABLE.json to this folder after each
-seed. What is stored is not computed again, so a run that was stopped continues.
+seed, of the seeds that it is called with. What is stored is not computed again, so a run that was stopped continues.
 
-Examples (the first takes about half an hour on two idle cores):
+Examples:
   python -m benchmarks.methods.transfer toy runs/transfer-toy
   python -m benchmarks.methods.transfer smollm2 runs/transfer-smollm2 --seeds 0
 """
@@ -13,11 +13,11 @@ Examples (the first takes about half an hour on two idle cores):
 import argparse
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.methods.methods import REAL_SEARCH, SEEDS, TOY_SEARCH, Run, print_table, run, summarise
+from benchmarks.methods.methods import REAL_SEARCH, SEEDS, TOY_SEARCH, Run, accuracies, run
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -27,6 +27,9 @@ NONE = "none"
 
 # By the task that is evaluated, then by the task whose scales are used.
 Runs = dict[str, dict[str, list[Run]]]
+Rows = dict[str, dict[str, dict[str, Any]]]
+# By task, what the search of each seed chose.
+Searches = dict[str, list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,16 @@ def load(task: Task, storage: str, seed: int, *settings: str) -> Recipe:
     return load_recipe(task.recipe, [*common, *task.settings, *settings])
 
 
-def searched_scales(recipe: Recipe) -> list[float]:
-    """What the search of an evaluation that has run chose."""
+def searched(recipe: Recipe) -> dict[str, Any]:
+    """What the search of an evaluation that has run chose, and how fit that is on its questions."""
     (search,) = make_plan(recipe).measurements
-    scales: list[float] = search.output().manifest().details["scales"]
-    return scales
+    details = search.output().details("scales", "fitness", "unscaled")
+    return {
+        "seed": recipe.study.seed,
+        "scales": details["scales"],
+        "fitness": details["fitness"],
+        "fitness without scales": details["unscaled"]["fitness"],
+    }
 
 
 def measure_base(table: Table, storage: str) -> Runs:
@@ -91,28 +99,55 @@ def measure_base(table: Table, storage: str) -> Runs:
     return {name: {NONE: [run(load(task, storage, 0), trains=False)]} for name, task in table.tasks.items()}
 
 
-def measure_seed(table: Table, storage: str, seed: int, runs: Runs) -> None:
-    """Search scales on each task and evaluate them on all; adds to the runs."""
+def measure_seed(table: Table, storage: str, seed: int, runs: Runs, searches: Searches) -> None:
+    """Search scales on each task and evaluate them on all; adds to the runs and to the searches."""
     for name, task in table.tasks.items():
         print(f"--- scales of {name}, seed {seed}", flush=True)
         lpes = load(task, storage, seed, "inference.method=lpes", f"inference.search={table.search}")
         runs[name].setdefault(name, []).append(run(lpes, trains=False))
-        fixed = ("inference.method=lpes", f"inference.scales={searched_scales(lpes)}")
+        found = searched(lpes)
+        searches[name].append(found)
+        fixed = ("inference.method=lpes", f"inference.scales={found['scales']}")
         for other in table.tasks.keys() - {name}:
             recipe = load(table.tasks[other], storage, seed, *fixed)
             runs[other].setdefault(name, []).append(run(recipe, trains=False))
 
 
-def write_report(name: str, table: Table, runs: Runs, output: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Write the report, and return its rows: for each task, one for each task whose scales are used."""
+def write_report(name: str, table: Table, runs: Runs, searches: Searches, output: Path) -> Rows:
+    """Write the report, and return its rows: for each task, one for each task whose scales are used.
+
+    Without times: those of a model that has just been loaded, or is measured beside other work, cannot be compared.
+    """
     rows = {
-        evaluated: {scales: summarise(each, by_scales[NONE][0]) for scales, each in by_scales.items()}
+        evaluated: {scales: accuracies(each, by_scales[NONE][0]) for scales, each in by_scales.items()}
+        for evaluated, by_scales in runs.items()
+    }
+    made = {
+        evaluated: {scales: [how_made(each) for each in all_runs] for scales, all_runs in by_scales.items()}
         for evaluated, by_scales in runs.items()
     }
     tasks = {name: [task.recipe, *task.settings] for name, task in table.tasks.items()}
-    report = {"search": table.search, "tasks": tasks, "evaluated": rows}
+    report = {"search": table.search, "tasks": tasks, "searches": searches, "evaluated": rows, "runs": made}
     (output / f"transfer_{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     return rows
+
+
+def how_made(run: Run) -> dict[str, Any]:
+    """A run without its times."""
+    return {name: value for name, value in asdict(run).items() if name not in ("seconds_per_answer", "cost")}
+
+
+def print_tables(rows: Rows, runs: Runs) -> None:
+    """The report as Markdown."""
+    print("| evaluated on | scales of | mean by seed | change | worst position | GAP by seed |")
+    print("|---|---|---|---|---|---|")
+    for evaluated, by_scales in rows.items():
+        for scales, row in by_scales.items():
+            means = ", ".join(f"{run.mean:.3f}" for run in runs[evaluated][scales])
+            gaps = ", ".join(f"{run.gap:.2f}" for run in runs[evaluated][scales])
+            change = row["change"]
+            changed = f"{change['value']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]" if change else ""
+            print(f"| {evaluated} | {scales} | {means} | {changed} | {row['worst']:.2f} | {gaps} |")
 
 
 def main() -> None:
@@ -120,17 +155,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("storage", help="a folder for the artifacts of both tasks")
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="of the search")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, help="of the search: all that the report is of")
     parser.add_argument("--output", type=Path, default=FOLDER, help="where the report is written")
     arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
     table = TABLES[arguments.table]
     runs = measure_base(table, arguments.storage)
-    for seed in arguments.seeds:
-        measure_seed(table, arguments.storage, seed, runs)
-        rows = write_report(arguments.table, table, runs, arguments.output)
-    for evaluated, by_scales in rows.items():
-        print(f"\nevaluated on {evaluated}, scales of:")
-        print_table(by_scales)
+    searches: Searches = {name: [] for name in table.tasks}
+    for seed in sorted({*arguments.seeds}):
+        measure_seed(table, arguments.storage, seed, runs, searches)
+        rows = write_report(arguments.table, table, runs, searches, arguments.output)
+    print_tables(rows, runs)
 
 
 if __name__ == "__main__":

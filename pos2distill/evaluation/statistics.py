@@ -35,19 +35,20 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
 
     For values of 0 and 1, n is their number, and this is Wilson's interval for a proportion. For examples that are
     scored at several slots, n says how many independent answers tell as much; Student's t, since their variance is
-    estimated. Where all examples are equal, n is their
-    number, so that 100 of 100 give [.963, 1].
+    estimated. Where all examples are equal, n is their number, so that 100 of 100 give [.963, 1].
     Source: Wilson 1927; effective number as in surveys (Korn and Graubard 1998).
 
     Args:
         value_E: mean of each example's answers. answers: how many independent answers an example can tell as much as,
             which is their number if they have equal weights; n is at most E * answers.
     """
+    # Weighted sums of answers that are all right differ from 1, and from one another, by rounding.
+    value_E = np.clip(value_E.round(12), 0.0, 1.0)
     examples = len(value_E)
     mean = float(value_E.mean())
     effective = float(examples)
     is_proportion = bool(np.isin(value_E, (0.0, 1.0)).all())
-    if not is_proportion and value_E.any() and np.ptp(value_E) > 0:
+    if not is_proportion and np.ptp(value_E) > 0:
         variance = float(value_E.var(ddof=1)) / examples
         effective = mean * (1 - mean) / variance * (_Z / student_t(examples - 1)) ** 2
     return _wilson(mean, min(effective, examples * answers))
@@ -75,7 +76,8 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int
         t* = (log r* - log r) / se*,   [r exp(-t*_.975 se), r exp(-t*_.025 se)],   r = sum part / sum total
 
     se: of log r, linearised. Values that few examples dominate make the percentiles of r* too narrow; the logarithm and
-    the division by se* allow for their skewness. The interval stays within the ratios of the single examples.
+    the division by se* allow for their skewness. The interval stays within the ratios of the single examples, so with
+    fewer than about ten it is too narrow, and of one example it is a point.
     Source: Efron and Tibshirani 1993, chapter 12 (bootstrap-t, transformations).
 
     Args:
@@ -125,6 +127,7 @@ def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed:
     pairs, by the bootstrap; e: the bootstrap's errors of the accuracies, enlarged for few examples as Student's t is;
     c: the accuracies' differences, divided by max - min. So `high` allows for max - min being above the true GAP on
     average, since noise adds to it.
+    Where all accuracies are equal there is no shape c, and `high` is 2.17 of the largest se, enlarged as e is.
     `low` is at most, and `high` at least, what E equal examples leave open: Wilson's bounds for E and 0 of E.
     Source: selection of contending pairs as in Chernozhukov, Lee and Rosen 2013 (intersection bounds).
 
@@ -144,7 +147,8 @@ def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed:
     if np.ptp(accuracy_S) > 0:
         high = max(_gap_with(_HIGHEST_ERROR, accuracy_S, noise_RS), float(np.ptp(accuracy_S)))
     else:  # there is no shape to scale
-        high = min(1.0, -NormalDist().inv_cdf(_HIGHEST_ERROR) * float(error_SS.max()))
+        quantile = -NormalDist().inv_cdf(_HIGHEST_ERROR) * _tail(len(correct_ES))
+        high = min(1.0, quantile * float(error_SS.max()))
     open_end = bound_for_none(len(correct_ES))
     return min(low, 1 - open_end), max(high, open_end)
 
@@ -197,9 +201,12 @@ def _noise(correct_ES: Floats, resamples: int, seed: int) -> Floats:
 
 def _enlargement(examples: int) -> float:
     """By how much an error of the bootstrap is too small, as a normal one, for so many examples."""
-    if examples == 1:
-        return 1.0
-    return float((examples / (examples - 1)) ** 0.5 * student_t(examples - 1) / _Z)
+    return float((examples / max(examples - 1, 1)) ** 0.5 * _tail(examples))
+
+
+def _tail(examples: int) -> float:
+    """Student's quantile over the normal one, for an error that so many examples estimate."""
+    return student_t(examples - 1) / _Z if examples > 1 else 1.0
 
 
 def _contending(difference_SS: Floats, error_SS: Floats) -> npt.NDArray[np.bool_]:

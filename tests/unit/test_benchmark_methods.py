@@ -88,7 +88,7 @@ def test_main_asks_for_the_base_of_what_the_report_has_before_anything_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = {"runs": [dataclasses.asdict(a_run(1.0, [1]))]}
-    report = {"common": [], "variants": {"base": row, "ms_poe": row}}
+    report = {"recipe": "r", "common": [], "variants": {"base": row, "ms_poe": row}}
     (tmp_path / "methods_toy.json").write_text(json.dumps(report))
     variants = (Variant("base", ()), Variant("reorder", ()), Variant("ms_poe", (), base="base, hf"))
     monkeypatch.setitem(TABLES, "toy", Table("r", (), variants))
@@ -99,6 +99,38 @@ def test_main_asks_for_the_base_of_what_the_report_has_before_anything_runs(
         methods.main()
     expected = "--only: base, hf with seed 0 comes first, since ms_poe is compared with it"
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"recipe": "other"}, "measured with ['other', 'seed=0'], not with ['r', 'seed=0']"),
+        ({"common": ["seed=1"]}, "measured with ['r', 'seed=1'], not with ['r', 'seed=0']"),
+        (
+            {"variants": {"base": {"settings": ["method.k=9"], "runs": []}}},
+            "base was measured with ['method.k=9']; the table has []",
+        ),
+        (
+            {"variants": {"gone": {"settings": [], "runs": []}}},
+            "gone was measured with []; the table has no such variant",
+        ),
+    ],
+)
+def test_main_refuses_a_report_of_other_settings_in_one_line(
+    changed: dict[str, object],
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Runs with other settings would be averaged with those of the table."""
+    report = {"recipe": "r", "common": ["seed=0"], "variants": {}} | changed
+    (tmp_path / "methods_toy.json").write_text(json.dumps(report))
+    monkeypatch.setitem(TABLES, "toy", Table("r", ("seed=0",), (Variant("base", ()),)))
+    monkeypatch.setattr("sys.argv", ["methods", "toy", str(tmp_path), "--output", str(tmp_path)])
+    monkeypatch.setattr(methods, "run", lambda *_, **__: pytest.fail("it ran"))
+    assert methods.main() == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/methods_toy.json: {expected}\n"
 
 
 def a_run(seconds: float, right: list[int]) -> Run:
@@ -136,3 +168,40 @@ def test_tasks_of_a_transfer_load_with_a_search_and_with_its_scales(name: str, t
     assert len({recipe.study.model.path for recipe in loaded}) == 1
     assert {recipe.study.evaluation.seed for recipe in loaded} == {0}
     assert len({recipe.storage for recipe in loaded}) == len(table.tasks)
+
+
+def test_a_transfer_evaluates_the_scales_of_each_task_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer of the fake run is right where the recipe's own task searched its scales."""
+    table = transfer.TABLES["toy"]
+    chosen = {"quickstart": [1.0, 1.0, 1.5], "quickstart_r2": [1.0, 1.0, 1.25]}
+    seen = []
+
+    def run(recipe: Recipe, *, trains: bool) -> Run:
+        scales = recipe.study.inference.scales
+        seen.append((recipe.name, recipe.study.seed, list(scales)))
+        own = recipe.study.inference.method == "lpes" and not scales
+        return dataclasses.replace(a_run(1.0, [2, 2] if own else [1, 1]), seed=recipe.study.seed)
+
+    monkeypatch.setattr(transfer, "run", run)
+    monkeypatch.setattr(transfer, "searched", lambda recipe: {"seed": recipe.study.seed, "scales": chosen[recipe.name]})
+    output = tmp_path / "new" / "folder"
+    words = ["transfer", "toy", str(tmp_path), "--seeds", "1", "0", "1", "--output", str(output)]
+    monkeypatch.setattr("sys.argv", words)
+    transfer.main()
+
+    assert seen[:2] == [("quickstart", 0, []), ("quickstart_r2", 0, [])]
+    for seed, calls in ((0, seen[2:6]), (1, seen[6:])):
+        assert calls == [
+            ("quickstart", seed, []),
+            ("quickstart_r2", seed, chosen["quickstart"]),
+            ("quickstart_r2", seed, []),
+            ("quickstart", seed, chosen["quickstart_r2"]),
+        ]
+    report = json.loads((output / "transfer_toy.json").read_text())
+    one_hop, two_hops = table.tasks
+    for evaluated, other in ((one_hop, two_hops), (two_hops, one_hop)):
+        row = report["evaluated"][evaluated]
+        assert row["none"]["change"] is None
+        assert (row[evaluated]["change"]["value"], row[other]["change"]["value"]) == (0.5, 0.0)
+        assert [each["seed"] for each in report["searches"][evaluated]] == [0, 1]
+        assert "seconds_per_answer" not in report["runs"][evaluated][other][0]

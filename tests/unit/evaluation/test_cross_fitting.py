@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
 
+from pos2distill.evaluation import cross_fitting
 from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
+from pos2distill.evaluation.statistics import Floats, Interval
 from tests.support.simulated import answers
 
 
@@ -21,7 +23,7 @@ def test_corrected_gap_finds_a_gap_that_is_there() -> None:
 
 def test_corrected_gap_by_hand() -> None:
     """Two slots, one always right and one never: 1 whatever the halves."""
-    assert corrected_gap(np.tile([1.0, 0.0], (6, 1)), seed=0, splits=3) == 1.0
+    assert corrected_gap(np.tile([1.0, 0.0], (6, 1)), seed=0) == 1.0
 
 
 def test_gap_change_by_hand() -> None:
@@ -62,9 +64,34 @@ def test_gap_change_of_few_examples_is_students() -> None:
     assert (high - low) / 2 == pytest.approx(2.093 * error, rel=0.03)
 
 
+@pytest.mark.parametrize("accuracy_S", [[0.7] * 5, [0.95, 0.6, 0.2]], ids=["equal slots", "different slots"])
+def test_gap_change_is_as_certain_as_its_formula(accuracy_S: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the bootstrap's error and half of the smaller of that and sqrt(2) s, s that of the mean of the parts."""
+    seen = {}
+    interval_of = cross_fitting._with_interval
+
+    def record(part_E: Floats, change_R: Floats, *, fixed_factor: float) -> tuple[float, Interval]:
+        seen.update(part_E=part_E, change_R=change_R)
+        return interval_of(part_E, change_R, fixed_factor=fixed_factor)
+
+    monkeypatch.setattr(cross_fitting, "_with_interval", record)
+    before, after = answers(accuracy_S, 100, 0), answers(accuracy_S, 100, 1000)
+    _, (low, high) = gap_change(before, after, resamples=400, seed=0)
+    bootstrap = seen["change_R"].std(ddof=1) * (100 / 99) ** 0.5
+    fixed = (2 / 100) ** 0.5 * seen["part_E"].std(ddof=1)
+    assert (fixed < bootstrap) == (accuracy_S == [0.7] * 5)  # each of the two in one of the cases
+    assert (high - low) / 2 == pytest.approx(1.984 * (bootstrap + min(bootstrap, fixed)) / 2, rel=1e-3)
+
+
 def test_gap_change_of_one_example_leaves_everything_open() -> None:
     before, after = np.array([[1.0, 0.0]]), np.array([[0.0, 0.0]])
     assert gap_change(before, after, resamples=2, seed=0) == (0.0, (-1.0, 1.0))
+
+
+def test_gap_change_of_one_slot_is_zero() -> None:
+    """A GAP of one slot is 0 by definition, however few examples there are."""
+    before, after = answers([0.5], 9, 0), answers([0.5], 9, 1)
+    assert gap_change(before, after, resamples=10, seed=0) == (0.0, (0.0, 0.0))
 
 
 def test_best_slot_change_by_hand() -> None:

@@ -46,6 +46,12 @@ def test_accuracy_interval_of_equal_examples_counts_examples() -> None:
     assert accuracy_interval(np.full(10, 0.5), answers=2) == pytest.approx((0.2366, 0.7634), abs=1e-4)
 
 
+@pytest.mark.parametrize("rounded", [[1.0] * 19 + [1 + 2**-52], [1 + 2**-52] * 3 + [1 + 2**-51] * 3])
+def test_accuracy_interval_of_right_answers_is_not_changed_by_rounding(rounded: list[float]) -> None:
+    """Weighted sums of answers that are all right are not exactly 1."""
+    assert accuracy_interval(np.array(rounded), answers=3) == accuracy_interval(np.ones(len(rounded)), answers=3)
+
+
 def test_accuracy_interval_knows_at_most_all_answers() -> None:
     """The variance of two answers each, one example apart from the rest, is that of more than 40: as 21 of 40."""
     value_E = np.full(20, 0.5)
@@ -172,11 +178,12 @@ def test_gap_interval_where_all_slots_agree_is_that_of_a_proportion_of_0() -> No
     assert high == pytest.approx(1.96**2 / (10 + 1.96**2), abs=1e-4)
 
 
-def test_gap_interval_where_equal_slots_differ_in_examples() -> None:
-    """Right at one slot alone, half of the examples at each: d = 0, se = 1 / 10."""
-    correct_ES = np.tile([[1.0, 0.0], [0.0, 1.0]], (50, 1))
+@pytest.mark.parametrize(("examples", "t"), [(1000, 1.962), (20, 2.093)])
+def test_gap_interval_where_equal_slots_differ_in_examples(examples: int, t: float) -> None:
+    """Right at one slot alone, half of the examples at each: d = 0, se = 1 / sqrt(E - 1)."""
+    correct_ES = np.tile([[1.0, 0.0], [0.0, 1.0]], (examples // 2, 1))
     low, high = gap_interval(correct_ES, position_p=1.0, resamples=100, seed=0)
-    assert (low, high) == pytest.approx((0, 2.17 * 0.1), abs=0.002)
+    assert (low, high) == pytest.approx((0, 2.170 * t / 1.960 / (examples - 1) ** 0.5), abs=0.0005)
 
 
 def test_gap_interval_of_a_slot_that_is_always_wrong_is_that_of_a_proportion_of_1() -> None:
