@@ -13,6 +13,7 @@ from .network import NetworkSection
 from .sections import PodsSection
 
 _PORTS = {"http": 80, "https": 443}
+_PROXY_PORTS = {**_PORTS, "socks5": 1080, "socks5h": 1080}
 # What a URL without a host of its own names, unless a variable names another server.
 _SERVICES = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "huggingface.co"}
 _IGNORE_PROXIES = ("gs", "http", "https")  # gcsfs 2026.10 and fsspec's http: aiohttp reads no variables by itself
@@ -78,10 +79,11 @@ def _destination(pods: PodsSection, scheme: str, url: str) -> _Server | None:
 def _server(name: str, address: str) -> _Server:
     try:
         url = urlsplit(address)
-        server = _Server(name, url.scheme, url.hostname or "", url.port or _PORTS[url.scheme])
+        default = (_PROXY_PORTS if name in PROXIES else _PORTS)[url.scheme]
+        server = _Server(name, url.scheme, url.hostname or "", default if url.port is None else url.port)
     except (KeyError, ValueError):
         server = None
-    if server is None or not server.host:
+    if server is None or not server.host or server.port == 0:
         example = "http://proxy.example.org:3128" if name in PROXIES else "http://minio.storage:9000"
         raise ValueError(f"pods.env: {name}: expected the URL of a server, for example {example}")
     return server
@@ -94,7 +96,7 @@ def _has_proxy(pods: PodsSection, scheme: str) -> bool:
 
 
 def _no_rule(server: _Server) -> str:
-    if server.host in _SERVICES.values():
+    if server.host in _SERVICES.values() and server.port == 443:
         return "no rule lets the pods connect to it; add for example {cidr: 0.0.0.0/0}, which allows port 443"
     return (
         f"no rule lets the pods connect to port {server.port} of {server.name}; add for example {{cidr: 10.0.20.15/32, "

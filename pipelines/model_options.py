@@ -50,7 +50,8 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
             raise UserError("evaluate: expected a RECIPE, or --model and --data")
         for name in _OPTIONS:
             if getattr(options, name) is not None:
-                raise UserError(f"--{name.replace('_', '-')}: goes with --model; of a recipe, change the setting")
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option}: goes with --model; with a recipe, set {_OPTIONS[name]}=VALUE")
         return load_recipe(options.recipe, overrides)
     if options.recipe is not None:
         # Without a recipe, the first override is in its place.
@@ -58,7 +59,8 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
             raise UserError(f"evaluate: {options.recipe}: expected either a RECIPE or --model and --data, not both")
         overrides = [options.recipe, *overrides]
     if options.data is None:
-        raise UserError("--data: missing; expected the file with the questions")
+        instead = " instead of data.path" if any(sets(override, "data.path") for override in overrides) else ""
+        raise UserError(f"--data: missing; expected the file with the questions{instead}")
     given = {name: getattr(options, name) for name in _OPTIONS if getattr(options, name) is not None}
     for name in given:
         if any(sets(override, _OPTIONS[name]) for override in overrides):

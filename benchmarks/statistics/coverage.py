@@ -7,7 +7,7 @@ false alarm. And of studies in which the gate cannot tell: how often it decides 
 it names.
 
   python -m benchmarks.statistics.coverage              # 1000 studies of each scenario, 25 minutes on a busy machine
-  python -m benchmarks.statistics.coverage --studies 50
+  python -m benchmarks.statistics.coverage --studies 50 --output runs/coverage.json
 """
 
 import argparse
@@ -91,7 +91,7 @@ NATS: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
     "log-normal, deviation 1": lambda generator, questions: generator.lognormal(-0.5, 1.0, questions),
     "log-normal, deviation 1.5": lambda generator, questions: generator.lognormal(-1.125, 1.5, questions),
 }
-NATS_QUESTIONS = (20, 60, 200)
+NATS_QUESTIONS = (8, 20, 60, 200)
 
 
 def draw(ease: tuple[float, ...], difficulty_E1: Floats, generator: np.random.Generator) -> Floats:
@@ -179,15 +179,12 @@ def simulate_named_questions(scenario: Scenario, questions: int, limit: float, s
         if low <= limit < np.ptp(correct_ES.mean(0)):
             needed = questions_above(correct_ES, limit, resamples=RESAMPLES, seed=seed)
             named.append(np.inf if needed is None else needed)
-    median = int(np.median(named))
-    decided = [study(median, seed)[1] > limit for seed in range(studies)]
-    return {
-        "questions": questions,
-        "limit": limit,
-        "undecided": len(named) / studies,
-        "named, median": median,
-        "decides with as many": float(np.mean(decided)),
-    }
+    result = {"questions": questions, "limit": limit, "undecided": len(named) / studies}
+    median = float(np.median(named)) if named else np.inf
+    if np.isfinite(median):  # no median if most studies name none
+        decided = [study(int(median), seed)[1] > limit for seed in range(studies)]
+        result |= {"named, median": int(median), "decides with as many": float(np.mean(decided))}
+    return result
 
 
 def _contains(interval: tuple[float, float], value: float) -> float:
@@ -197,9 +194,12 @@ def _contains(interval: tuple[float, float], value: float) -> float:
 def summarise(scenario: Scenario, results: list[dict[str, float]]) -> dict[str, float]:
     """Means over the simulated studies, beside the true values."""
     summary = {name: float(np.mean([result[name] for result in results])) for name in results[0]}
-    corrected = [result["corrected GAP estimate"] for result in results]
-    summary["corrected GAP estimate, standard error"] = float(np.std(corrected, ddof=1)) / len(corrected) ** 0.5
     summary["true GAP"] = float(np.ptp(scenario.accuracies(scenario.base)))
+    corrected = [result["corrected GAP estimate"] for result in results]
+    error = float(np.std(corrected, ddof=1)) / len(corrected) ** 0.5
+    summary["corrected GAP estimate, standard error"] = error
+    if summary["true GAP"] < _FLAT:
+        summary["corrected GAP estimate, standard errors from 0"] = summary["corrected GAP estimate"] / error
     summary["true change"] = float(np.ptp(scenario.accuracies(scenario.distilled))) - summary["true GAP"]
     return summary
 
@@ -218,10 +218,14 @@ def table(summaries: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def main() -> None:
-    """Simulate all scenarios, write coverage.json to this folder, and print the table."""
+    """Simulate all scenarios, write coverage.json, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=1000, help="of each scenario (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("coverage.json"), help="the report")
     options = parser.parse_args()
+    if options.studies < 2:
+        parser.error(f"--studies: expected at least 2, got {options.studies}")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
     summaries: dict[str, Any] = {}
     for name, scenario in SCENARIOS.items():
         results = [simulate(scenario, seed) for seed in tqdm(range(options.studies), desc=name)]
@@ -236,7 +240,7 @@ def main() -> None:
     report = {"studies": options.studies, "resamples": RESAMPLES, "scenarios": summaries, "undecided": undecided}
     report["nats"] = nats
     report |= circumstances("numpy")
-    Path(__file__).with_name("coverage.json").write_text(json.dumps(report, indent=2) + "\n")
+    options.output.write_text(json.dumps(report, indent=2) + "\n")
     print(table(summaries))
     for name, result in (undecided | nats).items():
         print(name, result)

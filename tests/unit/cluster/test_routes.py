@@ -36,6 +36,7 @@ def rule(text: str) -> str:
         ["pods.secrets=[{env: AWS_ENDPOINT_URL, secret: minio, key: url}]", NO_EGRESS],
         # Through a proxy in the cluster.
         ["pods.env={HTTPS_PROXY: 'http://proxy.proxies:3128'}", rule("namespace: proxies, ports: [3128]")],
+        ["pods.env={ALL_PROXY: 'socks5://proxy.proxies'}", rule("namespace: proxies, ports: [1080]")],
         ["pods.secrets=[{env: HTTPS_PROXY, secret: proxy, key: url}]", NO_EGRESS],
     ],
 )
@@ -70,6 +71,10 @@ NO_SERVER = "expected the URL of a server, for example http"
         ([endpoint("store.example.org:9000")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
         ([endpoint("http://:443")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
         ([endpoint("ftp://store")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
+        ([endpoint("htp://minio.storage:9000")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
+        ([endpoint("socks5://store:9000")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
+        ([endpoint("http://minio:0")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
+        ([endpoint("htp://proxy:3128", "https_proxy")], f"pods.env: https_proxy: {NO_SERVER}://proxy.example.org:3128"),
         ([endpoint("http://store:70000")], f"pods.env: AWS_ENDPOINT_URL: {NO_SERVER}://minio.storage:9000"),
         ([endpoint("http://:3128", "https_proxy")], f"pods.env: https_proxy: {NO_SERVER}://proxy.example.org:3128"),
     ],
@@ -97,6 +102,11 @@ def test_load_cluster_refuses_a_closed_proxy_whatever_the_storage(variable: str)
         (
             [MODEL, "data.path=http://8.8.4.4:8080/x"],
             "data.path: http://8.8.4.4:8080/x: network.egress: no rule lets the pods connect to port 8080 of 8.8.4.",
+        ),
+        # The rule that the hub itself needs is there, but it opens 443 alone.
+        (
+            [MODEL, "data.path=http://huggingface.co/x"],
+            "data.path: http://huggingface.co/x: network.egress: no rule lets the pods connect to port 80 of hugg",
         ),
         (
             [DATA],

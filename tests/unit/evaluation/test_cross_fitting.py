@@ -67,7 +67,7 @@ def test_gap_change_of_few_examples_is_students() -> None:
 @pytest.mark.parametrize("accuracy_S", [[0.7] * 5, [0.95, 0.6, 0.2]], ids=["equal slots", "different slots"])
 def test_gap_change_is_as_certain_as_its_formula(accuracy_S: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the bootstrap's error and half of the smaller of that and sqrt(2) s, s that of the mean of the parts."""
-    seen = {}
+    seen: dict[str, Floats] = {}
     interval_of = cross_fitting._with_interval
 
     def record(part_E: Floats, change_R: Floats, *, fixed_factor: float) -> tuple[float, Interval]:

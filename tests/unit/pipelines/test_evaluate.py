@@ -202,12 +202,16 @@ def test_evaluate_refuses_wrong_addresses_and_names(server: FakeServer, capsys: 
         ),
         (["evaluate", "--model", "m"], "--data: missing; expected the file with the questions"),
         (
+            ["evaluate", "--model", "m", "data.path=q.jsonl"],
+            "--data: missing; expected the file with the questions instead of data.path",
+        ),
+        (
             ["evaluate", "quickstart", "--model", "m", "--data", "d"],
             "evaluate: quickstart: expected either a RECIPE or --model and --data, not both",
         ),
         (
             ["evaluate", "quickstart", "--base-url", "http://x/v1"],
-            "--base-url: goes with --model; of a recipe, change the setting",
+            "--base-url: goes with --model; with a recipe, set runtime.endpoint.base_url=VALUE",
         ),
         (
             ["evaluate", "--model", "m", "--data", "d", "--slots", "[1"],
