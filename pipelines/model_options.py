@@ -48,10 +48,9 @@ def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> 
     if options.model is None:
         if options.recipe is None:
             raise UserError("evaluate: expected a RECIPE, or --model and --data")
-        for name in _OPTIONS:
+        for name, setting in _OPTIONS.items():
             if getattr(options, name) is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise UserError(f"{option}: goes with --model; with a recipe, set {_OPTIONS[name]}=VALUE")
+                raise UserError(f"--{name.replace('_', '-')}: goes with --model; with a recipe, set {setting}=VALUE")
         return load_recipe(options.recipe, overrides)
     if options.recipe is not None:
         # Without a recipe, the first override is in its place.
