@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from pos2distill.config import Recipe
-from pos2distill.config.evaluation import DEFAULT_SLOTS
 from pos2distill.errors import UserError
 from pos2distill.evaluation.charts import AFTER, BEFORE, curve_chart, loss_chart, to_png
 from pos2distill.evaluation.result import Evaluation, Picture
@@ -107,7 +106,7 @@ def evaluate(
     data: Questions | None = None,
     base_url: str | None = None,
     documents: int | None = None,
-    slots: int | str | Sequence[int] = DEFAULT_SLOTS,
+    slots: int | str | Sequence[int] | None = None,
     examples: int | None = None,
     settings: Settings | None = None,
 ) -> Evaluation:
@@ -126,7 +125,7 @@ def evaluate(
     if model is None and recipe is not None:
         given = (base_url, documents, examples)
         # Not by one comparison: an array of slots has no single truth value.
-        if given != (None, None, None) or slots is not DEFAULT_SLOTS:
+        if given != (None, None, None) or slots is not None:
             raise UserError(
                 "evaluate: base_url, documents, slots and examples belong to model and data; with a recipe, give them "
                 "in settings, for example {'evaluation.slots': 5}"

@@ -72,8 +72,9 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     push.add_argument("run", metavar="RUN", help="the storage of a run, or its folder checkpoint-FINGERPRINT")
     push.add_argument("repository", metavar="OWNER/NAME", help="on the hub; made if it does not exist")
     push.add_argument("--private", action="store_true", help="make a repository that only you can see")
-    for command in (inspect, runs, compare, export, push):
-        command.add_argument("--json", action="store_true", help="as JSON; inspect: one object in each line")
+    inspect.add_argument("--json", action="store_true", help="as JSON, one object in each line")
+    for command in (runs, compare, export, push):
+        command.add_argument("--json", action="store_true", help="as JSON")
 
 
 def run_browsing(options: argparse.Namespace) -> None:
@@ -83,9 +84,8 @@ def run_browsing(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from .inspection import Selection, inspect, require_limit, require_outcome
+    from .inspection import Selection, inspect, require_limit
 
-    require_outcome(options.outcome)
     require_limit(options.limit)
     selection = Selection(options.example, options.position, options.outcome, options.limit or None)
     count = 0

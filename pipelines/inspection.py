@@ -11,7 +11,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from pos2distill.config import Study
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.evaluation.questions import Attribution, document_order
 from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import example_from_row, sample_ids
@@ -26,7 +26,9 @@ from .stages.stage import Input
 
 SCORES = ("distilled-scores", "base-scores")
 SAMPLES = ("samples",)
-OUTCOMES = ("right", "wrong", "gained", "lost", "flipped", "cut", "kept", "empty", "failed")
+_CHANGES = ("gained", "lost", "flipped")
+_ANSWER_OUTCOMES = ("right", "wrong", *_CHANGES, "cut")
+_SAMPLE_OUTCOMES = ("kept", "wrong", "empty", "failed", "cut")
 
 Row = dict[str, Any]
 
@@ -36,7 +38,7 @@ class Selection:
     """Which questions to show.
 
     example: an id, or text in the id or the question. position: of the gold documents, as shown, such as `3` or `1>5`.
-    outcome: one of `OUTCOMES`. limit: how many at most; None: all.
+    outcome: as of `_outcomes`, or of a sample. limit: how many at most; None: all.
     """
 
     example: str | None = None
@@ -87,6 +89,7 @@ def inspect(
             f"--entropy: {artifact.url} holds no teacher states, which method.teacher=cached stores "
             f"(here {study.method.teacher})"
         )
+    _require_outcome(selection.outcome, artifact)
     if artifact.name == "samples":
         rows = _sample_rows(artifact, _TeacherEntropy(study) if entropy else None)
     else:
@@ -313,7 +316,13 @@ def require_limit(limit: int) -> None:
         raise UserError(f"--limit: {limit}: expected 1 or more, or 0 for all")
 
 
-def require_outcome(name: str | None) -> None:
-    """Refuse an outcome that no answer can have."""
-    if name is not None and name not in OUTCOMES:
-        raise UserError(f"--outcome: {name}: expected one of {', '.join(OUTCOMES)}")
+def _require_outcome(name: str | None, artifact: Artifact) -> None:
+    """Refuse an outcome that nothing in the artifact can have."""
+    possible = _SAMPLE_OUTCOMES if artifact.name == "samples" else _ANSWER_OUTCOMES
+    if name is None or name in possible:
+        if name in _CHANGES and artifact.name == "base-scores":
+            raise UserError(f"--outcome: {name}: {artifact.url} has answers before training alone")
+        return
+    if name in _SAMPLE_OUTCOMES:
+        raise UserError(f"--outcome: {name}: is of samples; give --samples too")
+    raise UserError(f"--outcome: {name}: expected one of {', '.join(possible)}{did_you_mean_one(name, possible)}")

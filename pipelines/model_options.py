@@ -34,7 +34,9 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"questions, at every slot (default {DEFAULT_EXAMPLES}, or all if the file has fewer)",
     )
-    group.add_argument("--slots", metavar="N|all|[…]", help=f"evaluated slots, spread evenly (default {DEFAULT_SLOTS})")
+    group.add_argument(
+        "--slots", metavar="N|all|[…]", help=f"evaluated slots, spread evenly (default {DEFAULT_SLOTS}, or all)"
+    )
 
 
 def load_evaluated_recipe(options: argparse.Namespace, overrides: list[str]) -> Recipe:

@@ -89,15 +89,24 @@ def open_artifact(run: str, names: Sequence[str], task: str | None = None, *, un
         if not fs.exists(f"{path}/{RUN_FILE}"):
             if not fs.exists(path):
                 raise UserError(no_such_folder(run, "folder"))
-            folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
-            hint = did_you_mean_one(names[0], folders)
-            raise UserError(f"{run}: is neither the storage of a run nor one of its artifacts{hint}")
+            raise UserError(
+                f"{run}: is neither the storage of a run nor one of its artifacts{_run_near(fs, path, names[0])}"
+            )
         for name in names:
             found = list_artifacts(run, [name], task, unfinished=unfinished)
             if found:
                 return found[0]
     of_task = "" if task is None else f" of the task {task!r} (evaluation.also_evaluate)"
     raise UserError(f"{run}: holds no finished {' or '.join(names)}{of_task}")
+
+
+def _run_near(fs: fsspec.AbstractFileSystem, path: str, name: str) -> str:
+    """For a message: the run that a folder, such as a report's, is in, or the artifact in it that is probably meant."""
+    storage = path.rpartition("/")[0]
+    if fs.exists(f"{storage}/{RUN_FILE}"):
+        return f"; its run is {storage}"
+    folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
+    return did_you_mean_one(name, folders)
 
 
 def provenance_of(artifact: Artifact) -> Provenance:

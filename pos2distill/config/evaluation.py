@@ -18,7 +18,7 @@ def evaluation_recipe(
     *,
     base_url: str | None = None,
     documents: int | None = None,
-    slots: int | str | Sequence[int] = DEFAULT_SLOTS,
+    slots: int | str | Sequence[int] | None = None,
     examples: int = DEFAULT_EXAMPLES,
     overrides: Sequence[str] = (),
 ) -> Recipe:
@@ -30,7 +30,7 @@ def evaluation_recipe(
         model: folder, URL or hub name; with `base_url` the model's name on the server.
         data: file in the format `jsonl`, unless `overrides` name another one.
         documents: in a prompt. Default: as of `data.documents`.
-        slots: `evaluation.slots`. examples: `data.eval_examples`.
+        slots: `evaluation.slots`. Default: 5, or as many as there are. examples: `data.eval_examples`.
         overrides: further settings, `section.field=value`.
     Raises:
         UserError: naming the setting at fault.
@@ -42,7 +42,6 @@ def evaluation_recipe(
         # No question is kept for training.
         "data": {"format": "jsonl", "path": data, "train_examples": 0, "eval_examples": examples, "eval_fraction": 1},
         "method": {"k": 1},  # unused; the default would need five documents
-        "evaluation": {"slots": slots},
         "runtime": {
             "executor": "local",
             # Smaller batches than the default show progress earlier, where a batch takes a minute.
@@ -57,6 +56,10 @@ def evaluation_recipe(
         # Larger than the number of requests at a time, so that few of them wait for the last of a batch.
         raw["runtime"]["samplers"] = {"batch_size": 64}
         raw["runtime"]["endpoint"] = {"base_url": base_url}
+    if slots is None:
+        # Of the recipe, since an override may set the number of documents.
+        slots = min(DEFAULT_SLOTS, make_recipe(raw, overrides, source="evaluate").study.data.documents)
+    raw["evaluation"] = {"slots": slots}
     return make_recipe(raw, overrides, source="evaluate")
 
 

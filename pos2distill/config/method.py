@@ -130,6 +130,8 @@ class MethodSection(Section):
             )
         if not self.k and not self.anchor_weight:
             raise ValueError("k: 0 trivial slots and no weight on the advantageous one leave nothing to train on")
+        if not self.k and self.loss == "kl":
+            raise ValueError("k: 0 trivial slots leave the KL of the model to itself alone; set at least 1")
         return self
 
     @model_validator(mode="after")

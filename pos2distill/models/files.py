@@ -150,6 +150,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    unavailable = f"{model.path}: neither a folder nor a model that the hub provides (model.path)"
     times_out = not constants.HF_HUB_OFFLINE and _times_out(constants.ENDPOINT)
     try:
         return snapshot_download(
@@ -159,13 +160,21 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
             ignore_patterns=[f"{_MISTRAL_COPY}*"],
             local_files_only=times_out,
         )
-    except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        if times_out and isinstance(error, LocalEntryNotFoundError):
-            reason = f"{constants.ENDPOINT} does not answer, and the model is not in the cache of this machine"
+    except LocalEntryNotFoundError as error:
         # Without a connection, the hub's library reports that nothing is cached.
-        kind = TransientError if isinstance(error, LocalEntryNotFoundError) else UserError
-        raise kind(f"{model.path}: neither a folder nor a model that the hub provides (model.path): {reason}") from None
+        if times_out:
+            reason = f"{constants.ENDPOINT} does not answer, and the model is not in the cache of this machine"
+        elif constants.HF_HUB_OFFLINE or isinstance(error.__cause__, HfHubHTTPError):
+            reason = _first_line(error)
+        else:
+            reason = f"{constants.ENDPOINT} cannot be reached ({error.__cause__}); check the network"
+        raise TransientError(f"{unavailable}: {reason}") from None
+    except (RepositoryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise UserError(f"{unavailable}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _times_out(address: str) -> bool:

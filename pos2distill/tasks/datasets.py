@@ -92,7 +92,7 @@ class _Selection:
         if isinstance(example, str):
             self.counts[example] += 1
             return
-        if self._is_duplicate(example):
+        if self._is_duplicate(example, location):
             self.counts["duplicate"] += 1
             return
         side: Side = "eval" if _unit_hash(example.question) < self.data.eval_fraction else "train"
@@ -101,13 +101,12 @@ class _Selection:
             self.pools[side] += example.golds
         self._rank(side, example, location)
 
-    def _is_duplicate(self, example: Example) -> bool:
+    def _is_duplicate(self, example: Example, location: str) -> bool:
         # A short hash and not the text, since the hashes of all questions of the file stay in memory.
         question = question_id(example.question)
         if self.question_of.setdefault(example.example_id, question) != question:
-            raise UserError(
-                f"{self.data.path}: id {example.example_id!r} is used for two questions; ids must be unique"
-            )
+            where = f"{self.data.path}, {location}"
+            raise UserError(f"{where}: id {example.example_id!r} is that of another question too; ids must be unique")
         duplicate = question in self.questions
         self.questions.add(question)
         return duplicate
@@ -266,8 +265,8 @@ def _fit(example: Example, data: DataSection, documents: int, location: str) -> 
         if data.spec.skips_unusable:
             return "too_few_documents"
         raise UserError(
-            f"{location}: {len(example.documents)} documents, but prompts of {documents} slots are asked for "
-            f"(data.documents, evaluation.other_documents); lower them or set data.distractors=random"
+            f"{location}: documents: found {len(example.documents)}, but prompts of {documents} slots are asked for "
+            f"(data.documents, evaluation.other_documents); set data.distractors=random, or lower them"
         )
     return example
 

@@ -69,15 +69,20 @@ def parse_record(form: str, record: dict[str, Any], location: str) -> Example | 
     if len(missing) > 1:
         raise UserError(
             f"{location}: fields {', '.join(missing)} are missing; found fields: {', '.join(record) or 'none'} "
-            f"({_which_format(record)})"
+            f"({_format_hint(record)})"
         )
     return PARSERS[spec.parser](record, location)
 
 
-def _which_format(record: dict[str, Any]) -> str:
-    """For a message: the formats that have the fields of this record."""
+def _format_hint(record: dict[str, Any]) -> str:
+    """For a message: the formats that have the fields of this record, or where the records probably are."""
     fitting = [each.name for each in FORMATS.values() if all(name in record for name in each.required)]
-    return f"those of data.format={' or '.join(fitting)}" if fitting else "is data.format right?"
+    if fitting:
+        return f"those of data.format={' or '.join(fitting)}"
+    for name, value in record.items():
+        if len(record) == 1 and isinstance(value, list) and value and isinstance(value[0], dict):
+            return f"if the records are in '{name}', write that list alone"
+    return "is data.format right?"
 
 
 def question_id(question: str) -> str:
@@ -275,7 +280,7 @@ def _field(record: dict[str, Any], name: str, kind: type, location: str) -> Any:
         if near:
             raise UserError(f"{location}: field '{name}' is missing, but there is '{near[0]}'; rename it")
         found = ", ".join(record) or "none"
-        raise UserError(f"{location}: field '{name}' is missing; found fields: {found} ({_which_format(record)})")
+        raise UserError(f"{location}: field '{name}' is missing; found fields: {found} ({_format_hint(record)})")
     _check(record[name], kind, f"{location}, {name}")
     return record[name]
 

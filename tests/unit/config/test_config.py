@@ -175,6 +175,7 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "method.alignment: 'official' applies to KL losses only; method 'r2'",
         ),
         ("method={name: kl, k: 0}", "method.k: 0 trivial slots and no weight on the advantageous one leave nothing"),
+        ("method={name: r1, k: 0}", "method.k: 0 trivial slots leave the KL of the model to itself alone; set at lea"),
         ("data.hops=[2]", "data.hops: records of format 'nq' have one gold document; set [1]"),
         (
             "data={format: musique, path: x}",

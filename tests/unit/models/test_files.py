@@ -214,6 +214,19 @@ def test_local_folder_asks_the_hub_for_no_weights(monkeypatch: pytest.MonkeyPatc
     assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
 
 
+def test_local_folder_names_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt folder of two parts looks like a name on the hub, so the message is of both."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+    use_hub(monkeypatch, address, tmp_path)
+    expected = (
+        rf"^models/mine: neither a folder nor a model that the hub provides \(model.path\): {address} cannot be "
+        r"reached \([^\n]+\); check the network$"
+    )
+    with pytest.raises(TransientError, match=expected):
+        local_folder(ModelSection(path="models/mine"), weights=False)
+
+
 def test_local_folder_gives_up_on_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections and says nothing. What is in the cache can be used."""
     monkeypatch.setattr(files, "_HUB_SECONDS", 0.5)

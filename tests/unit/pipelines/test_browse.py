@@ -226,7 +226,6 @@ def test_evaluate_names_the_tasks_that_it_leaves_out(recipe: Recipe, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--outcome", "gone"], "--outcome: gone: expected one of right, wrong, gained, "),
         (["--limit", "-1"], "--limit: -1: expected 1 or more, or 0 for all"),
         (["--limit", "1"], "is neither the storage of a run nor one of its artifacts"),
     ],
@@ -235,6 +234,33 @@ def test_inspect_refuses(tmp_path: Path, command: Command, words: list[str], mes
     (line,) = command("inspect", str(tmp_path), *words, code=2)
     assert line.startswith("error: ")
     assert message in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--outcome", "rigth"], "expected one of right, wrong, gained, lost, flipped, cut; did you mean 'right'?"),
+        (["--outcome", "kept"], "--outcome: kept: is of samples; give --samples too"),
+        (["--samples", "--outcome", "right"], "--outcome: right: expected one of kept, wrong, empty, failed, cut"),
+    ],
+)
+def test_inspect_refuses_an_outcome_that_nothing_has(
+    recipe: Recipe, command: Command, words: list[str], message: str
+) -> None:
+    *_, line = command("inspect", recipe.storage, *words, code=2)
+    assert message in line
+
+
+def test_inspect_refuses_a_change_where_one_model_answered(recipe: Recipe, command: Command) -> None:
+    base = make_plan(recipe).evaluate_base.artifact.url
+    (line,) = command("inspect", base, "--outcome", "gained", code=2)
+    assert line == f"error: --outcome: gained: {base} has answers before training alone"
+
+
+def test_inspect_names_the_run_of_a_report(recipe: Recipe, command: Command) -> None:
+    """`runs` shows the folders of reports."""
+    (line,) = command("inspect", f"{recipe.storage}/report", code=2)
+    assert line.endswith(f"is neither the storage of a run nor one of its artifacts; its run is {recipe.storage}")
 
 
 def test_inspect_names_a_folder_that_is_not_there(tmp_path: Path, command: Command) -> None:

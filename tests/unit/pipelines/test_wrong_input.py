@@ -115,7 +115,7 @@ SETTINGS = [
     ("evaluation.max_new_tokens=9999999", "evaluation.max_new_tokens: 9999999, but prompt and response together"),
     ("sampling.keep=some", "sampling.keep: "),
     ("data.documents=1", "data.documents: "),
-    ("data.documents=7", "line 1: 6 documents, but prompts of 7 slots are asked for"),
+    ("data.documents=7", "line 1: documents: found 6, but prompts of 7 slots are asked for"),
     ("data.train_examples=0", "data.train_examples: "),
     ("data.eval_examples=999999999", "eval examples, but data.eval_examples asks for 999999999"),
     ("data.eval_fraction=0", "data.eval_fraction: "),
@@ -605,7 +605,7 @@ DATA: list[tuple[str, bytes, str]] = [
     ("x.jsonl", _with(documents=[GOLD, GOLD]), "2 gold documents; expected exactly one"),
     ("x.jsonl", _with(documents=[{"text": None, "gold": True}]), "text"),
     ("x.jsonl", _with(id=5), "id: "),
-    ("x.jsonl", _with(documents=[GOLD, *OTHERS[:2]]), "3 documents, but prompts of 4 slots are asked for"),
+    ("x.jsonl", _with(documents=[GOLD, *OTHERS[:2]]), "documents: found 3, but prompts of 4 slots are asked for"),
 ]
 
 

@@ -75,7 +75,7 @@ def test_read_examples_refuses_an_empty_file(write: Write) -> None:
 
 def test_load_split_refuses_one_id_for_two_questions(write: Write) -> None:
     path = write([{**question_record(1), "id": "same"}, {**question_record(2), "id": "same"}])
-    with pytest.raises(UserError, match=r"id 'same' is used for two questions; ids must be unique$"):
+    with pytest.raises(UserError, match=r", line \d: id 'same' is that of another question too; ids must be unique$"):
         load_split(section(path), documents=2, seed=0)
 
 

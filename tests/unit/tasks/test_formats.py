@@ -403,8 +403,8 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         ),
         (
             {**GENERIC, "documents": [FOX]},
-            "line 1: 1 documents, but prompts of 2 slots are asked for (data.documents, evaluation.other_documents); "
-            "lower them or set data.distractors=random",
+            "line 1: documents: found 1, but prompts of 2 slots are asked for (data.documents, "
+            "evaluation.other_documents); set data.distractors=random, or lower them",
         ),
         (
             {**GENERIC, "documents": [{**FOX, "hop": "1"}, OWL]},
@@ -459,7 +459,7 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
         ("kv", {**KV, "value": 1}, "line 1, value: expected text, got 1"),
         ("kv", {**KV, "ordered_kv_records": [["k"]]}, "ordered_kv_records[0]: expected [key, value], got ['k']"),
         ("kv", {**KV, "key": "k-9"}, "line 1: no gold document; expected exactly one"),
-        ("kv", {**KV, "ordered_kv_records": [["k-2", "v-2"]]}, "line 1: 1 documents, but prompts of 2 slots are"),
+        ("kv", {**KV, "ordered_kv_records": [["k-2", "v-2"]]}, "line 1: documents: found 1, but prompts of 2"),
         ("dpr", {**DPR, "question": " "}, "line 1, question: empty"),
         (
             "dpr",
@@ -477,6 +477,13 @@ def test_read_examples_refuses_other_hops_in_a_users_own_file(read: Read, hops: 
             "line 1: fields positive_ctxs, hard_negative_ctxs, negative_ctxs are missing; "
             "found fields: question, answers, ctxs (those of data.format=nq or nq_oracle)",
         ),
+        (
+            "jsonl",
+            {"data": [GENERIC]},
+            "line 1: fields question, answers, documents are missing; found fields: data "
+            "(if the records are in 'data', write that list alone)",
+        ),
+        ("nq", {}, "line 1: fields question, answers, ctxs are missing; found fields: none (is data.format right?)"),
         (
             "musique",
             HOTPOTQA,
