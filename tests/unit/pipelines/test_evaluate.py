@@ -39,6 +39,16 @@ def evaluate(server: FakeServer, *words: str) -> int:
     return command_line.main([*named, "--slots", "all", "--examples", "20", *settings, *words])
 
 
+@pytest.mark.parametrize(
+    ("documents", "overrides", "slots"), [(None, (), 5), (2, (), 2), (None, ("data.documents=3",), 3)]
+)
+def test_evaluation_recipe_has_five_slots_or_as_many_as_there_are(
+    documents: int | None, overrides: tuple[str, ...], slots: int
+) -> None:
+    recipe = evaluation_recipe("a/base", "q.jsonl", documents=documents, overrides=overrides)
+    assert recipe.study.evaluation.slots == slots
+
+
 def test_evaluate_measures_a_served_model(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
