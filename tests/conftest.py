@@ -11,8 +11,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Ray 2.60 gives its workers a niceness of 15, so that on two cores they would wait for the tests of the other process.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Threads wait for one another, and so for the other process on the same cores: 20 % more CPU time than with one thread.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# NumPy's threads wait for one another, and so for the other process on the same cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 import yaml
