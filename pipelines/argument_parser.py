@@ -37,4 +37,6 @@ def refuse_unknown(parser: OneLineParser, options: argparse.Namespace, remaining
         hint = f"; settings have no dashes: {unknown[0].lstrip('-')}"
     else:
         hint = did_you_mean_one(option, re.findall("--[a-z-]+", command.format_help()))
+        if not hint and options.command not in ("recipes", *BROWSING):
+            hint = "; a setting is given as section.field=value, such as training.epochs=2"
     command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

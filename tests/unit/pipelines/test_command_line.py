@@ -182,7 +182,7 @@ def test_dry_run_shows_cached_stages(recipe: str, capsys: pytest.CaptureFixture[
         (["study", "RECIPE", "data.eval_examples=9999"], "eval examples, but data.eval_examples asks for 9999"),
         (
             ["study", "RECIPE", "evaluation.other_documents=[7]"],
-            "line 1: 6 documents, but prompts of 7 slots are asked",
+            "line 1: documents: found 6, but prompts of 7 slots are asked",
         ),
         (["distill", "RECIPE", "runtime.mode=staged"], "run `study` first (or `sample`)"),
     ],
@@ -305,6 +305,8 @@ def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pyte
         ("study quickstart --dryrun", "unrecognized arguments: --dryrun; did you mean '--dry-run'?"),
         ("evaluate quickstart --fail-if-mean-belw=5", "did you mean '--fail-if-mean-below'?"),
         ("study quickstart --training.epochs=3", "; settings have no dashes: training.epochs=3"),
+        ("study quickstart --epochs 2", "; a setting is given as section.field=value, such as training.epochs=2"),
+        ("runs --epochs 2", "unrecognized arguments: --epochs (see python run.py runs --help)"),
         ("recipes foo", "unrecognized arguments: foo (see python run.py recipes --help)"),
     ],
 )
