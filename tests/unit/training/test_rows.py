@@ -41,9 +41,9 @@ def test_row_builder_keys_have_no_anchor_row_without_anchor_weight(make: Make) -
 def test_samples_per_batch_counts_whole_examples(
     make_recipe: Callable[..., Recipe], global_batch_rows: int, k: int, examples: int
 ) -> None:
-    documents = {"documents": 8}
-    study = make_recipe(training={"global_batch_rows": global_batch_rows}, method={"k": k}, data=documents).study
-    assert samples_per_batch(study) == examples
+    method = {"name": "r1" if k else "seqkd", "anchor_weight": 1, "k": k}
+    training = {"global_batch_rows": global_batch_rows}
+    assert samples_per_batch(make_recipe(training=training, method=method, data={"documents": 8}).study) == examples
 
 
 def test_samples_per_batch_on_policy_are_one_for_each_row(make_recipe: Callable[..., Recipe]) -> None:
