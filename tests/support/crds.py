@@ -74,20 +74,23 @@ POD_SECURITY = section(
     runAsUser=INTEGER,
     seccompProfile=section(("type",), type=TEXT, localhostProfile=TEXT),
 )
+FILES = list_of(section(("key", "path"), key=TEXT, mode=INTEGER, path=TEXT))
 VOLUME = section(
     ("name",),
     name=TEXT,
+    configMap=section(defaultMode=INTEGER, items=FILES, name=TEXT, optional=BOOLEAN),
     emptyDir=section(medium=TEXT, sizeLimit=QUANTITY),
     persistentVolumeClaim=section(("claimName",), claimName=TEXT, readOnly=BOOLEAN),
     projected=section(
         sources=list_of(
             section(
                 serviceAccountToken=section(("path",), path=TEXT, expirationSeconds=INTEGER),
-                configMap=section(name=TEXT, items=list_of(section(("key", "path"), key=TEXT, path=TEXT))),
+                configMap=section(name=TEXT, items=FILES),
                 downwardAPI=section(items=list_of(section(("path",), path=TEXT, fieldRef=section(fieldPath=TEXT)))),
             )
         )
     ),
+    secret=section(defaultMode=INTEGER, items=FILES, optional=BOOLEAN, secretName=TEXT),
 )
 POD = section(
     ("containers",),
@@ -100,6 +103,7 @@ POD = section(
     nodeSelector=mapping_of(TEXT),
     priorityClassName=TEXT,
     restartPolicy=TEXT,
+    runtimeClassName=TEXT,
     schedulerName=TEXT,
     securityContext=POD_SECURITY,
     serviceAccountName=TEXT,
