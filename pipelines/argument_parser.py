@@ -25,8 +25,9 @@ class OneLineParser(argparse.ArgumentParser):
 
 def refuse_unknown(parser: OneLineParser, options: argparse.Namespace, remaining: list[str]) -> None:
     """End the program if a word is neither an option nor an override."""
-    # A left-over word without a dash is an override, except for `recipes`, which takes no settings.
-    unknown = [word for word in remaining if word.startswith("-") or options.command in ("recipes", *BROWSING)]
+    # Where a command takes settings, a left-over word without a dash is one.
+    takes_settings = options.command not in ("recipes", *BROWSING)
+    unknown = [word for word in remaining if word.startswith("-") or not takes_settings]
     if not unknown:
         return
     command = parser.commands[options.command]
@@ -37,6 +38,6 @@ def refuse_unknown(parser: OneLineParser, options: argparse.Namespace, remaining
         hint = f"; settings have no dashes: {unknown[0].lstrip('-')}"
     else:
         hint = did_you_mean_one(option, re.findall("--[a-z-]+", command.format_help()))
-        if not hint and options.command not in ("recipes", *BROWSING):
+        if not hint and takes_settings:
             hint = "; a setting is given as section.field=value, such as training.epochs=2"
     command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

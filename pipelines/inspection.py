@@ -319,9 +319,9 @@ def require_limit(limit: int) -> None:
 def _require_outcome(name: str | None, artifact: Artifact) -> None:
     """Refuse an outcome that nothing in the artifact can have."""
     possible = _SAMPLE_OUTCOMES if artifact.name == "samples" else _ANSWER_OUTCOMES
+    if name in _CHANGES and artifact.name == "base-scores":
+        raise UserError(f"--outcome: {name}: {artifact.url} has answers before training alone")
     if name is None or name in possible:
-        if name in _CHANGES and artifact.name == "base-scores":
-            raise UserError(f"--outcome: {name}: {artifact.url} has answers before training alone")
         return
     if name in _SAMPLE_OUTCOMES:
         raise UserError(f"--outcome: {name}: is of samples; give --samples too")

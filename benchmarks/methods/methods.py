@@ -20,14 +20,11 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-
+from benchmarks.methods.rows import Run, draw, print_table, summarise
 from pipelines.commands import run_evaluate, run_study
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
@@ -37,8 +34,6 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 from pos2distill.evaluation.cross_fitting import corrected_gap
 from pos2distill.evaluation.scores import Grid, to_curve, to_grid
-from pos2distill.evaluation.statistics import difference_interval
-from pos2distill.evaluation.sweep import Estimate, estimate
 
 SEEDS = (0, 1, 2)
 FOLDER = Path(__file__).parent
@@ -190,31 +185,6 @@ TABLES = {
 }
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one seed of a variant measured.
-
-    cost: seconds of search, sampling and training. right: of each question, at how many slots its answer is right.
-    date, commit, machine, versions: when and with what its answers were made. None in runs that were measured before a
-    field was recorded.
-    """
-
-    seed: int
-    date: str
-    accuracy: list[float]
-    mean: float
-    mean_ci95: tuple[float, float]
-    worst: float
-    gap: float
-    gap_corrected: float
-    seconds_per_answer: float
-    cost: float
-    right: list[int] | None = None
-    commit: str | None = None
-    machine: str | None = None
-    versions: dict[str, str] | None = None
-
-
 def settings_of(table: Table, variant: Variant, seed: int, storage: str) -> list[str]:
     """The settings of one run, beyond those of the table's recipe."""
     return [*table.common, STAGED, f"seed={seed}", f"runtime.storage={storage}", *variant.settings]
@@ -261,77 +231,6 @@ def seconds(stage: Stage) -> float:
 def prompts(grid: Grid) -> int:
     """Answers of an evaluation."""
     return int(grid.correct_ES.size)
-
-
-def accuracies(runs: Sequence[Run], base: Run) -> dict[str, Any]:
-    """What the runs of a variant answered. base: what it is compared with."""
-    return {
-        "seeds": len(runs),
-        "mean": asdict(estimate([run.mean for run in runs], runs[0].mean_ci95)),
-        "change": change(runs, base),
-        "worst": float(np.mean([run.worst for run in runs])),
-        "gap": float(np.mean([run.gap for run in runs])),
-        "gap_corrected": float(np.mean([run.gap_corrected for run in runs])),
-        "accuracy": np.mean([run.accuracy for run in runs], axis=0).tolist(),
-    }
-
-
-def summarise(runs: Sequence[Run], base: Run) -> dict[str, Any]:
-    """One line of the table: `accuracies`, times and the runs themselves."""
-    seconds_per_answer = float(np.mean([run.seconds_per_answer for run in runs]))
-    return {
-        **accuracies(runs, base),
-        "seconds_per_answer": seconds_per_answer,
-        "relative_time": seconds_per_answer / base.seconds_per_answer,
-        "cost_seconds": float(np.mean([run.cost for run in runs])),
-        "runs": [asdict(run) for run in runs],
-    }
-
-
-def change(runs: Sequence[Run], base: Run) -> dict[str, float] | None:
-    """The mean over seeds minus the base model's, with an interval over questions; None where they are not known.
-
-    The base has no change.
-    """
-    right = [run.right for run in (base, *runs)]
-    if None in right or runs[0] is base:
-        return None
-    base_E, *others = np.asarray(right, float) / len(base.accuracy)
-    difference_E = np.mean(others, axis=0) - base_E
-    low, high = difference_interval(difference_E)
-    return {"value": float(difference_E.mean()), "low": low, "high": high}
-
-
-def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
-    """Mean, worst slot and corrected GAP of every variant."""
-    figure = Figure(figsize=(9, 1.4 + 0.34 * len(rows)), layout="constrained")
-    axes = figure.add_subplot()
-    y = np.arange(len(rows))[::-1]
-    means = [Estimate(**row["mean"]) for row in rows.values()]
-    values = np.array([mean.value for mean in means])
-    errors = [values - [mean.low for mean in means], [mean.high for mean in means] - values]
-    axes.errorbar(values, y, xerr=np.maximum(errors, 0), fmt="o", label="mean over positions, 95 %", markersize=4)
-    axes.plot([row["worst"] for row in rows.values()], y, "v", label="worst position", markersize=4)
-    axes.plot([row["gap_corrected"] for row in rows.values()], y, "x", label="GAP, corrected", markersize=5)
-    axes.set_yticks(y, list(rows))
-    axes.set_xlim(-0.02, 1.02)
-    axes.grid(axis="x", alpha=0.3)
-    figure.legend(loc="outside lower center", frameon=False, ncols=3)
-    figure.savefig(path, dpi=120)
-
-
-def print_table(rows: dict[str, dict[str, Any]]) -> None:
-    """The report as Markdown."""
-    print("| | seeds | mean | change | worst | GAP | corrected | time per answer | cost, s |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for name, row in rows.items():
-        mean, change = Estimate(**row["mean"]), row["change"]
-        changed = f"{change['value']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]" if change else ""
-        print(
-            f"| {name} | {row['seeds']} | {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] | {changed} | "
-            f"{row['worst']:.2f} | {row['gap']:.2f} | {row['gap_corrected']:.2f} | "
-            f"{row['relative_time']:.2f} | {row['cost_seconds']:.0f} |"
-        )
 
 
 def stored_runs(report: Path, table: Table) -> dict[str, list[Run]]:

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.methods.methods import REAL_SEARCH, SEEDS, TOY_SEARCH, Run, accuracies, run
+from benchmarks.methods.methods import REAL_SEARCH, SEEDS, TOY_SEARCH, run
+from benchmarks.methods.rows import Run, accuracies, format_change
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -145,9 +146,7 @@ def print_tables(rows: Rows, runs: Runs) -> None:
         for scales, row in by_scales.items():
             means = ", ".join(f"{run.mean:.3f}" for run in runs[evaluated][scales])
             gaps = ", ".join(f"{run.gap:.2f}" for run in runs[evaluated][scales])
-            change = row["change"]
-            changed = f"{change['value']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]" if change else ""
-            print(f"| {evaluated} | {scales} | {means} | {changed} | {row['worst']:.2f} | {gaps} |")
+            print(f"| {evaluated} | {scales} | {means} | {format_change(row)} | {row['worst']:.2f} | {gaps} |")
 
 
 def main() -> None:

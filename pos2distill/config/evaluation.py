@@ -1,5 +1,6 @@
 """The recipe of one evaluation, from a model and a data file instead of a YAML file."""
 
+import copy
 import os
 import re
 from collections.abc import Sequence
@@ -57,8 +58,8 @@ def evaluation_recipe(
         raw["runtime"]["samplers"] = {"batch_size": 64}
         raw["runtime"]["endpoint"] = {"base_url": base_url}
     if slots is None:
-        # Of the recipe, since an override may set the number of documents.
-        slots = min(DEFAULT_SLOTS, make_recipe(raw, overrides, source="evaluate").study.data.documents)
+        # Of the recipe, since an override may set the number of documents. `make_recipe` changes what it is given.
+        slots = min(DEFAULT_SLOTS, make_recipe(copy.deepcopy(raw), overrides, source="evaluate").study.data.documents)
     raw["evaluation"] = {"slots": slots}
     return make_recipe(raw, overrides, source="evaluate")
 

@@ -50,7 +50,7 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
     is_proportion = bool(np.isin(value_E, (0.0, 1.0)).all())
     if not is_proportion and np.ptp(value_E) > 0:
         variance = float(value_E.var(ddof=1)) / examples
-        effective = mean * (1 - mean) / variance * (_Z / student_t(examples - 1)) ** 2
+        effective = mean * (1 - mean) / variance / _tail(examples) ** 2
     return _wilson(mean, min(effective, examples * answers))
 
 

@@ -79,8 +79,9 @@ def _format_hint(record: dict[str, Any]) -> str:
     fitting = [each.name for each in FORMATS.values() if all(name in record for name in each.required)]
     if fitting:
         return f"those of data.format={' or '.join(fitting)}"
-    for name, value in record.items():
-        if len(record) == 1 and isinstance(value, list) and value and isinstance(value[0], dict):
+    if len(record) == 1:
+        ((name, value),) = record.items()
+        if isinstance(value, list) and value and isinstance(value[0], dict):
             return f"if the records are in '{name}', write that list alone"
     return "is data.format right?"
 

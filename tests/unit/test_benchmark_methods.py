@@ -7,17 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.methods import methods, transfer
-from benchmarks.methods.methods import (
-    FOLDER,
-    TABLES,
-    Run,
-    Table,
-    Variant,
-    settings_of,
-    stored_runs,
-    summarise,
-    write_report,
-)
+from benchmarks.methods.methods import FOLDER, TABLES, Table, Variant, settings_of, stored_runs, write_report
+from benchmarks.methods.rows import Run, summarise
 from pipelines.plan import make_plan
 from pipelines.preflight import check_against_model
 from pos2distill.config import Recipe

@@ -13,9 +13,7 @@ from cluster.rules.manifest import Rule
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest, Level
 from cluster.validate import check
-from tests.support.crds import write_crds
 from tests.support.manifests import changed
-from tests.support.paths import PUBLISHED_CRDS
 from tests.unit.cluster.faults import ERRORS, OBJECTS, POLICIES, RISKS, WARNINGS, WORKERS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
@@ -73,9 +71,8 @@ def test_example_of_the_page_is_reported(
     assert any(message in line for line in reported[Level(level)])
 
 
-def test_check_with_crds_loses_no_error(faulty: list[tuple[Level, KubeManifest]], tmp_path: Path) -> None:
+def test_check_with_crds_loses_no_error(faulty: list[tuple[Level, KubeManifest]], crds: str) -> None:
     manifests = [manifest for level, manifest in faulty if level is Level.ERROR]
-    crds = str(PUBLISHED_CRDS) if PUBLISHED_CRDS.is_dir() else str(write_crds(tmp_path / "crds.yaml"))
     found = [(finding.document, finding.path) for finding in check(manifests, crds) if finding.level is Level.ERROR]
     assert len(found) == len(set(found))  # one line for each field
     expected = {(finding.document, finding.path) for finding in check(manifests) if finding.level is Level.ERROR}

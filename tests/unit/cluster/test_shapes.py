@@ -15,8 +15,6 @@ from cluster.types import KubeManifest
 from cluster.validate import check
 from pipelines.executors.ray.progress import _GAUGES
 from pos2distill.errors import UserError
-from tests.support.crds import write_crds
-from tests.support.paths import PUBLISHED_CRDS
 
 ROOT = Path(__file__).parents[3]
 DATA = "data.path=gs://bucket/nq.jsonl.gz"
@@ -40,16 +38,6 @@ SHAPES: dict[str, list[str]] = {
     ],
     "monitor": ["network.metrics_namespace=monitoring", "network.pod_monitor={release: prometheus}"],
 }
-
-
-@pytest.fixture(scope="module", params=["stand-in", "published"])
-def crds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """KubeRay's own if they are on this machine, and the tests' own on every machine."""
-    if request.param == "published":
-        if not PUBLISHED_CRDS.is_dir():
-            pytest.skip(f"no CRD schemas at {PUBLISHED_CRDS}; set POS2DISTILL_CRDS to a folder with them")
-        return str(PUBLISHED_CRDS)
-    return str(write_crds(tmp_path_factory.mktemp("crds") / "crds.yaml"))
 
 
 def rendered(name: str) -> list[KubeManifest]:

@@ -18,29 +18,15 @@ from cluster.validate import check, load_manifests
 from pipelines import command_line
 from pos2distill.errors import ExitCode, UserError
 from scripts.render_presets import PRESETS, RENDERED
-from tests.support.crds import write_crds
 from tests.support.manifests import changed
-from tests.support.paths import PUBLISHED_CRDS
 
 CHECKOUT = Path(command_line.__file__).parents[1]
-needs_published_crds = pytest.mark.skipif(
-    not PUBLISHED_CRDS.is_dir(),
-    reason=f"no CRD schemas at {PUBLISHED_CRDS}; set POS2DISTILL_CRDS to a folder with them",
-)
 
 CLUSTER = "spec.rayClusterSpec"
 HEAD = f"{CLUSTER}.headGroupSpec"
 SAMPLING, TRAINING = (f"{CLUSTER}.workerGroupSpecs[{index}]" for index in (0, 1))
 POD = "template.spec"
 RAY = f"{POD}.containers[0]"
-
-
-@pytest.fixture(scope="module", params=["stand-in", pytest.param("published", marks=needs_published_crds)])
-def crds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A path with schemas of RayJob and RayCluster: the stand-in, and KubeRay's own where they are present."""
-    if request.param == "published":
-        return str(PUBLISHED_CRDS)
-    return str(write_crds(tmp_path_factory.mktemp("crds") / "crds.yaml"))
 
 
 @pytest.fixture(scope="module")

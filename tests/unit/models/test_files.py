@@ -4,8 +4,9 @@ import re
 import socket
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -214,11 +215,19 @@ def test_local_folder_asks_the_hub_for_no_weights(monkeypatch: pytest.MonkeyPatc
     assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
 
 
-def test_local_folder_names_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A misspelt folder of two parts looks like a name on the hub, so the message is of both."""
+@contextmanager
+def silent_hub(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[str]:
+    """The address of a hub that accepts connections and says nothing, and refuses them once it is closed."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
-    use_hub(monkeypatch, address, tmp_path)
+        use_hub(monkeypatch, address, cache)
+        yield address
+
+
+def test_local_folder_names_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt folder of two parts looks like a name on the hub, so the message is of both."""
+    with silent_hub(monkeypatch, tmp_path) as address:
+        pass  # it is closed
     expected = (
         rf"^models/mine: neither a folder nor a model that the hub provides \(model.path\): {address} cannot be "
         r"reached \([^\n]+\); check the network$"
@@ -230,9 +239,7 @@ def test_local_folder_names_a_hub_that_cannot_be_reached(tmp_path: Path, monkeyp
 def test_local_folder_gives_up_on_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections and says nothing. What is in the cache can be used."""
     monkeypatch.setattr(files, "_HUB_SECONDS", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"http://127.0.0.1:{server.getsockname()[1]}"
-        use_hub(monkeypatch, address, tmp_path)
+    with silent_hub(monkeypatch, tmp_path) as address:
         message = (
             f"me/a-model: neither a folder nor a model that the hub provides (model.path): {address} does not answer, "
             f"and the model is not in the cache of this machine"
