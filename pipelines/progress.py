@@ -162,6 +162,47 @@ class ProgressTracker:
         return self.fatal
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is shown of a stage at one moment.
+
+    count: finished so far. note: shown behind the figures. waiting_for: what happens before the first result; empty
+    once it is over.
+    """
+
+    count: int
+    note: str
+    waiting_for: str = ""
+
+
+class Pace:
+    """How fast a stage gets on, and how long the rest will take.
+
+    The clock starts with the first result of this run. Until then processes start and models load, which tells nothing
+    of the rest; that result itself, begun before the clock, is not counted.
+    """
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total = total
+        self.count = done
+        self.first_result: tuple[int, float] | None = None
+
+    def update(self, count: int, now: float) -> None:
+        """So much is finished at this time, in seconds."""
+        if self.first_result is None and count > self.count:
+            self.first_result = (count, now)
+        self.count = count
+
+    def describe(self, now: float) -> str:
+        """Rate and time left, in words."""
+        count, start = self.first_result or (self.count, now)
+        if self.count <= count:
+            return "time left unknown"
+        # At least one refresh period, so that a division by almost 0 s shows no absurd rate.
+        rate = (self.count - count) / max(now - start, REFRESH_SECONDS)
+        return f"{rate:.2f} a second, {tqdm.format_interval((self.total - self.count) / rate)} left"
+
+
 @contextmanager
 def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None]) -> Iterator[None]:
     """Show a progress bar, or lines where there is no terminal, while the body runs.
@@ -169,24 +210,31 @@ def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None]) ->
     Args:
         read: the latest figures; None while they cannot be had.
     """
-    finished = threading.Event()
-    thread = threading.Thread(target=_show, args=(spec, read, finished), name="progress", daemon=True)
-    thread.start()
-    try:
+    done = spec.stored.get("kept", 0) if spec.label == "sample" else spec.trained
+
+    def figures() -> Figures | None:
+        progress = read()
+        if progress is None:
+            return None
+        # The last batches may keep more than are wanted.
+        count = min(progress.count(spec.label), spec.total)
+        return Figures(count, str(progress), "" if _has_begun(spec, progress) else _STARTING)
+
+    with _shown(_Counted(spec.label, spec.total, done, "example", figures)):
         yield
-    finally:
-        finished.set()
-        thread.join()
+
+
+def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
+    """Whether any actor or training worker has reported. Until then processes start and models load."""
+    stored_before = sum(spec.stored.values())
+    return bool(progress.actors) or progress.loss is not None or progress.stored.total() > stored_before
 
 
 class StageProgress:
     """How much of a stage is finished, for stages whose results come back to the driver."""
 
-    def __init__(self, label: str, total: int, done: int, unit: str) -> None:
-        self.label = label
-        self.total = total
+    def __init__(self, done: int) -> None:
         self.done = self.count = done
-        self.unit = unit
         self.note = ""
 
     def update(self, count: int, note: str = "") -> None:
@@ -194,15 +242,9 @@ class StageProgress:
         self.count += count
         self.note = note
 
-    def line(self, seconds: float) -> str:
-        """The figures, `seconds` after the start. Rate and time left are those of this run alone."""
-        finished = self.count - self.done
-        figures = f"{self.label}: {self.count} of {self.total} {self.unit}s"
-        if not finished:
-            return f"{figures}; {_UNTIL_FIRST_BATCH}, {seconds:.0f} s so far"
-        rate = finished / max(seconds, REFRESH_SECONDS)
-        note = f"; {self.note}" if self.note else ""
-        return f"{figures}, {rate:.2f} a second, {(self.total - self.count) / rate:.0f} s left{note}"
+    def figures(self) -> Figures:
+        """What is shown now."""
+        return Figures(self.count, self.note, _UNTIL_FIRST_BATCH if self.count == self.done else "")
 
 
 @contextmanager
@@ -212,32 +254,9 @@ def show_stage(label: str, total: int, *, done: int, unit: str) -> Iterator[Stag
     Args:
         done: of an earlier run. unit: what is counted, in the singular.
     """
-    stage = StageProgress(label, total, done, unit)
-    finished = threading.Event()
-    thread = threading.Thread(target=_show_stage, args=(stage, finished), name="progress", daemon=True)
-    thread.start()
-    try:
+    stage = StageProgress(done)
+    with _shown(_Counted(label, total, done, unit, stage.figures)):
         yield stage
-    finally:
-        finished.set()
-        thread.join()
-
-
-def _show_stage(stage: StageProgress, finished: threading.Event) -> None:
-    is_terminal = _shows_bars()
-    start = last_line = time.monotonic()
-    is_last = False
-    with tqdm(desc=stage.label, total=stage.total, initial=stage.done, unit=stage.unit, disable=not is_terminal) as bar:
-        while not is_last:
-            # One refresh after the body has ended, so that the last figures are shown.
-            is_last = finished.wait(REFRESH_SECONDS)
-            now = time.monotonic()
-            if is_terminal:
-                bar.set_postfix_str(_UNTIL_FIRST_BATCH if stage.count == stage.done else stage.note, refresh=False)
-                bar.update(stage.count - bar.n)
-            elif not is_quiet() and now - last_line > LINE_SECONDS:
-                last_line = now
-                print(stage.line(now - start), file=sys.stderr)
 
 
 def be_quiet() -> None:
@@ -250,49 +269,64 @@ def is_quiet() -> bool:
     return os.environ.get(_QUIET) == "1"
 
 
-def _shows_bars() -> bool:
-    return sys.stderr.isatty() and not is_quiet()
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What is shown: a label, the total, what an earlier run has done of it, in which unit, and the latest figures."""
+
+    label: str
+    total: int
+    done: int
+    unit: str
+    read: Callable[[], Figures | None]
 
 
-def _show(spec: ProgressSpec, read: Callable[[], RunProgress | None], finished: threading.Event) -> None:
-    is_terminal = _shows_bars()
-    # The rate counts only what this run did: samples of an earlier run, and steps before the last checkpoint, do not.
-    done = spec.stored.get("kept", 0) if spec.label == "sample" else 0
-    knows_start = spec.label == "sample"
+@contextmanager
+def _shown(counted: _Counted) -> Iterator[None]:
+    """Show the figures while the body runs, and once more after it."""
+    show = _show_bar if sys.stderr.isatty() and not is_quiet() else _show_lines
+    finished = threading.Event()
+    thread = threading.Thread(target=show, args=(counted, finished), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+
+
+def _show_bar(counted: _Counted, finished: threading.Event) -> None:
+    # tqdm's own rate would take the time between two refreshes for that of a batch.
+    bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s [{elapsed}{postfix}]"
+    with tqdm(
+        desc=counted.label, total=counted.total, initial=counted.done, unit=counted.unit, bar_format=bar_format
+    ) as bar:
+        for figures, pace in _refreshes(counted, finished):
+            bar.n = figures.count
+            state = figures.waiting_for or pace.describe(time.monotonic())
+            bar.set_postfix_str("; ".join(filter(None, (state, figures.note))))  # which draws the bar
+
+
+def _show_lines(counted: _Counted, finished: threading.Event) -> None:
     start = last_line = time.monotonic()
+    for figures, pace in _refreshes(counted, finished):
+        now = time.monotonic()
+        if is_quiet() or now - last_line <= LINE_SECONDS:
+            continue
+        last_line = now
+        state = f", {pace.describe(now)}"
+        if figures.waiting_for:
+            state = f"; {figures.waiting_for}, {now - start:.0f} s so far"
+        note = f"; {figures.note}" if figures.note else ""
+        print(f"{counted.label}: {figures.count} of {counted.total} {counted.unit}s{state}{note}", file=sys.stderr)
+
+
+def _refreshes(counted: _Counted, finished: threading.Event) -> Iterator[tuple[Figures, Pace]]:
+    """The figures at every refresh, of which one comes after the end, so that the last figures are shown."""
+    pace = Pace(counted.total, counted.done)
     is_last = False
-    with tqdm(desc=spec.label, total=spec.total, initial=done, unit="example", disable=not is_terminal) as bar:
-        while not is_last:
-            # One refresh after the body has ended, so that the last figures are shown.
-            is_last = finished.wait(REFRESH_SECONDS)
-            progress = read()
-            if progress is None:
-                continue
-            # The last batches may keep more than are wanted.
-            count = min(progress.count(spec.label), spec.total)
-            if count and not knows_start:
-                knows_start, done, start = True, count, time.monotonic()
-            if is_terminal:
-                postfix = str(progress) if _has_begun(spec, progress) else _STARTING
-                bar.set_postfix_str(postfix, refresh=False)
-                bar.update(count - bar.n)
-            elif not is_quiet() and time.monotonic() - last_line > LINE_SECONDS:
-                last_line = time.monotonic()
-                print(_line(spec, count, done, last_line - start, progress), file=sys.stderr)
-
-
-def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
-    """Whether any actor or training worker has reported. Until then processes start and models load."""
-    stored_before = sum(spec.stored.values())
-    return bool(progress.actors) or progress.loss is not None or progress.stored.total() > stored_before
-
-
-def _line(spec: ProgressSpec, count: int, done: int, seconds: float, progress: RunProgress) -> str:
-    if not _has_begun(spec, progress):
-        return f"{spec.label}: {_STARTING}, {seconds:.0f} s so far; {progress}"
-    # At least one refresh period, so that a division by almost 0 s shows no absurd rate.
-    rate = (count - done) / max(seconds, REFRESH_SECONDS)
-    time_left = "time left unknown"
-    if rate > 0:
-        time_left = f"{(spec.total - count) / rate:.0f} s left"
-    return f"{spec.label}: {count} of {spec.total} examples, {rate:.2f} a second, {time_left}; {progress}"
+    while not is_last:
+        is_last = finished.wait(REFRESH_SECONDS)
+        figures = counted.read()
+        if figures is not None:
+            pace.update(figures.count, time.monotonic())
+            yield figures, pace

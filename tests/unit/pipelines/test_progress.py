@@ -1,6 +1,9 @@
 """The progress of a run: what is counted, and how it is shown."""
 
+import io
 import json
+import re
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -10,14 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines import progress
-from pipelines.progress import (
-    ProgressSpec,
-    ProgressTracker,
-    RunProgress,
-    StageProgress,
-    show_progress,
-    show_stage,
-)
+from pipelines.progress import Pace, ProgressSpec, ProgressTracker, RunProgress, show_progress, show_stage
 from pipelines.stages import distill
 from pos2distill.errors import UserError
 from pos2distill.sampling.failure_guard import FailureGuard
@@ -34,19 +30,33 @@ def make_spec(label: str = "distill", total: int = 20, stored: dict[str, int] | 
     )
 
 
-def line(spec: ProgressSpec, current: RunProgress, *, done: int = 0, seconds: float = 10.0) -> str:
-    return progress._line(spec, current.count(spec.label), done, seconds, current)
+@pytest.fixture
+def every_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line at every refresh, and many refreshes."""
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.01)
+    monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
 
 
-def test_line_says_that_processes_start_until_one_has_reported() -> None:
-    tracker = ProgressTracker(make_spec(stored={"kept": 3}))
-    assert line(tracker.spec, tracker.read()) == (
-        "distill: starting processes and loading models, 10 s so far; sampled 3, kept 3"
-    )
-    tracker.heartbeat("samplers", "a")
-    assert line(tracker.spec, tracker.read()) == (
-        "distill: 0 of 20 examples, 0.00 a second, time left unknown; sampled 3, kept 3, samplers 1"
-    )
+def test_pace_counts_from_the_first_result_of_this_run() -> None:
+    """90 s to start, then 9 each 20 s. The first 9 began before the clock."""
+    pace = Pace(450, done=54)
+    pace.update(54, now=80.0)
+    assert pace.describe(80.0) == "time left unknown"
+    pace.update(63, now=110.0)
+    assert pace.describe(129.0) == "time left unknown"
+    pace.update(72, now=130.0)
+    assert pace.describe(130.0) == "0.45 a second, 14:00 left"  # 378 are left
+    assert pace.describe(140.0) == "0.30 a second, 21:00 left"  # a late result makes it slower
+
+
+def test_pace_is_unknown_while_restarted_workers_repeat_steps() -> None:
+    pace = Pace(90, done=0)
+    for count, now in ((3, 0.0), (6, 6.0), (0, 30.0), (3, 36.0)):
+        pace.update(count, now)
+    assert pace.describe(36.0) == "time left unknown"
+    pace.update(6, 42.0)
+    assert pace.describe(42.0).endswith(" left")
 
 
 def test_resumed_run_says_at_which_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,37 +73,59 @@ def test_resumed_run_says_at_which_step(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == "distill: resuming at step 2 of about 8\n"
 
 
-def test_line_says_how_long_training_will_take() -> None:
-    """Counted are examples that training has processed, kept or not; the total is that of all epochs."""
-    current = RunProgress(stored=Counter(kept=6, wrong=4), trained=15, steps=3, loss=0.25)
-    assert line(make_spec(), current, done=5) == (
-        "distill: 15 of 20 examples, 1.00 a second, 5 s left; sampled 10, kept 6, step 3, loss 0.2500"
-    )
+def test_run_progress_names_what_has_happened() -> None:
+    current = RunProgress(stored=Counter(kept=6, wrong=4), trained=15, steps=3, loss=0.25, actors={"samplers": 2})
+    assert str(current) == "sampled 10, kept 6, samplers 2, step 3, loss 0.2500"
+    assert str(RunProgress(stored=Counter(kept=6, failed=4))) == "sampled 10, kept 6, failed 4"
 
 
-def test_line_of_sampling_counts_kept_samples() -> None:
-    """Answers that are not kept are no part of what is left to do."""
-    current = RunProgress(stored=Counter(kept=6, failed=4))
-    assert line(make_spec("sample", stored={"kept": 5}), current, done=5) == (
-        "sample: 6 of 20 examples, 0.10 a second, 140 s left; sampled 10, kept 6, failed 4"
-    )
+def test_run_progress_of_sampling_counts_kept_samples() -> None:
+    """Answers that are not kept are no part of what is left to do. Training counts examples over all epochs."""
+    current = RunProgress(stored=Counter(kept=6, wrong=4), trained=15)
+    assert (current.count("sample"), current.count("distill")) == (6, 15)
 
 
-def test_show_progress_prints_lines_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.01)
-    tracker = ProgressTracker(make_spec(total=4))
+@pytest.mark.usefixtures("every_refresh")
+def test_show_progress_prints_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = ProgressTracker(make_spec(total=6, stored={"kept": 3}))
     with show_progress(tracker.spec, tracker.read):
         time.sleep(0.1)
-        tracker.count_step(2, 1, 0.5)
+        tracker.heartbeat("samplers", "a")
         time.sleep(0.1)
-        tracker.count_step(4, 2, 0.4)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "distill: starting processes and loading models, 0 s so far; sampled 0, kept 0"
-    assert lines[-1].startswith("distill: 4 of 4 examples, ")
-    assert lines[-1].endswith("0 s left; sampled 0, kept 0, step 2, loss 0.4000")
+        for step in range(1, 4):
+            tracker.count_step(2 * step, step, 0.5)
+            time.sleep(0.1)
+    lines = list(dict.fromkeys(capsys.readouterr().err.splitlines()))
+    assert lines[0] == (
+        "distill: 0 of 6 examples; starting processes and loading models, 0 s so far; sampled 3, kept 3"
+    )
+    assert "distill: 0 of 6 examples, time left unknown; sampled 3, kept 3, samplers 1" in lines
+    assert "distill: 2 of 6 examples, time left unknown; sampled 3, kept 3, samplers 1, step 1, loss 0.5000" in lines
+    assert re.fullmatch(r"distill: 6 of 6 examples, \d+\.\d\d a second, 00:00 left; .*, step 3, loss 0.5000", lines[-1])
+
+
+@pytest.mark.usefixtures("every_refresh")
+def test_show_progress_of_a_resumed_run_counts_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal: the bar begins where the run before ended, and moves with the clock between results."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    tracker = ProgressTracker(replace(make_spec(total=90), trained=45))
+    with show_progress(tracker.spec, tracker.read):
+        time.sleep(0.1)
+        for count in (48, 51):
+            tracker.count_step(count, count // 3, 0.5)
+            time.sleep(1.1)
+    shown = terminal.getvalue().split("\r")
+    starting = [line for line in shown if "starting processes" in line]
+    assert starting
+    assert all("45/90 examples" in line for line in starting)
+    first = [line for line in shown if "48/90 examples" in line]
+    assert all("time left unknown" in line for line in first)
+    assert {"[00:00", "[00:01"} <= {word.rstrip(",") for line in first for word in line.split()}
+    # 3 examples in 2.2 s, of which the last 1.1 s brought none: 39 take 28.6 s.
+    (left,) = re.findall(r" a second, 00:(\d\d) left", shown[-1])
+    assert 25 <= int(left) <= 35
 
 
 def test_tracker_raises_after_too_many_failed_samples_and_has_counted_them() -> None:
@@ -158,25 +190,19 @@ def test_tracker_keeps_the_first_fatal_error() -> None:
     assert tracker.fatal_error() == "the cause"
 
 
-def test_stage_progress_counts_time_left_for_what_this_run_does() -> None:
-    stage = StageProgress("evaluate base", 100, 40, "prompt")
-    assert stage.line(12.0) == ("evaluate base: 40 of 100 prompts; loading models, then the first batch, 12 s so far")
-    stage.update(20, "best 0.5")
-    assert stage.line(10.0) == "evaluate base: 60 of 100 prompts, 2.00 a second, 20 s left; best 0.5"
-
-
+@pytest.mark.usefixtures("every_refresh")
 def test_show_stage_prints_lines_without_a_terminal_unless_quiet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.01)
-    monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
-    with show_stage("evaluate base", 4, done=0, unit="prompt") as stage:
+    with show_stage("evaluate base", 6, done=1, unit="prompt") as stage:
+        for _ in range(2):
+            time.sleep(0.1)
+            stage.update(2, "best 0.5")
         time.sleep(0.1)
-        stage.update(4)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("evaluate base: 0 of 4 prompts; loading models, then the first batch, 0 s so far")
-    assert lines[-1].startswith("evaluate base: 4 of 4 prompts, ")
+    lines = list(dict.fromkeys(capsys.readouterr().err.splitlines()))
+    assert lines[0] == "evaluate base: 1 of 6 prompts; loading models, then the first batch, 0 s so far"
+    assert lines[1] == "evaluate base: 3 of 6 prompts, time left unknown; best 0.5"
+    assert re.fullmatch(r"evaluate base: 5 of 6 prompts, \d+\.\d\d a second, 00:00 left; best 0.5", lines[-1])
     monkeypatch.setenv("POS2DISTILL_QUIET", "1")
     with show_stage("evaluate base", 4, done=0, unit="prompt") as stage:
         time.sleep(0.1)
