@@ -140,7 +140,7 @@ def main() -> None:
     model = ModelSection(path=options.model, dtype="float32", max_length=2048)
     layers = load_config(model).num_hidden_layers
     scales = tuple(np.linspace(1.0, LARGEST_SCALE, layers).tolist())
-    examples = read_examples(options.data, options.questions, "jsonl")
+    examples = read_examples(options.data, options.questions, "jsonl", options.documents)
     tokenizer = load_tokenizer(model)
     prompts: list[Tokens] = []
     for slot in (0, options.documents // 2, options.documents - 1):

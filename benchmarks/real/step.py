@@ -24,7 +24,7 @@ from benchmarks.circumstances import circumstances
 from benchmarks.train_step.measuring import measure_peak, run_in_own_process, wall
 from benchmarks.train_step.problem import SIZES, OurStep, Questions, Size, make_study
 from benchmarks.train_step.train_step import TOLERANCE, count_tokens
-from examples.smollm2.make_model import DEFAULT_FOLDER, check_tensors
+from examples.smollm2.make_model import DEFAULT_FOLDER, check_folder
 from pos2distill.errors import UserError
 from pos2distill.hardware import cpu_is_faster_in_bfloat16
 from pos2distill.models.load import torch_dtype
@@ -137,7 +137,7 @@ def main() -> None:
         return
     try:
         # Without a model in the folder, the helpers of `train_step` would make a random one there.
-        check_tensors(options.model)
+        check_folder(options.model)
     except UserError as error:
         parser.error(str(error))
     results: dict[str, dict[str, float]] = {}

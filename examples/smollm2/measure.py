@@ -11,14 +11,19 @@ Examples:
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from examples.smollm2.errors import EXPECTED, report
+from pos2distill.config import ModelSection
 from pos2distill.config.formats import FORMATS, FormatName
+from pos2distill.errors import UserError
+from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.records import Example
 from pos2distill.tasks.formats import parse_record
 from pos2distill.tasks.metrics import score
@@ -26,15 +31,26 @@ from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.tasks.readers import read_records
 
 
-def read_examples(path: Path, count: int, data_format: FormatName) -> list[Example]:
-    """The first `count` records of a file that its format does not skip (docs/data.md)."""
+def read_examples(path: Path, count: int, data_format: FormatName, documents: int) -> list[Example]:
+    """The first `count` records of a file that its format does not skip (docs/data.md).
+
+    Raises:
+        UserError: if there are fewer, or one has fewer documents than are asked for.
+    """
     examples: list[Example] = []
     for where, row in read_records(str(path)):
         if len(examples) == count:
             break
         example = parse_record(data_format, row, where)
-        if isinstance(example, Example):
-            examples.append(example)
+        if not isinstance(example, Example):
+            continue
+        if len(example.documents) < documents:
+            raise UserError(
+                f"{path}, {where}: has {len(example.documents)} documents; expected {documents} (--documents)"
+            )
+        examples.append(example)
+    if len(examples) < count:
+        raise UserError(f"{path}: has {len(examples)} usable records; expected {count} (--examples)")
     return examples
 
 
@@ -67,7 +83,13 @@ def generate(
     for start in range(0, len(prompts), batch_size):
         batch = tokenizer.pad({"input_ids": prompts[start : start + batch_size]}, return_tensors="pt")
         with torch.inference_mode():
-            output_BT = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)
+            output_BT = model.generate(
+                **batch,
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+                eos_token_id=tokenizer.eos_token_id,
+                pad_token_id=tokenizer.pad_token_id,
+            )
         response_BT = output_BT[:, batch["input_ids"].shape[1] :]
         ended += int((response_BT == tokenizer.eos_token_id).any(1).sum())
         responses += tokenizer.batch_decode(response_BT, skip_special_tokens=True)
@@ -95,25 +117,35 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if not all(1 <= slot <= max(1, arguments.documents) for slot in arguments.slots):
         parser.error(f"--slots must be 1 to --documents ({arguments.documents}), got {arguments.slots}")
+    for name in ("examples", "batch_size", "threads", "max_new_tokens"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
     return arguments
 
 
-def main() -> None:
-    """Print one accuracy for each slot."""
-    arguments = parse_arguments()
-    torch.set_num_threads(arguments.threads)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
-    examples = read_examples(arguments.data, arguments.examples, arguments.format)
+def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in float32, and its tokenizer.
+
+    Raises:
+        UserError: if the folder has no usable model or tokenizer.
+    """
+    section = ModelSection(path=str(folder), dtype="float32")
+    return load_model(section), load_tokenizer(section)
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Print one accuracy for each slot.
+
+    Raises:
+        UserError: if the data or the model cannot be used.
+    """
+    examples = read_examples(arguments.data, arguments.examples, arguments.format, arguments.documents)
+    model, tokenizer = load(arguments.model)
     for slot in arguments.slots:
         started = time.monotonic()
         prompts = build_prompts(tokenizer, examples, arguments.prompt, arguments.documents, slot - 1)
         responses, cut = generate(
-            model,
-            tokenizer,
-            prompts,
-            max_new_tokens=arguments.max_new_tokens,
-            batch_size=arguments.batch_size,
+            model, tokenizer, prompts, max_new_tokens=arguments.max_new_tokens, batch_size=arguments.batch_size
         )
         right = 0
         for example, response in zip(examples, responses, strict=True):
@@ -130,5 +162,16 @@ def main() -> None:
         )
 
 
+def main() -> int:
+    """Run the command line. Returns the exit code."""
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    try:
+        measure(arguments)
+    except EXPECTED as error:
+        return report(error)
+    return 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.smollm2.facts import make_record, write_records
-from examples.smollm2.make_model import DEFAULT_FOLDER, PROJECT, check_answers, check_tensors, make_model
+from examples.smollm2.make_model import DEFAULT_FOLDER, PROJECT, check_answers, check_folder, make_model
 from pos2distill.config import (
     DataSection,
     EvaluationSection,
@@ -92,7 +92,7 @@ def with_training(study: Study, **settings: Any) -> Study:
 
 
 def test_make_model_gives_the_pinned_tensors(smollm2: Path) -> None:
-    check_tensors(smollm2)
+    check_folder(smollm2)
 
 
 def test_make_model_gives_a_model_with_known_answers(smollm2: Path) -> None:

@@ -25,9 +25,9 @@ def examples(records: list[Record]) -> list[Example]:
     return [example for example in parsed if isinstance(example, Example)]
 
 
-def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr("sys.argv", ["facts", *arguments])
-    main()
+    return main()
 
 
 def test_make_record_is_pinned(records: list[Record]) -> None:
@@ -117,7 +117,7 @@ def test_subject_names_suffice_for_the_most_records() -> None:
 def test_main_writes_the_same_bytes_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [tmp_path / name for name in ("one.jsonl.gz", "two.jsonl.gz")]
     for path in paths:
-        run_main(monkeypatch, str(path), "--records", "5", "--documents", "3", "--seed", "4")
+        assert run_main(monkeypatch, str(path), "--records", "5", "--documents", "3", "--seed", "4") == 0
     assert paths[0].read_bytes() == paths[1].read_bytes()
     rows = [row for _, row in read_records(str(paths[0]))]
     assert rows == [make_record(4, index, 3) for index in range(5)]
@@ -141,3 +141,18 @@ def test_main_refuses_impossible_numbers(
         run_main(monkeypatch, str(tmp_path / "facts.jsonl.gz"), *arguments)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_main_refuses_what_it_cannot_write_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.jsonl.gz").mkdir()
+    for path, message in {
+        tmp_path / "file" / "facts.jsonl.gz": f"{tmp_path / 'file'}: File exists",
+        tmp_path
+        / "folder.jsonl.gz": f"{tmp_path / 'folder.jsonl.gz'}: is a folder; expected the name of a file to write",
+    }.items():
+        assert run_main(monkeypatch, str(path)) == 2
+        assert capsys.readouterr().err == f"error: {message}\n"
+    assert {each.name for each in tmp_path.iterdir()} == {"file", "folder.jsonl.gz"}

@@ -101,6 +101,35 @@ def test_main_leaves_a_complete_folder_alone(
     assert capsys.readouterr().out == f"exists already, with the expected tensors: {model_folder}\n"
 
 
+def test_main_refuses_an_incomplete_folder(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(make_model, "TENSORS_SHA256", tensors_digest(model_folder))
+    for name in make_model.FILES:
+        whole = (model_folder / name).read_bytes()
+        (model_folder / name).unlink()
+        assert main(["--out", str(model_folder)]) == 2
+        assert capsys.readouterr().err == f"error: {model_folder}: has no {name}; delete the folder and make it again\n"
+        (model_folder / name).write_bytes(whole)
+    assert main(["--out", str(model_folder)]) == 0
+
+
+def test_main_says_how_to_make_a_folder_that_is_to_be_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    assert main(["--check", "--out", str(folder)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {folder}: no such folder; make it with python -m examples.smollm2.make_model --out {folder}\n"
+    )
+
+
+def test_main_refuses_a_folder_inside_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["--out", str(tmp_path / "file" / "model")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'file'}: File exists\n"
+
+
 @pytest.mark.parametrize("check", [[], ["--check"]])
 def test_main_refuses_a_folder_with_other_tensors(
     check: list[str], model_folder: Path, capsys: pytest.CaptureFixture[str]
