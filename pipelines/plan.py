@@ -302,20 +302,27 @@ def _plan_measured(study: Study, storage: str, digests: Digests) -> _Measured:
 def _plan_task(
     recipe: Recipe, name: str, other: Study, digests: Digests, measured: _Measured, distill_stage: Stage
 ) -> TaskPlan:
-    """The data and evaluation of another recipe, with this recipe's models, inference and seeds."""
+    """The data and evaluation of another recipe, with this recipe's models, inference and seeds.
+
+    Raises:
+        UserError: if the other recipe's questions cannot be reordered, but this recipe's method does.
+    """
+    inference = recipe.study.inference
+    if inference.method == "reorder":
+        _require_reorderable(name, other)
     # Dumped and validated again, so that the replaced sections are checked against the others.
     raw = other.model_dump(mode="json")
     raw["model"] = recipe.study.model.model_dump(mode="json")
-    # Scales that are searched reach the other task as those of the main one, without a search of its own.
-    searched = recipe.study.inference.searches_scales
-    raw["inference"] = {} if searched else recipe.study.inference.model_dump(mode="json")
     raw["seed"] = recipe.study.seed
     raw["evaluation"]["seed"] = recipe.study.evaluation.seed
     # Only at the prompt length of the other recipe's own training: that is what is compared.
     raw["evaluation"]["other_documents"] = ()
-    if recipe.study.inference.method == "reorder" and len(other.data.hops) > 1:
-        raise UserError("inference.method: 'reorder' requires one number of hops (data.hops)")
+    raw["inference"] = {}
     study = Study.model_validate(raw)
+    # Not validated with the rest: the other recipe's slots, training examples and analysis are not used here, so that
+    # they need not suit the method. Searched scales reach it as those of the main task, without a search of its own.
+    if not inference.searches_scales:
+        study = study.model_copy(update={"inference": inference, "model": recipe.study.model})
     own_digests = Digests(digests.model, file_digest(other.data.path))
     storage = recipe.storage
     prepare_stage = prepare.plan(study, storage, own_digests, task=name)
@@ -327,6 +334,23 @@ def _plan_task(
             study, storage, own_digests, prepare_stage, measured.for_evaluation, distill=distill_stage, task=name
         ),
     )
+
+
+def _require_reorderable(name: str, other: Study) -> None:
+    """Refuse questions that cannot be reordered.
+
+    Raises:
+        UserError: with the setting that contradicts.
+    """
+    if len(other.data.hops) > 1:
+        raise UserError(
+            f"evaluation.also_evaluate: {name}: inference.method 'reorder' requires one number of hops (data.hops)"
+        )
+    if other.evaluation.distractor_orders > 1:
+        raise UserError(
+            f"evaluation.also_evaluate: {name}: has {other.evaluation.distractor_orders} orders of distractors "
+            f"(evaluation.distractor_orders), but inference.method 'reorder' orders them"
+        )
 
 
 def with_canonical_slot(study: Study) -> Study:

@@ -305,6 +305,7 @@ def check_against_model(study: Study) -> None:
     """Refuse settings that the model's config contradicts."""
     # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
     from pos2distill.models.load import context_length, load_config, require_position_room
+    from pos2distill.models.rope.check import check_inference
 
     config = load_config(study.model).get_text_config()
     if getattr(config, "num_hidden_layers", 1) < 1:
@@ -321,10 +322,7 @@ def check_against_model(study: Study) -> None:
         from pos2distill.training.views import POSITIONS
 
         require_position_room(study.model, POSITIONS[study.method.view])
-    if study.inference.method != "none":
-        from pos2distill.models.rope.check import check_inference
-
-        check_inference(study.model, study.inference)
+    check_inference(study.model, study.inference)
     context = context_length(study.model)
     for name, tokens in (
         ("sampling.max_new_tokens", study.sampling.max_new_tokens),

@@ -6,7 +6,7 @@ bfloat16, in bfloat16. Each runs in a process of its own, one after the other, t
 Tokens per second count every row's tokens, also those that rows share and that are computed once.
 
   python -m examples.smollm2.make_model
-  python -m benchmarks.real.step
+  python -m benchmarks.real.step --output benchmarks/real/step_NAME.json
 """
 
 import argparse
@@ -126,9 +126,10 @@ def summarise(results: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str,
 
 
 def main() -> None:
-    """Measure all variants, and write step_cpu.json to this folder."""
+    """Measure all variants, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=DEFAULT_FOLDER, help="model folder (default: %(default)s)")
+    parser.add_argument("--output", type=Path, required=True, help="report to write, a JSON file")
     parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(os.cpu_count() or 1)
@@ -142,7 +143,7 @@ def main() -> None:
         parser.error(str(error))
     results: dict[str, dict[str, float]] = {}
     for name in VARIANTS:
-        arguments = ("--variant", name, "--model", str(options.model))
+        arguments = ("--variant", name, "--model", str(options.model), "--output", str(options.output))
         results[name] = run_in_own_process("benchmarks.real.step", *arguments)
         print(name, results[name], flush=True)
     check_losses(results)
@@ -153,7 +154,7 @@ def main() -> None:
         "summary": summarise(results),
     }
     report |= circumstances("torch", "transformers")
-    Path(__file__).with_name("step_cpu.json").write_text(json.dumps(report, indent=2) + "\n")
+    options.output.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report["summary"], indent=2))
 
 

@@ -17,14 +17,19 @@ _PLAIN_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
 
 def check_inference(model: ModelSection, inference: InferenceSection) -> None:
-    """Refuse a model that the method cannot be applied to, before anything starts. No weights are loaded.
+    """Refuse a model that the method, or the scales in its own config, cannot be applied to, before anything starts.
+
+    No weights are loaded.
 
     Raises:
         UserError: with what the model lacks.
     """
     # Imported here, because loading a model applies the methods of this package.
-    from pos2distill.models.load import empty_model
+    from pos2distill.models.load import empty_model, load_config
 
+    stored = resolve_scales((), load_config(model), model.path)
+    if inference.method in ("none", "reorder") and not stored:
+        return
     lm = empty_model(model)
     if inference.method in ("ms_poe", "attention_buckets"):
         _require_plain_family(lm.config, inference.method, model.path)
@@ -33,21 +38,37 @@ def check_inference(model: ModelSection, inference: InferenceSection) -> None:
         apply_ms_poe(lm, inference.ms_poe, model.path)
     if inference.method == "attention_buckets":
         use_bases(lm, inference.bases, model.path)
-    if inference.method in ("uniform_scale", "lpes"):
-        scales = resolve_scales(inference.scales or (1.0,), lm.config, model.path)
+    if inference.method in ("uniform_scale", "lpes") and stored:
+        raise UserError(
+            f"{model.path}: its config.json has RoPE scales by layer ({CONFIG_KEY}), which inference.method "
+            f"'{inference.method}' would replace; set inference.method to none, or remove them from config.json"
+        )
+    if inference.method in ("uniform_scale", "lpes") or stored:
+        scales = stored or resolve_scales(inference.scales or (1.0,), lm.config, model.path)
         scale_layers(lm, scales, model.path)
-        # SmolLM 3, for example, which vLLM 0.32 runs by transformers' code: its layers have no embedding of their own.
-        if model.engine == "vllm" and 0 in (getattr(lm.config.get_text_config(), "no_rope_layers", None) or ()):
+        if model.engine == "vllm":
+            _require_scalable_in_vllm(lm.config, model.path)
+
+
+def _require_scalable_in_vllm(config: Any, shown: str) -> None:
+    text_config = config.get_text_config()
+    # SmolLM 3, for example, which vLLM 0.32 runs by transformers' code: its layers have no embedding of their own.
+    if 0 in (getattr(text_config, "no_rope_layers", None) or ()):
+        raise UserError(
+            f"{shown}: some of its layers have no RoPE (no_rope_layers), and the others cannot be scaled by layer in "
+            f"vLLM; set model.engine to hf"
+        )
+    # DeepSeek V3, for example. vLLM 0.32 hands the embedding that all layers share to code of its own.
+    if getattr(text_config, "kv_lora_rank", None):
+        raise UserError(
+            f"{shown}: has latent attention (kv_lora_rank), which cannot be scaled by layer in vLLM; set model.engine "
+            f"to hf"
+        )
+    for rope_type in rope_types(config):
+        if rope_type not in _VLLM_TYPES:
             raise UserError(
-                f"{model.path}: some of its layers have no RoPE (no_rope_layers), and the others cannot be scaled by "
-                f"layer in vLLM; set model.engine to hf"
+                f"{shown}: RoPE of type '{rope_type}' cannot be scaled by layer in vLLM; set model.engine to hf"
             )
-        for rope_type in rope_types(lm.config):
-            if model.engine == "vllm" and rope_type not in _VLLM_TYPES:
-                raise UserError(
-                    f"{model.path}: RoPE of type '{rope_type}' cannot be scaled by layer in vLLM; "
-                    f"set model.engine to hf"
-                )
 
 
 def _require_changed_layer(config: Any, first_layer: int, shown: str) -> None:

@@ -6,6 +6,7 @@ LPES searches (arXiv:2606.27705). A scale of 1 leaves a layer exactly as it is.
 N: distinct scales, B: rows, L: tokens, D: size of a head.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from pos2distill.models.rope.curves import CONFIG_KEY
 
 # transformers 5.19: their frequencies depend on the longest position of a forward pass, which scales would change.
 _UNSCALABLE_TYPES = ("dynamic", "longrope")
+# transformers 5.19: their rotary embeddings return one complex number for each pair of coordinates.
+_COMPLEX_FAMILIES = ("deepseek_v2", "llama4_text")
 _HOOKS = "pos2distill_rope_hooks"  # attribute of a decoder
 
 
@@ -47,7 +50,7 @@ def resolve_scales(scales: Sequence[float], config: Any, shown: str) -> tuple[fl
 
 
 def _is_scale(value: object) -> bool:
-    return isinstance(value, int | float) and value > 0
+    return isinstance(value, int | float) and math.isfinite(value) and value > 0
 
 
 def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> None:
@@ -67,6 +70,9 @@ def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> No
     attentions: list[Any] = [getattr(layer, "self_attn", None) for layer in getattr(decoder, "layers", ())]
     if rotary is None or not attentions or any(attention is None for attention in attentions):
         raise UserError(f"{shown}: {type(lm).__name__} has no rotary embedding that all its layers share")
+    family = lm.config.get_text_config().model_type
+    if family in _COMPLEX_FAMILIES:
+        raise UserError(f"{shown}: rotations of {family} are complex numbers, which cannot be scaled by layer")
     for rope_type in rope_types(lm.config):
         if rope_type in _UNSCALABLE_TYPES:
             raise UserError(f"{shown}: RoPE of type '{rope_type}' depends on the longest prompt and cannot be scaled")

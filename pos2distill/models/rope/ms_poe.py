@@ -17,9 +17,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pos2distill.config.inference import MsPoeSection
 from pos2distill.errors import UserError
+from pos2distill.models.rope.layer_scales import rope_types
 
 _NAME = "pos2distill_ms_poe"
 _STATE = "pos2distill_ms_poe_state"  # attribute of an attention layer
+_ROPE_TYPES = ("default", "linear", "llama3")  # whose frequencies are the same at every position
 _OUTLIER = 3.0  # times the mean attention: a key that a head attends to more is counted (section 3 of the paper)
 
 
@@ -115,8 +117,12 @@ def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsP
     """
     decoder: Any = lm.get_decoder()
     rotary = getattr(decoder, "rotary_emb", None)
-    # Of several types of layers each would have frequencies of its own; a factor on the rotation would count twice.
-    if rotary is None or getattr(rotary, "attention_scaling", None) != 1.0 or not lm._supports_attention_backend:
+    # Of several types of layers each would have frequencies of its own; a factor on the rotation would count twice;
+    # frequencies of other types depend on the positions that are asked for, and going back to none asks for negative.
+    has_plain_rope = getattr(rotary, "attention_scaling", None) == 1.0 and set(rope_types(lm.config)) <= set(
+        _ROPE_TYPES
+    )
+    if not has_plain_rope or not lm._supports_attention_backend:
         raise UserError(
             f"{shown}: Ms-PoE needs plain RoPE, the same in all layers, which {type(lm).__name__} does not have"
         )

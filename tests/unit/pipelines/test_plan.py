@@ -1,3 +1,4 @@
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -260,6 +261,57 @@ def test_make_plan_evaluates_other_tasks_with_the_same_models(make_recipe: Make,
     assert changed(alone, both) == set()
     assert plan.other_tasks["other"].evaluate_base.fingerprint == make_plan(other).evaluate_base.fingerprint
     assert plan.fingerprint != make_plan(alone).fingerprint
+
+
+@pytest.fixture
+def with_other_task(make_recipe: Make, tmp_path: Path) -> Callable[[dict[str, Any], dict[str, Any]], Recipe]:
+    """`with_other_task(inference, settings of the other recipe)`: a recipe that is evaluated on another one too."""
+
+    def make(inference: dict[str, Any], other: dict[str, Any]) -> Recipe:
+        make_recipe(name="other", **other)
+        file = (tmp_path / "recipe.yaml").rename(tmp_path / "other.yaml")
+        return make_recipe(inference=inference, evaluation={"also_evaluate": [str(file)]})
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("inference", "other"),
+    [
+        ({"method": "reorder"}, {"data": {"train_examples": 0}}),
+        ({"method": "reorder"}, {"method": {"auto_slots": 1}}),
+        ({"method": "ms_poe"}, {"analysis": {}}),
+        ({"method": "uniform_scale", "scales": [1.5]}, {"analysis": {}}),
+    ],
+)
+def test_make_plan_applies_the_inference_method_to_other_tasks(
+    with_other_task: Callable[..., Recipe], inference: dict[str, Any], other: dict[str, Any]
+) -> None:
+    """Whatever the other recipe has for its own training and analysis, which are not used."""
+    recipe = with_other_task(inference, other)
+    task = make_plan(recipe).other_tasks["other"]
+    assert task.study.inference == recipe.study.inference
+    assert task.study.model == recipe.study.model
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"evaluation": {"distractor_orders": 3}},
+            "other: has 3 orders of distractors (evaluation.distractor_orders), but inference.method 'reorder' orders",
+        ),
+        (
+            {"data": {"hops": [2, 3]}, "evaluation": {"slots": "pairs"}},
+            "other: inference.method 'reorder' requires one number of hops (data.hops)",
+        ),
+    ],
+)
+def test_make_plan_refuses_other_tasks_that_cannot_be_reordered(
+    with_other_task: Callable[..., Recipe], other: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(f"evaluation.also_evaluate: {message}")):
+        make_plan(with_other_task({"method": "reorder"}, other))
 
 
 def test_report_depends_on_the_retrievers_ranks(make_recipe: Make) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2Config, LlamaConfig, PretrainedConfig, SmolLM3Config
+from transformers import DeepseekV2Config, DeepseekV3Config, GPT2Config, LlamaConfig, PretrainedConfig, SmolLM3Config
 
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
@@ -99,6 +99,61 @@ def test_check_inference_refuses_layers_without_rope_in_vllm(save: Callable[...,
     with pytest.raises(UserError, match=r"have no RoPE \(no_rope_layers\), .* in vLLM; set model.engine to hf$"):
         check_inference(save(SmolLM3Config(**sizes, **HEADS, pad_token_id=0), "vllm"), LPES)
     check_inference(save(SmolLM3Config(**SMALL, **HEADS, pad_token_id=0)), LPES)
+
+
+def test_check_inference_refuses_latent_attention_in_vllm(save: Callable[..., ModelSection]) -> None:
+    """In transformers its layers are scaled as others are."""
+    config = DeepseekV3Config(**SMALL, num_attention_heads=4)
+    check_inference(save(config), LPES)
+    with pytest.raises(UserError, match=r"has latent attention \(kv_lora_rank\), .* in vLLM; set model.engine to hf$"):
+        check_inference(save(config, "vllm"), LPES)
+
+
+def test_check_inference_refuses_rotations_by_complex_numbers(save: Callable[..., ModelSection]) -> None:
+    with pytest.raises(UserError, match="rotations of deepseek_v2 are complex numbers, which cannot be scaled"):
+        check_inference(save(DeepseekV2Config(**SMALL, num_attention_heads=4)), LPES)
+
+
+def test_check_inference_refuses_ms_poe_where_rotations_depend_on_the_prompt(
+    save: Callable[..., ModelSection],
+) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    with pytest.raises(UserError, match="Ms-PoE needs plain RoPE"):
+        check_inference(save(LlamaConfig(**SMALL, **HEADS, rope_parameters=rope)), ms_poe(first_layer=1))
+
+
+def with_scales(scales: Any, **settings: Any) -> LlamaConfig:
+    config = LlamaConfig(**SMALL, **HEADS, **settings)
+    setattr(config, CONFIG_KEY, scales)
+    return config
+
+
+@pytest.mark.parametrize("scales", [[1.5], [1.5, float("inf")], [1.5, -1.0], [1.5, "2"], 1.5])
+@pytest.mark.parametrize("method", ["none", "reorder", "lpes"])
+def test_check_inference_refuses_wrong_scales_in_the_folder(
+    save: Callable[..., ModelSection], method: str, scales: Any
+) -> None:
+    inference = InferenceSection.model_validate({"method": method})
+    with pytest.raises(UserError, match=f"config.json: {CONFIG_KEY}: expected a list of 2 positive numbers"):
+        check_inference(save(with_scales(scales)), inference)
+
+
+def test_check_inference_refuses_scales_in_the_folder_that_the_engine_cannot_apply(
+    save: Callable[..., ModelSection],
+) -> None:
+    config = with_scales([1.5, 2.0], rope_parameters=YARN)
+    check_inference(save(config), InferenceSection())
+    with pytest.raises(UserError, match="RoPE of type 'yarn' cannot be scaled by layer in vLLM"):
+        check_inference(save(config, "vllm"), InferenceSection())
+
+
+@pytest.mark.parametrize("inference", [{"method": "lpes"}, {"method": "uniform_scale", "scales": [1.5]}])
+def test_check_inference_refuses_to_replace_scales_in_the_folder(
+    save: Callable[..., ModelSection], inference: dict[str, Any]
+) -> None:
+    """The model was trained with them."""
+    with pytest.raises(UserError, match=rf"'{inference['method']}' would replace; set inference.method to none, or"):
+        check_inference(save(with_scales([1.5, 2.0])), InferenceSection.model_validate(inference))
 
 
 def test_resolve_scales_of_a_config_without_layers() -> None:
