@@ -1,7 +1,7 @@
 """Single questions of a run: the prompt that was asked, what was answered, and what became of the answer."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,10 +11,11 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from pos2distill.config import Study
+from pos2distill.config.fields import validate_evaluated
 from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.evaluation.questions import Attribution, document_order
 from pos2distill.evaluation.scores import format_slots
-from pos2distill.records import example_from_row, sample_ids
+from pos2distill.records import Example, example_from_row, sample_ids
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore, StoreIndex
 
@@ -123,7 +124,7 @@ def study_of(artifact: Artifact) -> Study:
     # The section `analysis` is left out where a study has none.
     sections = {name: settings[name] for name in Study.model_fields if name in settings}
     try:
-        return Study.model_validate(sections)
+        return validate_evaluated(sections)
     except ValidationError:
         raise corrupt_provenance(artifact) from None
 
@@ -181,7 +182,7 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
                     places = [order.index(index) + 1 for index in attribution(answer["text"]) if index in order]
                     row[name]["found_in_documents"] = sorted(places)
             row["outcomes"] = _outcomes(row)
-            row["build"] = (example, documents, slots, key[1] % orders, slot_of_rank[documents])
+            row["build"] = _PromptParts(example, documents, slots, key[1] % orders, slot_of_rank[documents])
             yield row
 
 
@@ -221,18 +222,24 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
         row["example_id"]: row for row in examples.read_table(TRAIN, ["example_id", "question", "answers"]).to_pylist()
     }
     example_ids = training_ids(examples).to_pylist()
-    per_example = study_of(artifact).method.responses_per_example
+    study = study_of(artifact)
+    per_example, is_on_policy = study.method.responses_per_example, study.method.spec.on_policy
     ids = pa.array(example_ids if per_example == 1 else sample_ids(example_ids, per_example), pa.string())
     example_of = dict(zip(ids.to_pylist(), np.repeat(example_ids, per_example).tolist(), strict=True))
     store = SampleStore(artifact)
     index = store.index(ids)
     columns = ["example_id", "documents", "slots", "text", "truncated_text", "outcome", "error", "finish_reason"]
+    # On-policy, the stored prompt is the teacher's, and the student has answered another one.
+    columns.append("example" if is_on_policy else "prompt_ids")
     stored = np.flatnonzero(index.stored)
-    samples = store.load(index, ids, stored, [*columns, "prompt_ids"]).to_pylist()
+    samples = store.load(index, ids, stored, columns).to_pylist()
     for position, sample in zip(stored.tolist(), samples, strict=True):
         example_id = example_of[sample["example_id"]]
         question = questions[example_id]
         is_kept = sample["outcome"] == "kept"
+        build: Any = sample.get("prompt_ids")
+        if is_on_policy:
+            build = _PromptParts(example_from_row(sample["example"]), sample["documents"], tuple(sample["slots"]))
         yield {
             "example_id": sample["example_id"],
             "location": locations.get(example_id, ""),
@@ -240,14 +247,14 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
             "answers": question["answers"],
             "documents": sample["documents"],
             "position": format_slots(tuple(sample["slots"])),
-            "prompt_tokens": len(sample["prompt_ids"]),
+            "prompt_tokens": None if is_on_policy else len(build),
             "outcomes": [sample["outcome"], *(["cut"] if sample["finish_reason"] == "length" else [])],
             "text": sample["text"],
             "kept_text": sample["truncated_text"],
             "error": sample["error"],
             # Of those that are shown alone: the states of all samples may not fit the memory.
             **({"entropy": partial(entropy, store, index, ids, position)} if entropy and is_kept else {}),
-            "build": sample["prompt_ids"],
+            "build": build,
         }
 
 
@@ -280,6 +287,17 @@ class _TeacherEntropy:
         return {"mean": entropy_T.mean().item(), "tokens": list(zip(tokens, entropy_T.tolist(), strict=True))}
 
 
+@dataclass(frozen=True)
+class _PromptParts:
+    """What a prompt is built from. order: of the distractors; 0 is the data set's."""
+
+    example: Example
+    documents: int
+    slots: tuple[int, ...]
+    order: int = 0
+    slot_of_rank: tuple[int, ...] = ()
+
+
 class _PromptText:
     """The text of prompts, special tokens included: of stored token ids, or of prompts that are built again.
 
@@ -300,13 +318,18 @@ class _PromptText:
         length = context_length(study.model)
         self.builder = PromptBuilder(self.tokenizer, study.data.prompt, max_length=length, reserve=0)
 
-    def text(self, build: Any) -> str:
-        """build: token ids, or what an evaluation's prompt was built from."""
-        prompt = build
-        if isinstance(build, tuple):
-            example, documents, slots, order, slot_of_rank = build
-            shuffle = {"order": "reshuffled" if order else "fixed", "seed": order}
-            prompt = self.builder(example, documents, slots, slot_of_rank=slot_of_rank, **shuffle)
+    def text(self, build: "Sequence[int] | _PromptParts") -> str:
+        """build: token ids, or what the prompt was built from."""
+        prompt: Any = build
+        if isinstance(build, _PromptParts):
+            prompt = self.builder(
+                build.example,
+                build.documents,
+                build.slots,
+                slot_of_rank=build.slot_of_rank,
+                order="reshuffled" if build.order else "fixed",
+                seed=build.order,
+            )
         return prompt if isinstance(prompt, str) else str(self.tokenizer.decode(prompt))
 
 

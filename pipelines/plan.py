@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pos2distill.config import Recipe, Study, fingerprint
-from pos2distill.config.fields import replace_section
+from pos2distill.config.fields import replace_section, validate_evaluated
 from pos2distill.errors import UserError
 from pos2distill.models.files import model_digest
 from pos2distill.tasks.readers import file_digest
@@ -317,12 +317,9 @@ def _plan_task(
     raw["evaluation"]["seed"] = recipe.study.evaluation.seed
     # Only at the prompt length of the other recipe's own training: that is what is compared.
     raw["evaluation"]["other_documents"] = ()
-    raw["inference"] = {}
-    study = Study.model_validate(raw)
-    # Not validated with the rest: the other recipe's slots, training examples and analysis are not used here, so that
-    # they need not suit the method. Searched scales reach it as those of the main task, without a search of its own.
-    if not inference.searches_scales:
-        study = study.model_copy(update={"inference": inference, "model": recipe.study.model})
+    # Searched scales reach the other task as those of the main one, without a search of its own.
+    raw["inference"] = {} if inference.searches_scales else inference.model_dump(mode="json")
+    study = validate_evaluated(raw)
     own_digests = Digests(digests.model, file_digest(other.data.path))
     storage = recipe.storage
     prepare_stage = prepare.plan(study, storage, own_digests, task=name)

@@ -28,6 +28,7 @@ from pos2distill.training.trackers import check_trackers
 from pos2distill.urls import open_url, storage_errors
 
 from .plan import Plan
+from .setting_warnings import warn_of_settings
 from .stages.stage import Stage
 
 _CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10
@@ -69,6 +70,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     task = Task(recipe, plan, pending)
     for check in CHECKS:
         check(task)
+    warn_of_settings(recipe, plan.study, pending)
 
 
 def check_needs_weights(task: Task) -> None:

@@ -16,7 +16,7 @@ import gzip
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -186,7 +186,7 @@ def make_record(seed: int, index: int, documents: int) -> Record:
     }
 
 
-def write_records(records: Iterable[Record], path: Path) -> None:
+def write_records(records: Iterable[Mapping[str, object]], path: Path) -> None:
     """Write one compact JSON object a line, gzipped without a time stamp: the same records give the same bytes.
 
     The file appears whole or not at all.

@@ -14,6 +14,7 @@ import pydantic
 from pos2distill.config import ModelSection, Study
 from pos2distill.config.fields import replace_section, restrict
 from pos2distill.evaluation.report import render_scales_card
+from pos2distill.models.files import is_hub_name
 from pos2distill.models.rope.curves import CONFIG_KEY, Genome, scales_of
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
 from pos2distill.sampling.prompting import PromptSpec
@@ -116,7 +117,7 @@ def _export(stage: Stage, scales: Sequence[float]) -> None:
     setattr(config, CONFIG_KEY, list(scales))
     artifact.fs.makedirs(f"{artifact.path}/{_EXPORT}", exist_ok=True)
     write_bytes(artifact.fs, f"{artifact.path}/{_EXPORT}/config.json", config.to_json_string().encode())
-    card = render_scales_card(model.path, scales)
+    card = render_scales_card(model, scales, is_hub_name=is_hub_name(model.path))
     write_bytes(artifact.fs, f"{artifact.path}/{_EXPORT}/README.md", card.encode())
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pos2distill.config import Study
+from pos2distill.config import ModelSection, Study
 from pos2distill.evaluation.analysis_charts import analysis_charts
 from pos2distill.evaluation.charts import AFTER, BEFORE, loss_chart, to_png, weights_chart
 from pos2distill.evaluation.page import TEMPLATES, RunDescription, ShownCurves, chart_library, render_page, themes
@@ -187,15 +187,28 @@ def render_model_card(inputs: ReportInputs) -> str:
     """The checkpoint's README.md: its base model, its method and its measured curve."""
     # A card is published, so that it shows no path or URL of the machine that made it.
     settings = {name: value for name, value in inputs.run.changed_settings.items() if name not in _PRIVATE}
-    base = inputs.base_model or str(inputs.run.settings["model"]["path"]).rstrip("/").rpartition("/")[2]
+    base = inputs.base_model or _last_part(str(inputs.run.settings["model"]["path"]))
     return TEMPLATES.get_template("model_card.md.j2").render(
         run=inputs.run, report=inputs, verdict=verdict(inputs.main), base=base, settings=settings
     )
 
 
-def render_scales_card(model: str, scales: Sequence[float]) -> str:
-    """A README.md for the config of a model whose RoPE scales were searched: what it is and how to load it."""
-    return TEMPLATES.get_template("scaled_model.md.j2").render(model=model, scales=list(scales))
+def render_scales_card(model: ModelSection, scales: Sequence[float], *, is_hub_name: bool) -> str:
+    """A README.md for the config of a model whose RoPE scales were searched: what it is and how to load it.
+
+    Args:
+        is_hub_name: whether the model's path is its name on the hub. Another path or URL is not shown (see above).
+    """
+    served = f"{model.path} --revision {model.revision}" if model.revision else model.path
+    return TEMPLATES.get_template("scaled_model.md.j2").render(
+        model=model.path if is_hub_name else _last_part(model.path),
+        served=served if is_hub_name else "MODEL",
+        scales=list(scales),
+    )
+
+
+def _last_part(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def summarise(comparison: Comparison) -> dict[str, Any]:

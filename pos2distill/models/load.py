@@ -205,10 +205,13 @@ def resolve_attention(attention: str, dtype: torch.dtype, device: torch.device) 
 def require_position_room(model: ModelSection, factor: float) -> None:
     """Refuse a model with fewer positions than `factor` times its context, which shifted rows would leave.
 
+    RoPE scales divide positions, so that with scales above 1 more of them fit, and with scales below 1 fewer.
+
     Raises:
         UserError: with the context that leaves room.
     """
     config = load_config(model).get_text_config()
+    factor /= min(resolve_scales(model.rope_scales, load_config(model), model.path), default=1.0)
     limits = (getattr(config, "max_position_embeddings", None), longest_with_fixed_rope(config))
     positions = min((limit for limit in limits if limit), default=None)
     context = context_length(model)

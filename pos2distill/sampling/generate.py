@@ -90,11 +90,13 @@ class Generate:
     def _choose(
         self, results: Sequence[GenerationResult], answers: Sequence[str]
     ) -> tuple[GenerationResult, ProcessedResponse]:
-        """One of a prompt's results; a failure only if all are."""
+        """One of a prompt's results; a failure only if all are, an empty answer only if there is no other."""
         processed = [(result, self.process(result, answers)) for result in results]
-        candidates = [each for each in processed if each[1].outcome != "failed"]
+        answered = [each for each in processed if each[1].outcome != "failed"]
+        # An empty answer agrees with none, as one that no other resembles.
+        candidates = [each for each in answered if each[1].truncated_text] or answered or processed
         if len(candidates) < 2:
-            return (candidates or processed)[0]
+            return candidates[0]
         return candidates[most_consistent([response.truncated_text for _, response in candidates])]
 
     async def _generate(self, batch: pa.Table, params: SamplingParams, number: int) -> list[GenerationResult]:

@@ -81,8 +81,8 @@ def scale_layers(lm: PreTrainedModel, scales: Sequence[float], shown: str) -> No
     distinct = sorted(set(scales))
     hooks = [rotary.register_forward_hook(_RotateByAll(distinct), with_kwargs=True)]
     for attention, scale in zip(attentions, scales, strict=True):
-        take_own = _TakeOwn(distinct.index(scale), shown)
-        hooks.append(attention.register_forward_pre_hook(take_own, with_kwargs=True))
+        select = _SelectOwnRotation(distinct.index(scale), shown)
+        hooks.append(attention.register_forward_pre_hook(select, with_kwargs=True))
     setattr(decoder, _HOOKS, hooks)
     setattr(lm.config, CONFIG_KEY, list(scales))
 
@@ -124,7 +124,7 @@ class _RotateByAll:
         return torch.stack(cosines), torch.stack(sines)
 
 
-class _TakeOwn:
+class _SelectOwnRotation:
     """A hook of an attention layer: takes the rotation of its own scale."""
 
     def __init__(self, index: int, shown: str) -> None:

@@ -93,14 +93,14 @@ def choose_scales(attention_BGNS: Tensor, attended_BS: Tensor, settings: MsPoeSe
     is_outlier_BGNS = attention_BGNS > _OUTLIER / keys_B111
     score_BG = (is_outlier_BGNS.sum(-1, keepdim=True) / keys_B111).squeeze(-1).mean(-1)
     order_BG = score_BG.argsort(dim=1, descending=True, stable=True)
-    ladder_G = _ladder(score_BG.shape[1], settings).to(score_BG.device)
+    scale_G = _scales_by_rank(score_BG.shape[1], settings).to(score_BG.device)
     if settings.ranking == "released":
-        return ladder_G[order_BG]
+        return scale_G[order_BG]
     # The argsort of a permutation is its inverse: the rank of each group.
-    return ladder_G[order_BG.argsort(dim=1)]
+    return scale_G[order_BG.argsort(dim=1)]
 
 
-def _ladder(count: int, settings: MsPoeSection) -> Tensor:
+def _scales_by_rank(count: int, settings: MsPoeSection) -> Tensor:
     """The scales from the smallest to the largest, one for each rank."""
     intervals = count - 1 if settings.spacing == "closed" else count
     step = (settings.largest - settings.smallest) / max(1, intervals)
@@ -122,7 +122,7 @@ def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsP
     has_plain_rope = getattr(rotary, "attention_scaling", None) == 1.0 and set(rope_types(lm.config)) <= set(
         _ROPE_TYPES
     )
-    if not has_plain_rope or not lm._supports_attention_backend:
+    if rotary is None or not has_plain_rope or not lm._supports_attention_backend:
         raise UserError(
             f"{shown}: Ms-PoE needs plain RoPE, the same in all layers, which {type(lm).__name__} does not have"
         )

@@ -664,10 +664,17 @@ def test_inspect_samples_of_a_policy_shows_one_for_each_row(
         tmp_path, method={"name": "r1-on-policy", "rounds": 1, "k": 1}, runtime={"executor": "local"}
     )
     run_sample(recipe)
-    lines = command("inspect", recipe.storage, "--samples", "--json", "--limit", "0")
+    lines = command("inspect", recipe.storage, "--samples", "--json", "--limit", "0", "--prompts")
     rows = [json.loads(line) for line in lines if line.startswith("{")]  # the run's own lines come before
     assert len(rows) == 8 * 2
     assert all(row["question"] and row["location"] for row in rows)
+    # The prompts that were answered, not the teacher's: the gold document is at the position of each.
+    for row in rows:
+        answer, position = row["answers"][0], int(row["position"])
+        documents = row["prompt"].split("Title: ")[1:]
+        assert len(documents) == row["documents"] == 4
+        assert [answer in text.partition("Question: ")[0] for text in documents].index(True) + 1 == position
+    assert len({row["position"] for row in rows}) > 1
 
 
 def test_inspect_samples_shows_those_of_which_none_was_kept(

@@ -185,6 +185,7 @@ def scripted(recipe: Recipe, texts: Sequence[str | None], *, for_training: bool 
         (["owl", "red fox", "a red fox"], "red fox"),
         (["owl", None, "fox"], "owl"),
         ([None, "owl", None], "owl"),
+        (["", "owl", "fox"], "owl"),
         ([None, None, None], None),
     ],
 )

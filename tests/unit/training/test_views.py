@@ -255,6 +255,20 @@ def test_views_need_positions(tiny_model_path: str) -> None:
         require_position_room(ModelSection(path=tiny_model_path, max_length=467), POSITIONS["cyclic"])
 
 
+def test_views_need_positions_of_the_smallest_rope_scale(tiny_model_path: str) -> None:
+    """A layer of scale s rotates position p as p / s."""
+
+    def require(length: int, *scales: float) -> None:
+        require_position_room(
+            ModelSection(path=tiny_model_path, max_length=length, rope_scales=scales), POSITIONS["skip"]
+        )
+
+    require(512, 2.0)
+    require(256, 1.0, 4.0)
+    with pytest.raises(UserError, match=r"need 1024 positions, .* has 512; set model.max_length to 128 or less"):
+        require(256, 0.5, 4.0)
+
+
 def test_views_need_positions_whose_frequencies_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     LlamaConfig(**SMALL, **HEADS, max_position_embeddings=512, rope_parameters=rope).save_pretrained(tmp_path)

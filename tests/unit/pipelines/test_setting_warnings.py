@@ -1,0 +1,87 @@
+"""What a run says of its settings before it starts."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pipelines import setting_warnings
+from pipelines.commands import run_evaluate
+from pipelines.plan import make_plan
+from pipelines.setting_warnings import warn_of_settings
+from pos2distill.config import Recipe
+
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """Each warning is printed once in a process; here once in a test."""
+    setting_warnings._warn.cache_clear()
+    yield
+    setting_warnings._warn.cache_clear()
+
+
+@pytest.fixture
+def warnings_of(capsys: pytest.CaptureFixture[str]) -> Callable[[Recipe], list[str]]:
+    def warn(recipe: Recipe) -> list[str]:
+        capsys.readouterr()
+        plan = make_plan(recipe)
+        pending = [stage for stage in plan.stages if stage.artifact.manifest() is None]
+        warn_of_settings(recipe, plan.study, pending)
+        return capsys.readouterr().err.splitlines()
+
+    return warn
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (
+            {"inference": {"ms_poe": {"ranking": "released"}}},
+            "warning: inference.ms_poe: has no effect, since inference.method is none, not ms_poe",
+        ),
+        (
+            {"inference": {"method": "ms_poe", "bases": [1, 2]}},
+            "warning: inference.bases: has no effect, since inference.method is ms_poe, not attention_buckets",
+        ),
+        (
+            {"inference": {"method": "lpes", "scales": [1, 2], "search": {"gamma": 0.5}}},
+            "warning: inference.search: has no effect, since inference.scales are given",
+        ),
+        ({"method": {"view_weight": 3}}, "warning: method.view_weight: has no effect, since method.view is none"),
+    ],
+)
+def test_warn_of_settings_names_those_of_a_method_that_is_not_chosen(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], settings: dict[str, Any], line: str
+) -> None:
+    recipe = make_recipe(**settings)
+    assert warnings_of(recipe) == [line]
+    assert warnings_of(recipe) == []  # as for the next study of a sweep
+
+
+def test_warn_of_settings_says_nothing_of_those_in_use(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]]
+) -> None:
+    for inference in (
+        {"method": "lpes", "search": {"gamma": 0.5}},
+        {"method": "ms_poe", "ms_poe": {"first_layer": 1}},
+        {"method": "attention_buckets", "bases": [1, 2]},
+    ):
+        assert warnings_of(make_recipe(inference=inference)) == []
+
+
+def test_warn_of_settings_names_finished_stages_of_another_precision(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]]
+) -> None:
+    """As if a run were continued on a machine where `auto` is another precision."""
+    recipe = make_recipe(runtime={"executor": "local"})
+    run_evaluate(recipe)
+    assert warnings_of(recipe) == []
+    assert warnings_of(make_recipe(model={"dtype": "bfloat16"}, training={"precision": "bfloat16"})) == [
+        f"warning: {recipe.storage}: holds a finished stage 'evaluate base' made with model.dtype=float32, "
+        f"training.precision=float32, which is not used; auto may choose another precision on another CPU; "
+        f"add model.dtype=float32 training.precision=float32 to use it"
+    ]
+    # Where more differs, it is no run to continue.
+    assert warnings_of(make_recipe(model={"dtype": "bfloat16"}, evaluation={"max_new_tokens": 9})) == []
