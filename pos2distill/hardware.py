@@ -21,7 +21,7 @@ def cpu_is_faster_in_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:
     lines = re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     flags = set(lines[0].split()) if lines else set()
     # With avx512_bf16 and no AMX, torch 2.13's products were 2.5 times as fast in bfloat16 as in float32 on an AMD Zen
-    # 4, and 0.6 times as fast on a machine whose maker was not recorded (benchmarks/real/README.md).
+    # 4, and 0.67 times as fast on a machine whose maker was not recorded (benchmarks/real/README.md).
     if "avx512_bf16" in flags and "AuthenticAMD" in text:
         return True
     return _BFLOAT16_FLAGS.get(platform.machine()) in flags

@@ -20,9 +20,12 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow.compute as pc
 
 from benchmarks.methods.rows import Run, draw, print_table, summarise
 from pipelines.commands import run_evaluate, run_study
@@ -196,12 +199,13 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
     command(recipe)
     plan = make_plan(recipe)
     evaluated = plan.evaluate_distilled if trains else plan.evaluate_base
-    grid = to_grid(evaluated.artifact.read_table("predictions.parquet"), recipe.study.data.documents)
+    predictions = evaluated.artifact.read_table("predictions.parquet")
+    grid = to_grid(predictions, recipe.study.data.documents)
     curve = to_curve(grid, bootstrap_samples=2000, seed=0)
-    paid: list[Stage] = [*plan.measurements]
+    before_answers: list[Stage] = [*plan.measurements]
+    samples = [each.sample for each in plan.rounds] if trains else []
     if trains:
-        for each in plan.rounds:
-            paid += [each.sample, each.distill]
+        before_answers += [*samples, *(each.distill for each in plan.rounds)]
     # Of the evaluation, which may have been made by an earlier call.
     made = read_provenance(evaluated.artifact)
     return Run(
@@ -214,8 +218,11 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
         gap=curve.gap,
         gap_corrected=corrected_gap(grid.correct_ES, seed=0),
         seconds_per_answer=seconds(evaluated) / prompts(grid),
-        cost=sum(seconds(stage) for stage in paid),
+        cost=sum(seconds(stage) for stage in before_answers),
         right=grid.correct_ES.sum(1).astype(int).tolist(),
+        cut=pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py(),
+        sampled=sum(counts(stage)["sampled"] for stage in samples) if trains else None,
+        kept=sum(counts(stage)["kept"] for stage in samples) if trains else None,
         commit=made.revision if made else None,
         machine=made.hardware if made else None,
         versions=made.versions if made else None,
@@ -226,6 +233,11 @@ def seconds(stage: Stage) -> float:
     """Of all that the stage measured, but for a teacher's, which work while samples are made."""
     measured = stage.output().manifest().seconds
     return sum(value for name, value in measured.items() if name != "teacher")
+
+
+def counts(stage: Stage) -> Mapping[str, int]:
+    """What a finished stage counted."""
+    return stage.output().manifest().counts
 
 
 def prompts(grid: Grid) -> int:

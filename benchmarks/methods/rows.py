@@ -17,6 +17,7 @@ class Run:
     """What one seed of a variant measured.
 
     cost: seconds of search, sampling and training. right: of each question, at how many slots its answer is right.
+    cut: answers that ended at the limit of tokens. sampled, kept: samples of all rounds, and those trained on.
     date, commit, machine, versions: when and with what its answers were made. None in runs that were measured before a
     field was recorded.
     """
@@ -32,6 +33,9 @@ class Run:
     seconds_per_answer: float
     cost: float
     right: list[int] | None = None
+    cut: int | None = None
+    sampled: int | None = None
+    kept: int | None = None
     commit: str | None = None
     machine: str | None = None
     versions: dict[str, str] | None = None

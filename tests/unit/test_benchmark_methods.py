@@ -126,7 +126,8 @@ def test_main_refuses_a_report_of_other_settings_in_one_line(
 
 def a_run(seconds: float, right: list[int]) -> Run:
     mean = sum(right) / (2 * len(right))
-    return Run(0, "2026-01-01", [mean, mean], mean, (mean, mean), mean, 0.0, 0.0, seconds, 1.0, right, "abc", "m", {})
+    same = (0, "2026-01-01", [mean, mean], mean, (mean, mean), mean, 0.0, 0.0)
+    return Run(*same, seconds, 1.0, right, commit="abc", machine="m", versions={})
 
 
 def test_write_report_compares_a_variant_with_its_own_base(tmp_path: Path) -> None:
