@@ -91,6 +91,16 @@ def direct_vllm(evaluate: Callable[..., Evaluation]) -> Evaluation:
     return evaluate("model.engine=vllm", "runtime.samplers.threads=1", *settings)
 
 
+@pytest.fixture(scope="module")
+def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The settings of a server whose context holds prompts of 30 documents (372 tokens), but not of 40 (492)."""
+    # Not `vllm serve`, which asks for the version of the package `vllm`: the CPU build of 0.32 is called otherwise.
+    command = ["vllm.entrypoints.openai.api_server", "--model", TOY, "--served-model-name", "toy"]
+    log = tmp_path_factory.mktemp("server") / "log"
+    with started([*command, "--max-model-len", "400", "--enforce-eager"], log) as base_url:
+        yield ["model.engine=openai", f"runtime.endpoint.base_url={base_url}", "runtime.endpoint.served_model=toy"]
+
+
 def assert_same(served: Evaluation, direct: Evaluation) -> None:
     keys = ["example_id", "documents", "placement"]
     answers, expected = (each.to_pandas().set_index(keys) for each in (served, direct))
@@ -109,22 +119,17 @@ def test_openai_measures_what_the_engine_measures_on_transformers_serve(
 
 
 def test_openai_measures_what_the_engine_measures_on_vllm(
-    evaluate: Callable[..., Evaluation], direct: Evaluation, direct_vllm: Evaluation, tmp_path: Path
+    evaluate: Callable[..., Evaluation], direct: Evaluation, direct_vllm: Evaluation, vllm_server: list[str]
 ) -> None:
     assert_same(direct_vllm, direct)
-    # Not `vllm serve`, which asks for the version of the package `vllm`: the CPU build of 0.32 is called otherwise.
-    command = ["vllm.entrypoints.openai.api_server", "--model", TOY, "--served-model-name", "toy"]
-    with started([*command, "--max-model-len", "1024", "--enforce-eager"], tmp_path / "log") as base_url:
-        server = ["model.engine=openai", f"runtime.endpoint.base_url={base_url}", "runtime.endpoint.served_model=toy"]
-        assert_same(evaluate(*server, "model.api=chat"), direct_vllm)
-        assert_same(evaluate(*server, "model.api=completions"), direct_vllm)
+    assert_same(evaluate(*vllm_server, "model.api=chat"), direct_vllm)
+    assert_same(evaluate(*vllm_server, "model.api=completions"), direct_vllm)
 
 
-def test_openai_refuses_prompts_beyond_the_context_of_vllm(evaluate: Callable[..., Evaluation], tmp_path: Path) -> None:
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_openai_refuses_prompts_beyond_the_context_of_vllm(
+    evaluate: Callable[..., Evaluation], vllm_server: list[str], api: str
+) -> None:
     """The server names its context in its list of models."""
-    command = ["vllm.entrypoints.openai.api_server", "--model", TOY, "--served-model-name", "toy"]
-    with started([*command, "--max-model-len", "128", "--enforce-eager"], tmp_path / "log") as base_url:
-        server = ["model.engine=openai", f"runtime.endpoint.base_url={base_url}", "runtime.endpoint.served_model=toy"]
-        for api in ("chat", "completions"):
-            with pytest.raises(UserError, match="serves the model with a context of 128 tokens, but the prompt of"):
-                evaluate(*server, f"model.api={api}")
+    with pytest.raises(UserError, match="serves the model with a context of 400 tokens, but the prompt of"):
+        evaluate(*vllm_server, f"model.api={api}", "data.documents=40")
