@@ -182,6 +182,8 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         return [({}, recipe)]
     # The other tasks are loaded once for all studies of a sweep, so they cannot differ between them.
     possible = [name for name in dotted_names(Study) if name != "evaluation.also_evaluate"]
+    # Whole sections too, for settings that only make sense together.
+    possible += [name for name, field in Study.model_fields.items() if name not in ("seed", "evaluation")]
     for dotted, values in recipe.sweep.items():
         if dotted not in possible:
             raise UserError(f"sweep: {dotted}: not a setting of a study{did_you_mean(dotted, possible)}")

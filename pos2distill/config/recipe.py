@@ -19,7 +19,8 @@ class Recipe(Section):
     runtime: Runtime = Runtime()
     sweep: dict[str, tuple[Any, ...]] = Field(
         {},
-        description="settings by dotted name and the values each takes; the study runs for every combination",
+        description="settings by dotted name, or sections, and the values each takes; the study runs for every "
+        "combination",
     )
     # Filled in while a file is loaded. `exclude` keeps these fields out of dumps and out of the names of settings.
     other_tasks: dict[str, Study] = Field({}, exclude=True, description="what evaluation.also_evaluate names")

@@ -242,8 +242,11 @@ def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _label(dotted_name: str, value: Any) -> str:
+    """The setting in words; of a whole section, its settings."""
+    if isinstance(value, Mapping):
+        return ", ".join(_label(name, each) for name, each in value.items())
     field = dotted_name.rsplit(".", 1)[-1]
-    return str(value) if field == "name" else f"{field.replace('_', ' ')} {value}"
+    return str(value) if field in ("name", "method") else f"{field.replace('_', ' ')} {value}"
 
 
 def _estimate_task(comparisons: Sequence[Comparison]) -> TaskEstimates:

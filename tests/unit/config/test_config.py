@@ -674,6 +674,18 @@ def test_sweep_cells_resolve_each_method_by_itself(load: Callable[..., Recipe]) 
     assert [cell.study.evaluation.slots for _, cell in hops] == ["all", "pairs"]
 
 
+def test_sweep_cells_take_whole_sections(load: Callable[..., Recipe]) -> None:
+    """A section replaces the recipe's: settings of one that do not suit another one are not kept."""
+    sections = "{inference: [{method: reorder}, {method: uniform_scale, scales: [1.5]}], seed: [0, 1]}"
+    cells = sweep_cells(load(f"sweep={sections}", "inference.method=lpes", "inference.scales=[1, 2, 3]"))
+    inference = [cell.study.inference for _, cell in cells]
+    assert [(each.method, each.scales) for each in inference] == [
+        *[("reorder", ())] * 2,
+        *[("uniform_scale", (1.5,))] * 2,
+    ]
+    assert [settings["seed"] for settings, _ in cells] == [0, 1, 0, 1]
+
+
 def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> None:
     loaded = load()
     recipe = Recipe(name="made", description="d", study=loaded.study, sweep={"seed": (0, 1)})
@@ -694,6 +706,9 @@ def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> 
         ("{method: {name: [r2, sft]}}", "sweep: method: write method.name: [...]"),
         ("{training: {lora: {rank: [4, 8]}}}", "sweep: training: write training.lora.rank: [...]"),
         ("[seed]", "sweep: input should be a valid dictionary, got ['seed']"),
+        ("{evaluation: [{slots: 2}]}", "sweep: evaluation: not a setting of a study"),
+        ("{inference: [lpes]}", "sweep: inference: expected a section with fields, got 'lpes'"),
+        ("{inference: [{method: uniform_scale}]}", "sweep: inference.scales: 'uniform_scale' needs one number"),
     ],
 )
 def test_sweep_cells_reports_a_bad_sweep(load: Callable[..., Recipe], sweep: str, message: str) -> None:
