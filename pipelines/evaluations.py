@@ -16,6 +16,7 @@ from .plan import Plan
 from .provenance import Provenance, read_provenance
 from .report import Results, counts_and_seconds, report_inputs
 from .stages.evaluate import PREDICTIONS
+from .stages.measured import with_measured
 from .stages.stage import Stage
 
 
@@ -45,7 +46,7 @@ def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> Evaluati
         description=recipe.description,
         counts=counts,
         seconds=seconds,
-        settings=plan.study.model_dump(mode="json"),
+        settings=_settings(plan),
         changed_settings=changed_study_settings(recipe),
         command=provenance.command,
         made_with=provenance.summary,
@@ -61,7 +62,7 @@ def _summarise(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]
     summary: dict[str, Any] = {
         "name": recipe.name,
         "description": recipe.description,
-        "settings": plan.study.model_dump(mode="json"),
+        "settings": _settings(plan),
         "command": provenance.command,
         "made_with": provenance.summary,
         "versions": provenance.versions,
@@ -69,6 +70,12 @@ def _summarise(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]
     for name, evaluation in evaluations.items():
         summary[name] = evaluation.summary()
     return summary
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    """Of the study, with the RoPE scales that were searched."""
+    scales = {name: each for name, each in plan.evaluate_base.inputs.items() if name == "scales"}
+    return with_measured(plan.study, scales).model_dump(mode="json")
 
 
 def _provenance(recipe: Recipe, plan: Plan) -> Provenance:
