@@ -114,6 +114,10 @@ TOY_VARIANTS = (
     R1_RANDOM_SLOT,
     # Two rounds of one epoch: as many rows and steps as the two epochs of the others.
     trained("on-policy r1", "method.name=r1-on-policy", "training.epochs=1"),
+    trained(
+        "on-policy r1, teacher at a random slot",
+        *("method.name=r1-on-policy", "method.teacher_slot=random", "training.epochs=1"),
+    ),
     SEQKD,
     trained("sealong", *SEALONG),
     # Skips need twice the positions of a row, and the toy has 1,024.
@@ -157,6 +161,7 @@ REAL_VARIANTS = (
     R1_RANDOM_SLOT,
     # Twice the steps of R1: two rounds of one epoch.
     trained("on-policy r1", "method.name=r1-on-policy"),
+    trained("on-policy r1, teacher at a random slot", "method.name=r1-on-policy", "method.teacher_slot=random"),
     trained("kl+align", "method.name=kl+align"),
     trained("kl", "method.name=kl"),
     SEQKD,

@@ -35,6 +35,7 @@ _METHOD = (
     "method.view",
     "method.alignment",
     "method.teacher",
+    "method.teacher_slot",
     "method.teacher_topk",
 )
 # Of `training.loop.StepRecord`, which is not imported here, since it loads torch: what is read of a step.

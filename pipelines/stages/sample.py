@@ -28,7 +28,7 @@ from pos2distill.sampling.operators import (
     generation_operators,
     store_samples,
 )
-from pos2distill.sampling.prompting import PromptSpec, show_advantageous_prompts
+from pos2distill.sampling.prompting import PromptSpec, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore, Tally, read_kept
 from pos2distill.store.selection import Selection
@@ -43,7 +43,8 @@ from .stage import Digests, Input, RunContext, Stage
 TEACHERS = "teachers"
 """The name of the pool of teachers."""
 
-_FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", "method.advantageous_slot", "sampling")
+_METHOD = ("method.advantageous_slot", "method.teacher_slot")
+_FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", *_METHOD, "sampling")
 
 
 def plan(
@@ -172,8 +173,8 @@ def sampling_operators(
     examples = stage.inputs["examples"].artifact
     operators = generation_operators(study, runtime, examples, TRAIN, specs, params, for_training=True)
     if study.method.spec.on_policy:
-        show = functools.partial(show_advantageous_prompts, study=study)
-        operators.append(TaskOperator("advantageous prompts", show, runtime.samplers.max))
+        show = functools.partial(show_teacher_prompts, study=study)
+        operators.append(TaskOperator("teacher prompts", show, runtime.samplers.max))
     if teacher.get("teacher") == "cached":
         create = functools.partial(EncodeTeacher, frozen, teacher["alignment"], runtime.teachers)
         operators.append(ActorOperator(TEACHERS, create, runtime.teachers))

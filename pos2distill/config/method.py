@@ -71,6 +71,13 @@ class MethodSection(Section):
         "topk: the sampler's most likely tokens, no teacher stage, approximate; none: of every method that needs "
         "no teacher",
     )
+    # Left out of dumps, and so of fingerprints, where the teacher has its advantage.
+    teacher_slot: Literal["advantageous", "random"] = Field(
+        "advantageous",
+        exclude_if=lambda slot: slot == "advantageous",
+        description="on-policy methods: where the gold document is in the prompt that the teacher gets. random: drawn "
+        "for each example, while the student's prompts stay the same; the control for the teacher's advantage",
+    )
     teacher_topk: int = Field(
         default_factory=lambda settings: _DEFAULT_TOPK if settings.get("teacher") == "topk" else 0,
         ge=0,
@@ -140,6 +147,11 @@ class MethodSection(Section):
             if self.rounds > 1:
                 raise ValueError(
                     f"rounds: {self.rounds}, but method '{self.name}' samples once, from the initial model"
+                )
+            if self.teacher_slot != "advantageous":
+                raise ValueError(
+                    f"teacher_slot: '{self.teacher_slot}' is for on-policy methods; the teacher of method "
+                    f"'{self.name}' gets the prompt that was answered, so set advantageous_slot"
                 )
             return self
         if self.teacher == "topk":

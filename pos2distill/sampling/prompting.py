@@ -26,7 +26,7 @@ from pos2distill.records import (
     example_from_row,
     sample_ids,
 )
-from pos2distill.tasks.permutations import Placement, advantageous_slots, sampled_slots
+from pos2distill.tasks.permutations import Placement, sampled_slots, teacher_slots
 from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, PromptTooLong
 
 
@@ -134,8 +134,8 @@ def _build_prompt(
     return {"prompt_ids": prompt, "message": None, "error": None}
 
 
-def show_advantageous_prompts(answers: pa.Table, study: Study) -> pa.Table:
-    """Replace the prompts of on-policy answers by the advantageous prompts of their examples, for the teacher."""
+def show_teacher_prompts(answers: pa.Table, study: Study) -> pa.Table:
+    """Replace the prompts of on-policy answers by those that the teacher gets of their examples."""
     # Nothing is reserved, because the responses exist.
     builder = _token_builder(study, 0)
     prompts: list[Tokens | Sequence[int]] = []
@@ -144,7 +144,7 @@ def show_advantageous_prompts(answers: pa.Table, study: Study) -> pa.Table:
             prompts.append(())
             continue
         example = example_from_row(record)
-        prompts.append(builder(example, study.data.documents, advantageous_slots(study, example)))
+        prompts.append(builder(example, study.data.documents, teacher_slots(study, example)))
     column = answers.column_names.index("prompt_ids")
     field = ANSWER_SCHEMA.field("prompt_ids")
     return answers.set_column(column, field, pa.array(prompts, field.type))

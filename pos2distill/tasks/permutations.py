@@ -86,11 +86,22 @@ def slot_of_rank(slots: Sequence[int], accuracy: Sequence[float], measured: int,
 
 def advantageous_slots(study: Study, example: Example) -> Slots:
     """The advantageous slots of an example; if they are `random`, one of all placements, drawn by its id."""
-    hops = len(example.golds)
-    if study.method.advantageous_slot != "random":
-        return study.advantageous(hops)
-    candidates = candidate_placements(study.data.documents, hops, "all")
-    generator = derive_generator(study.seed, "advantageous slot", example.example_id)
+    if study.method.advantageous_slot == "random":
+        return _draw_slots(study, example, "advantageous slot")
+    return study.advantageous(len(example.golds))
+
+
+def teacher_slots(study: Study, example: Example) -> Slots:
+    """Where the gold documents are in the prompt that the teacher gets: the advantageous slots, or random ones."""
+    if study.method.teacher_slot == "random":
+        return _draw_slots(study, example, "teacher slot")
+    return advantageous_slots(study, example)
+
+
+def _draw_slots(study: Study, example: Example, purpose: str) -> Slots:
+    """One of all placements of adjacent slots, drawn by the example's id."""
+    candidates = candidate_placements(study.data.documents, len(example.golds), "all")
+    generator = derive_generator(study.seed, purpose, example.example_id)
     return candidates[generator.integers(len(candidates))].slots
 
 

@@ -14,7 +14,7 @@ from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.chat import end_of_turn_id
 from pos2distill.records import Example, Floats, Slots, Tokens, example_from_row
-from pos2distill.tasks.permutations import advantageous_slots, slots_to_index, trivial_slots
+from pos2distill.tasks.permutations import advantageous_slots, slots_to_index, teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
 
 
@@ -24,7 +24,8 @@ class Sample:
 
     Attributes:
         slots: of the gold documents in the prompt that was answered: the advantageous ones, but for on-policy methods.
-        prompt_ids: the advantageous prompt.
+        prompt_ids: the prompt that the teacher gets: the one that was answered; on-policy the advantageous prompt, or
+            that of `method.teacher_slot`.
         response_ids: the answer.
         hidden: the frozen model's hidden states at the response, as `hidden_to_bytes` encodes them.
         hidden_dtype: of `hidden`.
@@ -100,8 +101,9 @@ class RowBuilder:
         """Build one row: arrange the documents, render and tokenise the prompt."""
         sample, slots = key
         response_ids = self._response(sample)
+        is_anchor = slots == advantageous_slots(self.study, sample.example)
         # The stored prompt, not one that is built again: training may reshuffle distractors, sampling does not.
-        if slots == advantageous_slots(self.study, sample.example):
+        if is_anchor and slots == teacher_slots(self.study, sample.example):
             return Row(sample, slots, ANCHOR, sample.prompt_ids, response_ids)
         prompt_ids = self.build_prompt(
             sample.example,
@@ -110,7 +112,7 @@ class RowBuilder:
             order=self.study.method.distractor_order,
             seed=self.study.seed,
         )
-        slot_id = _slot_id(slots, self.study.data.documents)
+        slot_id = ANCHOR if is_anchor else _slot_id(slots, self.study.data.documents)
         return Row(sample, slots, slot_id, prompt_ids, response_ids)
 
     def _response(self, sample: Sample) -> Tokens:

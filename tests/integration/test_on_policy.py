@@ -21,7 +21,7 @@ from pos2distill.records import Example, Tokens, example_from_row
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.store.samples import SampleStore
-from pos2distill.tasks.permutations import trivial_slots
+from pos2distill.tasks.permutations import teacher_slots, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.job import MODEL_FOLDER
 
@@ -87,14 +87,22 @@ def expected_responses(student: ModelSection, example: Example, recipe: Recipe) 
     return answers
 
 
+@pytest.mark.parametrize("teacher_slot", ["advantageous", "random"])
 @pytest.mark.parametrize("teacher", ["cached", "resident"])
-def test_run_distill_on_policy_teaches_the_students_own_answers(on_policy: Make, teacher: str) -> None:
-    """In every round: the student of the round before answers, and the frozen model scores its tokens."""
-    recipe = on_policy(method={"teacher": teacher})
+def test_run_distill_on_policy_teaches_the_students_own_answers(
+    on_policy: Make, teacher: str, teacher_slot: str
+) -> None:
+    """In every round: the student of the round before answers, and the frozen model scores its tokens.
+
+    With a random slot the student answers the same prompts, and the frozen model scores from another one.
+    """
+    recipe = on_policy(method={"teacher": teacher, "teacher_slot": teacher_slot})
+    build = PromptBuilder(load_tokenizer(recipe.study.model), recipe.study.data.prompt, max_length=512, reserve=0)
     run_distill(recipe)
     frozen = student = recipe.study.model
     plan = make_plan(recipe)
     assert len(plan.rounds) == ROUNDS
+    teachers_slots = set()
     for each in plan.rounds:
         by_id = {sample["example_id"]: sample for sample in samples_of(each)}
         assert len(by_id) == EXAMPLES * (K + 1)
@@ -107,11 +115,14 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(on_policy: Make,
             assert name == example.example_id
             answers = expected_responses(student, example, recipe)
             prompt, sampled = answers[int(number)]
-            advantageous = answers[0][0]
             assert sample["sampled_ids"] == sampled
             # What the teacher gets: another prompt, the same response.
-            assert sample["prompt_ids"] == advantageous.tolist()
-            taught = logits_of(frozen, advantageous, sample["response_ids"])
+            slots = teacher_slots(recipe.study, example)
+            shown = build(example, recipe.study.data.documents, slots)
+            assert sample["prompt_ids"] == shown.tolist()
+            assert (slots == recipe.study.advantageous(1)) or teacher_slot == "random"
+            teachers_slots.add(slots)
+            taught = logits_of(frozen, shown, sample["response_ids"])
             own = logits_of(student, prompt, sample["response_ids"])
             losses[number == "0"].append(float(forward_kl(taught, own).mean()))
         (step,) = read_steps(each.distill.artifact)
@@ -120,6 +131,7 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(on_policy: Make,
         assert step["loss_trivial"] == pytest.approx(sum(losses[False]) / len(losses[False]), abs=1e-4)
         student = model_of(each, recipe)
     assert step["loss_anchor"] > 0.01  # the second round's student has moved
+    assert (len(teachers_slots) > 1) == (teacher_slot == "random")
 
 
 def results(recipe: Recipe) -> dict[str, Any]:

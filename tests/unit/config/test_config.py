@@ -157,6 +157,10 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "method.teacher: 'topk' stores what the sampler knows, which for method 'r1-on-policy' is the student",
         ),
         (
+            "method={name: r1, teacher_slot: random}",
+            "method.teacher_slot: 'random' is for on-policy methods; the teacher of method 'r1' gets the prompt",
+        ),
+        (
             "method={name: r1-on-policy, distractor_order: reshuffled}",
             "method.distractor_order: 'reshuffled' would train on other prompts than those that the student",
         ),

@@ -19,7 +19,7 @@ from pos2distill.records import ANSWER_SCHEMA, EXAMPLE_SCHEMA, Tokens, example_t
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.generate import Generate
 from pos2distill.sampling.operators import read_examples, store_samples
-from pos2distill.sampling.prompting import PromptSpec, build_prompts, show_advantageous_prompts
+from pos2distill.sampling.prompting import PromptSpec, build_prompts, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
@@ -247,7 +247,7 @@ def test_build_prompts_on_policy_shows_each_sample_at_its_slots(make_recipe: Cal
     answers = ANSWER_SCHEMA.empty_table().to_pylist()
     for row, outcome in zip(prompts.to_pylist(), ("kept", "wrong", "failed", "kept"), strict=True):
         answers.append({name: row.get(name) for name in ANSWER_SCHEMA.names} | {"outcome": outcome})
-    shown = show_advantageous_prompts(pa.Table.from_pylist(answers, schema=ANSWER_SCHEMA), study)
+    shown = show_teacher_prompts(pa.Table.from_pylist(answers, schema=ANSWER_SCHEMA), study)
     first, _, _, last = prompts["prompt_ids"].to_pylist()
     assert shown["prompt_ids"].to_pylist() == [first, first, [], last]
     assert shown["slots"].to_pylist() == prompts["slots"].to_pylist()
