@@ -237,8 +237,9 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
         example_id = example_of[sample["example_id"]]
         question = questions[example_id]
         is_kept = sample["outcome"] == "kept"
-        build: Any = sample.get("prompt_ids")
-        if is_on_policy:
+        build: Any = sample.get("prompt_ids", ())
+        # A sample that failed may have a prompt that is too long to be built.
+        if is_on_policy and sample["outcome"] != "failed":
             build = _PromptParts(example_from_row(sample["example"]), sample["documents"], tuple(sample["slots"]))
         yield {
             "example_id": sample["example_id"],

@@ -70,7 +70,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     task = Task(recipe, plan, pending)
     for check in CHECKS:
         check(task)
-    warn_of_settings(recipe, plan.study, pending)
+    warn_of_settings(recipe, pending)
 
 
 def check_needs_weights(task: Task) -> None:
@@ -323,7 +323,11 @@ def check_against_model(study: Study) -> None:
     if study.method.view != "none":
         from pos2distill.training.views import POSITIONS
 
-        require_position_room(study.model, POSITIONS[study.method.view])
+        positions = POSITIONS[study.method.view]
+        if study.inference.searches_scales:
+            # Scales below 1 may be found, and they need more positions.
+            positions /= min(1.0, study.inference.search.smallest)
+        require_position_room(study.model, positions)
     check_inference(study.model, study.inference)
     context = context_length(study.model)
     for name, tokens in (

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import pyarrow as pa
 from tqdm import tqdm
@@ -194,8 +195,10 @@ class Pace:
         self.count = count
 
     def describe(self, now: float) -> str:
-        """Rate and time left, in words."""
+        """Rate and time left, in words; empty once all is finished, if it came at once."""
         count, start = self.first_result or (self.count, now)
+        if count >= self.total:
+            return ""
         if self.count <= count:
             return "time left unknown"
         # At least one refresh period, so that a division by almost 0 s shows no absurd rate.
@@ -210,6 +213,12 @@ def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None]) ->
     Args:
         read: the latest figures; None while they cannot be had.
     """
+    with _shown(_of_tracker(spec, read)):
+        yield
+
+
+def _of_tracker(spec: ProgressSpec, read: Callable[[], RunProgress | None]) -> "_Counted":
+    """What is shown of a stage with a tracker."""
     done = spec.stored.get("kept", 0) if spec.label == "sample" else spec.trained
 
     def figures() -> Figures | None:
@@ -220,8 +229,7 @@ def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None]) ->
         count = min(progress.count(spec.label), spec.total)
         return Figures(count, str(progress), "" if _has_begun(spec, progress) else _STARTING)
 
-    with _shown(_Counted(spec.label, spec.total, done, "example", figures)):
-        yield
+    return _Counted(spec.label, spec.total, done, "example", figures)
 
 
 def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
@@ -282,7 +290,7 @@ class _Counted:
 
 @contextmanager
 def _shown(counted: _Counted) -> Iterator[None]:
-    """Show the figures while the body runs, and once more after it."""
+    """Show the figures while the body runs; on a terminal also those after it."""
     show = _show_bar if sys.stderr.isatty() and not is_quiet() else _show_lines
     finished = threading.Event()
     thread = threading.Thread(target=show, args=(counted, finished), name="progress", daemon=True)
@@ -294,7 +302,14 @@ def _shown(counted: _Counted) -> Iterator[None]:
         thread.join()
 
 
-def _show_bar(counted: _Counted, finished: threading.Event) -> None:
+class _Event(Protocol):
+    """What is waited for between refreshes."""
+
+    def wait(self, timeout: float, /) -> bool:
+        """Whether it happened within the time."""
+
+
+def _show_bar(counted: _Counted, finished: _Event) -> None:
     # tqdm's own rate would take the time between two refreshes for that of a batch.
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s [{elapsed}{postfix}]"
     with tqdm(
@@ -303,24 +318,28 @@ def _show_bar(counted: _Counted, finished: threading.Event) -> None:
         for figures, pace in _refreshes(counted, finished):
             bar.n = figures.count
             state = figures.waiting_for or pace.describe(time.monotonic())
-            bar.set_postfix_str("; ".join(filter(None, (state, figures.note))))  # which draws the bar
+            bar.set_postfix_str(_joined(state, figures.note))  # which draws the bar
 
 
-def _show_lines(counted: _Counted, finished: threading.Event) -> None:
+def _show_lines(counted: _Counted, finished: _Event) -> None:
     start = last_line = time.monotonic()
     for figures, pace in _refreshes(counted, finished):
         now = time.monotonic()
         if is_quiet() or now - last_line <= LINE_SECONDS:
             continue
         last_line = now
-        state = f", {pace.describe(now)}"
+        state = pace.describe(now)
         if figures.waiting_for:
-            state = f"; {figures.waiting_for}, {now - start:.0f} s so far"
-        note = f"; {figures.note}" if figures.note else ""
-        print(f"{counted.label}: {figures.count} of {counted.total} {counted.unit}s{state}{note}", file=sys.stderr)
+            state = f"{figures.waiting_for}, {now - start:.0f} s so far"
+        finished_so_far = f"{counted.label}: {figures.count} of {counted.total} {counted.unit}s"
+        print(_joined(finished_so_far, state, figures.note), file=sys.stderr)
 
 
-def _refreshes(counted: _Counted, finished: threading.Event) -> Iterator[tuple[Figures, Pace]]:
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
+
+
+def _refreshes(counted: _Counted, finished: _Event) -> Iterator[tuple[Figures, Pace]]:
     """The figures at every refresh, of which one comes after the end, so that the last figures are shown."""
     pace = Pace(counted.total, counted.done)
     is_last = False

@@ -2,71 +2,79 @@
 
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pos2distill.config import Recipe, Study
+from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
 from .provenance import read_provenance
 from .stages.stage import Stage
 
-# What `auto` may choose differently on another machine.
-_PRECISIONS = (("model", "dtype"), ("training", "precision"))
 
-
-def warn_of_settings(recipe: Recipe, study: Study, pending: Sequence[Stage]) -> None:
+def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
-    for name, condition in _without_effect(study):
+    for name, condition in _without_effect(recipe.study):
         _warn(f"{name}: has no effect, since {condition}")
-    if difference := _other_precision(recipe, study, pending):
+    if difference := _other_precision(recipe, pending):
         _warn(difference)
 
 
 def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
     """Settings of a method that is not chosen, and what is chosen instead."""
-    inference, defaults = study.inference, type(study.inference).model_fields
-    for name, method in (("search", "lpes"), ("ms_poe", "ms_poe"), ("bases", "attention_buckets")):
+    inference, method = study.inference, study.method
+    defaults = type(inference).model_fields
+    for name, user in (("search", "lpes"), ("ms_poe", "ms_poe"), ("bases", "attention_buckets")):
         if getattr(inference, name) == defaults[name].default:
             continue
-        if inference.method != method:
-            yield f"inference.{name}", f"inference.method is {inference.method}, not {method}"
+        if inference.method != user:
+            yield f"inference.{name}", f"inference.method is {inference.method}, not {user}"
         elif name == "search" and inference.scales:
             yield "inference.search", "inference.scales are given"
-    if (
-        study.method.view == "none"
-        and study.method.view_weight != type(study.method).model_fields["view_weight"].default
-    ):
+    if method.view == "none" and method.view_weight != type(method).model_fields["view_weight"].default:
         yield "method.view_weight", "method.view is none"
 
 
-def _other_precision(recipe: Recipe, study: Study, pending: Sequence[Stage]) -> str | None:
-    """Results of the same settings, but for the precision, that this run does not use."""
-    settings = study.model_dump(mode="json")
+def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> str | None:
+    """A finished stage of the same settings in a precision that `auto` chose on another machine."""
+    if not recipe.auto_precisions:
+        return None
+    settings = recipe.study.model_dump(mode="json")
     for stage in pending:
         for fingerprint in other_fingerprints(recipe.storage, stage.artifact.name, stage.fingerprint):
-            provenance = read_provenance(Artifact(recipe.storage, stage.artifact.name, fingerprint))
-            if provenance is None:
-                continue
-            theirs = {name: provenance.settings.get(name, {}) for name in settings}
-            changed = [
-                f"{section}.{name}={theirs[section].get(name)}"
-                for section, name in _PRECISIONS
-                if theirs[section].get(name) != settings[section][name]
-            ]
-            if changed and _with_precision_of(settings, theirs) == theirs:
+            theirs = _recorded(Artifact(recipe.storage, stage.artifact.name, fingerprint), settings)
+            changed = _changes(settings, theirs) if theirs else {}
+            if changed and changed.keys() <= set(recipe.auto_precisions):
+                words = " ".join(f"{name}={value}" for name, value in changed.items())
                 return (
-                    f"{recipe.storage}: holds a finished stage '{stage.name}' made with {', '.join(changed)}, which is "
-                    f"not used; auto may choose another precision on another CPU; add {' '.join(changed)} to use it"
+                    f"{recipe.storage}: holds a finished stage '{stage.name}' made with {words}, which is not used, "
+                    f"since auto chooses another precision on this CPU; add {words} to use it"
                 )
     return None
 
 
-def _with_precision_of(settings: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    changed = dict(settings)
-    for section, name in _PRECISIONS:
-        changed[section] = {**changed[section], name: other[section].get(name)}
-    return changed
+def _recorded(artifact: Artifact, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The sections that an artifact was made with, by the names of these settings; None if that is not known."""
+    try:
+        provenance = read_provenance(artifact)
+    except UserError:  # the record is corrupt, which is no reason to stop a run that does not need it
+        return None
+    return {name: provenance.settings.get(name) for name in settings} if provenance else None
+
+
+def _changes(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that differ, by dotted name, with the other value."""
+    changes: dict[str, Any] = {}
+    for section, values in settings.items():
+        other = others[section]
+        if not isinstance(values, dict) or not isinstance(other, dict):
+            changes |= {} if other == values else {section: other}
+            continue
+        for name in {**values, **other}:
+            if values.get(name) != other.get(name):
+                changes[f"{section}.{name}"] = other.get(name)
+    return changes
 
 
 @functools.cache

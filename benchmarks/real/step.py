@@ -136,6 +136,8 @@ def main() -> None:
     if options.variant:
         print(json.dumps(measure(VARIANTS[options.variant], options.model)))
         return
+    if not options.output.parent.is_dir():
+        parser.error(f"--output: {options.output.parent}: no such folder")
     try:
         # Without a model in the folder, the helpers of `train_step` would make a random one there.
         check_folder(options.model)

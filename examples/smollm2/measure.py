@@ -115,6 +115,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--show", action="store_true", help="print every question, answer and response")
     arguments = parser.parse_args()
+    if arguments.documents < 0:
+        parser.error(f"--documents must be 0 (closed-book) or more, got {arguments.documents}")
     if not all(1 <= slot <= max(1, arguments.documents) for slot in arguments.slots):
         parser.error(f"--slots must be 1 to --documents ({arguments.documents}), got {arguments.slots}")
     for name in ("examples", "batch_size", "threads", "max_new_tokens"):

@@ -87,17 +87,24 @@ def make_recipe(raw: dict[str, Any], overrides: Sequence[str] = (), *, source: P
     overridden = [apply_override(raw, override) for override in overrides]
     refuse_secrets(raw, source, overridden, "set it in the environment, or use the storage's own credentials")
     _refuse_filled_in(raw, source, overridden)
-    written_paths = _paths_in(raw)
+    written_paths, auto_precisions = _paths_in(raw), _auto_precisions_in(raw)
     # Only built-in recipes name files of the project; a user's paths are relative to the working directory.
     if isinstance(source, Path) and source.resolve().parent == RECIPES.resolve():
         _resolve_project_paths(raw, overridden)
     # After the overrides, which may contain relative paths as well.
     _resolve_paths(raw)
-    recipe = _validate(raw, source, overridden, written_paths=written_paths)
+    recipe = _validate(raw, source, overridden, written_paths=written_paths, auto_precisions=auto_precisions)
     # In a second pass, because only a valid study says which other tasks it names.
     if recipe.study.evaluation.also_evaluate:
         other_tasks = _load_other_tasks(recipe.study, source)
-        recipe = _validate(raw, source, overridden, other_tasks=other_tasks, written_paths=written_paths)
+        recipe = _validate(
+            raw,
+            source,
+            overridden,
+            other_tasks=other_tasks,
+            written_paths=written_paths,
+            auto_precisions=auto_precisions,
+        )
     return recipe
 
 
@@ -189,6 +196,11 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
             raise UserError(f"sweep: {dotted}: not a setting of a study{did_you_mean(dotted, possible)}")
         if not values:
             raise UserError(f"sweep: {dotted}: expected at least one value")
+        within = [name for name in recipe.sweep if name.startswith(f"{dotted}.")]
+        if within:
+            raise UserError(
+                f"sweep: {dotted}: is swept as a section, and so is its setting {within[0]}; name one of them"
+            )
     count = math.prod(len(values) for values in recipe.sweep.values())
     if count > _MAX_CELLS:
         raise UserError(f"sweep: {count} studies; at most {_MAX_CELLS} are possible")
@@ -202,7 +214,8 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         raw["description"] = recipe.description
         raw["runtime"] = recipe.runtime.model_dump(mode="json")
         for dotted, value in settings.items():
-            set_value(raw, dotted, value)
+            # A copy, since paths in a section are resolved in place.
+            set_value(raw, dotted, copy.deepcopy(value))
         _resolve_paths(raw)
         cell = _validate(raw, "sweep", [], other_tasks=recipe.other_tasks)
         # Equal studies have the same result, which would count several times in an interval over seeds.
@@ -248,18 +261,20 @@ def _validate(
     overridden: Sequence[str],
     other_tasks: Mapping[str, Study] | None = None,
     written_paths: Mapping[str, str] | None = None,
+    auto_precisions: Sequence[str] = (),
 ) -> Recipe:
     """The recipe in a raw mapping.
 
     Args:
         source: of the mapping, for errors. overridden: dotted names of the settings that the command line sets instead.
-        other_tasks: the studies that `evaluation.also_evaluate` names. written_paths: of `Recipe`.
+        other_tasks: the studies that `evaluation.also_evaluate` names. written_paths, auto_precisions: of `Recipe`.
     """
     # A file has the sections of the study next to the recipe's own fields; a `Recipe` has them in `study`.
     fields: dict[str, Any] = {
         "study": {},
         "other_tasks": other_tasks or {},
         "written_paths": written_paths or {},
+        "auto_precisions": auto_precisions,
     }
     for name, value in raw.items():
         if name in RECIPE_FIELDS:
@@ -288,6 +303,16 @@ def read_sections(path: Path, sections: str) -> dict[str, Any]:
         kinds = {type(None): "nothing", list: "a list"}
         raise UserError(f"{path}: expected sections ({sections}), got {kinds.get(type(raw), 'a single value')}")
     return raw
+
+
+def _auto_precisions_in(raw: Mapping[str, Any]) -> list[str]:
+    """The settings of a raw recipe that the CPU decides, by dotted name."""
+    found = []
+    for section, field in (("model", "dtype"), ("training", "precision")):
+        settings = raw.get(section)
+        if isinstance(settings, dict) and settings.get(field) == "auto":
+            found.append(f"{section}.{field}")
+    return found
 
 
 def _paths_in(raw: Mapping[str, Any]) -> dict[str, str]:

@@ -34,6 +34,13 @@ class Recipe(Section):
         description="model.path, data.path and runtime.storage as the file and the command line wrote them",
     )
 
+    auto_precisions: tuple[str, ...] = Field(
+        (),
+        exclude=True,
+        repr=False,
+        description="model.dtype and training.precision, as far as the file and the command line wrote auto",
+    )
+
     @field_validator("sweep", mode="before")
     @classmethod
     def _sweep_is_flat(cls, sweep: Any) -> Any:

@@ -244,7 +244,7 @@ def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _label(dotted_name: str, value: Any) -> str:
     """The setting in words; of a whole section, its settings."""
     if isinstance(value, Mapping):
-        return ", ".join(_label(name, each) for name, each in value.items())
+        return ", ".join(_label(name, each) for name, each in value.items()) or f"default {dotted_name}"
     field = dotted_name.rsplit(".", 1)[-1]
     return str(value) if field in ("name", "method") else f"{field.replace('_', ' ')} {value}"
 

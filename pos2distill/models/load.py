@@ -1,6 +1,7 @@
 """Load models and tokenizers in Hugging Face format, with an error that names what is missing or unsupported."""
 
 import importlib.util
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -217,7 +218,7 @@ def require_position_room(model: ModelSection, factor: float) -> None:
     context = context_length(model)
     if positions and factor * context > positions:
         raise UserError(
-            f"method.view: shifted rows need {int(factor * context)} positions, {model.path} has {positions}; "
+            f"method.view: shifted rows need {math.ceil(factor * context)} positions, {model.path} has {positions}; "
             f"set model.max_length to {int(positions / factor)} or less"
         )
 

@@ -89,6 +89,13 @@ def test_set_scales_refuses_layers_that_share_an_embedding(vllm_rope: Any, confi
     assert torch.equal(tables(model)[0], before)
 
 
+def test_give_own_embeddings_refuses_latent_attention(vllm_rope: Any, configured: None) -> None:
+    model = model_with(shared_embedding({"rope_type": "default", "rope_theta": 1e4}))
+    model.model.layers[1].self_attn.mla_attn = nn.Identity()
+    with pytest.raises(ValueError, match="positions of latent attention cannot be scaled by layer in vLLM"):
+        vllm_rope._give_own_embeddings(model, LAYERS)
+
+
 def test_entry_point_of_the_plugin_is_declared_and_resolves(vllm_rope: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is what vLLM calls in each of its processes: from then on, its loaders scale models that say so."""
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader

@@ -58,7 +58,7 @@ def _require_scalable_in_vllm(config: Any, shown: str) -> None:
             f"{shown}: some of its layers have no RoPE (no_rope_layers), and the others cannot be scaled by layer in "
             f"vLLM; set model.engine to hf"
         )
-    # DeepSeek V3, for example. vLLM 0.32 hands the embedding that all layers share to code of its own.
+    # DeepSeek V3, for example. vLLM 0.32 passes the embedding that all layers share to a module of its own.
     if getattr(text_config, "kv_lora_rank", None):
         raise UserError(
             f"{shown}: has latent attention (kv_lora_rank), which cannot be scaled by layer in vLLM; set model.engine "

@@ -117,14 +117,16 @@ def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsP
     """
     decoder: Any = lm.get_decoder()
     rotary = getattr(decoder, "rotary_emb", None)
-    # Of several types of layers each would have frequencies of its own; a factor on the rotation would count twice;
-    # frequencies of other types depend on the positions that are asked for, and going back to none asks for negative.
+    # Of several types of layers each would have frequencies of its own, and a factor on the rotation would count twice.
+    # Other types were not tested; those of `dynamic` and `longrope` depend on the largest position of a pass, and
+    # rotating back uses negative positions.
     has_plain_rope = getattr(rotary, "attention_scaling", None) == 1.0 and set(rope_types(lm.config)) <= set(
         _ROPE_TYPES
     )
     if rotary is None or not has_plain_rope or not lm._supports_attention_backend:
         raise UserError(
-            f"{shown}: Ms-PoE needs plain RoPE, the same in all layers, which {type(lm).__name__} does not have"
+            f"{shown}: Ms-PoE needs plain RoPE ({', '.join(_ROPE_TYPES)}), the same in all layers, which "
+            f"{type(lm).__name__} does not have (here {', '.join(rope_types(lm.config))})"
         )
     implementation = lm.config._attn_implementation
     layers: list[Any] = [layer.self_attn for layer in decoder.layers]

@@ -95,7 +95,7 @@ def _give_own_embeddings(model: nn.Module, count: int) -> None:
         # Other classes compute their rotations in ways of their own (YaRN, dynamic, several dimensions).
         if not isinstance(shared, RotaryEmbedding) or not _has_plain_cache(shared):
             raise ValueError(f"{name}: positions of {type(shared).__name__} cannot be scaled by layer in vLLM")
-        # Latent attention has handed the shared embedding on, so that a copy here would change nothing.
+        # Latent attention has passed the shared embedding on, so that a copy here would change nothing.
         if hasattr(layer.self_attn, "mla_attn"):
             raise ValueError(f"{name}: positions of latent attention cannot be scaled by layer in vLLM")
         layer.self_attn.rotary_emb = copy.deepcopy(shared)

@@ -688,6 +688,10 @@ def test_sweep_cells_take_whole_sections(load: Callable[..., Recipe]) -> None:
         *[("uniform_scale", (1.5,))] * 2,
     ]
     assert [settings["seed"] for settings, _ in cells] == [0, 1, 0, 1]
+    # As they are written, since they name the studies in reports: paths are not made absolute.
+    written = [{"path": "examples/toy/base"}, {"path": "examples/toy/base", "max_length": 900}]
+    recipe = load(f"sweep={{model: {written}}}")
+    assert [settings["model"] for settings, _ in sweep_cells(recipe)] == written
 
 
 def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> None:
@@ -712,6 +716,10 @@ def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> 
         ("[seed]", "sweep: input should be a valid dictionary, got ['seed']"),
         ("{evaluation: [{slots: 2}]}", "sweep: evaluation: not a setting of a study"),
         ("{inference: [lpes]}", "sweep: inference: expected a section with fields, got 'lpes'"),
+        (
+            "{method: [{name: r1}], method.k: [2, 4]}",
+            "sweep: method: is swept as a section, and so is its setting method.k; name one of them",
+        ),
         ("{inference: [{method: uniform_scale}]}", "sweep: inference.scales: 'uniform_scale' needs one number"),
     ],
 )

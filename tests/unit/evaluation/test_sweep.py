@@ -92,10 +92,15 @@ def test_render_sweep_shows_a_row_for_each_setting_of_every_task() -> None:
 def test_render_sweep_names_the_settings_of_a_section() -> None:
     cells = [
         replace(cell("r1", 0, 0.75), settings={"inference": {"method": "none"}}),
+        replace(cell("r1", 0, 0.75), settings={"inference": {}}),
         replace(cell("r1", 0, 0.5), settings={"inference": {"method": "uniform_scale", "scales": [1.5]}}),
     ]
     rows = list(csv.DictReader(io.StringIO(render_sweep("s", "", cells, {})["sweep.csv"].decode())))
-    assert list(dict.fromkeys(row["setting"] for row in rows)) == ["none", "uniform_scale, scales [1.5]"]
+    assert list(dict.fromkeys(row["setting"] for row in rows)) == [
+        "none",
+        "default inference",
+        "uniform_scale, scales [1.5]",
+    ]
 
 
 def test_render_sweep_of_one_seed_has_the_intervals_of_its_examples() -> None:

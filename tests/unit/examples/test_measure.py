@@ -65,6 +65,7 @@ def test_main_refuses_missing_files(
     ("words", "message"),
     [
         (["--slots", "5", "--documents", "4"], "--slots must be 1 to --documents (4), got [5]"),
+        (["--documents", "-1"], "--documents must be 0 (closed-book) or more, got -1"),
         (["--examples", "0"], "--examples must be at least 1, got 0"),
         (["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
     ],

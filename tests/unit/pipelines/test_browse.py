@@ -677,6 +677,29 @@ def test_inspect_samples_of_a_policy_shows_one_for_each_row(
     assert len({row["position"] for row in rows}) > 1
 
 
+def test_inspect_samples_of_a_policy_shows_those_that_failed(
+    make_shared_recipe: Callable[..., Recipe], command: Command, tmp_path: Path
+) -> None:
+    """Their prompts are too long to be built, so there are none to show."""
+    recipe = make_shared_recipe(
+        tmp_path,
+        method={"name": "r1-on-policy", "rounds": 1, "k": 1},
+        runtime={"executor": "local", "max_failed_fraction": 1},
+    )
+    data = tmp_path / "data.jsonl"
+    records = [json.loads(line) for line in data.read_text().splitlines()]
+    for record in records[::3]:
+        record["question"] += " please" * 80
+    data.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    run_sample(recipe)
+    lines = command("inspect", recipe.storage, "--samples", "--json", "--limit", "0", "--prompts")
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(rows) == 8 * 2
+    failed = [row for row in rows if row["outcomes"] == ["failed"]]
+    assert 0 < len(failed) < len(rows)
+    assert all(row["prompt"] == "" and row["error"] for row in failed)
+
+
 def test_inspect_samples_shows_those_of_which_none_was_kept(
     make_recipe: Callable[..., Recipe], tmp_path: Path, command: Command
 ) -> None:

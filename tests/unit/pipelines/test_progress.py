@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,15 @@ import pyarrow as pa
 import pytest
 
 from pipelines import progress
-from pipelines.progress import Pace, ProgressSpec, ProgressTracker, RunProgress, show_progress, show_stage
+from pipelines.progress import (
+    Pace,
+    ProgressSpec,
+    ProgressTracker,
+    RunProgress,
+    StageProgress,
+    show_progress,
+    show_stage,
+)
 from pipelines.stages import distill
 from pos2distill.errors import UserError
 from pos2distill.sampling.failure_guard import FailureGuard
@@ -30,12 +39,34 @@ def make_spec(label: str = "distill", total: int = 20, stored: dict[str, int] | 
     )
 
 
+class Scripted:
+    """An event that is waited for: each wait takes as long as it says by a clock of its own, and does the next step.
+
+    After the last step it is set.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], None]) -> None:
+        self.steps = list(steps)
+        self.now = 100.0
+        monkeypatch.setattr("pipelines.progress.time.monotonic", lambda: self.now)
+
+    def wait(self, seconds: float) -> bool:
+        """As of `threading.Event`."""
+        self.now += seconds
+        self.steps.pop(0)()
+        return not self.steps
+
+
 @pytest.fixture
-def every_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line at every refresh, and many refreshes."""
+def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refresh every second, and a line at each."""
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 1.0)
     monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
+
+
+def nothing() -> None:
+    """A second passes."""
 
 
 def test_pace_counts_from_the_first_result_of_this_run() -> None:
@@ -48,6 +79,12 @@ def test_pace_counts_from_the_first_result_of_this_run() -> None:
     pace.update(72, now=130.0)
     assert pace.describe(130.0) == "0.45 a second, 14:00 left"  # 378 are left
     assert pace.describe(140.0) == "0.30 a second, 21:00 left"  # a late result makes it slower
+
+
+def test_pace_says_nothing_of_what_finished_at_once() -> None:
+    pace = Pace(4, done=0)
+    pace.update(4, now=9.0)
+    assert pace.describe(9.0) == ""
 
 
 def test_pace_is_unknown_while_restarted_workers_repeat_steps() -> None:
@@ -85,47 +122,59 @@ def test_run_progress_of_sampling_counts_kept_samples() -> None:
     assert (current.count("sample"), current.count("distill")) == (6, 15)
 
 
-@pytest.mark.usefixtures("every_refresh")
-def test_show_progress_prints_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("every_second")
+def test_lines_of_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     tracker = ProgressTracker(make_spec(total=6, stored={"kept": 3}))
-    with show_progress(tracker.spec, tracker.read):
-        time.sleep(0.1)
-        tracker.heartbeat("samplers", "a")
-        time.sleep(0.1)
-        for step in range(1, 4):
-            tracker.count_step(2 * step, step, 0.5)
-            time.sleep(0.1)
-    lines = list(dict.fromkeys(capsys.readouterr().err.splitlines()))
-    assert lines[0] == (
-        "distill: 0 of 6 examples; starting processes and loading models, 0 s so far; sampled 3, kept 3"
+    script = Scripted(
+        monkeypatch,
+        nothing,
+        lambda: tracker.heartbeat("samplers", "a"),
+        lambda: tracker.count_step(2, 1, 0.5),
+        nothing,
+        lambda: tracker.count_step(4, 2, 0.5),
+        lambda: tracker.count_step(6, 3, 0.5),
     )
-    assert "distill: 0 of 6 examples, time left unknown; sampled 3, kept 3, samplers 1" in lines
-    assert "distill: 2 of 6 examples, time left unknown; sampled 3, kept 3, samplers 1, step 1, loss 0.5000" in lines
-    assert re.fullmatch(r"distill: 6 of 6 examples, \d+\.\d\d a second, 00:00 left; .*, step 3, loss 0.5000", lines[-1])
+    progress._show_lines(progress._of_tracker(tracker.spec, tracker.read), script)
+    rest = "sampled 3, kept 3"
+    assert capsys.readouterr().err.splitlines() == [
+        f"distill: 0 of 6 examples; starting processes and loading models, 1 s so far; {rest}",
+        f"distill: 0 of 6 examples; time left unknown; {rest}, samplers 1",
+        f"distill: 2 of 6 examples; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
+        f"distill: 2 of 6 examples; time left unknown; {rest}, samplers 1, step 1, loss 0.5000",
+        f"distill: 4 of 6 examples; 1.00 a second, 00:02 left; {rest}, samplers 1, step 2, loss 0.5000",
+        f"distill: 6 of 6 examples; 1.33 a second, 00:00 left; {rest}, samplers 1, step 3, loss 0.5000",
+    ]
 
 
-@pytest.mark.usefixtures("every_refresh")
-def test_show_progress_of_a_resumed_run_counts_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal: the bar begins where the run before ended, and moves with the clock between results."""
+@pytest.mark.usefixtures("every_second")
+def test_bar_of_a_resumed_run_begins_where_the_run_before_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is drawn at every refresh, also while there is no result."""
     terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     tracker = ProgressTracker(replace(make_spec(total=90), trained=45))
+    steps = [lambda count=count: tracker.count_step(count, count // 3, 0.5) for count in (48, 48, 51, 51)]
+    script = Scripted(monkeypatch, nothing, *steps)
+    progress._show_bar(progress._of_tracker(tracker.spec, tracker.read), script)
+    drawn = [line for line in terminal.getvalue().split("\r") if ", " in line]
+    states = [re.sub(r".*\| (\d+/90 examples) \[[\d:]+, (.*?)[;\]].*", r"\1, \2", line.strip()) for line in drawn]
+    assert states[:5] == [
+        "45/90 examples, starting processes and loading models",
+        "48/90 examples, time left unknown",
+        "48/90 examples, time left unknown",
+        "51/90 examples, 1.50 a second, 00:26 left",  # 39 are left
+        "51/90 examples, 1.00 a second, 00:39 left",
+    ]
+
+
+def test_show_progress_shows_the_last_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    tracker = ProgressTracker(make_spec(total=4))
     with show_progress(tracker.spec, tracker.read):
-        time.sleep(0.1)
-        for count in (48, 51):
-            tracker.count_step(count, count // 3, 0.5)
-            time.sleep(1.1)
-    shown = terminal.getvalue().split("\r")
-    starting = [line for line in shown if "starting processes" in line]
-    assert starting
-    assert all("45/90 examples" in line for line in starting)
-    first = [line for line in shown if "48/90 examples" in line]
-    assert all("time left unknown" in line for line in first)
-    assert {"[00:00", "[00:01"} <= {word.rstrip(",") for line in first for word in line.split()}
-    # 3 examples in 2.2 s, of which the last 1.1 s brought none: 39 take 28.6 s.
-    (left,) = re.findall(r" a second, 00:(\d\d) left", shown[-1])
-    assert 25 <= int(left) <= 35
+        tracker.count_step(4, 2, 0.4)
+    (*_, last) = capsys.readouterr().err.splitlines()
+    assert last == "distill: 4 of 4 examples; sampled 0, kept 0, step 2, loss 0.4000"
 
 
 def test_tracker_raises_after_too_many_failed_samples_and_has_counted_them() -> None:
@@ -190,23 +239,26 @@ def test_tracker_keeps_the_first_fatal_error() -> None:
     assert tracker.fatal_error() == "the cause"
 
 
-@pytest.mark.usefixtures("every_refresh")
-def test_show_stage_prints_lines_without_a_terminal_unless_quiet(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with show_stage("evaluate base", 6, done=1, unit="prompt") as stage:
-        for _ in range(2):
-            time.sleep(0.1)
-            stage.update(2, "best 0.5")
-        time.sleep(0.1)
-    lines = list(dict.fromkeys(capsys.readouterr().err.splitlines()))
-    assert lines[0] == "evaluate base: 1 of 6 prompts; loading models, then the first batch, 0 s so far"
-    assert lines[1] == "evaluate base: 3 of 6 prompts, time left unknown; best 0.5"
-    assert re.fullmatch(r"evaluate base: 5 of 6 prompts, \d+\.\d\d a second, 00:00 left; best 0.5", lines[-1])
-    monkeypatch.setenv("POS2DISTILL_QUIET", "1")
-    with show_stage("evaluate base", 4, done=0, unit="prompt") as stage:
-        time.sleep(0.1)
-    assert capsys.readouterr().err == ""
+@pytest.mark.usefixtures("every_second")
+def test_lines_of_a_stage(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = StageProgress(done=1)
+    counted = progress._Counted("evaluate base", 6, 1, "prompt", stage.figures)
+    script = Scripted(monkeypatch, nothing, lambda: stage.update(2, "best 0.5"), lambda: stage.update(2, "best 0.5"))
+    progress._show_lines(counted, script)
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluate base: 1 of 6 prompts; loading models, then the first batch, 1 s so far",
+        "evaluate base: 3 of 6 prompts; time left unknown; best 0.5",
+        "evaluate base: 5 of 6 prompts; 2.00 a second, 00:00 left; best 0.5",
+    ]
+
+
+def test_show_stage_is_silent_if_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    for quiet, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("POS2DISTILL_QUIET", quiet)
+        with show_stage("evaluate base", 4, done=0, unit="prompt") as stage:
+            stage.update(4)
+        assert len(capsys.readouterr().err.splitlines()) == lines
 
 
 def test_tracker_of_a_resumed_run_starts_at_its_checkpoint() -> None:

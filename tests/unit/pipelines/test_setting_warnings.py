@@ -1,11 +1,12 @@
 """What a run says of its settings before it starts."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipelines import setting_warnings
+from pipelines import command_line, setting_warnings
 from pipelines.commands import run_evaluate
 from pipelines.plan import make_plan
 from pipelines.setting_warnings import warn_of_settings
@@ -28,7 +29,7 @@ def warnings_of(capsys: pytest.CaptureFixture[str]) -> Callable[[Recipe], list[s
         capsys.readouterr()
         plan = make_plan(recipe)
         pending = [stage for stage in plan.stages if stage.artifact.manifest() is None]
-        warn_of_settings(recipe, plan.study, pending)
+        warn_of_settings(recipe, pending)
         return capsys.readouterr().err.splitlines()
 
     return warn
@@ -71,17 +72,52 @@ def test_warn_of_settings_says_nothing_of_those_in_use(
         assert warnings_of(make_recipe(inference=inference)) == []
 
 
-def test_warn_of_settings_names_finished_stages_of_another_precision(
-    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]]
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """`on_cpu(True)`: from now on, this machine multiplies matrices faster in bfloat16."""
+
+    def change(is_faster_in_bfloat16: bool) -> None:
+        monkeypatch.setattr("pos2distill.config.base.cpu_is_faster_in_bfloat16", lambda: is_faster_in_bfloat16)
+
+    return change
+
+
+AUTO = {"model": {"dtype": "auto"}, "training": {"precision": "auto"}, "runtime": {"executor": "local"}}
+
+
+@pytest.mark.parametrize("slot", ["first", 0])
+def test_warn_of_settings_names_finished_stages_of_another_cpu(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], on_cpu: Callable[[bool], None], slot: str | int
 ) -> None:
     """As if a run were continued on a machine where `auto` is another precision."""
-    recipe = make_recipe(runtime={"executor": "local"})
+    on_cpu(False)
+    method = {"advantageous_slot": slot}
+    recipe = make_recipe(**AUTO, method=method)
     run_evaluate(recipe)
     assert warnings_of(recipe) == []
-    assert warnings_of(make_recipe(model={"dtype": "bfloat16"}, training={"precision": "bfloat16"})) == [
-        f"warning: {recipe.storage}: holds a finished stage 'evaluate base' made with model.dtype=float32, "
-        f"training.precision=float32, which is not used; auto may choose another precision on another CPU; "
-        f"add model.dtype=float32 training.precision=float32 to use it"
+    on_cpu(True)
+    words = "model.dtype=float32 training.precision=float32"
+    assert warnings_of(make_recipe(**AUTO, method=method)) == [
+        f"warning: {recipe.storage}: holds a finished stage 'evaluate base' made with {words}, which is not used, "
+        f"since auto chooses another precision on this CPU; add {words} to use it"
     ]
-    # Where more differs, it is no run to continue.
-    assert warnings_of(make_recipe(model={"dtype": "bfloat16"}, evaluation={"max_new_tokens": 9})) == []
+    # Where more differs, it is no run to continue; and a precision that is written is meant.
+    assert warnings_of(make_recipe(**AUTO, method=method, evaluation={"max_new_tokens": 9})) == []
+    assert warnings_of(make_recipe(model={"dtype": "bfloat16"}, training={"precision": "bfloat16"})) == []
+
+
+def test_warn_of_settings_survives_records_that_are_corrupt(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], on_cpu: Callable[[bool], None]
+) -> None:
+    on_cpu(False)
+    recipe = make_recipe(**AUTO)
+    run_evaluate(recipe)
+    (Path(make_plan(recipe).evaluate_base.artifact.path) / "provenance.json").write_text("{}")
+    on_cpu(True)
+    assert warnings_of(make_recipe(**AUTO)) == []
+
+
+def test_commands_warn_before_they_run(make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_recipe(method={"view_weight": 3}, runtime={"executor": "local"})
+    assert command_line.main(["study", str(tmp_path / "recipe.yaml"), "--dry-run"]) == 0
+    assert "warning: method.view_weight: has no effect, since method.view is none" in capsys.readouterr().err

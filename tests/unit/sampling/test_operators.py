@@ -204,6 +204,12 @@ def test_generate_takes_the_most_consistent_candidate(
     assert len({seed for seeds in engine.seeds for seed in seeds}) == 3 * len(batch)
 
 
+def test_generate_of_empty_candidates_is_empty(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    recipe, batch = make_batch(True, sampling={"candidates": 3, "temperature": 0.7})
+    generate, _ = scripted(recipe, ["", None, ""])
+    assert {row["outcome"] for row in asyncio.run(generate(batch)).to_pylist()} == {"empty"}
+
+
 def test_generate_evaluates_one_response(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
     recipe, batch = make_batch(False, sampling={"candidates": 3, "temperature": 0.7})
     generate, engine = scripted(recipe, ["fox"], for_training=False)

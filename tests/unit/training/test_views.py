@@ -251,7 +251,7 @@ def test_views_need_positions(tiny_model_path: str) -> None:
     assert str(caught.value) == (
         f"method.view: shifted rows need 1024 positions, {tiny_model_path} has 512; set model.max_length to 256 or less"
     )
-    with pytest.raises(UserError, match=r"need 513 positions, .* has 512; set model.max_length to 465 or less"):
+    with pytest.raises(UserError, match=r"need 514 positions, .* has 512; set model.max_length to 465 or less"):
         require_position_room(ModelSection(path=tiny_model_path, max_length=467), POSITIONS["cyclic"])
 
 

@@ -50,7 +50,8 @@ def test_check_inference_accepts_a_plain_model(save: Callable[..., ModelSection]
         ),
         (
             {"method": "ms_poe", "ms_poe": {"first_layer": 1}},
-            "{}: Ms-PoE needs plain RoPE, the same in all layers, which LlamaForCausalLM does not have",
+            "{}: Ms-PoE needs plain RoPE (default, linear, llama3), the same in all layers, which LlamaForCausalLM "
+            "does not have (here yarn)",
         ),
         (
             {"method": "attention_buckets"},
@@ -118,7 +119,7 @@ def test_check_inference_refuses_ms_poe_where_rotations_depend_on_the_prompt(
     save: Callable[..., ModelSection],
 ) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    with pytest.raises(UserError, match="Ms-PoE needs plain RoPE"):
+    with pytest.raises(UserError, match=r"Ms-PoE needs plain RoPE .* \(here dynamic\)"):
         check_inference(save(LlamaConfig(**SMALL, **HEADS, rope_parameters=rope)), ms_poe(first_layer=1))
 
 

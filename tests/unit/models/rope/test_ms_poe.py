@@ -207,6 +207,6 @@ def test_scales_are_chosen_by_the_last_token_with_unrotated_states(
 )
 def test_apply_ms_poe_refuses_other_position_encodings(config: Callable[[], Any]) -> None:
     with pytest.raises(
-        UserError, match=r"^m: Ms-PoE needs plain RoPE, the same in all layers, which \w+ does not have$"
+        UserError, match=r"^m: Ms-PoE needs plain RoPE \(default, .*\), the same in all layers, which \w+ does not have"
     ):
         apply_ms_poe(build_model(config()), MsPoeSection(), "m")
