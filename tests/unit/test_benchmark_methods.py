@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pipelines.plan import make_plan
 from pipelines.preflight import check_against_model
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
+from tests.support.results import counts_of
 
 VARIANTS = [(table, variant) for table in TABLES.values() for variant in table.variants]
 
@@ -197,3 +199,15 @@ def test_a_transfer_evaluates_the_scales_of_each_task_on_all(tmp_path: Path, mon
         assert (row[evaluated]["change"]["value"], row[other]["change"]["value"]) == (0.5, 0.0)
         assert [each["seed"] for each in report["searches"][evaluated]] == [0, 1]
         assert "seconds_per_answer" not in report["runs"][evaluated][other][0]
+
+
+def test_run_counts_cut_answers_and_samples(make_recipe: Callable[..., Recipe]) -> None:
+    """The random model never ends an answer by itself, and every answer is kept."""
+    recipe = make_recipe(runtime={"executor": "local", "mode": "staged"}, method={"k": 1})
+    trained = methods.run(recipe, trains=True)
+    answers = make_plan(recipe).evaluate_distilled.artifact.read_table("predictions.parquet")["finish_reason"]
+    assert trained.cut == answers.to_pylist().count("length") > 0
+    assert trained.sampled == 8
+    assert trained.kept == counts_of(recipe, "sample")["kept"] > 0
+    base = methods.run(recipe, trains=False)
+    assert (base.sampled, base.kept) == (None, None)
