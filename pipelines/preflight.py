@@ -7,7 +7,6 @@ import functools
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import time
 import urllib.parse
@@ -28,7 +27,7 @@ from pos2distill.training.trackers import check_trackers
 from pos2distill.urls import open_url, storage_errors
 
 from .plan import Plan
-from .setting_warnings import warn_of_settings
+from .setting_warnings import warn, warn_of_settings
 from .stages.stage import Stage
 
 _CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10
@@ -237,7 +236,7 @@ def check_gpus(task: Task) -> None:
     import torch
 
     if torch.cuda.device_count() == 0:
-        _warn(
+        warn(
             f"{', '.join(wanted)}: this machine has no GPU that torch can use; run on a cluster (RAY_ADDRESS), or set 0"
         )
 
@@ -259,7 +258,7 @@ def check_space(task: Task) -> None:
             f"free space there, or choose another runtime.storage"
         )
     if free < model + states:
-        _warn(
+        warn(
             f"{task.recipe.storage}: {free / _GIB:.3g} GiB are free; the distilled model and "
             f"{runtime.checkpoints.keep + 1} training states take up to {(model + states) / _GIB:.3g} "
             f"(runtime.checkpoints)"
@@ -275,7 +274,7 @@ def check_temporary_space(task: Task) -> None:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if free < state:
-        _warn(
+        warn(
             f"{folder}: {free / _GIB:.3g} GiB are free; a training state takes up to {state / _GIB:.3g} and is "
             f"written there first; set TMPDIR to a folder on a larger disk"
         )
@@ -284,10 +283,6 @@ def check_temporary_space(task: Task) -> None:
 def _state_bytes(study: Study) -> int:
     # With adapters, only they have a state.
     return 0 if study.training.lora else _count_parameters(study.model) * _STATE_BYTES
-
-
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 CHECKS: tuple[Callable[[Task], None], ...] = (
@@ -353,7 +348,7 @@ def _warn_of_long_context(model: ModelSection) -> None:
 
     positions = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
     if model.max_length and positions and model.max_length > positions:
-        _warn(f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions")
+        warn(f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions")
 
 
 @functools.cache

@@ -16,9 +16,9 @@ from .stages.stage import Stage
 def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
     for name, condition in _without_effect(recipe.study):
-        _warn(f"{name}: has no effect, since {condition}")
+        _warn_once(f"{name}: has no effect, since {condition}")
     if difference := _other_precision(recipe, pending):
-        _warn(difference)
+        _warn_once(difference)
 
 
 def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
@@ -77,7 +77,12 @@ def _changes(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str
     return changes
 
 
-@functools.cache
-def _warn(text: str) -> None:
-    """Once in a process: the studies of a sweep share most settings."""
+def warn(text: str) -> None:
+    """Print one warning."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """Once in a process: the studies of a sweep share most settings."""
+    warn(text)

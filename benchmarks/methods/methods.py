@@ -207,10 +207,9 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
     predictions = evaluated.artifact.read_table("predictions.parquet")
     grid = to_grid(predictions, recipe.study.data.documents)
     curve = to_curve(grid, bootstrap_samples=2000, seed=0)
-    before_answers: list[Stage] = [*plan.measurements]
-    samples = [each.sample for each in plan.rounds] if trains else []
-    if trains:
-        before_answers += [*samples, *(each.distill for each in plan.rounds)]
+    rounds = plan.rounds if trains else ()
+    samples = [each.sample for each in rounds]
+    before_answers: list[Stage] = [*plan.measurements, *samples, *(each.distill for each in rounds)]
     # Of the evaluation, which may have been made by an earlier call.
     made = read_provenance(evaluated.artifact)
     return Run(

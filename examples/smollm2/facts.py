@@ -204,6 +204,16 @@ def write_records(records: Iterable[Mapping[str, object]], path: Path) -> None:
     partial.rename(path)
 
 
+def write_counted(records: Iterable[Mapping[str, object]], count: int, path: Path) -> int:
+    """Write so many records and say so, or what is wrong. Returns the exit code."""
+    try:
+        write_records(records, path)
+    except EXPECTED as error:
+        return report(error)
+    print(f"{count} records, {path.stat().st_size:,} bytes: {path}")
+    return 0
+
+
 def parse_arguments() -> argparse.Namespace:
     """Read and check the command line."""
     parser = argparse.ArgumentParser(
@@ -227,12 +237,7 @@ def main() -> int:
     """Write the file that the command line describes. Returns the exit code."""
     arguments = parse_arguments()
     records = (make_record(arguments.seed, index, arguments.documents) for index in range(arguments.records))
-    try:
-        write_records(records, arguments.out)
-    except EXPECTED as error:
-        return report(error)
-    print(f"{arguments.records} records, {arguments.out.stat().st_size:,} bytes: {arguments.out}")
-    return 0
+    return write_counted(records, arguments.records, arguments.out)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from pathlib import Path
 from random import Random
 from uuid import UUID
 
-from examples.smollm2.errors import EXPECTED, report
-from examples.smollm2.facts import write_records
+from examples.smollm2.facts import write_counted
 from pos2distill.randomness import derive_seed
 
 
@@ -53,12 +52,7 @@ def main() -> int:
     """Write the file that the command line describes. Returns the exit code."""
     arguments = parse_arguments()
     records = (make_record(arguments.seed, index, arguments.pairs) for index in range(arguments.records))
-    try:
-        write_records(records, arguments.out)
-    except EXPECTED as error:
-        return report(error)
-    print(f"{arguments.records} records, {arguments.out.stat().st_size:,} bytes: {arguments.out}")
-    return 0
+    return write_counted(records, arguments.records, arguments.out)
 
 
 if __name__ == "__main__":

@@ -43,8 +43,10 @@ from .stage import Digests, Input, RunContext, Stage
 TEACHERS = "teachers"
 """The name of the pool of teachers."""
 
-_METHOD = ("method.advantageous_slot", "method.teacher_slot")
-_FIELDS = (*PROMPT_FIELDS, "data.train_examples", "seed", *_METHOD, "sampling")
+_FIELDS = (
+    *PROMPT_FIELDS,
+    *("data.train_examples", "seed", "method.advantageous_slot", "method.teacher_slot", "sampling"),
+)
 
 
 def plan(

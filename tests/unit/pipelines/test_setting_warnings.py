@@ -18,9 +18,9 @@ Make = Callable[..., Recipe]
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Each warning is printed once in a process; here once in a test."""
-    setting_warnings._warn.cache_clear()
+    setting_warnings._warn_once.cache_clear()
     yield
-    setting_warnings._warn.cache_clear()
+    setting_warnings._warn_once.cache_clear()
 
 
 @pytest.fixture
