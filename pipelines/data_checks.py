@@ -141,7 +141,7 @@ def _check_prompts(
     documents = study.data.documents
     if any(stage.name.endswith(("evaluate base", "evaluate distilled")) for stage in stages):
         evaluated = list(islice(evaluation, _MAX_EXAMPLES))
-        for count in (documents, *study.evaluation.other_documents):
+        for count in study.prompt_lengths:
             length = functools.partial(_characters, documents=count)
             longest = heapq.nlargest(_LONGEST, evaluated, key=length)
             prompts = check(longest, count, study.evaluation.max_new_tokens)

@@ -13,6 +13,7 @@ _EXAMPLES = {
     "evaluate": (
         "evaluate quickstart --fail-if-gap-above 5",
         "evaluate --model Qwen/Qwen3-0.6B --data questions.jsonl --documents 10",
+        "evaluate --model Qwen/Qwen3-0.6B --data questions.jsonl evaluation.reference_prompts=true",
         "evaluate --model qwen3 --data questions.jsonl --base-url http://127.0.0.1:8000/v1 --documents 10",
         "evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz",
     ),

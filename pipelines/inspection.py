@@ -148,6 +148,7 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
     curve = None
     if "curve" in provenance_of(artifact).inputs:
         curve = Input(input_artifact(artifact, "curve"), "")  # its fingerprint is not read
+    # Prompts with the gold documents alone, or with none, are not reordered.
     slot_of_rank = {spec.documents: spec.slot_of_rank for spec in eval_specs(study, curve)}
     for record in examples.read_table(EVALUATION).to_pylist():
         example = example_from_row(record)
@@ -159,7 +160,7 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
                     found[name] = by_id[example.example_id][key]
             first = next(iter(found.values()))
             documents, slots = first["documents"], tuple(first["slots"])
-            order = document_order(documents, slots, slot_of_rank[documents])
+            order = document_order(documents, slots, slot_of_rank.get(documents, ()))
             row: Row = {
                 "example_id": example.example_id,
                 "location": locations.get(example.example_id, ""),
@@ -182,7 +183,7 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
                     places = [order.index(index) + 1 for index in attribution(answer["text"]) if index in order]
                     row[name]["found_in_documents"] = sorted(places)
             row["outcomes"] = _outcomes(row)
-            row["build"] = _PromptParts(example, documents, slots, key[1] % orders, slot_of_rank[documents])
+            row["build"] = _PromptParts(example, documents, slots, key[1] % orders, slot_of_rank.get(documents, ()))
             yield row
 
 
@@ -191,7 +192,7 @@ def _asked_with(artifact: Artifact) -> list[Any]:
     study = study_of(artifact)
     asked: list[Any] = [study.model, study.inference]
     asked += [getattr(study.data, name) for name in ("prompt", "metric", "hops", "documents")]
-    names = ("slots", "other_documents", "other_slots", "distractor_orders", "max_new_tokens")
+    names = ("slots", "other_documents", "other_slots", "distractor_orders", "reference_prompts", "max_new_tokens")
     return asked + [getattr(study.evaluation, name) for name in names]
 
 

@@ -54,7 +54,9 @@ def export_tasks(run: str, folder: Path) -> dict[str, list[str]]:
         raise UserError(f"{run}: the server of {study.model.path} makes its prompts, so they cannot be exported")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: expected a new or empty folder")
-    rows = list(_checked(inspect(artifact.url, Selection(limit=None), samples=False, prompts=True), study))
+    found = inspect(artifact.url, Selection(limit=None), samples=False, prompts=True)
+    # Tasks are by position, which prompts with the gold documents alone, or with none, do not have.
+    rows = list(_checked((row for row in found if row["documents"] in study.prompt_lengths), study))
     folder.mkdir(parents=True, exist_ok=True)
     run_name = "pos2distill_" + _as_name(artifact.url.rstrip("/").split("/")[-2])
     _write_yaml(folder / _COMMON, _common(study))

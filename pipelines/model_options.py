@@ -92,8 +92,7 @@ def recipe_of_questions(
     # Imported here, so that --help and a misspelt field are answered at once.
     from pos2distill.tasks.datasets import count_questions
 
-    section, lengths = recipe.study.data, recipe.study.evaluation.other_documents
-    found = count_questions(section, max(section.documents, *lengths, 0), DEFAULT_EXAMPLES)
+    found = count_questions(recipe.study.data, max(recipe.study.prompt_lengths), DEFAULT_EXAMPLES)
     # With none, the evaluation itself says why.
     if found in (0, DEFAULT_EXAMPLES):
         return recipe

@@ -228,14 +228,14 @@ class Results:
     def comparisons(self) -> list[Comparison]:
         """Of two models at every prompt length, the length of training first."""
         before, after = self.models
-        return [compare(before, after, spec.documents, self.study) for spec in self.specs]
+        return [compare(before, after, documents, self.study) for documents in self.study.prompt_lengths]
 
     def questions(self) -> EvaluatedTask:
         """The questions, and the answers at every prompt length."""
         prompts = []
-        for spec in self.specs:
-            label = f"{spec.documents} documents"
-            prompts.append(EvaluatedPrompts(label, spec.documents, self.models, spec.slot_of_rank, spec.orders))
+        for documents, spec in zip(self.study.prompt_lengths, self.specs, strict=True):
+            label = f"{documents} documents"
+            prompts.append(EvaluatedPrompts(label, documents, self.models, spec.slot_of_rank, spec.orders))
         data, examples = self.study.data, self.examples.read_table(EVALUATION)
         chat = self.evaluation.details().get("chat")  # not of a server, which applies its own template
         return EvaluatedTask(data.metric, data.prompt, examples, read_locations(self.examples), prompts, chat)

@@ -7,6 +7,7 @@ from typing import Any
 
 from pos2distill.evaluation.chains import STEPS
 from pos2distill.evaluation.formatting import format_estimate, format_interval, format_value
+from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.report import Comparison, verdict
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Curve, format_slots
@@ -29,7 +30,12 @@ def print_comparison(comparison: Comparison) -> None:
     print(f"    mean  {format_estimate(before.mean, before.ci95):<25}{format_estimate(after.mean, after.ci95)}")
     print(f"     GAP  {format_estimate(before.gap, before.gap_ci95):<25}{format_estimate(after.gap, after.gap_ci95)}")
     corrected = f"corrected {format_value(before.gap_corrected)}"
-    print(f"          {corrected:<25}corrected {format_value(after.gap_corrected)}\n")
+    print(f"          {corrected:<25}corrected {format_value(after.gap_corrected)}")
+    for name, reference in (comparison.references or {}).items():
+        base, distilled = reference["base"], reference["distilled"]
+        shown = format_estimate(base["accuracy"], base["ci95"])
+        print(f"          {shown:<25}{format_estimate(distilled['accuracy'], distilled['ci95'])} {REFERENCES[name]}")
+    print()
     print(f"{textwrap.fill(verdict(comparison), 100)}\n")
 
 
@@ -75,12 +81,14 @@ def _estimate(estimate: Mapping[str, Any]) -> str:
 
 
 def print_evaluation(name: str, evaluation: Evaluation) -> None:
-    """The curve of one model, the accuracy to expect from a retriever, and what its tokens cost."""
+    """The curve of one model, the accuracy to expect from a retriever and without positions, and its tokens' cost."""
     print_curve(name, evaluation.curve)
     expected = evaluation.expected
     if expected is not None:
         shown = format_estimate(expected["accuracy"], expected["ci95"])
         print(f"expected    {shown} with the gold document ranked as evaluation.retriever_ranks says")
+    for kind, reference in (evaluation.references or {}).items():
+        print(f"reference   {format_estimate(reference['accuracy'], reference['ci95'])} {REFERENCES[kind]}")
     counts = evaluation.counts
     # Earlier versions could store one of the two counts alone.
     if "prompt_tokens" in counts and "answer_tokens" in counts:

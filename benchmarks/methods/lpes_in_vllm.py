@@ -25,14 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.circumstances import circumstances
-from examples.smollm2.measure import build_prompts, read_examples
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.evaluation.statistics import accuracy_interval, student_t
 from pos2distill.models.load import load_config, load_tokenizer
-from pos2distill.records import Tokens
+from pos2distill.records import Example, Tokens
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
+from pos2distill.tasks.formats import parse_record
+from pos2distill.tasks.prompts import PromptBuilder
+from pos2distill.tasks.readers import read_records
 
 NEW_TOKENS = 32
 THREADS = 2
@@ -145,13 +147,17 @@ def main() -> None:
     model = ModelSection(path=options.model, dtype="float32", max_length=2048)
     layers = load_config(model).num_hidden_layers
     scales = tuple(np.linspace(1.0, LARGEST_SCALE, layers).tolist())
-    examples = read_examples(options.data, options.questions, "jsonl", options.documents)
+    examples: list[Example] = []
+    for where, row in itertools.islice(read_records(str(options.data)), options.questions):
+        example = parse_record("jsonl", row, where)
+        assert isinstance(example, Example)  # this format skips no record
+        examples.append(example)
     tokenizer = load_tokenizer(model)
+    build = PromptBuilder(tokenizer, "qa", max_length=model.max_length or 0, reserve=NEW_TOKENS)
     prompts: list[Tokens] = []
     timed: list[Tokens] = []
     for slot in (0, options.documents // 2, options.documents - 1):
-        ids = build_prompts(tokenizer, examples, "qa", options.documents, slot)
-        of_slot = [np.asarray(each, np.int32) for each in ids]
+        of_slot = [build(example, options.documents, (slot,)) for example in examples]
         prompts += of_slot
         timed += of_slot[: options.timed_questions]
     # Timed answers do not end by themselves; those that are compared do.

@@ -1,8 +1,7 @@
 """Keep the report of a finished study: its summary, the machine, and tokens per second of each stage.
 
 Writes NAME.json and NAME.png to this folder. Tokens per second are prompt tokens (in training: those of every row, also
-where rows share them) over the wall time of the stage, which includes the start of its processes. Of evaluation they
-are known only where all prompts have the same number of documents, and no other task is evaluated.
+where rows share them) over the wall time of the stage, which includes the start of its processes.
 
 Example (from the project's top folder, after the study):
   python -m benchmarks.real.collect facts_smollm2
@@ -36,17 +35,15 @@ def mean_prompt_tokens(plan: Plan) -> float:
 
 
 def tokens_per_second(summary: dict[str, Any], prompt_tokens: float) -> dict[str, float]:
-    """By stage. The two evaluations, of the base model and of the checkpoint, are reported together."""
+    """By stage. All evaluations are reported together."""
     counts, seconds = summary["counts"], summary["seconds"]
     trained = counts["distill"]["rows"] * counts["distill"]["epochs"]
-    rates = {
+    evaluated = sum(each["prompt_tokens"] for name, each in counts.items() if "evaluate" in name)
+    return {
         "sample": counts["sample"]["sampled"] * prompt_tokens / seconds["sample"],
         "distill": trained * prompt_tokens / seconds["distill"],
+        "evaluate": evaluated / seconds["evaluate"],
     }
-    if not summary["other_documents"] and not summary["other_tasks"]:
-        evaluated = counts["evaluate base"]["prompts"] + counts["evaluate distilled"]["prompts"]
-        rates["evaluate"] = evaluated * prompt_tokens / seconds["evaluate"]
-    return rates
 
 
 def finished_report(recipe: Recipe) -> Path:

@@ -20,7 +20,7 @@ from pos2distill.sampling.operators import generation_operators, to_predictions
 from pos2distill.sampling.prompting import PromptSpec, prompt_builder
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.parts import finished_examples, prediction_parts
-from pos2distill.tasks.permutations import evaluated_placements, slot_of_rank
+from pos2distill.tasks.permutations import Placement, evaluated_placements, slot_of_rank
 from pos2distill.tasks.prompts import MessageBuilder
 from pos2distill.training.job import MODEL_FOLDER
 
@@ -64,6 +64,8 @@ def plan(
         fields.append("evaluation.other_slots")
     if study.evaluation.distractor_orders > 1:
         fields.append("evaluation.distractor_orders")
+    if study.evaluation.reference_prompts:
+        fields.append("evaluation.reference_prompts")
     settings = restrict(study, fields)
     inputs = {"examples": evaluation_examples(prepare, digests), **measured}
     name, folder = "evaluate base", "base-scores"
@@ -86,8 +88,9 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         study = with_model(study, model_url(stage.inputs["checkpoint"]))
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
+    specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)
     with recorded_seconds(stage, "evaluate") as seconds:
-        predictions = predict(stage, study, context, EVALUATION, count, eval_specs(study, stage.inputs.get("curve")))
+        predictions = predict(stage, study, context, EVALUATION, count, specs)
     details = {**_prompt_lengths(study, predictions), **_chat_frame(study)}
     return publish(stage, predictions, count, seconds, details)
 
@@ -120,13 +123,21 @@ def eval_specs(study: Study, curve: Input | None = None) -> list[PromptSpec]:
     """
     evaluation, hops = study.evaluation, study.data.hops
     specs = []
-    for documents in (study.data.documents, *evaluation.other_documents):
+    for documents in study.prompt_lengths:
         slots = evaluation.slots if documents == study.data.documents else evaluation.other_slots
         spec = PromptSpec(documents, evaluated_placements(documents, hops, slots), orders=evaluation.distractor_orders)
         if curve is not None:
             spec = replace(spec, slot_of_rank=_slot_of_rank(curve, documents))
         specs.append(spec)
     return specs
+
+
+def reference_specs(study: Study) -> list[PromptSpec]:
+    """The prompts without documents and with the gold documents alone, if they are asked for."""
+    if not study.evaluation.reference_prompts:
+        return []
+    gold = {hops: (Placement(tuple(range(hops))),) for hops in study.data.hops}
+    return [PromptSpec(0, dict.fromkeys(study.data.hops, (Placement(()),))), PromptSpec("gold", gold)]
 
 
 def _slot_of_rank(curve: Input, documents: int) -> tuple[int, ...]:

@@ -100,5 +100,4 @@ def naming_task(task: str | None) -> Iterator[None]:
 
 def _longest_prompt(study: Study) -> int:
     """The longest prompt of training and evaluation, in documents."""
-    # The 0 is for an empty `other_documents`: `max` of a single number raises TypeError.
-    return max(study.data.documents, *study.evaluation.other_documents, 0)
+    return max(study.prompt_lengths)

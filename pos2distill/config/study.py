@@ -41,6 +41,13 @@ class EvaluationSection(Section):
         description="how often your retriever ranks the gold document first, second, and so on; numbers in proportion. "
         "The results then have the accuracy to expect from it",
     )
+    # Left out of dumps, and so of fingerprints, where there are none.
+    reference_prompts: bool = Field(
+        False,
+        exclude_if=lambda asked: not asked,
+        description="ask every question without documents (closed-book) and with its gold documents alone too: what "
+        "the model knows, and what it can answer where there is nothing to find",
+    )
     also_evaluate: tuple[str, ...] = Field(
         (), description="other recipes, by name or path, on whose data both models are evaluated too"
     )
@@ -143,6 +150,11 @@ class Study(Section):
             first = 0 if slot == "first" else self.data.documents - hops
             return tuple(range(first, first + hops))
         return (slot,) if isinstance(slot, int) else slot
+
+    @property
+    def prompt_lengths(self) -> tuple[int, ...]:
+        """Documents in the prompts that are evaluated by slot; the length of training first."""
+        return (self.data.documents, *self.evaluation.other_documents)
 
     @property
     def has_weights(self) -> bool:

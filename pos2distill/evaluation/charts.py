@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pos2distill.evaluation.formatting import format_lower
+from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.scores import Curve, format_slots
 
 Spec = dict[str, Any]
@@ -75,7 +76,13 @@ def theme(*, dark: bool = False) -> Spec:
     }
 
 
-def curve_chart(curves: Mapping[str, Curve], *, advantageous: int | None = None, selectable: bool = False) -> Spec:
+def curve_chart(
+    curves: Mapping[str, Curve],
+    *,
+    advantageous: int | None = None,
+    references: Mapping[str, Mapping[str, Any]] | None = None,
+    selectable: bool = False,
+) -> Spec:
     """Accuracy by placement of the gold documents with 95 % intervals, for one curve or several.
 
     One gold document: lines over its positions. Two gold documents at every ordered pair of some slots: a heat map for
@@ -83,7 +90,8 @@ def curve_chart(curves: Mapping[str, Curve], *, advantageous: int | None = None,
 
     Args:
         curves: by name, of prompts of one length.
-        advantageous: 0-based slot to mark where the chart has lines. selectable: lines fade when a name of the legend
+        advantageous: 0-based slot to mark where the chart has lines. references: horizontal lines in such a chart, by
+            the curve's name: as of `summarise_references`. selectable: lines fade when a name of the legend
             is chosen, except its own; for more curves than can be distinguished.
     """
     any_curve = next(iter(curves.values()))
@@ -97,7 +105,10 @@ def curve_chart(curves: Mapping[str, Curve], *, advantageous: int | None = None,
         return base | _heat_maps(names, any_curve)
     if any(not isinstance(slot, int) for slot in any_curve.slots):
         return base | _bars(names, any_curve, color)
-    return base | _lines(any_curve, color, advantageous, selectable=selectable)
+    lines = _lines(any_curve, color, advantageous, selectable=selectable)
+    if references:
+        lines["layer"] += _reference_lines({names[name]: each for name, each in references.items()}, color)
+    return base | lines
 
 
 def _curve_rows(name: str, curve: Curve) -> list[dict[str, Any]]:
@@ -155,6 +166,26 @@ def _lines(curve: Curve, color: Spec, advantageous: int | None, *, selectable: b
         # The line is below the points, which answer to the pointer.
         layers = [rule, *layers, name]
     return {"width": "container", "height": 300, "layer": layers}
+
+
+def _reference_lines(references: Mapping[str, Mapping[str, Any]], color: Spec) -> list[Spec]:
+    """A dashed line at each accuracy that has no position, and the kind of prompt above the highest of its lines."""
+    rows: list[dict[str, Any]] = []
+    for model, by_name in references.items():
+        for name, reference in by_name.items():
+            low, high = reference["ci95"]
+            row = {"model": model, "prompt": REFERENCES[name], "accuracy": reference["accuracy"]}
+            rows.append(row | {"interval": f"{low:.3f} to {high:.3f}"})
+    y = {"field": "accuracy", "type": "quantitative"}
+    tooltip = [*_CURVE_TOOLTIP[:1], {"field": "prompt"}, *_CURVE_TOOLTIP[3:5]]
+    rule: Spec = {"data": {"values": rows}, "mark": {"type": "rule", "strokeDash": [6, 4]}}
+    rule["encoding"] = {"y": y, "color": color, "tooltip": tooltip}
+    highest = [{"op": "max", "field": "accuracy", "as": "accuracy"}]
+    label: Spec = {"data": {"values": rows}, "transform": [{"aggregate": highest, "groupby": ["prompt"]}]}
+    label["mark"] = {"type": "text", "align": "right", "baseline": "bottom", "dy": -3, "fontSize": 11}
+    # x in pixels: at the right end whatever the positions are.
+    label["encoding"] = {"x": {"value": "width"}, "y": y, "text": {"field": "prompt"}}
+    return [rule, label]
 
 
 def _mark_advantageous(slot: int, documents: int) -> list[Spec]:

@@ -4,7 +4,7 @@ import csv
 import functools
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from markupsafe import Markup
 from pos2distill.evaluation.charts import VEGA_LITE, Spec, curve_chart, theme, to_png
 from pos2distill.evaluation.formatting import format_estimate, format_gap, format_interval, format_value
 from pos2distill.evaluation.questions import EvaluatedTask, encode_questions
+from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.scores import Curve, count_warnings, format_slots
 
 # Only HTML is escaped; the model card is Markdown. With StrictUndefined a misspelt name in a template is an error.
@@ -28,7 +29,7 @@ TEMPLATES.filters["format_slots"] = format_slots
 TEMPLATES.filters["count_warnings"] = count_warnings
 TEMPLATES.filters["format_interval"] = format_interval
 TEMPLATES.filters["format_value"] = format_value
-TEMPLATES.globals |= {"format_estimate": format_estimate, "format_gap": format_gap}
+TEMPLATES.globals |= {"format_estimate": format_estimate, "format_gap": format_gap, "reference_names": REFERENCES}
 
 # The filters of the browser of questions, whose conditions are in page.js.j2: of one model, and of two.
 _WRONG_ELSEWHERE = "wrong, but right at another position"
@@ -73,7 +74,7 @@ class ShownCurves:
 
     label: in the page's selection. curves: of each model, by its name. picture: the name of the chart's file; empty for
     none. task, view: the indices of the questions and answers in the data of `encode_questions`. task_name: empty for
-    the main task. advantageous: the slot to mark.
+    the main task. advantageous: the slot to mark. references: by the model's name, as of `curve_chart`.
     """
 
     label: str
@@ -83,6 +84,7 @@ class ShownCurves:
     view: int
     task_name: str = ""
     advantageous: int | None = None
+    references: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def render_page(
@@ -124,7 +126,7 @@ def render_page(
 
 
 def _to_page_curve(shown: ShownCurves) -> dict[str, Any]:
-    spec = curve_chart(shown.curves, advantageous=shown.advantageous)
+    spec = curve_chart(shown.curves, advantageous=shown.advantageous, references=shown.references)
     first = next(iter(shown.curves.values()))
     # Only bars can be filtered by group.
     groups = list(first.by_group) if "params" in spec else []

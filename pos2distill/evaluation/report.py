@@ -9,6 +9,7 @@ from pos2distill.evaluation.analysis_charts import analysis_charts
 from pos2distill.evaluation.charts import AFTER, BEFORE, loss_chart, to_png, weights_chart
 from pos2distill.evaluation.page import TEMPLATES, RunDescription, ShownCurves, chart_library, render_page, themes
 from pos2distill.evaluation.questions import EvaluatedTask
+from pos2distill.evaluation.references import compare_references
 from pos2distill.evaluation.scores import Curve, Grid, paired_difference, summarise_expected, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
@@ -27,6 +28,7 @@ class Comparison:
     """Scores of the base model and of the distilled one on the same prompts of one length.
 
     expected: of each model, the accuracy under `evaluation.retriever_ranks` and its interval; None without them.
+    references: see `compare_references`; of the prompt length of training, None of others.
     """
 
     dataset: str
@@ -35,6 +37,7 @@ class Comparison:
     after: Curve
     paired: dict[str, Any]
     expected: dict[str, Any] | None = None
+    references: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
         after=to_curve(after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         paired=paired_difference(before_grid, after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         expected=_expected(before_grid, after_grid, study.evaluation.retriever_ranks),
+        references=compare_references(before, after, study) if documents == study.data.documents else None,
     )
 
 
@@ -167,20 +171,31 @@ def _shown_curves(inputs: ReportInputs) -> list[ShownCurves]:
     is_rank = inputs.run.settings["inference"]["method"] == "reorder"
     marked = inputs.advantageous[0] if inputs.advantageous and not is_rank else None
     documents = inputs.main.before.documents
-    label = f"{documents} documents (as trained)"
-    shown = [ShownCurves(label, _curves(inputs.main), "accuracy.png", 0, 0, advantageous=marked)]
+    label, references = f"{documents} documents (as trained)", _references(inputs.main)
+    shown = [ShownCurves(label, _curves(inputs.main), "accuracy.png", 0, 0, advantageous=marked, references=references)]
     for view, other in enumerate(inputs.others, start=1):
         label = f"{other.before.documents} documents"
         picture = f"accuracy-{other.before.documents}-documents.png"
-        shown.append(ShownCurves(label, _curves(other), picture, 0, view))
+        # All prompt lengths have the same: these prompts have no distractors.
+        shown.append(ShownCurves(label, _curves(other), picture, 0, view, references=references))
     for task, (name, other) in enumerate(inputs.other_tasks.items(), start=1):
         label = f"{name}, {other.before.documents} documents"
-        shown.append(ShownCurves(label, _curves(other), "", task, 0, task_name=name))
+        own = _references(other)
+        shown.append(ShownCurves(label, _curves(other), "", task, 0, task_name=name, references=own))
     return shown
 
 
 def _curves(comparison: Comparison) -> dict[str, Curve]:
     return {BEFORE: comparison.before, AFTER: comparison.after}
+
+
+def _references(comparison: Comparison) -> dict[str, dict[str, Any]]:
+    """By model, as a chart shows them; none where they were not asked for."""
+    by_model: dict[str, dict[str, Any]] = {}
+    for name, compared in (comparison.references or {}).items():
+        by_model.setdefault(BEFORE, {})[name] = compared["base"]
+        by_model.setdefault(AFTER, {})[name] = compared["distilled"]
+    return by_model
 
 
 def render_model_card(inputs: ReportInputs) -> str:
@@ -220,4 +235,5 @@ def summarise(comparison: Comparison) -> dict[str, Any]:
         "distilled": asdict(comparison.after),
         "paired": comparison.paired,
         "expected": comparison.expected,
+        "references": comparison.references,
     }

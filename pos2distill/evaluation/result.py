@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pos2distill.config import EndpointSection, Study
 from pos2distill.evaluation.charts import curve_chart, to_png
+from pos2distill.evaluation.references import summarise_references
 from pos2distill.evaluation.report import METRICS
 from pos2distill.evaluation.scores import Curve, questions_to_see_positions, summarise_expected, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_curve
@@ -38,6 +39,7 @@ class Evaluation:
 
     curves: by slot, for each prompt length; that of training first.
     expected: the accuracy under `evaluation.retriever_ranks`, and `ci95`, its interval; None without them.
+    references: see `summarise_references`.
     questions_to_see: a difference between two slots, by its points (see `questions_to_see_positions`). Both are of the
     prompt length of training.
     predictions: a table of `PREDICTION_SCHEMA`. counts: of the stage's manifest.
@@ -50,6 +52,7 @@ class Evaluation:
     metric: str
     curves: tuple[Curve, ...]
     expected: Mapping[str, Any] | None
+    references: Mapping[str, Any] | None
     questions_to_see: Mapping[str, int]
     predictions: pa.Table = field(repr=False)
     counts: Mapping[str, int]
@@ -67,8 +70,9 @@ class Evaluation:
         return describe_curve(self.curve)
 
     def plot(self) -> Picture:
-        """Accuracy by position, with 95 % intervals."""
-        return Picture(to_png(curve_chart({self.model: self.curve})))
+        """Accuracy by position, with 95 % intervals, and without a position if that was asked for."""
+        references = {self.model: self.references} if self.references else {}
+        return Picture(to_png(curve_chart({self.model: self.curve}, references=references)))
 
     def to_pandas(self) -> "pd.DataFrame":
         """One row for each answer: its example, number of documents, slots (0-based), text, score and tokens."""
@@ -83,6 +87,7 @@ class Evaluation:
             "verdict": self.verdict,
             "curves": [asdict(curve) for curve in self.curves],
             "expected": None if self.expected is None else dict(self.expected),
+            "references": None if self.references is None else dict(self.references),
             "questions_to_see": dict(self.questions_to_see),
             "counts": dict(self.counts),
             "cost": self.cost,
@@ -105,7 +110,7 @@ def to_evaluation(
         prices: of tokens.
     """
     settings = study.evaluation
-    grids = [to_grid(predictions, documents) for documents in (study.data.documents, *settings.other_documents)]
+    grids = [to_grid(predictions, documents) for documents in study.prompt_lengths]
     # The same bootstrap as in the report, so that both show equal intervals.
     curves = [to_curve(grid, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed) for grid in grids]
     ranks = settings.retriever_ranks
@@ -115,6 +120,7 @@ def to_evaluation(
         metric=METRICS[study.data.metric],
         curves=tuple(curves),
         expected=summarise_expected(grids[0], ranks) if ranks else None,
+        references=summarise_references(predictions, study),
         questions_to_see=questions_to_see_positions(grids[0]),
         predictions=predictions,
         counts=counts,

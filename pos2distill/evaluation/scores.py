@@ -80,9 +80,11 @@ class Curve:
 
 
 def format_slots(slots: int | Slots) -> str:
-    """A placement as 1-based text: `7`, or `7>19` for the first hop at 7 and the second at 19."""
+    """A placement as 1-based text: `7`, or `7>19` for the first hop at 7 and the second at 19; `none` without any."""
     if isinstance(slots, int):
         return str(slots + 1)
+    if not slots:
+        return "none"
     return ">".join(str(slot + 1) for slot in slots)
 
 

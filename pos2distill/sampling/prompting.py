@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, PromptTooLo
 class PromptSpec:
     """Which prompts one example gives: a number of documents, and placements of the gold documents.
 
+    documents: `gold`: each example's gold documents alone.
     placements: by the number of hops of the example; equally many for each number. None: for samples, whose slots
     follow from the method.
     slot_of_rank: where documents are reordered, the slot that the document of each rank is shown at. A placement then
@@ -42,10 +43,14 @@ class PromptSpec:
     prompt among those of its example is placement * orders + order.
     """
 
-    documents: int
+    documents: int | Literal["gold"]
     placements: Mapping[int, tuple[Placement, ...]] | None
     slot_of_rank: Slots = ()
     orders: int = 1
+
+    def documents_of(self, example: Example) -> int:
+        """The number of documents in the example's prompts."""
+        return len(example.golds) if self.documents == "gold" else self.documents
 
     @property
     def prompts_per_example(self) -> int:
@@ -79,18 +84,19 @@ def build_prompts(
     for spec in specs:
         for record, sample_number in zip(records, numbers, strict=True):
             example = example_from_row(record)
+            documents = spec.documents_of(example)
             row_id, placements = _placements(example, spec, study, sample_number)
             for number, (placement, order) in enumerate(itertools.product(placements, range(spec.orders))):
                 prompt = _build_prompt(builder, example, spec, placement, order)
                 if prompt["error"] is not None and not for_training:
                     raise UserError(f"example {example.example_id}: {prompt['error']}")
                 # From the example and its prompt, so that a sample does not depend on how examples are batched.
-                seed = derive_seed(study.seed, "sample", example.example_id, spec.documents, *placement.slots)
+                seed = derive_seed(study.seed, "sample", example.example_id, documents, *placement.slots)
                 rows.append(
                     {
                         "example_id": row_id,
                         "answers": example.answers,
-                        "documents": spec.documents,
+                        "documents": documents,
                         "placement": number,
                         "group": placement.group,
                         "slots": placement.slots,
@@ -120,7 +126,7 @@ def _build_prompt(
     try:
         prompt = builder(
             example,
-            spec.documents,
+            spec.documents_of(example),
             placement.slots,
             order="reshuffled" if order else "fixed",
             seed=order,  # not the study's, so that all models are asked in the same orders

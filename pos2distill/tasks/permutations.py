@@ -41,12 +41,14 @@ def arrange(
     """The example's documents with its gold ones at `slots` and the first distractors at the other slots.
 
     Args:
-        slots: of the gold documents, in hop order; distinct.
+        documents: to show. 0: not even the gold ones. slots: of the gold documents, in hop order; distinct.
         order: `fixed` keeps the data set's order of distractors (paper); `reshuffled` draws one for each
             (seed, example, slots) (authors' code).
         slot_of_rank: if given, a reordering of what the other arguments arrange: the document of rank r (from 0) is
             shown at slot_of_rank[r].
     """
+    if not documents:
+        return ()
     golds = example.golds
     # Cut before they are shuffled, so that both orders show the same documents.
     others = list(example.distractors[: documents - len(golds)])

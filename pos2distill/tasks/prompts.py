@@ -25,7 +25,8 @@ PromptStyle = Literal["qa", "kv", "plain", "coc", "reasoning"]
 class MessageTemplate:
     """The wording of the user's message, with the fields `{question}`, and `{number}` (from 1), `{title}`, `{text}`.
 
-    before, after: around the documents. document: each of them. separator: between two of them.
+    before, after: around the documents. document: each of them. separator: between two of them. closed_book: the
+    whole message of a prompt without documents.
     json_strings: title and text are written as JSON strings.
     """
 
@@ -33,6 +34,7 @@ class MessageTemplate:
     document: str
     separator: str
     after: str
+    closed_book: str
     json_strings: bool = False
 
 
@@ -44,6 +46,8 @@ _ANSWER_FROM_RESULTS = (
     "(some of which might be irrelevant)."
 )
 _ANSWER_BY_REASONING = "Answer the given question using only the documents below (some of which might be irrelevant). "
+# The wording of the benchmark's closed-book setting.
+_QUESTION_ALONE = "Question: {question}\nAnswer:"
 _END_WITH_THE_ANSWER = (
     'End with one line that begins with "The answer is: " and gives nothing but the answer, as short as possible.'
 )
@@ -55,21 +59,31 @@ _CHAIN_OF_CITATION = (
     f"{_ANSWER_BY_REASONING}Reason step by step, and after every claim name the document that supports it by its "
     f"number, for example [3]. {_END_WITH_THE_ANSWER}"
 )
+_REASON_WITHOUT_DOCUMENTS = (
+    f"Answer the given question. Reason step by step. {_END_WITH_THE_ANSWER}\n\nQuestion: {{question}}"
+)
 # Published wording too (Liu et al. 2024, figure 6): one record a line, inside one JSON object.
 _KEY_VALUE = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
 
 MESSAGE_TEMPLATES: dict[PromptStyle, MessageTemplate] = {
-    "qa": MessageTemplate(f"{_ANSWER_FROM_RESULTS}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}\nAnswer:"),
+    "qa": MessageTemplate(
+        f"{_ANSWER_FROM_RESULTS}\n\n", _SEARCH_RESULT, "\n", f"\n\n{_QUESTION_ALONE}", _QUESTION_ALONE
+    ),
     "kv": MessageTemplate(
         _KEY_VALUE,
         "{title}: {text}",
         ",\n ",
         '}\n\nKey: "{question}"\nCorresponding value:',
+        'Key: "{question}"\nCorresponding value:',
         json_strings=True,
     ),
-    "plain": MessageTemplate("", "Title: {title}\n{text}\n", "", "Question: {question}"),
-    "coc": MessageTemplate(f"{_CHAIN_OF_CITATION}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}"),
-    "reasoning": MessageTemplate(f"{_REASONING}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}"),
+    "plain": MessageTemplate("", "Title: {title}\n{text}\n", "", "Question: {question}", "Question: {question}"),
+    "coc": MessageTemplate(
+        f"{_CHAIN_OF_CITATION}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}", _REASON_WITHOUT_DOCUMENTS
+    ),
+    "reasoning": MessageTemplate(
+        f"{_REASONING}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}", _REASON_WITHOUT_DOCUMENTS
+    ),
 }
 _FIELD = re.compile(r"\{(question|number|title|text)\}")
 
@@ -89,6 +103,8 @@ class _Message:
 
 def _to_message(style: PromptStyle, question: str, documents: Sequence[Document]) -> _Message:
     template = MESSAGE_TEMPLATES[style]
+    if not documents:
+        return _Message(_fill(template.closed_book, question=question), (), "")
     shown = []
     for number, document in enumerate(documents, start=1):
         title, text = document.title, document.text
@@ -150,6 +166,7 @@ class PromptBuilder:
         """Token ids of the chat prompt, up to and including the start of the assistant's turn.
 
         Args:
+            documents: in the prompt; 0: the question alone.
             slots: of the gold documents, 0-based, in hop order.
             order, slot_of_rank: see `arrange`.
         Raises:
@@ -242,7 +259,7 @@ class MessageBuilder:
         """The message.
 
         Args:
-            slots, order, seed, slot_of_rank: as of `PromptBuilder`.
+            documents, slots, order, seed, slot_of_rank: as of `PromptBuilder`.
         Raises:
             PromptTooLong: if even a token for each word would not fit the context. A prompt that is slightly too long
                 is for the server to refuse.

@@ -89,9 +89,9 @@ def with_gaps(comparison: Comparison) -> Comparison:
     return replace(comparison, before=before, after=after)
 
 
-def with_ranks(study: Study, *ranks: float) -> Study:
-    """The study with `evaluation.retriever_ranks`."""
-    return study.model_copy(update={"evaluation": study.evaluation.model_copy(update={"retriever_ranks": ranks})})
+def with_evaluation(study: Study, **settings: Any) -> Study:
+    """The study with other settings of its evaluation."""
+    return study.model_copy(update={"evaluation": study.evaluation.model_copy(update=settings)})
 
 
 def evaluation_inputs(task: EvaluatedTask, *ranks: float) -> EvaluationInputs:
@@ -100,7 +100,8 @@ def evaluation_inputs(task: EvaluatedTask, *ranks: float) -> EvaluationInputs:
     Args:
         ranks: `evaluation.retriever_ranks`.
     """
-    study = with_ranks(STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})}), *ranks)
+    study = STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})})
+    study = with_evaluation(study, retriever_ranks=ranks)
     table = task.prompts[0].models[0]
     report = report_inputs()
     return EvaluationInputs(

@@ -49,6 +49,7 @@ STEPS = [
     {"step": number, "loss": 1 / (number + 1), "loss_trivial": 0.0, "loss_anchor": None, "weight_by_slot": {"1": 0.5}}
     for number in range(300)
 ]
+GOLD_ALONE = {"accuracy": 0.75, "ci95": (0.5, 0.875)}
 ESTIMATES = {"mean": (0.5, 0.4, 0.6), "gap": (0.2, 0.1, 0.3)}
 
 
@@ -56,6 +57,10 @@ def charts() -> Iterator[tuple[str, Spec]]:
     for name, shown in (("lines", LINES), ("pairs", PAIRS), ("groups", GROUPS)):
         yield name, curve_chart({"before": shown, "after": shown})
     yield "marked", curve_chart({"before": LINES}, advantageous=19)
+    yield (
+        "references",
+        curve_chart({"before": LINES, "after": LINES}, references={"before": {"gold_alone": GOLD_ALONE}}),
+    )
     yield "loss", loss_chart(STEPS)
     yield "weights", weights_chart(STEPS, 3)
     yield "sweep", sweep_chart([("r1", ESTIMATES, ESTIMATES), ("sft", ESTIMATES, ESTIMATES)])
@@ -101,6 +106,13 @@ def test_curve_chart_marks_of_placements() -> None:
     assert CHARTS["pairs"]["columns"] == 2
     assert [layer["mark"]["type"] for layer in CHARTS["lines"]["layer"]] == ["area", "line", "point"]
     assert [layer["mark"]["type"] for layer in CHARTS["marked"]["layer"]] == ["rule", "area", "line", "point", "text"]
+
+
+def test_curve_chart_has_a_line_for_each_accuracy_without_a_position() -> None:
+    rule, text = CHARTS["references"]["layer"][-2:]
+    assert (rule["mark"]["type"], text["mark"]["type"]) == ("rule", "text")
+    row = {"model": "before (mean 0.500)", "prompt": "gold documents alone", "accuracy": 0.75}
+    assert rule["data"]["values"] == text["data"]["values"] == [row | {"interval": "0.500 to 0.875"}]
 
 
 def test_loss_chart_leaves_out_what_a_logarithm_cannot_show_and_limits_points() -> None:

@@ -12,6 +12,7 @@ from pos2distill.config import ModelSection
 from pos2distill.evaluation.evaluation_page import render_evaluation
 from pos2distill.evaluation.page import chart_library
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask, decode_questions
+from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.report import (
     Comparison,
     ReportInputs,
@@ -25,7 +26,7 @@ from pos2distill.evaluation.report import (
 from pos2distill.evaluation.statistics import accuracy_interval
 from pos2distill.records import examples_to_table
 from tests.support.predictions import make_examples, predictions
-from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs, with_gaps, with_ranks
+from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs, with_evaluation, with_gaps
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -319,7 +320,7 @@ def test_report_says_how_long_prompts_are(html: str, inputs: ReportInputs) -> No
 
 def test_report_shows_what_a_retriever_and_orders_do(inputs: ReportInputs) -> None:
     """Accuracies before: 1, 1/2, 0; after: 1, 1, 1/2."""
-    study = with_ranks(STUDY, 1.0, 1.0)
+    study = with_evaluation(STUDY, retriever_ranks=(1.0, 1.0))
     main = compare(predictions(3, [[1, 1, 0], [1, 0, 0]]), predictions(3, [[1, 1, 1], [1, 1, 0]]), 3, study)
     assert main.expected is not None
     assert (main.expected["base"]["accuracy"], main.expected["distilled"]["accuracy"]) == (0.75, 1.0)
@@ -327,6 +328,39 @@ def test_report_shows_what_a_retriever_and_orders_do(inputs: ReportInputs) -> No
     page = render_report(replace(inputs, main=replace(main, before=before, after=after)))["index.html"].decode()
     assert "expect 0.750 [" in page
     assert "breaks, by position: 0.50 0.25 0.00 before, 0.50 0.25 0.00 after" in page
+
+
+REFERENCE = {"accuracy": 0.75, "ci95": (0.5, 0.875), "cut": 0.0}
+
+
+def test_report_shows_accuracy_without_positions(inputs: ReportInputs, html: str) -> None:
+    paired = {"mean_difference": 0.125, "ci95": (-0.25, 0.5)}
+    compared = {
+        "base": REFERENCE,
+        "distilled": {**REFERENCE, "accuracy": 0.875, "ci95": (0.625, 1.0)},
+        "paired": paired,
+    }
+    shown = replace(inputs, main=replace(inputs.main, references=dict.fromkeys(REFERENCES, compared)))
+    text = to_text(render_report(shown)["index.html"].decode())
+    row = "0.750 [0.500, 0.875] 0.875 [0.625, 1.000] +0.125 [-0.250, +0.500]"
+    assert f"without documents {row}" in text
+    assert f"gold documents alone {row}" in text
+    assert build_summary(shown)["references"]["gold_alone"]["paired"] == paired
+    card = render_model_card(shown)
+    assert "| accuracy with gold documents alone | 0.750 [0.500, 0.875] | 0.875 [0.625, 1.000] |\n" in card
+    assert "| accuracy without documents | 0.750 [0.500, 0.875] | 0.875 [0.625, 1.000] |\n" in card
+    assert "Where there is no position" not in html
+    assert build_summary(inputs)["references"] is None
+    assert "alone" not in render_model_card(inputs)
+
+
+def test_evaluation_shows_accuracy_without_positions(inputs: ReportInputs) -> None:
+    page = evaluation_inputs(inputs.tasks[0])
+    assert "Where there is no position" not in render_evaluation(page)["index.html"].decode()
+    evaluation = replace(page.evaluation, references=dict.fromkeys(REFERENCES, REFERENCE))
+    html = render_evaluation(replace(page, evaluation=evaluation))["index.html"].decode()
+    assert "without documents 0.750 [0.500, 0.875], gold documents alone 0.750 [0.500, 0.875]." in to_text(html)
+    assert evaluation.summary()["references"]["closed_book"] == REFERENCE
 
 
 def test_evaluation_shows_what_a_retriever_does(inputs: ReportInputs) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -490,12 +491,16 @@ def test_export_writes_a_group_for_each_prompt_length(recipe: Recipe, command: C
     shutil.copytree(recipe.storage, storage)
     path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
     words = [f"runtime.storage={storage}", "evaluation.other_documents=[3]", "evaluation.other_slots=all"]
+    # These prompts have no position, so they are no tasks.
+    words.append("evaluation.reference_prompts=true")
     evaluation = run_evaluate(load_recipe(path, words))[-1]
     command("runs", str(storage))  # reads what the evaluation has printed
     (line,) = command("export", str(storage), str(tmp_path / "tasks"), "--json")
     groups = json.loads(line)["groups"]
     assert list(groups) == [f"pos2distill_storage_{documents}_documents" for documents in (3, 4)]
     rows = [json.loads(row) for row in command("inspect", str(storage), "--limit", "0", "--json")]
+    asked = Counter((row["documents"], row["position"]) for row in rows if row["documents"] < 3)
+    assert asked == {(0, "none"): 4, (1, "1"): 4}
     right = {(row["example_id"], row["documents"], row["position"]): row["after"]["right"] for row in rows}
     for (group, tasks), curve in zip(groups.items(), reversed(evaluation.curves), strict=True):
         settings = yaml.safe_load((tmp_path / "tasks" / f"{group}.yaml").read_text())

@@ -82,6 +82,24 @@ def test_evaluate_measures_a_served_model(
     assert len(server.bodies) == 80
 
 
+def test_evaluate_asks_without_documents_and_with_the_gold_document_alone(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(server, "evaluation.reference_prompts=true") == 0
+    summary = json.loads((tmp_path / "runs" / "tiny-questions" / "evaluation" / "summary.json").read_text())["base"]
+    assert summary["counts"]["prompts"] == 120
+    # The server answers from the first document: right if it is the gold one, nothing if there is none.
+    assert summary["references"]["closed_book"]["accuracy"] == 0
+    assert summary["references"]["gold_alone"]["accuracy"] == 1
+    assert summary["curves"][0]["mean"] == 0.25
+    messages = [body["messages"][0]["content"] for body in server.bodies]
+    assert sum(message.startswith("Question: ") for message in messages) == 20
+    assert sum(message.count("Title: ") == 1 for message in messages) == 20
+    printed = capsys.readouterr().out
+    assert "reference   0.000 [0.000, 0.161] without documents" in printed
+    assert "reference   1.000 [0.839, 1.000] gold documents alone" in printed
+
+
 def test_inspect_shows_the_message_that_a_server_got(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -323,6 +323,13 @@ def test_make_plan_refuses_other_tasks_that_cannot_be_reordered(
         make_plan(with_other_task({"method": "reorder"}, other))
 
 
+def test_reference_prompts_change_evaluations_alone(make_recipe: Make) -> None:
+    without, asked = (make_plan(make_recipe(evaluation={"reference_prompts": each})) for each in (False, True))
+    assert without.fingerprint == make_plan(make_recipe()).fingerprint
+    assert without.evaluate_base.fingerprint != asked.evaluate_base.fingerprint
+    assert without.distill.fingerprint == asked.distill.fingerprint
+
+
 def test_report_depends_on_the_retrievers_ranks(make_recipe: Make) -> None:
     """They change no stage, but what the report shows."""
     ranks = [[], [3, 2, 1], [1, 2, 3]]

@@ -65,6 +65,19 @@ def test_print_evaluation_shows_what_a_retriever_does(capsys: pytest.CaptureFixt
     assert "expected" not in capsys.readouterr().out
 
 
+def test_accuracy_without_positions_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    inputs = report_inputs()
+    base, distilled = ({"accuracy": value, "ci95": (value - 0.25, value + 0.125)} for value in (0.25, 0.75))
+    evaluation = evaluation_inputs(inputs.tasks[0]).evaluation
+    print_evaluation("base", replace(evaluation, references={"closed_book": base, "gold_alone": distilled}))
+    lines = capsys.readouterr().out.splitlines()
+    assert "reference   0.250 [0.000, 0.375] without documents" in lines
+    assert "reference   0.750 [0.500, 0.875] gold documents alone" in lines
+    print_comparison(replace(inputs.main, references={"gold_alone": {"base": base, "distilled": distilled}}))
+    line = "          0.250 [0.000, 0.375]     0.750 [0.500, 0.875] gold documents alone"
+    assert line in capsys.readouterr().out.splitlines()
+
+
 def test_print_evaluation_shows_tokens_only_with_both_counts(capsys: pytest.CaptureFixture[str]) -> None:
     evaluation = evaluation_inputs(report_inputs().tasks[0]).evaluation
     print_evaluation("base", replace(evaluation, counts={"prompt_tokens": 480, "answer_tokens": 12}))

@@ -59,6 +59,24 @@ def test_prompt_builder_shows_each_document_once_then_the_question(tiny_model_pa
     assert offsets == sorted(offsets)
 
 
+QUESTIONS_ALONE = {
+    "qa": f"Question: {EXAMPLE.question}\nAnswer:",
+    "kv": f'Key: "{EXAMPLE.question}"\nCorresponding value:',
+    "plain": f"Question: {EXAMPLE.question}",
+}
+
+
+@pytest.mark.parametrize("style", SHOWN)
+def test_prompt_builder_without_documents_asks_the_question_alone(tiny_model_path: str, style: str) -> None:
+    text = render(build(tiny_model_path, style), documents=0)
+    if style in QUESTIONS_ALONE:
+        assert text == f"<s><|user|>{QUESTIONS_ALONE[style]}<|end|><|assistant|>"
+        return
+    # A chain of thought about the question, in the form that is judged.
+    assert "ocument" not in text
+    assert text.index("Reason step by step") < text.index('"The answer is: "') < text.index(EXAMPLE.question)
+
+
 def test_prompt_builder_kv_contains_valid_json(tiny_model_path: str) -> None:
     text = render(build(tiny_model_path, "kv"), 1)
     shown = json.loads(text[text.index("{") : text.rindex("}") + 1])
