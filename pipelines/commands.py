@@ -1,7 +1,6 @@
 """The commands: lists of stages, of which those that are not finished run in order."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pydantic import ValidationError
 from pos2distill.config import AnalysisSection, Recipe, Study
 from pos2distill.config.fields import replace_section
 from pos2distill.config.load import sweep_cells, to_user_error
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn
 from pos2distill.evaluation.gate import Gate, check_gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import Curve, Grid, count_warnings, to_curve, to_grid
@@ -248,7 +247,7 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
             stage.artifact.require(MODEL_FOLDER, STEPS_FOLDER)
         print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
         for warning in count_warnings(manifest.counts):
-            print(f"warning: {stage.name}: {warning}", file=sys.stderr, flush=True)
+            warn(f"{stage.name}: {warning}")
 
 
 def _run_sweep(recipe: Recipe) -> None:

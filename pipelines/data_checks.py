@@ -2,13 +2,12 @@
 
 import functools
 import heapq
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from pos2distill.config import EndpointSection, Recipe, Study
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn
 from pos2distill.parquet import open_parquet
 from pos2distill.records import Example, Tokens, example_from_row
 from pos2distill.sampling.prompting import prompt_builder
@@ -158,8 +157,7 @@ def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> N
     """Of a model that cannot read the data, such as a toy, every answer would be wrong."""
     share = float((prompt == unknown).mean()) if unknown is not None else 0.0
     if share > _MANY_UNKNOWN:
-        text = f"{model}: its tokenizer does not know {share:.0%} of a prompt's words; is it the model for this data?"
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        warn(f"{model}: its tokenizer does not know {share:.0%} of a prompt's words; is it the model for this data?")
 
 
 def _served_context(study: Study, endpoint: EndpointSection) -> int | None:

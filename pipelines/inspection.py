@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from pos2distill.config import Study
 from pos2distill.config.fields import validate_evaluated
 from pos2distill.errors import UserError, did_you_mean_one
-from pos2distill.evaluation.questions import Attribution, document_order
+from pos2distill.evaluation.attribution import Attribution
+from pos2distill.evaluation.questions import document_order, golds_first
 from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import Example, example_from_row, sample_ids
 from pos2distill.store.artifacts import Artifact
@@ -152,7 +153,7 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
     slot_of_rank = {spec.documents: spec.slot_of_rank for spec in eval_specs(study, curve)}
     for record in examples.read_table(EVALUATION).to_pylist():
         example = example_from_row(record)
-        attribution = Attribution(example, study.data.metric)
+        attribution = Attribution(example.question, study.data.metric, golds_first(example))
         for key in next(iter(answers.values())).get(example.example_id, ()):
             found = {}
             for name, by_id in answers.items():

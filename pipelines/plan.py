@@ -281,6 +281,9 @@ def _plan_sampling(recipe: Recipe) -> _Sampling:
     # Only here: an error that a worker meets later may be passing, and a restart may fix it.
     with storage_errors(study.model.path, "model.path"):
         model = model_digest(study.model)
+    # The name on the server decides which model answers.
+    if study.model.engine == "openai" and recipe.runtime.endpoint.served_model:
+        model = f"{model}, asked as {recipe.runtime.endpoint.served_model}"
     digests = Digests(model, file_digest(study.data.path))
     measured = _plan_measured(study, storage, digests)
     sample_stage = sample.plan(study, storage, digests, measured.prepare, measured.for_training)

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.environment import names_cluster
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn
 from pos2distill.faults import reason
 from pos2distill.models.files import is_hub_name
 from pos2distill.store.artifacts import check_storage
@@ -27,7 +27,7 @@ from pos2distill.training.trackers import check_trackers
 from pos2distill.urls import open_url, storage_errors
 
 from .plan import Plan
-from .setting_warnings import warn, warn_of_settings
+from .setting_warnings import warn_of_settings
 from .stages.stage import Stage
 
 _CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10

@@ -1,12 +1,11 @@
 """Warnings before a run: settings without effect, and finished results that differ in precision alone."""
 
 import functools
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pos2distill.config import Recipe, Study
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
 from .provenance import read_provenance
@@ -32,8 +31,8 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
             yield f"inference.{name}", f"inference.method is {inference.method}, not {user}"
         elif name == "search" and inference.scales:
             yield "inference.search", "inference.scales are given"
-    if method.view == "none" and method.view_weight != type(method).model_fields["view_weight"].default:
-        yield "method.view_weight", "method.view is none"
+    if method.view not in ("skip", "cyclic") and method.view_weight != type(method).model_fields["view_weight"].default:
+        yield "method.view_weight", f"method.view is {method.view}"
 
 
 def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> str | None:
@@ -75,11 +74,6 @@ def _changes(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str
             if values.get(name) != other.get(name):
                 changes[f"{section}.{name}"] = other.get(name)
     return changes
-
-
-def warn(text: str) -> None:
-    """Print one warning."""
-    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 import difflib
 import enum
 import os
+import sys
 from collections.abc import Iterable
 
 
@@ -29,6 +30,11 @@ def status_name(exit_code: int) -> str:
 
 
 MESSAGE_LENGTH = 1000
+
+
+def warn(text: str) -> None:
+    """Print one warning, in one line on stderr."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 class UserError(Exception):

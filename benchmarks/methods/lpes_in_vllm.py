@@ -136,13 +136,13 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument("--questions", type=int, default=100, help="each at the first, the middle and the last slot")
     parser.add_argument("--timed-questions", type=int, default=8, help="the first of them")
-    parser.add_argument(
-        "--rounds", type=int, default=6, help="at least 2; a multiple of 6 has every order equally often"
-    )
+    parser.add_argument("--rounds", type=int, default=6, help="a multiple of 6, which has every order equally often")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent, help="where the report is written")
     options = parser.parse_args()
-    if options.rounds < 2:
-        parser.error("--rounds: an interval needs at least 2")
+    if options.rounds < 6 or options.rounds % 6:
+        parser.error(
+            f"--rounds: expected a multiple of 6, so that each kind comes first equally often, got {options.rounds}"
+        )
 
     model = ModelSection(path=options.model, dtype="float32", max_length=2048)
     layers = load_config(model).num_hidden_layers

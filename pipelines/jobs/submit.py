@@ -14,7 +14,7 @@ import shlex
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,8 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
         )
     here: dict[str, str] = {}  # fields by path
     for settings, cell in sweep_cells(loaded):
-        here[settings.get("data.path", written["data.path"])] = "data.path"
-        model = settings.get("model.path", written["model.path"])
+        here[_swept(settings, "data", "path") or written["data.path"]] = "data.path"
+        model = _swept(settings, "model", "path") or written["model.path"]
         if _is_folder(cell.study.model, model):
             here[model] = "model.path"
     for name, other in loaded.other_tasks.items():  # whose paths are absolute by now
@@ -149,6 +149,13 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             )
     # Without a final slash, so that `_running` recognises the same storage in both spellings.
     return storage.rstrip("/")
+
+
+def _swept(settings: Mapping[str, Any], section: str, field: str) -> str | None:
+    """The value that a study of a sweep has for a setting, which is swept by itself or in its section; else None."""
+    in_section = settings.get(section) or {}
+    value: str | None = settings.get(f"{section}.{field}", in_section.get(field))
+    return value
 
 
 def _is_folder(model: ModelSection, written: str) -> bool:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -32,13 +32,27 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _null_leaves_open(cls, settings: Any) -> Any:
+        """`weights: null` in YAML leaves a setting open whose default follows from others."""
+        return without_null(settings, [name for name, field in cls.model_fields.items() if field.default_factory])
+
+    @model_validator(mode="before")
+    @classmethod
     def _true_is_no_number(cls, settings: Any) -> Any:
         # pydantic takes true for 1 where a number is expected.
         for name, value in settings.items() if isinstance(settings, dict) else ():
             field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and field.annotation in (int, float, int | None):
-                raise ValueError(f"{name}: input should be a number, got {str(value).lower()}")
+            if field is None or not _mentions(field.annotation, int, float) or _mentions(field.annotation, bool):
+                continue
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, bool):
+                    raise ValueError(f"{name}: input should be a number, got {str(each).lower()}")
         return settings
+
+
+def _mentions(annotation: Any, *kinds: type) -> bool:
+    """Whether a type is one of these, or has one of them as a part."""
+    return annotation in kinds or any(_mentions(part, *kinds) for part in get_args(annotation))
 
 
 def without_null(settings: Any, names: Collection[str]) -> Any:

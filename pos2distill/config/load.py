@@ -214,10 +214,10 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         raw["description"] = recipe.description
         raw["runtime"] = recipe.runtime.model_dump(mode="json")
         for dotted, value in settings.items():
-            # A copy, since paths in a section are resolved in place.
-            set_value(raw, dotted, copy.deepcopy(value))
+            _set_swept(raw, dotted, value)
         _resolve_paths(raw)
-        cell = _validate(raw, "sweep", [], other_tasks=recipe.other_tasks)
+        auto_precisions = _auto_precisions_in(raw)
+        cell = _validate(raw, "sweep", [], other_tasks=recipe.other_tasks, auto_precisions=auto_precisions)
         # Equal studies have the same result, which would count several times in an interval over seeds.
         study = cell.study.model_dump_json()
         if study in studies:
@@ -225,6 +225,18 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         studies.add(study)
         cells.append((settings, cell))
     return cells
+
+
+def _set_swept(raw: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set a swept setting. A section keeps the settings that the value does not name."""
+    # A copy, since paths in a section are resolved in place.
+    swept, kept = copy.deepcopy(value), raw.get(dotted)
+    if isinstance(kept, dict) and isinstance(swept, dict):
+        swept = {**kept, **swept}
+    alone: dict[str, Any] = {}
+    set_value(alone, dotted, swept)
+    _refuse_filled_in(alone, "sweep", [])
+    set_value(raw, dotted, swept)
 
 
 def _load_other_tasks(study: Study, source: Path | str) -> dict[str, Study]:

@@ -86,8 +86,8 @@ class MethodSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_leaves_open(cls, settings: Any) -> Any:
-        return without_null(settings, ("auto_slots", "weights", "anchor_weight", "rounds", "teacher", "teacher_topk"))
+    def _null_leaves_open_what_the_study_fills_in(cls, settings: Any) -> Any:
+        return without_null(settings, ("auto_slots", "teacher"))
 
     @field_validator("teacher", mode="after")
     @classmethod
@@ -123,6 +123,16 @@ class MethodSection(Section):
     def responses_per_example(self) -> int:
         """Responses that are sampled for an example: one, or on-policy one for each of its rows."""
         return self.k + 1 if self.spec.on_policy else 1
+
+    @property
+    def rows_per_example(self) -> int:
+        """Rows of an example in a global batch: K, and one at the advantageous slot.
+
+        That one also for the baselines of R1 that do not compute it, so that they make as many steps. R2 has none,
+        since a batch of the paper is full without anchors.
+        """
+        has_anchor_place = self.spec.reserves_anchor or self.anchor_weight > 0
+        return self.k + has_anchor_place
 
     @model_validator(mode="after")
     def _weights_fit_the_loss(self) -> "MethodSection":

@@ -62,8 +62,8 @@ class EvaluationSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _null_leaves_open(cls, settings: Any) -> Any:
-        return without_null(settings, ("slots", "other_slots", "seed"))
+    def _null_leaves_open_what_the_study_fills_in(cls, settings: Any) -> Any:
+        return without_null(settings, ("slots", "seed"))
 
 
 class Study(Section):
@@ -258,11 +258,13 @@ class Study(Section):
 
     @model_validator(mode="after")
     def _batch_holds_an_example(self) -> "Study":
-        # A global batch holds whole examples: k trivial rows and the row at the advantageous slot.
-        if self.training.global_batch_rows <= self.method.k:
+        # A global batch holds whole examples.
+        rows = self.method.rows_per_example
+        if self.training.global_batch_rows < rows:
+            needed = "method.k" if rows == self.method.k else "method.k + 1"
             raise ValueError(
                 f"training.global_batch_rows: {self.training.global_batch_rows} rows cannot hold one example, "
-                f"which needs {self.method.k + 1} rows (method.k + 1)"
+                f"which needs {rows} rows ({needed})"
             )
         return self
 

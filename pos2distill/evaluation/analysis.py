@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config import Study
-from pos2distill.evaluation.attribution import holding_slots, summarise_attribution
+from pos2distill.evaluation.attribution import Attribution, summarise_attribution
 from pos2distill.evaluation.chains import Chain, judge_chain, summarise_chains
 from pos2distill.evaluation.statistics import Floats
 from pos2distill.evaluation.token_shift import Shift, estimate_mean, summarise_shift
@@ -140,7 +140,7 @@ def _wrong_answers(study: Study, predictions: pa.Table, examples: Mapping[str, E
     for prediction, example, shown in _shown(study, predictions, examples):
         if prediction["correct"]:
             continue
-        holding = holding_slots(prediction["text"], metric=study.data.metric, question=example.question, shown=shown)
+        holding = Attribution(example.question, study.data.metric, shown)(prediction["text"])
         wrong.append((tuple(prediction["slots"]), holding))
     return {"answers": len(predictions), **summarise_attribution(wrong, documents=study.data.documents)}
 

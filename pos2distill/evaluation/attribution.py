@@ -12,25 +12,26 @@ import numpy as np
 
 from pos2distill.config.data import Metric
 from pos2distill.records import Document
-from pos2distill.tasks.metrics import first_line, normalize, parse_answer
+from pos2distill.tasks.metrics import compared_text, normalize
 
 
-def holding_slots(text: str, *, metric: Metric, question: str, shown: Sequence[Document]) -> list[int]:
-    """Slots (0-based) of the documents that hold the answer of a text.
+class Attribution:
+    """Finds the documents that hold a wrong answer to one question: where the model may have taken it from.
 
     Args:
         metric: names the part of the text that is compared: the first line, all, or what follows "The answer is:".
-        shown: the documents of its prompt, in order.
+        documents: to look in.
     """
-    parts = {"sub_em": first_line(text), "substring": text, "em": parse_answer(text) or ""}
-    said = set(normalize(parts[metric]).split()) - set(normalize(question).split())
-    if not said:
-        return []
-    slots = []
-    for slot, document in enumerate(shown):
-        if said <= set(normalize(f"{document.title} {document.text}").split()):
-            slots.append(slot)
-    return slots
+
+    def __init__(self, question: str, metric: Metric, documents: Sequence[Document]) -> None:
+        self.metric: Metric = metric
+        self.asked = set(normalize(question).split())
+        self.words = [set(normalize(f"{document.title} {document.text}").split()) for document in documents]
+
+    def __call__(self, text: str) -> list[int]:
+        """Indices of the documents that hold the answer of a text."""
+        said = set(normalize(compared_text(self.metric, text)).split()) - self.asked
+        return [index for index, words in enumerate(self.words) if said and said <= words]
 
 
 def summarise_attribution(wrong: Sequence[tuple[Sequence[int], Sequence[int]]], *, documents: int) -> dict[str, Any]:

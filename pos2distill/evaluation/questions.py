@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config.data import Metric
+from pos2distill.evaluation.attribution import Attribution
 from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import Document, Example, Slots, example_from_row
-from pos2distill.tasks.metrics import compared_text, normalize
 from pos2distill.tasks.permutations import arrange
 from pos2distill.tasks.prompts import MESSAGE_TEMPLATES, PromptStyle
 
@@ -140,11 +140,12 @@ def _to_question(example: Example, locations: Mapping[str, str]) -> dict[str, An
         "question": example.question,
         "answers": example.answers,
         "golds": len(example.golds),
-        "documents": [[document.title, document.text] for document in _golds_first(example)],
+        "documents": [[document.title, document.text] for document in golds_first(example)],
     }
 
 
-def _golds_first(example: Example) -> tuple[Document, ...]:
+def golds_first(example: Example) -> tuple[Document, ...]:
+    """The documents of an example in the order that the page numbers them in."""
     return (*example.golds, *example.distractors)
 
 
@@ -164,7 +165,7 @@ def _to_view(prompts: EvaluatedPrompts, metric: Metric, examples: Sequence[Examp
         positions.append({"label": label, "group": fewest["group"], "orders": orders})
     answers = []
     for example in examples:
-        found_in = Attribution(example, metric)
+        found_in = Attribution(example.question, metric, golds_first(example))
         by_placement = []
         for placement in placements:
             by_placement.append([_to_answer(model[example.example_id, placement], found_in) for model in models])
@@ -178,34 +179,11 @@ def _by_prompt(predictions: pa.Table, documents: int) -> dict[tuple[str, int], d
     return {(row["example_id"], row["placement"]): row for row in selected.to_pylist()}
 
 
-def _to_answer(answer: Mapping[str, Any], found_in: "Attribution") -> list[Any]:
+def _to_answer(answer: Mapping[str, Any], found_in: Attribution) -> list[Any]:
     """[text, flags, the documents that hold it if it is wrong, else null]."""
     flags = (RIGHT if answer["correct"] else 0) | (CUT if answer["finish_reason"] == "length" else 0)
     sources = None if answer["correct"] else found_in(answer["text"])
     return [answer["text"], flags, sources]
-
-
-class Attribution:
-    """Finds the documents of one example that hold a wrong answer: where the model may have taken it from.
-
-    A document holds an answer if its normalised title and text contain the normalised part of the answer that the
-    metric compares. Answers of another wording than their source's are not found.
-    """
-
-    def __init__(self, example: Example, metric: Metric) -> None:
-        self.metric: Metric = metric
-        self.documents = [normalize(f"{document.title} {document.text}") for document in _golds_first(example)]
-        # Most answers at different positions are the same.
-        self.known: dict[str, list[int]] = {}
-
-    def __call__(self, text: str) -> list[int]:
-        """Indices among the documents, the gold ones first."""
-        answer = normalize(compared_text(self.metric, text))
-        if answer not in self.known:
-            # Whole words: "9" is not in "1984".
-            found = [index for index, content in enumerate(self.documents) if f" {answer} " in f" {content} "]
-            self.known[answer] = found if answer else []
-        return self.known[answer]
 
 
 def document_order(documents: int, slots: Slots, slot_of_rank: Slots = ()) -> list[int]:

@@ -6,7 +6,6 @@ as if it were whole.
 
 import json
 import math
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from pos2distill.config import ModelSection
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn
 from pos2distill.models.attention import PACKED, register_kernels
 from pos2distill.models.files import is_hub_name, local_folder
 from pos2distill.models.load import (
@@ -139,27 +138,39 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
 
 def _weight_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
     """The files that transformers loads: model.safetensors, else those that the index names."""
-    # In this order: where both are stored, transformers 5.19 reads the single file.
-    if fs.exists(f"{root}/model.safetensors"):
-        return ["model.safetensors"]
-    index = "model.safetensors.index.json"
-    if not fs.exists(f"{root}/{index}"):
+    single, index = "model.safetensors", "model.safetensors.index.json"
+    has_index = fs.exists(f"{root}/{index}")
+    if fs.exists(f"{root}/{single}"):
+        # transformers 5.19 reads the single file then, and vLLM 0.32 those that the index names.
+        if has_index and _indexed_files(fs, root, shown) != [single]:
+            raise UserError(
+                f"{shown}: holds {single} and {index}, which names other files, so it may hold two models; remove one "
+                f"of the two"
+            )
+        return [single]
+    if not has_index:
         if not fs.exists(root):
             raise UserError(f"{shown}: no such model folder (model.path)")
         if fs.glob(f"{root}/*.safetensors"):
-            raise UserError(f"{shown}: expected model.safetensors or {index}, found neither; copy the missing file too")
+            raise UserError(f"{shown}: expected {single} or {index}, found neither; copy the missing file too")
         raise UserError(
             f"{shown}: holds no weights in safetensors format; a model in another format is converted by loading it "
             f"in transformers and save_pretrained"
         )
-    try:
-        files = sorted(set(json.loads(fs.cat_file(f"{root}/{index}"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{shown}/{index}: expected JSON with a weight_map of tensors to files") from None
+    files = _indexed_files(fs, root, shown)
     for file in files:
         if not fs.exists(f"{root}/{file}"):
             raise UserError(f"{shown}/{index}: names {file}, which is not in the folder; copy or download it again")
     return files
+
+
+def _indexed_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
+    """The files that the index of the weights names."""
+    index = "model.safetensors.index.json"
+    try:
+        return sorted(set(json.loads(fs.cat_file(f"{root}/{index}"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{shown}/{index}: expected JSON with a weight_map of tensors to files") from None
 
 
 def _read_headers(fs: AbstractFileSystem, root: str, shown: str) -> dict[str, StoredTensor]:
@@ -269,11 +280,9 @@ def _compare(tensors: dict[str, StoredTensor], model: ModelSection, folder: str)
             f"({_count(missing)} of {len(expected)}); copy the whole model, or correct config.json"
         )
     if extra:
-        print(
-            f"warning: {shown}: {_count(extra)} (first {extra[0]}) not part of the {architecture} that config.json "
-            f"describes, ignored",
-            file=sys.stderr,
-            flush=True,
+        warn(
+            f"{shown}: {_count(extra)} (first {extra[0]}) not part of the {architecture} that config.json describes, "
+            f"ignored"
         )
 
 

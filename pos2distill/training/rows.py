@@ -171,14 +171,8 @@ def kept_samples(table: pa.Table) -> list[Sample | None]:
 
 
 def samples_per_batch(study: Study) -> int:
-    """Samples of a global batch: of as many examples as fit.
-
-    With K + 1 rows each, also for the baselines of R1 that have no anchor row, so that they make as many steps. R2 has
-    K, since a batch of the paper is full without anchors.
-    """
-    method = study.method
-    has_anchor_place = method.spec.reserves_anchor or method.anchor_weight > 0
-    return study.training.global_batch_rows // (method.k + has_anchor_place) * method.responses_per_example
+    """Samples of a global batch: of as many examples as fit."""
+    return study.training.global_batch_rows // study.method.rows_per_example * study.method.responses_per_example
 
 
 def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[RowKey, bool]]:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from pos2distill.config import (
     METHODS,
+    DataSection,
     EvaluationSection,
     LoraSection,
     MethodSection,
@@ -620,6 +621,8 @@ def test_method_section_null_leaves_a_setting_open() -> None:
     null = {"weights": None, "anchor_weight": None, "teacher": None, "teacher_topk": None, "auto_slots": None}
     assert MethodSection.model_validate(null) == MethodSection()
     assert EvaluationSection.model_validate({"slots": None, "other_slots": None, "seed": None}) == EvaluationSection()
+    data = {"format": "jsonl", "path": "d"}
+    assert DataSection.model_validate({**data, "metric": None, "train_candidates": None}) == DataSection(**data)
 
 
 def test_method_section_rounds_are_those_of_its_name() -> None:
@@ -679,8 +682,7 @@ def test_sweep_cells_resolve_each_method_by_itself(load: Callable[..., Recipe]) 
 
 
 def test_sweep_cells_take_whole_sections(load: Callable[..., Recipe]) -> None:
-    """A section replaces the recipe's: settings of one that do not suit another one are not kept."""
-    sections = "{inference: [{method: reorder}, {method: uniform_scale, scales: [1.5]}], seed: [0, 1]}"
+    sections = "{inference: [{method: reorder, scales: []}, {method: uniform_scale, scales: [1.5]}], seed: [0, 1]}"
     cells = sweep_cells(load(f"sweep={sections}", "inference.method=lpes", "inference.scales=[1, 2, 3]"))
     inference = [cell.study.inference for _, cell in cells]
     assert [(each.method, each.scales) for each in inference] == [
@@ -692,6 +694,25 @@ def test_sweep_cells_take_whole_sections(load: Callable[..., Recipe]) -> None:
     written = [{"path": "examples/toy/base"}, {"path": "examples/toy/base", "max_length": 900}]
     recipe = load(f"sweep={{model: {written}}}")
     assert [settings["model"] for settings, _ in sweep_cells(recipe)] == written
+
+
+def test_sweep_cells_keep_what_a_section_does_not_name(load: Callable[..., Recipe]) -> None:
+    recipe = load("sweep={method: [{name: r1}, {name: seqkd, k: 3}]}", "method.k=2", "method.advantageous_slot=last")
+    methods = [cell.study.method for _, cell in sweep_cells(recipe)]
+    assert [(each.name, each.k, each.advantageous_slot) for each in methods] == [
+        ("r1", 2, "last"),
+        ("seqkd", 3, "last"),
+    ]
+    # Those that the recipe leaves open are each method's own.
+    assert [each.weights for each in methods] == ["paper", "uniform"]
+
+
+def test_sweep_cells_know_which_precisions_the_cpu_decides(load: Callable[..., Recipe]) -> None:
+    (_, auto), (_, chosen) = sweep_cells(
+        load("sweep={training.precision: [auto, float32]}", "model.dtype=auto", "runtime.trainers.strategy=torch")
+    )
+    assert set(auto.auto_precisions) == {"model.dtype", "training.precision"}
+    assert set(chosen.auto_precisions) == {"model.dtype"}
 
 
 def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> None:
@@ -715,6 +736,8 @@ def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> 
         ("{training: {lora: {rank: [4, 8]}}}", "sweep: training: write training.lora.rank: [...]"),
         ("[seed]", "sweep: input should be a valid dictionary, got ['seed']"),
         ("{evaluation: [{slots: 2}]}", "sweep: evaluation: not a setting of a study"),
+        ("{model.rope_scales: [[1.5]]}", "sweep: model.rope_scales: filled in from inference.scales; set those"),
+        ("{model: [{path: m, rope_scales: [2]}]}", "sweep: model.rope_scales: filled in from inference.scales; set th"),
         ("{inference: [lpes]}", "sweep: inference: expected a section with fields, got 'lpes'"),
         (
             "{method: [{name: r1}], method.k: [2, 4]}",
@@ -806,6 +829,11 @@ def test_recipe_refuses_zero3_that_rounds_the_model(make_recipe: Callable[..., R
 def test_study_refuses_a_batch_smaller_than_one_example(make_recipe: Callable[..., Recipe]) -> None:
     with pytest.raises(UserError, match=r"training.global_batch_rows: 3 rows cannot hold one example, which needs 4"):
         make_recipe(training={"global_batch_rows": 3})
+    # R2 has no row at the advantageous slot.
+    r2: dict[str, Any] = {"method": {"name": "r2", "k": 3}, "training": {"global_batch_rows": 3}}
+    assert make_recipe(**r2).study.method.rows_per_example == 3
+    with pytest.raises(UserError, match=r"2 rows cannot hold one example, which needs 3 rows \(method.k\)"):
+        make_recipe(method=r2["method"], training={"global_batch_rows": 2})
 
 
 def test_trainers_refuse_max_workers_below_workers(make_recipe: Callable[..., Recipe]) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from pos2distill.config.data import Metric
-from pos2distill.evaluation.attribution import holding_slots, summarise_attribution
+from pos2distill.evaluation.attribution import Attribution, summarise_attribution
 from pos2distill.records import Document
 
 SHOWN = (
@@ -26,10 +26,11 @@ QUESTION = "what is the code of Dark Viper ?"
         ("It may be 12 96. The answer is: 40", "em", [3]),
         ("It is:\nPale Fox, 40", "substring", [3]),
         ("40", "em", []),  # no conclusion
+        ("1", "sub_em", []),  # not a whole word
     ],
 )
-def test_holding_slots_by_hand(text: str, metric: Metric, slots: list[int]) -> None:
-    assert holding_slots(text, metric=metric, question=QUESTION, shown=SHOWN) == slots
+def test_attribution_by_hand(text: str, metric: Metric, slots: list[int]) -> None:
+    assert Attribution(QUESTION, metric, SHOWN)(text) == slots
 
 
 def test_summarise_attribution_counts_every_wrong_answer_once() -> None:

@@ -1,19 +1,16 @@
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
 from pos2distill.evaluation.questions import (
     CUT,
     RIGHT,
-    Attribution,
     EvaluatedPrompts,
     EvaluatedTask,
     decode_questions,
     document_order,
     encode_questions,
 )
-from pos2distill.records import Document, Example, examples_to_table
+from pos2distill.records import Example, examples_to_table
 from pos2distill.tasks.permutations import arrange
 from tests.support.predictions import make_examples, predictions
 
@@ -81,27 +78,6 @@ def test_encode_questions_shortens_documents_then_leaves_questions_out() -> None
     shown = len(data["tasks"][0]["questions"])
     assert (data["document_length"], data["left_out"]) == (150, 40 - shown)
     assert len(data["tasks"][0]["views"][0]["answers"]) == shown > 0
-
-
-@pytest.mark.parametrize(
-    ("metric", "text", "expected"),
-    [
-        ("sub_em", "paris", [0]),
-        ("sub_em", "The Eiffel Tower!", [0, 2]),
-        ("sub_em", "Rome\nParis", []),
-        ("sub_em", "Par", []),  # not a whole word
-        ("sub_em", "", []),
-        ("em", "First Paris. The answer is: Louvre", [1]),
-        ("em", "Paris", []),  # the metric compares nothing
-    ],
-)
-def test_attribution_finds_documents_with_the_compared_part(metric: Any, text: str, expected: list[int]) -> None:
-    documents = (
-        Document("Louvre", "A museum."),
-        Document("Paris", "It has the Eiffel tower.", 0),
-        Document("Tower", "Not the Eiffel Tower of Blackpool."),
-    )
-    assert Attribution(Example("e", "?", ("x",), documents), metric)(text) == expected
 
 
 @pytest.mark.parametrize(("slots", "ranks"), [((2,), ()), ((3, 1), ()), ((0,), (2, 0, 1, 3)), ((1, 3), (3, 2, 1, 0))])

@@ -323,6 +323,19 @@ def test_check_weights_refuses_a_missing_shard(model: ModelSection) -> None:
     )
 
 
+def test_check_weights_refuses_a_folder_of_two_models(model: ModelSection) -> None:
+    """As `save_pretrained` leaves it, if a sharded model is saved again as one file."""
+    single = Path(model.path, "model.safetensors").read_bytes()
+    save_sharded(model)
+    Path(model.path, "model.safetensors").write_bytes(single)
+    assert refused(model) == (
+        ": holds model.safetensors and model.safetensors.index.json, which names other files, so it may hold two "
+        "models; remove one of the two"
+    )
+    Path(model.path, "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+    check_weights(model)
+
+
 def test_check_weights_names_the_truncated_shard(model: ModelSection) -> None:
     shard = save_sharded(model)[1]
     shard.write_bytes(shard.read_bytes()[:-4])

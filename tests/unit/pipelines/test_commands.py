@@ -32,6 +32,15 @@ from scripts.model_families import save_tiny
             {"training": {"lora": {"targets": ["q_prj"]}}},
             r"^training.lora.targets: q_prj: not a linear layer of .+; did you mean 'q_proj'\?$",
         ),
+        (
+            # The search may choose 1/2, with which twice as many positions are needed.
+            {
+                "model": {"max_length": 256},
+                "method": {"name": "seqkd", "view": "skip"},
+                "inference": {"method": "lpes", "search": {"smallest": 0.5}},
+            },
+            r"^method.view: shifted rows need 1024 positions, .+ has 512",
+        ),
     ],
 )
 def test_run_study_checks_settings_against_the_model_first(

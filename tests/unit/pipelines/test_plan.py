@@ -323,6 +323,21 @@ def test_make_plan_refuses_other_tasks_that_cannot_be_reordered(
         make_plan(with_other_task({"method": "reorder"}, other))
 
 
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_evaluations_depend_on_the_models_name_at_a_server(make_recipe: Make, api: str) -> None:
+    """The path may be that of its tokenizer alone."""
+
+    def evaluation(**endpoint: str) -> str:
+        return make_plan(
+            make_recipe(
+                model={"engine": "openai", "api": api, "dtype": "bfloat16"},
+                runtime={"executor": "local", "endpoint": {"base_url": "http://127.0.0.1:1", **endpoint}},
+            )
+        ).evaluate_base.fingerprint
+
+    assert len({evaluation(), evaluation(served_model="v1"), evaluation(served_model="v2")}) == 3
+
+
 def test_reference_prompts_change_evaluations_alone(make_recipe: Make) -> None:
     without, asked = (make_plan(make_recipe(evaluation={"reference_prompts": each})) for each in (False, True))
     assert without.fingerprint == make_plan(make_recipe()).fingerprint

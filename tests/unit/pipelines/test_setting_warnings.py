@@ -51,6 +51,10 @@ def warnings_of(capsys: pytest.CaptureFixture[str]) -> Callable[[Recipe], list[s
             "warning: inference.search: has no effect, since inference.scales are given",
         ),
         ({"method": {"view_weight": 3}}, "warning: method.view_weight: has no effect, since method.view is none"),
+        (
+            {"method": {"name": "seqkd", "view": "pose", "view_weight": 3}},
+            "warning: method.view_weight: has no effect, since method.view is pose",
+        ),
     ],
 )
 def test_warn_of_settings_names_those_of_a_method_that_is_not_chosen(

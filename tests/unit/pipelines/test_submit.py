@@ -174,14 +174,21 @@ def test_submit_refuses_a_model_of_the_working_directory(
     assert printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("setting", ["sweep.model.path=[owner/name, mymodel]", "sweep.data.path=[s3://b/x, mymodel]"])
+@pytest.mark.parametrize(
+    ("setting", "field"),
+    [
+        ("sweep.model.path=[owner/name, mymodel]", "model.path"),
+        ("sweep.data.path=[s3://b/x, mymodel]", "data.path"),
+        ("sweep={model: [{path: owner/name}, {path: mymodel}]}", "model.path"),
+        ("sweep={data: [{path: s3://b/x}, {path: mymodel}]}", "data.path"),
+    ],
+)
 def test_submit_refuses_a_path_of_a_sweep_that_is_not_sent(
-    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setting: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mymodel").mkdir()
     monkeypatch.chdir(tmp_path)
     assert submit_to(Jobs(), monkeypatch, "quickstart", setting) == 2
-    field = setting.partition("=")[0].removeprefix("sweep.")
     assert capsys.readouterr().err.startswith(f"error: {field}: mymodel is not sent with the job")
 
 
