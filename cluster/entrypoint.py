@@ -13,7 +13,7 @@ from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.overrides import override_value
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TRAINING
+from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
 from pos2distill.secrets import looks_secret
 
 from .nodes import NodeGroup
@@ -139,10 +139,15 @@ def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
     for resource in _RESOURCES:
         needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in (runtime.samplers, runtime.teachers))
         available = sum(group.max * _exact(getattr(group.node, resource)) for group in sampling)
+        who = "samplers and teachers"
+        # Without nodes of its own, reading and storing data needs room for a task.
+        if resource == "cpus" and spec.data is None:
+            needed += _exact(TASK_CPUS)
+            who = "samplers, teachers and a task that reads and stores data"
         if needed > available:
             unit = "GPUs" if resource == "gpus" else "CPUs"
             raise UserError(
-                f"{recipe.name}: runtime.samplers.max: samplers and teachers need {float(needed):g} {unit}, but "
+                f"{recipe.name}: runtime.samplers.max: {who} need {float(needed):g} {unit}, but "
                 f"sampling has at most {float(available):g}; raise spec.sampling.max or lower runtime.samplers.max"
             )
     _check_gpu_use(spec, recipe)

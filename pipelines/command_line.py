@@ -14,6 +14,7 @@ import json
 import os
 import select
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ from pos2distill.errors import (
     one_line,
 )
 from pos2distill.faults import describe as describe_fault
+from pos2distill.faults import may_pass
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE
 from pos2distill.secrets import mask_secrets
 from pos2distill.startup import is_interrupt, silent_interrupts
@@ -57,6 +59,9 @@ COMMANDS = {
 _CLUSTER_OUTPUT = {"json": ("submit", "status", "validate"), "quiet": ("submit", "validate", "delete")}
 
 
+_RETRY_PAUSE_S = 900.0
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Parse, load the recipe, run the command. Returns the exit code."""
     for stream in (sys.stdout, sys.stderr):
@@ -72,15 +77,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _run_and_flush(options, remaining)
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
         if stop.code == ExitCode.USER_ERROR:
-            _stop_retries()
+            _end_attempt(may_pass=False)
         raise
     except GateError as error:
         print(f"gate: {error}", file=sys.stderr)
         return 1
     except UserError as error:
         exit_code = _report_error(str(error))
-        if not isinstance(error, TransientError):
-            _stop_retries()
+        _end_attempt(may_pass=isinstance(error, TransientError))
         return exit_code
     except (Stopped, KeyboardInterrupt) as stop:
         # Stopped and Terminated know their signal. A plain KeyboardInterrupt is Ctrl-C: 128 + SIGINT.
@@ -93,7 +97,9 @@ def main(arguments: list[str] | None = None) -> int:
         line = describe_fault(error)
         if line is None:
             raise
-        return _report_error(line)
+        exit_code = _report_error(line)
+        _end_attempt(may_pass=may_pass(error))
+        return exit_code
 
 
 def _run_and_flush(options: argparse.Namespace, remaining: list[str]) -> int:
@@ -108,12 +114,22 @@ def _run_and_flush(options: argparse.Namespace, remaining: list[str]) -> int:
     return exit_code
 
 
-def _stop_retries() -> None:
-    """On a cluster whose operator repeats failed jobs, stop the job, since it would fail with the same error."""
-    if os.environ.get(JOB_DASHBOARD_VARIABLE):
-        from .jobs.own_job import stop_own_job
+def _end_attempt(*, may_pass: bool) -> None:
+    """On a cluster whose operator repeats failed jobs: stop a job that would fail with the same error again.
 
-        stop_own_job()
+    Args:
+        may_pass: whether it may succeed later, as soon as a storage or the hub answers. Then this waits, since each
+            attempt that fails is one of a few.
+    """
+    if not os.environ.get(JOB_DASHBOARD_VARIABLE):
+        return
+    if may_pass:
+        print(f"the job is tried again in {_RETRY_PAUSE_S / 60:g} minutes", file=sys.stderr, flush=True)
+        time.sleep(_RETRY_PAUSE_S)
+        return
+    from .jobs.own_job import stop_own_job
+
+    stop_own_job()
 
 
 def _report_error(line: str) -> int:

@@ -26,7 +26,7 @@ from pos2distill.store.artifacts import (
     remove_if_empty,
 )
 from pos2distill.store.lease import hold_lease
-from pos2distill.training.job import MODEL_FOLDER, STEPS_FOLDER
+from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.urls import open_url, storage_errors
 
 from .data_checks import check_prompts
@@ -243,8 +243,10 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
                 raise
             _record_provenance(plan, stage, provenance)
             duration = f"{time.monotonic() - start:9.1f} s"
-        elif stage is plan.distill:
+        elif stage.artifact.name == plan.distill.artifact.name:
             stage.artifact.require(MODEL_FOLDER, STEPS_FOLDER)
+            # A run that was killed once it had published the checkpoint could leave it; it is several times as large.
+            stage.artifact.remove(STATE_FOLDER)
         print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
         for warning in count_warnings(manifest.counts):
             warn(f"{stage.name}: {warning}")
@@ -336,7 +338,9 @@ def _driver_lease(recipe: Recipe) -> Iterator[None]:
             try:
                 yield
             finally:
-                release_storage(recipe.storage)
+                # The body's own outcome counts. A storage that stays claimed is this recipe's.
+                with contextlib.suppress(Exception):
+                    release_storage(recipe.storage)
     finally:
         if is_new:
             remove_if_empty(recipe.storage)

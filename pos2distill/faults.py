@@ -34,6 +34,9 @@ _FIXES = {
     errno.ESTALE: "; mount the network file system again",
 }
 
+# Of botocore and google.auth.
+_CREDENTIALS_NOT_FOUND = ("NoCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError")
+
 # Fixes for errors of remote storages, by a part of the exception's class name; the first that occurs counts.
 _REMOTE_FIXES = {
     "ProfileNotFound": "; set AWS_PROFILE to a profile of ~/.aws/config, or unset it",
@@ -112,6 +115,9 @@ def will_not_pass(error: BaseException) -> bool:
     name = type(error).__name__
     if isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
         return True
+    # Credentials that were not found may be there in a moment: pods get them from a server of their node.
+    if name in _CREDENTIALS_NOT_FOUND:
+        return False
     refused = getattr(error, "code", None) in (401, 403, 404)  # gcsfs 2026.10
     return refused or "Credential" in name or "Token" in name
 

@@ -51,7 +51,12 @@ RAY_VARIABLES = {
     # The resource requests of a killed driver stay valid for this time (Ray's default is 180 s). Until then the driver
     # that resumes the run cannot use those resources.
     "RAY_DATA_AUTOSCALING_REQUEST_EXPIRE_TIME_S": "45",
+    # A job that is stopped (`ray job stop`, its deadline) saves a checkpoint, which may take minutes. Ray kills it
+    # after this time, 3 s by default.
+    "RAY_JOB_STOP_WAIT_TIME_S": "900",
 }
+TASK_CPUS = 0.5  # of one task of a stateless operator of Ray Data
+
 # Seconds that running work may continue after a node's termination notice. Ray's default is 30 s. Its value depends on
 # the node's grace period, so `cluster/` sets it for each group.
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pydantic
 
 from pos2distill.config import PoolSection, Runtime
-from pos2distill.errors import CorruptPart, UserError
+from pos2distill.errors import CorruptPart, TransientError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
@@ -95,7 +95,7 @@ class LocalExecutor:
             except CorruptPart as error:
                 # It is quarantined by now: training resumes from its last checkpoint and samples the part again.
                 if restart == job.runtime.trainers.max_restarts:
-                    raise UserError(f"{error}; run the same command again to continue") from None
+                    raise TransientError(f"{error}; run the same command again to continue") from None
             finally:
                 session.close()
         raise AssertionError("the last restart returns or raises")

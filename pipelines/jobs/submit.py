@@ -34,7 +34,7 @@ from pos2distill.secrets import looks_secret
 from .bundle import PROJECT, TAKEN, is_packed, pack, packed_files
 from .follow import follow, report_end
 
-_STORAGE = "pos2distill.storage"  # in a job's metadata
+_STORAGE, _RECIPE = "pos2distill.storage", "pos2distill.recipe"  # in a job's metadata
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _SUBMIT_ATTEMPTS = 10
 _ID_FOLDER_LENGTH = 40  # characters of a storage's name in a submission id
@@ -95,7 +95,8 @@ def run_submit(
     name = own_recipe.name if own_recipe else recipe
     entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])
     client = connect(address)
-    job, is_new = _submit_once(client, storage, entrypoint, files, own_recipe)
+    wanted = _Wanted(storage, entrypoint, hashlib.sha256(own.read_bytes()).hexdigest()[:16])
+    job, is_new = _submit_once(client, wanted, files, own_recipe)
     if is_new:
         print(f"{job} submitted: {len(files)} files of the project, results to {storage}", flush=True)
     else:
@@ -110,6 +111,15 @@ def run_submit(
         )
         exit_code = ExitCode.INTERRUPTED
     return SubmittedJob(job, storage, exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A job that is to run. recipe: a digest of the recipe's file, whose name alone is in the entrypoint."""
+
+    storage: str
+    entrypoint: str
+    recipe: str
 
 
 def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
@@ -228,7 +238,7 @@ def connect(address: str) -> JobSubmissionClient:
 
 
 def _submit_once(
-    client: JobSubmissionClient, storage: str, entrypoint: str, files: list[Path], own_recipe: Path | None
+    client: JobSubmissionClient, wanted: _Wanted, files: list[Path], own_recipe: Path | None
 ) -> tuple[str, bool]:
     """Submit a job that runs this command on this storage, unless there is one.
 
@@ -245,22 +255,22 @@ def _submit_once(
             jobs = client.list_jobs()
         except (OSError, RuntimeError) as error:
             raise _refusal(client, error) from None
-        running = _running(jobs, storage, entrypoint)
+        running = _running(jobs, wanted)
         if running:
             return running, False
-        job = _next_id(jobs, storage)
+        job = _next_id(jobs, wanted.storage)
         with tempfile.TemporaryDirectory() as folder:
             pack(Path(folder), files, own_recipe)
             try:
                 client.submit_job(
-                    entrypoint=entrypoint,
+                    entrypoint=wanted.entrypoint,
                     submission_id=job,
                     runtime_env={"working_dir": folder, "env_vars": RAY_VARIABLES},
-                    metadata={_STORAGE: storage},
+                    metadata={_STORAGE: wanted.storage, _RECIPE: wanted.recipe},
                 )
             except (OSError, RuntimeError) as error:
                 if _is_lost_connection(error):
-                    _wait_until_listed(client, job, storage, entrypoint, error)
+                    _wait_until_listed(client, job, wanted, error)
                     return job, True
                 # The exception of Ray 2.60 has no type of its own for it.
                 if f"{job} already exists" not in str(error):
@@ -293,7 +303,7 @@ def _never_connected(error: Exception) -> bool:
     return False
 
 
-def _wait_until_listed(client: JobSubmissionClient, job: str, storage: str, entrypoint: str, error: Exception) -> None:
+def _wait_until_listed(client: JobSubmissionClient, job: str, wanted: _Wanted, error: Exception) -> None:
     """Return once the cluster lists a job whose submission got no answer.
 
     Raises:
@@ -302,10 +312,10 @@ def _wait_until_listed(client: JobSubmissionClient, job: str, storage: str, entr
     for _ in range(_SUBMIT_ATTEMPTS):
         with contextlib.suppress(OSError, RuntimeError):
             jobs = client.list_jobs()
-            if _running(jobs, storage, entrypoint) == job:
+            if _running(jobs, wanted) == job:
                 return
             # It may have ended by now.
-            if any(listed.submission_id == job and listed.entrypoint == entrypoint for listed in jobs):
+            if any(listed.submission_id == job and listed.entrypoint == wanted.entrypoint for listed in jobs):
                 return
         time.sleep(1)
     raise UserError(
@@ -337,18 +347,25 @@ def _next_id(jobs: Sequence[JobDetails], storage: str) -> str:
     return f"{prefix}{last + 1}"
 
 
-def _running(jobs: Sequence[JobDetails], storage: str, entrypoint: str) -> str | None:
+def _running(jobs: Sequence[JobDetails], wanted: _Wanted) -> str | None:
     """The job that runs this command on this storage, if there is one.
 
     Raises:
-        UserError: if another one works on this storage.
+        UserError: if another one works on this storage, or the same with a recipe that was changed since.
     """
     for job in jobs:
-        if not job.status.is_terminal() and (job.metadata or {}).get(_STORAGE) == storage:
-            if job.entrypoint != entrypoint:
-                raise UserError(
-                    f"{storage}: is in use by {job.submission_id} ({job.entrypoint}); wait until it ends, stop it "
-                    f"(ray job stop {job.submission_id}), or choose another runtime.storage"
-                )
-            return str(job.submission_id)
+        metadata = job.metadata or {}
+        if job.status.is_terminal() or metadata.get(_STORAGE) != wanted.storage:
+            continue
+        difference = ""
+        if job.entrypoint != wanted.entrypoint:
+            difference = f" ({job.entrypoint})"
+        elif metadata.get(_RECIPE) != wanted.recipe:
+            difference = ", which runs this command with an earlier content of the recipe"
+        if difference:
+            raise UserError(
+                f"{wanted.storage}: is in use by {job.submission_id}{difference}; wait until it ends, stop it "
+                f"(ray job stop {job.submission_id}), or choose another runtime.storage"
+            )
+        return str(job.submission_id)
     return None

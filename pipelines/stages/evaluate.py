@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from pos2distill.config import Study
 from pos2distill.config.fields import replace_section, restrict
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.operators import generation_operators, to_predictions
@@ -192,7 +192,7 @@ def predict(
             shown.update(len(answers))
     predictions = parts.read()
     if len(predictions) != total:
-        raise UserError(
+        raise TransientError(
             f"{stage.artifact.url}: {len(predictions)} of {total} answers are readable; run the same command again"
         )
     return predictions

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pos2distill.config import Runtime, Study
 from pos2distill.config.fields import restrict
-from pos2distill.errors import CorruptPart, UserError
+from pos2distill.errors import CorruptPart, TransientError, UserError
 from pos2distill.records import sample_ids
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
@@ -222,7 +222,7 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
     known = selection(stage)
     absent = len(known.missing)
     if absent:
-        raise UserError(
+        raise TransientError(
             f"{artifact.url}: {sampled} of {sampled + absent} samples are visible from here; run again if parts were "
             f"quarantined; else runtime.storage must be a folder or URL that all nodes share"
         )

@@ -14,6 +14,7 @@ from pos2distill.config import ModelSection
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
+from pos2distill.faults import disk_is_full, will_not_pass
 from pos2distill.scratch import locked, user_folder
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -148,7 +149,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
     """The local folder, named after the commit, that holds these files of a hub model."""
     # Imported here: only hub names need it.
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     unavailable = f"{model.path}: neither a folder nor a model that the hub provides (model.path)"
     times_out = not constants.HF_HUB_OFFLINE and _times_out(constants.ENDPOINT)
@@ -169,8 +170,18 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
         else:
             reason = f"{constants.ENDPOINT} cannot be reached ({error.__cause__}); check the network"
         raise TransientError(f"{unavailable}: {reason}") from None
-    except (RepositoryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise UserError(f"{unavailable}: {_first_line(error)}") from None
+    except (HfHubHTTPError, OSError) as error:
+        # A server that is overloaded, or a download that broke off, is no fault of the user's.
+        kind = UserError if _is_refusal(error) else TransientError
+        raise kind(f"{unavailable}: {_first_line(error)}") from None
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the hub would answer in the same way again: no such model, or no right to it; or the disk is full."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return response.status_code in (401, 403, 404)
+    return will_not_pass(error) or disk_is_full(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -28,6 +28,7 @@ from pos2distill.urls import open_url, storage_errors
 
 RUN_FILE = "run.json"  # names the recipe that owns the storage
 DRIVER_FILE = "driver.json"  # names the running driver (see `lease`)
+_MANIFEST = "manifest.json"
 _SECONDS_FILE = "seconds.json"  # of runs that were stopped before the artifact was finished
 _SECONDS = pydantic.TypeAdapter(dict[str, float])
 
@@ -70,11 +71,12 @@ class Artifact:
         Raises:
             UserError: if another version wrote the artifact, or the manifest is corrupt.
         """
-        path = f"{self.path}/manifest.json"
-        if not self.fs.exists(path):
+        content = self._manifest_bytes()
+        if content is None:
             return None
+        path = f"{self.path}/{_MANIFEST}"
         try:
-            raw = json.loads(self.fs.cat_file(path))
+            raw = json.loads(content)
             if raw.pop("schema_version") != SCHEMA_VERSION:
                 raise UserError(f"{self.url}: written by another version of pos2distill; use another runtime.storage")
             manifest = Manifest(**raw)
@@ -98,8 +100,18 @@ class Artifact:
             self._remove_unpublished()
             raise
 
+    def _manifest_bytes(self) -> bytes | None:
+        """None if there is none. Read, not asked for: fsspec says of a local file that is unreadable for now (a stale
+        mount) that it does not exist, and what was finished would be made again.
+        """
+        try:
+            content: bytes = self.fs.cat_file(f"{self.path}/{_MANIFEST}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return content
+
     def _remove_unpublished(self) -> None:
-        if self.fs.exists(self.path) and not self.fs.exists(f"{self.path}/manifest.json"):
+        if self._manifest_bytes() is None and self.fs.exists(self.path):
             self.fs.rm(self.path, recursive=True)
 
     def publish(
@@ -112,7 +124,7 @@ class Artifact:
         """
         manifest = Manifest(self.fingerprint, dict(counts), self._with_earlier(seconds), dict(details or {}))
         fields = {name: getattr(manifest, name) for name in Manifest.__slots__}
-        write_json(self.fs, f"{self.path}/manifest.json", {"schema_version": SCHEMA_VERSION, **fields})
+        write_json(self.fs, f"{self.path}/{_MANIFEST}", {"schema_version": SCHEMA_VERSION, **fields})
         self.remove(_SECONDS_FILE)
         return manifest
 

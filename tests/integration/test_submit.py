@@ -1,6 +1,7 @@
 """Jobs on a real Ray cluster with token authentication: submitted, followed, stopped, killed and submitted again."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from ray.job_submission import JobStatus, JobSubmissionClient
 
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED
+from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 from tests.support.heads import Head, clean_environment, ray_head
 from tests.support.paths import PROJECT
 
@@ -160,6 +162,38 @@ def test_submit_follows_detaches_and_reports_a_stopped_job(submit: Submit, head:
     code, said = end(second)
     assert code == 3
     assert said.splitlines()[-1] == f"{job} was stopped; the same command resumes it"
+
+
+SAVES_FOR_SECONDS = """
+import signal, time
+def save(*_):
+    time.sleep(6)
+    print("saved", flush=True)
+    raise SystemExit(143)
+signal.signal(signal.SIGTERM, save)
+print("runs", flush=True)
+time.sleep(120)
+"""
+
+
+def test_a_stopped_job_has_time_to_save_a_checkpoint(head: Head) -> None:
+    """Ray's own limit, after which it kills the job, is 3 s."""
+    token = Path(head.environment["RAY_AUTH_TOKEN_PATH"]).read_text()
+    client = JobSubmissionClient(head.dashboard, headers={"Authorization": f"Bearer {token}"})
+    # As `submit` does.
+    job = client.submit_job(
+        entrypoint=shlex.join([sys.executable, "-c", SAVES_FOR_SECONDS]), runtime_env={"env_vars": RAY_VARIABLES}
+    )
+    end = time.monotonic() + 120
+    while "runs" not in client.get_job_logs(job):
+        assert time.monotonic() < end
+        time.sleep(0.5)
+    client.stop_job(job)
+    while not client.get_job_status(job).is_terminal():
+        assert time.monotonic() < end
+        time.sleep(0.5)
+    assert client.get_job_status(job) == JobStatus.STOPPED
+    assert "saved" in client.get_job_logs(job)
 
 
 @pytest.mark.parametrize(

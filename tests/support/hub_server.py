@@ -21,12 +21,16 @@ COMMIT = "0123" * 10  # of every repository
 
 @dataclass
 class Hub:
-    """What is there. files: by repository, then by path. private: by repository. downloaded: paths of files."""
+    """What is there. files: by repository, then by path. private: by repository. downloaded: paths of files.
+
+    status: of all downloads, instead of the files.
+    """
 
     address: str = ""
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     private: dict[str, bool] = field(default_factory=dict)
     downloaded: list[str] = field(default_factory=list)
+    status: int | None = None
 
     def answer(self, path: str, body: bytes) -> tuple[int, Any]:
         """The status and what the hub answers to a request."""
@@ -109,6 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": _etag(content), "X-Repo-Commit": COMMIT}
         if self.command == "GET":
             self.hub.downloaded.append(file)
+            if self.hub.status is not None:
+                self.reply(self.hub.status, {"error": "not now"})
+                return
         status = 200
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if asked:

@@ -29,7 +29,8 @@ DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
         ),
         (
             NoCredentialsError(),
-            "NoCredentialsError: Unable to locate credentials; check the credentials of the storage and their rights",
+            "NoCredentialsError: Unable to locate credentials; check the credentials of the storage and their rights; "
+            "run the same command again to continue",
         ),
         # As safetensors 0.8 raises it.
         (

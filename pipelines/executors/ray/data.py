@@ -12,6 +12,7 @@ import pyarrow as pa
 import ray.data
 from ray.data import Dataset, TaskPoolStrategy
 
+from pos2distill.placement import TASK_CPUS
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.engines.protocol import EngineDied
@@ -21,8 +22,6 @@ from ..protocol import Stream
 from .progress import RayTracker
 from .session import pool_arguments, set_data_context
 
-TASK_CPUS = 0.5
-"""CPUs of one task of a stateless operator."""
 _ASK_AGAIN_SECONDS = 0.5
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import pyarrow as pa
 
 from pos2distill.config import PoolSection, Runtime, TrainersSection
+from pos2distill.placement import TASK_CPUS
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.training.job import TrainingJob
 
 from ...progress import ProgressSpec
 from ..protocol import ActorCalls, Stream, Tracker, TrainingOutcome
 from .actors import start_actors
-from .data import TASK_CPUS, build_dataset
+from .data import build_dataset
 from .progress import RayTracker, track
 from .session import connect, ray_session, require_resources
 from .train import fit

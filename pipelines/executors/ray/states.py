@@ -108,6 +108,9 @@ class _WholeFile:
         """Put the file into its place, unless a part of it could not be written."""
         if self.file.closed:
             return
+        if not self.failed:
+            # Else the name could be on the disk before the content, and the list be empty after a power failure.
+            os.fsync(self.file.fileno())
         self.file.close()
         if self.failed:
             os.unlink(self.partial)

@@ -567,10 +567,21 @@ def test_make_entrypoint_compares_pools_of_any_size(
             make_entrypoint(spec, "quickstart", overrides)
 
 
+def test_make_entrypoint_leaves_room_for_data_tasks() -> None:
+    """Samplers and teachers that fill all nodes would wait for tasks that find no room."""
+    pools = ["runtime.samplers={max: 1, cpus: 1}", "runtime.teachers={max: 1, cpus: 1}"]
+    message = r"samplers, teachers and a task that reads and stores data need 2.5 CPUs, but sampling has at most 2; "
+    with pytest.raises(UserError, match=message):
+        make_entrypoint(load_cluster("kind", ["sampling.node.cpus=2", "sampling.max=1"]), "quickstart", pools)
+    assert make_entrypoint(load_cluster("kind", ["sampling.node.cpus=2.5", "sampling.max=1"]), "quickstart", pools)
+
+
 def test_make_entrypoint_divides_as_decimals() -> None:
     """In floating point, 0.3 / 0.1 is less than 3, and 10 * 0.1 in fractions is more than 1."""
     for cpus, samplers in ((0.3, 3), (1, 10)):
-        spec = load_cluster("kind", [f"sampling.node.cpus={cpus}", "training.node.cpus=2"])
+        # Data tasks, which need room too, have nodes of their own.
+        data = "data={max: 1, spot: false, node: {cpus: 1, memory: 2Gi, shm: 1Gi, scratch: 1Gi}}"
+        spec = load_cluster("kind", [f"sampling.node.cpus={cpus}", "training.node.cpus=2", data])
         pools = [f"runtime.samplers={{max: {samplers}, cpus: 0.1, threads: 1}}", "runtime.teachers.cpus=0"]
         assert make_entrypoint(spec, "quickstart", pools)
         pools[0] = f"runtime.samplers={{max: {samplers + 1}, cpus: 0.1, threads: 1}}"

@@ -20,7 +20,7 @@ from pos2distill.models import files
 from pos2distill.models.files import local_folder, model_digest, read_licence
 from pos2distill.models.load import load_tokenizer
 from pos2distill.scratch import user_folder
-from tests.support.hub_server import COMMIT, use_hub
+from tests.support.hub_server import COMMIT, hub_server, use_hub
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "no-such-model", "a/b/c"])
@@ -251,6 +251,20 @@ def test_local_folder_gives_up_on_a_hub_that_does_not_answer(tmp_path: Path, mon
         (cached / "refs").mkdir()
         (cached / "refs" / "main").write_text(COMMIT)
         assert local_folder(ModelSection(path="me/a-model")) == str(cached / "snapshots" / COMMIT)
+
+
+@pytest.mark.parametrize(("status", "may_pass"), [(503, True), (500, True), (403, False)])
+def test_local_folder_tells_a_hub_that_is_overloaded_from_one_that_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, may_pass: bool
+) -> None:
+    """A job on a cluster is tried again after the one, and not after the other."""
+    with hub_server() as hub:
+        use_hub(monkeypatch, hub.address, tmp_path)
+        hub.files["me/a-model"] = {"config.json": b"{}"}
+        hub.status = status
+        with pytest.raises(UserError, match=r"^me/a-model: neither a folder nor a model that the hub prov") as caught:
+            local_folder(ModelSection(path="me/a-model"), weights=False)
+    assert isinstance(caught.value, TransientError) == may_pass
 
 
 @pytest.mark.parametrize(

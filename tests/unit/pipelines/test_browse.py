@@ -30,6 +30,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
+from pos2distill.training.job import STATE_FOLDER
 from tests.support.hub_server import hub_server, use_hub
 from tests.support.privileges import respecting_modes
 
@@ -442,6 +443,15 @@ def test_artifacts_say_what_they_were_made_from(recipe: Recipe) -> None:
         "examples": f"examples-{plan.prepare.fingerprint}",
         "checkpoint": f"checkpoint-{plan.distill.fingerprint}",
     }
+
+
+def test_study_removes_a_training_state_that_a_killed_run_left(recipe: Recipe) -> None:
+    """It was killed between the publication of the checkpoint and the removal."""
+    state = Path(make_plan(recipe).distill.artifact.path, STATE_FOLDER)
+    state.mkdir()
+    (state / "weights").write_bytes(b"0")
+    run_study(recipe)
+    assert not state.exists()
 
 
 def test_reports_and_artifacts_of_earlier_versions(recipe: Recipe, command: Command, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A job of a RayJob that ends with a user error stops itself, so that KubeRay does not try it again."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(config))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, error: UserError) -> int:
+def run(monkeypatch: pytest.MonkeyPatch, error: Exception) -> int:
     def fail(*_: Any) -> int:
         raise error
 
@@ -67,9 +68,23 @@ def test_main_stops_nothing_after_the_help() -> None:
     assert Client.stopped == []
 
 
-def test_main_leaves_an_error_that_may_pass_to_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(monkeypatch, TransientError("s3://b: cannot be used (timeout)")) == 2
+@pytest.mark.parametrize("error", [TransientError("s3://b: cannot be used (timeout)"), ConnectionResetError("reset")])
+def test_main_leaves_an_error_that_may_pass_to_a_retry_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """Attempts are few, and without the pause an outage would use them up in seconds."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert run(monkeypatch, error) == 2
     assert Client.stopped == []
+    assert pauses == [900]
+    assert capsys.readouterr().err.endswith("the job is tried again in 15 minutes\n")
+
+
+def test_main_pauses_in_no_other_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(JOB_DASHBOARD_VARIABLE)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("paused"))
+    assert run(monkeypatch, TransientError("s3://b: cannot be used (timeout)")) == 2
 
 
 def test_main_outside_a_job_stops_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

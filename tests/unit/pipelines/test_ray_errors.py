@@ -38,6 +38,10 @@ def test_find_user_error_reads_the_text_of_a_traceback() -> None:
     text = "ray::f()\n  File x\npos2distill.errors.UserError: line 3: 'gold' is missing\n\nThe above exception was"
     found = find_user_error(RuntimeError(text))
     assert str(found) == "line 3: 'gold' is missing"
+    assert not isinstance(found, TransientError)
+    passing = find_user_error(RuntimeError("f()\npos2distill.errors.TransientError: s3://b: cannot be used\n"))
+    assert isinstance(passing, TransientError)
+    assert str(passing) == "s3://b: cannot be used"
     assert find_user_error(RuntimeError("SomeError: pos2distill.errors.UserError: quoted")) is None
 
 

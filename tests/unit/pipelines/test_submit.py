@@ -14,6 +14,7 @@ from ray.job_submission import JobStatus
 from pipelines import command_line
 from pipelines.jobs import submit
 from pipelines.jobs.bundle import MAX_BYTES, PROJECT, is_packed, pack, packed_files
+from pos2distill.config.load import RECIPES
 from pos2distill.errors import UserError
 
 SECRETS = [
@@ -293,6 +294,26 @@ def submit_to(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.setattr(submit, "follow", lambda client, job: None)
     monkeypatch.setattr(submit, "report_end", lambda details: 0)
     return command_line.main(["submit", *words, STORAGE, "--address", "http://127.0.0.1:1"])
+
+
+def test_submit_follows_no_job_of_a_recipe_that_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name is all that the command tells."""
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text((RECIPES / "quickstart.yaml").read_text())
+    jobs = Jobs()
+    assert submit_to(jobs, monkeypatch, str(recipe)) == 0
+    assert submit_to(jobs, monkeypatch, str(recipe)) == 0
+    (job,) = jobs.jobs
+    assert f"{job.submission_id} already runs this command" in capsys.readouterr().out
+    recipe.write_text(recipe.read_text().replace("learning_rate: 1.0e-3", "learning_rate: 5.0e-4"))
+    assert submit_to(jobs, monkeypatch, str(recipe)) == 2
+    assert capsys.readouterr().err == (
+        f"error: /mnt/shared/runs: is in use by {job.submission_id}, which runs this command with an earlier content "
+        f"of the recipe; wait until it ends, stop it (ray job stop {job.submission_id}), or choose another "
+        f"runtime.storage\n"
+    )
 
 
 def test_submit_of_two_at_once_submits_one_job(

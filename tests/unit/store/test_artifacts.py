@@ -1,3 +1,5 @@
+import errno
+import io
 import json
 import os
 from pathlib import Path
@@ -141,6 +143,30 @@ def publish(storage: str, fingerprint: str = "abcd") -> Artifact:
     with artifact.writing():
         artifact.publish(counts={}, seconds={})
     return artifact
+
+
+def test_artifact_is_not_taken_for_unfinished_while_its_file_system_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mount does for a moment. `os.path.exists`, and so fsspec, says then that nothing is there."""
+    artifact = Artifact(str(tmp_path), "examples", "f00d")
+    with artifact.writing():
+        published = artifact.publish(counts={}, seconds={})
+    opened = io.open
+
+    def fail(file: Any, *arguments: Any, **options: Any) -> Any:
+        if str(file).endswith("manifest.json"):
+            raise OSError(errno.ESTALE, "Stale file handle", file)
+        return opened(file, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", fail)
+        patched.setattr(os.path, "exists", lambda path: not str(path).endswith("manifest.json"))
+        with pytest.raises(OSError, match="Stale"):
+            artifact.manifest()
+        with pytest.raises(OSError, match="Stale"), artifact.writing():
+            pass
+    assert artifact.manifest() == published
 
 
 def test_artifact_manifest_refuses_another_schema_version(storage: str) -> None:
