@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +48,7 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
         metavar="NAME",
         help="right, wrong, gained, lost, flipped, cut; of samples kept, wrong, empty, failed",
     )
-    inspect.add_argument("--limit", type=int, default=5, metavar="N", help="questions to show (default 5); 0: all")
+    inspect.add_argument("--limit", type=int, default=5, metavar="N", help="answers to show (default 5); 0: all")
     inspect.add_argument("--samples", action="store_true", help="the samples, not the answers of evaluations")
     inspect.add_argument(
         "--entropy", action="store_true", help="of kept samples, the teacher's entropy at each token, in nats"
@@ -87,11 +88,16 @@ def _inspect(options: argparse.Namespace) -> None:
     from .inspection import Selection, inspect, require_limit
 
     require_limit(options.limit)
-    selection = Selection(options.example, options.position, options.outcome, options.limit or None)
+    # One more than is shown, to say whether there are more.
+    limit = options.limit + 1 if options.limit else None
+    selection = Selection(options.example, options.position, options.outcome, limit)
     count = 0
     shown = {name: getattr(options, name) for name in ("samples", "prompts", "entropy", "task")}
     for row in inspect(options.run, selection, **shown):
         count += 1
+        if count == limit:
+            print(f"the first {options.limit}; --limit 0 shows all", file=sys.stderr)
+            break
         print(json.dumps(row, ensure_ascii=False) if options.json else _format_row(row))
     if not count and not options.json:
         print("no question matches")
@@ -150,11 +156,14 @@ def _runs(options: argparse.Namespace) -> None:
         mean = " to ".join(f"{value:.3f}" for value in run["mean"])
         gap = "; after ".join(map(format_gap, run["gap"], run["gap_ci95"], run["gap_corrected"]))
         what = run["model"] if run["method"] == "none" else run["method"]
+        if run["inference"] != "none":
+            what = f"{what} with {run['inference']}"
         print(f"{run['report']}  {run['date'] or 'date unknown'}  {what} on {run['dataset']}: mean {mean}, GAP {gap}")
 
 
 def _compare(options: argparse.Namespace) -> None:
     from pos2distill.evaluation.formatting import format_gap
+    from pos2distill.evaluation.scores import position_order
 
     from .comparison import compare_runs
 
@@ -166,10 +175,11 @@ def _compare(options: argparse.Namespace) -> None:
     for number, entry in enumerate(entries):
         names = {"base": f"base model {entry.get('path')}", "lm-eval": "answers of lm-eval"}
         model = names.get(entry["model"], entry["method"])
+        if entry.get("inference", "none") != "none":
+            model = f"{model} with {entry['inference']}"
         print(f"[{number}] {entry['report']}: {model}, {entry['documents']} documents, {entry['questions']} questions")
     print("\nposition" + "".join(f"{f'[{number}]':>8}" for number in range(len(entries))))
-    # A dict, because a set would lose the order.
-    positions = dict.fromkeys(position for entry in entries for position in entry["positions"])
+    positions = sorted({position for entry in entries for position in entry["positions"]}, key=position_order)
     by_position = [dict(zip(entry["positions"], entry["accuracy"], strict=True)) for entry in entries]
     for position in positions:
         cells = [f"{each[position]:8.3f}" if position in each else f"{'-':>8}" for each in by_position]

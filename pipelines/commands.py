@@ -1,6 +1,7 @@
 """The commands: lists of stages, of which those that are not finished run in order."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -350,7 +351,7 @@ def _check_gate(gate: Gate, study: Study, stage: Stage, baseline: Grid | None) -
     evaluation = study.evaluation
     grid = to_grid(stage.artifact.read_table(PREDICTIONS), study.data.documents)
     try:
-        lines = check_gate(
+        passed = check_gate(
             gate,
             _curve(study, stage),
             grid,
@@ -363,8 +364,9 @@ def _check_gate(gate: Gate, study: Study, stage: Stage, baseline: Grid | None) -
             "--baseline: other questions, slots or prompt lengths than this evaluation; both need the same data, "
             "data.eval_examples, evaluation.slots and evaluation.seed"
         ) from None
-    for line in lines:
-        print(f"gate: {line}")
+    for each in passed:
+        # On stderr what --quiet must not hide: the gate passes, and might not with more questions.
+        print(f"gate: {each.line}", file=sys.stderr if each.is_undecided else sys.stdout)
 
 
 def read_baseline(url: str, study: Study) -> Grid:
@@ -383,8 +385,11 @@ def read_baseline(url: str, study: Study) -> Grid:
         ) from None
     except (pa.ArrowException, KeyError):
         raise UserError(f"--baseline: {path}: no table of predictions") from None
-    except ValueError as error:
-        raise UserError(f"--baseline: {path}: {error}") from None
+    except ValueError:
+        raise UserError(
+            f"--baseline: {path}: holds no answers to prompts of {study.data.documents} documents; expected another "
+            f"evaluation of the same questions"
+        ) from None
 
 
 def _curve(study: Study, stage: Stage) -> Curve:

@@ -28,6 +28,7 @@ def list_runs(folder: str) -> list[dict[str, Any]]:
                 "fingerprint": summary.fingerprint,
                 "date": summary.date,
                 "method": summary.method,
+                "inference": summary.inference,
                 "model": summary.model,
                 "dataset": summary.dataset,
                 "mean": [curve.mean for curve in summary.curves.values()],
@@ -76,6 +77,7 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
                 "model": model,
                 "path": summary.model,
                 "method": summary.method if model == "distilled" else "none",
+                "inference": summary.inference,
             }
             entries.append(entry | _curve_values(curve))
             grids.append(to_grid(summary.read_predictions(model), curve.documents))

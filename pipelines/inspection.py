@@ -15,7 +15,7 @@ from pos2distill.config.fields import validate_evaluated
 from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.evaluation.attribution import Attribution
 from pos2distill.evaluation.questions import document_order, golds_first
-from pos2distill.evaluation.scores import format_slots
+from pos2distill.evaluation.scores import format_slots, position_order
 from pos2distill.records import Example, example_from_row, sample_ids
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore, StoreIndex
@@ -98,11 +98,11 @@ def inspect(
         rows = _answer_rows(artifact, study)
     decoder = _PromptText(study) if prompts else None
     shown = 0
-    positions: dict[str, None] = {}  # in their order
+    positions: set[str] = set()
     for row in rows:
         if shown == selection.limit:
             return
-        positions.setdefault(row["position"])
+        positions.add(row["position"])
         if selection.accepts(row):
             shown += 1
             build = row.pop("build")
@@ -110,7 +110,8 @@ def inspect(
                 row["entropy"] = row["entropy"]()
             yield row | {"prompt": decoder.text(build)} if decoder else row
     if is_finished and positions and selection.position is not None and selection.position not in positions:
-        raise UserError(f"--position: {selection.position}: expected one of those evaluated: {', '.join(positions)}")
+        evaluated = ", ".join(sorted(positions, key=position_order))
+        raise UserError(f"--position: {selection.position}: expected one of those evaluated: {evaluated}")
 
 
 def study_of(artifact: Artifact) -> Study:
@@ -154,7 +155,9 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
     for record in examples.read_table(EVALUATION).to_pylist():
         example = example_from_row(record)
         attribution = Attribution(example.question, study.data.metric, golds_first(example))
-        for key in next(iter(answers.values())).get(example.example_id, ()):
+        keys = next(iter(answers.values())).get(example.example_id, ())
+        # The prompt length of training first.
+        for key in sorted(keys, key=lambda key: (key[0] != study.data.documents, key)):
             found = {}
             for name, by_id in answers.items():
                 if key in by_id.get(example.example_id, ()):

@@ -180,16 +180,23 @@ class Pace:
     """How fast a stage gets on, and how long the rest will take.
 
     The clock starts with the first result of this run. Until then processes start and models load, which tells nothing
-    of the rest; that result itself, begun before the clock, is not counted.
+    of the rest; that result itself, begun before the clock, is not counted. Results come by the batch: while one is
+    under way its time runs off what is left, and only a batch that takes longer than those before it makes the rate
+    smaller.
     """
 
     def __init__(self, total: int, done: int) -> None:
         self.total = total
         self.count = done
         self.first_result: tuple[int, float] | None = None
+        self.last_change = 0.0
+        self.changes = 0  # after the first result
 
     def update(self, count: int, now: float) -> None:
         """So much is finished at this time, in seconds."""
+        if self.first_result is not None and count != self.count:
+            self.changes += 1
+            self.last_change = now
         if self.first_result is None and count > self.count:
             self.first_result = (count, now)
         self.count = count
@@ -201,9 +208,13 @@ class Pace:
             return ""
         if self.count <= count:
             return "time left unknown"
+        usual = (self.last_change - start) / self.changes
+        waited = now - self.last_change
         # At least one refresh period, so that a division by almost 0 s shows no absurd rate.
-        rate = (self.count - count) / max(now - start, REFRESH_SECONDS)
-        return f"{rate:.2f} a second, {tqdm.format_interval((self.total - self.count) / rate)} left"
+        seconds = max(self.last_change - start + max(0.0, waited - usual), REFRESH_SECONDS)
+        rate = (self.count - count) / seconds
+        left = max(0.0, (self.total - self.count) / rate - min(waited, usual))
+        return f"{rate:.2f} a second, {tqdm.format_interval(left)} left"
 
 
 @contextmanager

@@ -137,7 +137,8 @@ class RunSummary:
 
     folder: of the report or the results. curves: of the models `base` and `distilled`, of which an evaluation may have
     the first one only; artifacts: the folders of their answers. model: the path of the base model. method: `none` if
-    the base model alone was evaluated. bootstrap: the settings of intervals.
+    the base model alone was evaluated. inference: the method that all answered with. bootstrap: the settings of
+    intervals.
     """
 
     folder: str
@@ -145,6 +146,7 @@ class RunSummary:
     fingerprint: str
     date: str
     method: str
+    inference: str
     model: str
     dataset: str
     curves: dict[str, Curve]
@@ -228,6 +230,8 @@ def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:
             "name": summary["name"],
             "date": summary["made_with"].get("date", ""),
             "bootstrap": {name: settings["evaluation"][name] for name in ("bootstrap_samples", "seed")},
+            # A report of an earlier version has no such section.
+            "inference": settings.get("inference", {}).get("method", "none"),
         }
         if _is_evaluation(summary):
             models = [model for model in ("base", "distilled") if model in summary]

@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from pos2distill.config import Recipe, Study
 from pos2distill.errors import UserError, warn
 from pos2distill.store.artifacts import Artifact, other_fingerprints
+from pos2distill.training.job import MODEL_FOLDER
 
 from .provenance import read_provenance
 from .stages.stage import Stage
@@ -17,6 +19,8 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     for name, condition in _without_effect(recipe.study):
         _warn_once(f"{name}: has no effect, since {condition}")
     if difference := _other_precision(recipe, pending):
+        _warn_once(difference)
+    if difference := _other_prompt(recipe):
         _warn_once(difference)
 
 
@@ -33,6 +37,20 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
             yield "inference.search", "inference.scales are given"
     if method.view not in ("skip", "cyclic") and method.view_weight != type(method).model_fields["view_weight"].default:
         yield "method.view_weight", f"method.view is {method.view}"
+
+
+def _other_prompt(recipe: Recipe) -> str | None:
+    """The wording that a checkpoint of `study` was trained with, if it is another one."""
+    model = PurePosixPath(recipe.study.model.path)
+    name, _, fingerprint = model.parent.name.partition("-")
+    if (model.name, name) != (MODEL_FOLDER, "checkpoint"):
+        return None
+    artifact = Artifact(str(model.parent.parent), name, fingerprint)
+    recorded = _recorded(artifact, {"data": {}}) or {}
+    trained = (recorded.get("data") or {}).get("prompt")
+    if trained in (None, recipe.study.data.prompt):
+        return None
+    return f"data.prompt: {recipe.study.data.prompt}, but {model} was trained with data.prompt={trained}"
 
 
 def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> str | None:

@@ -117,7 +117,12 @@ class _EventLoop:
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """The result, once it is there."""
         if self.thread is None:
-            return self.loop.run_until_complete(awaitable)
+            try:
+                return self.loop.run_until_complete(awaitable)
+            except KeyboardInterrupt:
+                # It is kept in the task that it met too, and asyncio would print a traceback for this copy.
+                self.loop.set_exception_handler(lambda *_: None)
+                raise
         return self.thread.submit(self.loop.run_until_complete, awaitable).result()
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ def evaluation_recipe(
         "runtime": {
             "executor": "local",
             # Smaller batches than the default show progress earlier, where a batch takes a minute.
-            "samplers": {"batch_size": 16, "threads": len(os.sched_getaffinity(0))},
+            "samplers": {"batch_size": 8, "threads": len(os.sched_getaffinity(0))},
             "trainers": {"strategy": "torch"},
         },
     }
@@ -64,10 +64,17 @@ def evaluation_recipe(
     return make_recipe(raw, overrides, source="evaluate")
 
 
+def _name_of_checkpoint(model: str) -> str | None:
+    """`RUN-FINGERPRINT` of a model that `study` made, whose folder is called `model`; None of others."""
+    *_, run, checkpoint, folder = ("", "", *PurePosixPath(model.rstrip("/")).parts)
+    name, _, fingerprint = checkpoint.partition("-")
+    return f"{run}-{fingerprint[:8]}" if (name, folder) == ("checkpoint", "model") and fingerprint else None
+
+
 def _name(model: str, data: str) -> str:
     """A recipe's name, and so the folder of the results: `MODEL-FILE` in its characters."""
     parts = []
-    for text in (model, data):
+    for text in (_name_of_checkpoint(model) or model, data):
         stem = re.sub(r"(\.(jsonl?|parquet|gz|zst))+$", "", PurePosixPath(text.rstrip("/")).name)
         parts.append(re.sub(r"[^a-z0-9_.-]+", "-", stem.lower()).strip("-_."))
     return "-".join(part for part in parts if part) or "evaluation"

@@ -30,6 +30,14 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """A limit that a model passes. is_undecided: the value is beyond it, and the questions are too few to tell."""
+
+    line: str
+    is_undecided: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Measured:
     """A value against its limit, in points.
 
@@ -54,13 +62,13 @@ class _Measured:
 
 def check_gate(
     gate: Gate, curve: Curve, grid: Grid, baseline: Grid | None = None, *, resamples: int, seed: int
-) -> list[str]:
+) -> list[Passed]:
     """Compare a model with its limits.
 
     Args:
         curve: of the grid. baseline: the grid of the run that `drop_above` compares with.
         resamples, seed: of the bootstrap.
-    Returns: a line for each limit that it passes.
+    Returns: for each limit that it passes.
     Raises:
         GateError: naming the first limit that is exceeded; or if no answer is right, since a GAP of 0 means nothing.
         ValueError: if the baseline has other questions or slots.
@@ -86,8 +94,8 @@ def check_gate(
     return [_check(value, curve.examples) for value in measured]
 
 
-def _check(measured: _Measured, examples: int) -> str:
-    """The line of a value that passes.
+def _check(measured: _Measured, examples: int) -> Passed:
+    """A value that passes.
 
     Raises:
         GateError: if even the bound is beyond the limit.
@@ -98,10 +106,12 @@ def _check(measured: _Measured, examples: int) -> str:
     if measured.is_beyond(measured.bound):
         raise GateError(f"{shown}, {bound}, is {side} {measured.limit:g}")
     if not measured.is_beyond(measured.value):
-        return f"{shown} is not {side} {measured.limit:g}"
+        return Passed(f"{shown} is not {side} {measured.limit:g}", is_undecided=False)
     line = f"{shown} is {side} {measured.limit:g}, but {examples} questions cannot tell ({bound})"
     needed = measured.needed()
-    return line if needed is None else f"{line}; about {max(needed, examples + 1)} would decide"
+    if needed is not None:
+        line += f"; about {max(needed, examples + 1)} would decide"
+    return Passed(line, is_undecided=True)
 
 
 def _format_bound(measured: _Measured) -> str:

@@ -88,6 +88,11 @@ def format_slots(slots: int | Slots) -> str:
     return ">".join(str(slot + 1) for slot in slots)
 
 
+def position_order(position: str) -> list[int]:
+    """A key by which positions, as `format_slots` writes them, are in their order."""
+    return [int(number) for number in position.split(">") if number != "none"]
+
+
 def count_warnings(counts: Mapping[str, int]) -> list[str]:
     """What a reader of a stage's counts must know. Args: as `truncation_warning`."""
     warnings = (truncation_warning(counts), shortage_warning(counts), usage_warning(counts))

@@ -46,7 +46,16 @@ def load_config(model: ModelSection, *, folder: str | None = None) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=model.trust_remote_code)
     except Exception as error:  # the classes of transformers compute with what the file holds
+        if not Path(folder, "config.json").exists():
+            raise UserError(f"{model.path}: holds no config.json{_model_inside(folder)}") from error
         raise UserError(f"{model.path}: no usable config.json: {reason(error)}") from error
+
+
+def _model_inside(folder: str) -> str:
+    """A hint for a message: the newest model of a run's storage or of a checkpoint."""
+    found = [*Path(folder).glob("model/config.json"), *Path(folder).glob("checkpoint-*/model/config.json")]
+    newest = max(found, key=lambda config: config.stat().st_mtime, default=None)
+    return f"; did you mean '{newest.parent}'?" if newest else ""
 
 
 def load_tokenizer(model: ModelSection) -> PreTrainedTokenizerBase:

@@ -7,6 +7,7 @@ folder of their own, so results of other settings are kept.
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -304,10 +305,14 @@ def remove_if_empty(storage: str) -> None:
             os.rmdir(path)
 
 
+# Also while they are written (`write_bytes`), or if a run was killed then.
+_MARK = re.compile(rf"({re.escape(RUN_FILE)}|{re.escape(DRIVER_FILE)})(\.[0-9a-f]+\.partial)?")
+
+
 def _list_content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:
     """Names of the entries of a folder, without the two files that mark its owner."""
     names = {str(entry).rsplit("/", 1)[-1] for entry in fs.ls(path, detail=False)}
-    return names - {RUN_FILE, DRIVER_FILE}
+    return {name for name in names if not _MARK.fullmatch(name)}
 
 
 def other_fingerprints(storage: str, name: str, fingerprint: str) -> list[str]:

@@ -33,7 +33,7 @@ def test_context_length_is_that_of_the_config_unless_set(copy_model: Callable[..
     [
         ("tokenizer.json", load_tokenizer, r"holds no tokenizer \(tokenizer.json, tokenizer.model or vocab.json\)"),
         ("chat_template.jinja", load_tokenizer, "its tokenizer has no chat template; use the model's chat or instruct"),
-        ("config.json", load_config, "no usable config.json: "),
+        ("config.json", load_config, "holds no config.json"),
     ],
 )
 def test_load_names_the_file_that_a_model_folder_lacks(
@@ -179,3 +179,12 @@ def test_load_model_resolves_attention_by_the_dtype_of_autocast(
     load_model(model, dtype=torch.float32, computing=torch.bfloat16, packed=True)
     load_model(model, dtype=torch.float32, packed=True)
     assert dtypes == [torch.bfloat16, torch.float32]
+
+
+def test_load_config_names_the_model_in_the_folder_of_a_run(tiny_model_path: str, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model_path, tmp_path / "checkpoint-f1a0" / "model")
+    for folder in (tmp_path, model.parent):
+        with pytest.raises(UserError, match=f"^{folder}: holds no config.json; did you mean '{model}'\\?$"):
+            load_config(ModelSection(path=str(folder)))
+    with pytest.raises(UserError, match=r"holds no config.json$"):
+        load_config(ModelSection(path=str(tmp_path.parent)))

@@ -80,7 +80,7 @@ def test_inspect_shows_answers_before_and_after(recipe: Recipe, command: Command
     assert {(row["example_id"], int(row["position"])): row["after"]["text"] for row in rows} == texts
 
 
-def test_inspect_filters_and_limits(recipe: Recipe, command: Command) -> None:
+def test_inspect_filters_and_limits(recipe: Recipe, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = command("inspect", recipe.storage, "--json", "--limit", "1")
     one = json.loads(line)
     assert len(command("inspect", recipe.storage, "--json", "--limit", "3")) == 3
@@ -88,6 +88,11 @@ def test_inspect_filters_and_limits(recipe: Recipe, command: Command) -> None:
     assert len(of_one) == 4
     at_two = command("inspect", recipe.storage, "--json", "--example", one["example_id"], "--position", "2")
     assert [json.loads(line)["position"] for line in at_two] == ["2"]
+    assert command_line.main(["inspect", recipe.storage, "--json", "--limit", "16"]) == 0
+    assert capsys.readouterr().err == ""  # these are all
+    assert command_line.main(["inspect", recipe.storage, "--json", "--limit", "15"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out.count("\n"), captured.err) == (15, "the first 15; --limit 0 shows all\n")
     wrong = command("inspect", recipe.storage, "--json", "--limit", "0", "--outcome", "wrong")
     assert all("wrong" in json.loads(line)["outcomes"] for line in wrong)
     assert command("inspect", recipe.storage, "--example", "nobody") == ["no question matches"]
@@ -300,6 +305,7 @@ def test_runs_and_compare_print_gaps_with_interval_and_corrected(
     gaps: dict[str, list[Any]] = {"gap": [0.35, 0.1], "gap_ci95": [[0.25, 0.45], [1e-6, 0.2]]}
     gaps["gap_corrected"] = [0.33, -0.01]
     run = {"report": "r", "name": "n", "date": "d", "method": "r1", "dataset": "jsonl", "mean": [0.5, 0.75]}
+    run["inference"] = "none"
     monkeypatch.setattr(comparison, "list_runs", lambda folder: [run | gaps])
     before, after = "0.350 [0.250, 0.450], corrected 0.330", "0.100 [above 0, 0.200], corrected -0.010"
     assert command("runs") == [f"r  d  r1 on jsonl: mean 0.500 to 0.750, GAP {before}; after {after}"]
@@ -309,6 +315,22 @@ def test_runs_and_compare_print_gaps_with_interval_and_corrected(
     monkeypatch.setattr(comparison, "compare_runs", lambda runs: {"runs": entries, "differences": [None]})
     lines = command("compare", "r", "r")
     assert lines[lines.index("    mean   0.500   0.500") :][1:4] == ["", f"[0]: GAP {before}", f"[1]: GAP {after}"]
+
+
+def test_runs_and_compare_name_the_inference_method(
+    recipe: Recipe, command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    words = [f"runtime.storage={tmp_path}/scaled", "inference.method=uniform_scale", "inference.scales=[1.5]"]
+    run_evaluate(load_recipe(path, words))
+    page = (tmp_path / "scaled" / "evaluation" / "index.html").read_text()
+    assert "accuracy by position with uniform_scale</title>" in page
+    capsys.readouterr()
+    (line,) = command("runs", str(tmp_path / "scaled"))
+    assert f"{recipe.study.model.path} with uniform_scale on jsonl" in line
+    lines = command("compare", recipe.storage, str(tmp_path / "scaled"))
+    assert f"base model {recipe.study.model.path} with uniform_scale, 4 documents" in lines[2]
+    assert "with uniform_scale" not in "".join(lines[:2])
 
 
 def test_runs_refuses_what_is_no_folder(tmp_path: Path, command: Command) -> None:
@@ -731,8 +753,9 @@ def test_inspect_samples_shows_those_of_which_none_was_kept(
     (folder,) = (tmp_path / "storage").glob("samples-*")
     assert command_line.main(["inspect", str(folder), "--limit", "1"]) == 0
     # Nothing that needs finished samples takes them for such.
-    (said, line) = command("push", str(tmp_path / "storage"), "me/mine", code=2)
+    (said, more, line) = command("push", str(tmp_path / "storage"), "me/mine", code=2)
     assert said == f"{folder}: not finished; what is stored so far is shown"
+    assert more == "the first 1; --limit 0 shows all"
     assert "holds no finished checkpoint" in line
 
 

@@ -176,6 +176,13 @@ def test_results_of_a_file_are_in_a_folder_without_its_suffixes() -> None:
         assert evaluation_recipe("a/base", f"data/{name}").name == "base-q"
 
 
+def test_results_of_a_checkpoint_are_named_after_its_run() -> None:
+    """All of them are folders called `model`."""
+    name = evaluation_recipe("runs/mine/checkpoint-f1a0cc6c0d9abc2e/model/", "q.jsonl").name
+    assert name == "mine-f1a0cc6c-q"
+    assert evaluation_recipe("some/model", "q.jsonl").name == "model-q"
+
+
 def test_evaluate_takes_all_questions_of_a_small_file(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     """40 questions are fewer than the default, but not fewer than what is asked for."""
     words = ["evaluate", "--model", "tiny", "--data", "questions.jsonl", "--base-url", server.url, "--slots", "2"]

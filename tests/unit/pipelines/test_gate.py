@@ -13,7 +13,7 @@ from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.records import PREDICTION_SCHEMA, examples_to_table
 from pos2distill.store.artifacts import Artifact, claim_storage, write_bytes
-from tests.support.predictions import make_examples
+from tests.support.predictions import make_examples, predictions
 
 
 def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:
@@ -150,10 +150,18 @@ def test_baseline_that_cannot_be_compared(
     (tmp_path / "text.parquet").write_text("no table")
     pq.write_table(pa.table({"example_id": ["a"]}), tmp_path / "table.parquet")
     missing = tmp_path / "missing"
+    longer = tmp_path / "longer"
+    longer.mkdir()
+    pq.write_table(predictions(9, [[1, 0]]), longer / "predictions.parquet")
     for url, message in [
         (missing, f"{missing}/predictions.parquet: no such file; expected the folder of an evaluation in a storage"),
         (tmp_path / "text.parquet", f"{tmp_path}/text.parquet: no table of predictions"),
         (tmp_path / "table.parquet", f"{tmp_path}/table.parquet: no table of predictions"),
+        (
+            longer,
+            f"{longer}/predictions.parquet: holds no answers to prompts of 4 documents; expected another "
+            f"evaluation of the same questions",
+        ),
         (
             other.url,
             "other questions, slots or prompt lengths than this evaluation; both need the same data, "

@@ -1,14 +1,35 @@
 """The parts of the local executor's training worker that need no model."""
 
+import asyncio
+import gc
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipelines.executors.local import LocalSession
+from pipelines.executors.local import LocalSession, _EventLoop
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
+from pos2distill.errors import Terminated
+
+
+def test_an_interrupt_leaves_no_traceback_behind(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio logs what a task met that nobody has asked for its result."""
+
+    async def interrupted() -> None:
+        raise Terminated
+
+    async def answer_two() -> None:
+        await asyncio.gather(interrupted(), interrupted())
+
+    events = _EventLoop()
+    with pytest.raises(Terminated):
+        events.run(answer_two())
+    events.close()
+    del events
+    gc.collect()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("remote", [True, False])

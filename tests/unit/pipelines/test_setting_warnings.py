@@ -1,5 +1,6 @@
 """What a run says of its settings before it starts."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 from pipelines import command_line, setting_warnings
 from pipelines.commands import run_evaluate
 from pipelines.plan import make_plan
+from pipelines.provenance import Provenance, record_provenance
 from pipelines.setting_warnings import warn_of_settings
 from pos2distill.config import Recipe
+from pos2distill.store.artifacts import Artifact
 
 Make = Callable[..., Recipe]
 
@@ -125,3 +128,18 @@ def test_commands_warn_before_they_run(make_recipe: Make, tmp_path: Path, capsys
     make_recipe(method={"view_weight": 3}, runtime={"executor": "local"})
     assert command_line.main(["study", str(tmp_path / "recipe.yaml"), "--dry-run"]) == 0
     assert "warning: method.view_weight: has no effect, since method.view is none" in capsys.readouterr().err
+
+
+def test_warns_of_another_wording_than_that_of_the_checkpoint(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], tiny_model_path: str, tmp_path: Path
+) -> None:
+    trained = make_recipe(data={"prompt": "plain"})
+    artifact = Artifact(str(tmp_path / "runs"), "checkpoint", "f1a0")
+    model = shutil.copytree(tiny_model_path, tmp_path / "runs" / "checkpoint-f1a0" / "model")
+    other = {"model": {"path": str(model)}, "data": {"prompt": "qa"}}
+    assert warnings_of(make_recipe(**other)) == []  # nothing tells how it was trained
+    artifact.publish(counts={}, seconds={})
+    record_provenance(artifact, Provenance.now(trained), "distill", {})
+    line = f"warning: data.prompt: qa, but {model} was trained with data.prompt=plain"
+    assert warnings_of(make_recipe(**other)) == [line]
+    assert warnings_of(make_recipe(model={"path": str(model)}, data={"prompt": "plain"})) == []

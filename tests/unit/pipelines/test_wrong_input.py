@@ -733,7 +733,7 @@ MODELS: dict[str, tuple[Callable[[Path], None], str]] = {
     "index of nothing": (_sharded({"weight_map": {}}), "error: "),
     "index names numbers": (_sharded({"weight_map": {"a": 5}}), "error: "),
     "index names another folder": (_sharded({"weight_map": {"a": "../x.safetensors"}}), "error: "),
-    "no config": (_remove("config.json"), "no usable config.json"),
+    "no config": (_remove("config.json"), "holds no config.json"),
     "config of text": (_write("config.json", b"hello"), "no usable config.json"),
     "config of a list": (_write("config.json", b"[]"), "no usable config.json"),
     "config of nothing": (_write("config.json", b""), "no usable config.json"),

@@ -254,3 +254,17 @@ def test_claim_storage_reports_a_corrupt_run_file(storage: str) -> None:
     fs.pipe_file(f"{path}/run.json", b"")
     with pytest.raises(UserError, match=r"corrupt run.json \(.+\); choose another runtime.storage"):
         claim_storage(storage, "mine")
+
+
+@pytest.mark.parametrize("name", ["run.json.0123abcd.partial", "driver.json.0123abcd.partial", "driver.json"])
+def test_claim_storage_of_a_folder_in_which_a_run_is_about_to_start(tmp_path: Path, name: str) -> None:
+    """Or in which one was killed then."""
+    (tmp_path / name).write_text("{")
+    assert claim_storage(str(tmp_path), "mine") is False
+    assert check_storage(str(tmp_path), "mine")
+
+
+def test_claim_storage_refuses_a_folder_of_other_files(tmp_path: Path) -> None:
+    (tmp_path / "run.json.bak").write_text("{}")
+    with pytest.raises(UserError, match="is not empty and holds no run"):
+        claim_storage(str(tmp_path), "mine")
