@@ -59,7 +59,7 @@ COMMANDS = {
 _CLUSTER_OUTPUT = {"json": ("submit", "status", "validate"), "quiet": ("submit", "validate", "delete")}
 
 
-_RETRY_PAUSE_S = 900.0
+_OUTAGE_S = 900.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,14 +77,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _run_and_flush(options, remaining)
     except SystemExit as stop:  # argparse has printed what is wrong, or the help
         if stop.code == ExitCode.USER_ERROR:
-            _end_attempt(may_pass=False)
+            _stop_retries()
         raise
     except GateError as error:
         print(f"gate: {error}", file=sys.stderr)
         return 1
     except UserError as error:
         exit_code = _report_error(str(error))
-        _end_attempt(may_pass=isinstance(error, TransientError))
+        (_wait_out if isinstance(error, TransientError) else _stop_retries)()
         return exit_code
     except (Stopped, KeyboardInterrupt) as stop:
         # Stopped and Terminated know their signal. A plain KeyboardInterrupt is Ctrl-C: 128 + SIGINT.
@@ -98,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
         if line is None:
             raise
         exit_code = _report_error(line)
-        _end_attempt(may_pass=may_pass(error))
+        if may_pass(error):
+            _wait_out()
         return exit_code
 
 
@@ -114,22 +115,19 @@ def _run_and_flush(options: argparse.Namespace, remaining: list[str]) -> int:
     return exit_code
 
 
-def _end_attempt(*, may_pass: bool) -> None:
-    """On a cluster whose operator repeats failed jobs: stop a job that would fail with the same error again.
+def _stop_retries() -> None:
+    """On a cluster whose operator repeats failed jobs, stop the job, since it would fail with the same error."""
+    if os.environ.get(JOB_DASHBOARD_VARIABLE):
+        from .jobs.own_job import stop_own_job
 
-    Args:
-        may_pass: whether it may succeed later, as soon as a storage or the hub answers. Then this waits, since each
-            attempt that fails is one of a few.
-    """
-    if not os.environ.get(JOB_DASHBOARD_VARIABLE):
-        return
-    if may_pass:
-        print(f"the job is tried again in {_RETRY_PAUSE_S / 60:g} minutes", file=sys.stderr, flush=True)
-        time.sleep(_RETRY_PAUSE_S)
-        return
-    from .jobs.own_job import stop_own_job
+        stop_own_job()
 
-    stop_own_job()
+
+def _wait_out() -> None:
+    """On such a cluster, leave a storage, a hub or the network time to come back: of attempts there are few."""
+    if os.environ.get(JOB_DASHBOARD_VARIABLE):
+        print(f"this attempt ends in {_OUTAGE_S / 60:g} minutes, since the cause may pass", file=sys.stderr, flush=True)
+        time.sleep(_OUTAGE_S)
 
 
 def _report_error(line: str) -> int:

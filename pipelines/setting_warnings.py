@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 from pos2distill.config import Recipe, Study
@@ -41,11 +40,12 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
 
 def _other_prompt(recipe: Recipe) -> str | None:
     """The wording that a checkpoint of `study` was trained with, if it is another one."""
-    model = PurePosixPath(recipe.study.model.path)
-    name, _, fingerprint = model.parent.name.partition("-")
-    if (model.name, name) != (MODEL_FOLDER, "checkpoint"):
+    model = recipe.study.model.path
+    storage, checkpoint, folder = ("", "", "", *model.rstrip("/").rsplit("/", 2))[-3:]
+    name, _, fingerprint = checkpoint.partition("-")
+    if (folder, name) != (MODEL_FOLDER, "checkpoint"):
         return None
-    artifact = Artifact(str(model.parent.parent), name, fingerprint)
+    artifact = Artifact(storage or ".", name, fingerprint)
     recorded = _recorded(artifact, {"data": {}}) or {}
     trained = (recorded.get("data") or {}).get("prompt")
     if trained in (None, recipe.study.data.prompt):

@@ -5,6 +5,7 @@ The one table of such exceptions. Everything else is a bug and keeps its traceba
 
 import errno
 import socket
+import urllib.error
 
 # Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are no OSError:
 # s3fs 2026.9 passes on botocore's, gcsfs 2026.10 google.auth's, both aiohttp's; huggingface_hub 2.4 httpx2's.
@@ -16,6 +17,9 @@ _S3_NETWORK = "; check the network and AWS_ENDPOINT_URL"
 
 # As s3fs 2026.9 raises what an S3 answers with 409, 500 or 503, without the name of the object.
 _BUSY = (errno.EBUSY, errno.EREMOTEIO)
+
+# Of the network, or of a file system that is mounted over it; none of them is a ConnectionError.
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ENOTCONN)
 
 # Fixes for errors of the operating system.
 _FIXES = {
@@ -31,6 +35,7 @@ _FIXES = {
     errno.ENFILE: "; raise the limit on open files (`ulimit -n`)",
     **dict.fromkeys(_BUSY, "; the storage is overloaded or down"),
     errno.EIO: "; check the disk or its mount",
+    **dict.fromkeys(_UNREACHABLE, _NETWORK),
     errno.ESTALE: "; mount the network file system again",
 }
 
@@ -127,8 +132,9 @@ def may_pass(error: BaseException) -> bool:
     if will_not_pass(error):
         return False
     is_remote = type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES
-    is_busy = getattr(error, "errno", None) in (*_BUSY, errno.EIO, errno.ESTALE)
-    return is_remote or is_busy or isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
+    has_passing_number = getattr(error, "errno", None) in (*_BUSY, *_UNREACHABLE, errno.EIO, errno.ESTALE)
+    is_of_network = isinstance(error, ConnectionError | TimeoutError | socket.gaierror | urllib.error.URLError)
+    return is_remote or has_passing_number or is_of_network
 
 
 def describe(error: BaseException) -> str | None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -44,10 +44,19 @@ class Section(BaseModel):
             field = cls.model_fields.get(name)
             if field is None or not _mentions(field.annotation, int, float) or _mentions(field.annotation, bool):
                 continue
-            for each in value if isinstance(value, list | tuple) else (value,):
+            for each in _leaves(value):
                 if isinstance(each, bool):
                     raise ValueError(f"{name}: input should be a number, got {str(each).lower()}")
         return settings
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The single values in lists of lists."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _leaves(each)
+    else:
+        yield value
 
 
 def _mentions(annotation: Any, *kinds: type) -> bool:

@@ -66,7 +66,7 @@ def evaluation_recipe(
 
 def _name_of_checkpoint(model: str) -> str | None:
     """`RUN-FINGERPRINT` of a model that `study` made, whose folder is called `model`; None of others."""
-    *_, run, checkpoint, folder = ("", "", *PurePosixPath(model.rstrip("/")).parts)
+    *_, run, checkpoint, folder = ("", "", "", *PurePosixPath(model.rstrip("/")).parts)
     name, _, fingerprint = checkpoint.partition("-")
     return f"{run}-{fingerprint[:8]}" if (name, folder) == ("checkpoint", "model") and fingerprint else None
 

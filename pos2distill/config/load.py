@@ -228,11 +228,13 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
 
 
 def _set_swept(raw: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set a swept setting. A section keeps the settings that the value does not name."""
+    """Set a swept setting. A section keeps the settings that the value does not name, if they can suit it."""
     # A copy, since paths in a section are resolved in place.
     swept, kept = copy.deepcopy(value), raw.get(dotted)
     if isinstance(kept, dict) and isinstance(swept, dict):
-        swept = {**kept, **swept}
+        # Scales, for one, are of the method that has them.
+        is_other_method = dotted == "inference" and swept.get("method") not in (None, kept.get("method"))
+        swept = swept if is_other_method else {**kept, **swept}
     alone: dict[str, Any] = {}
     set_value(alone, dotted, swept)
     _refuse_filled_in(alone, "sweep", [])

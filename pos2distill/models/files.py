@@ -14,7 +14,7 @@ from pos2distill.config import ModelSection
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
-from pos2distill.faults import disk_is_full, will_not_pass
+from pos2distill.faults import may_pass, will_not_pass
 from pos2distill.scratch import locked, user_folder
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -177,11 +177,12 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the hub would answer in the same way again: no such model, or no right to it; or the disk is full."""
+    """Whether another try would end in the same way: no such model, no right to it, or a disk that cannot be used."""
     response = getattr(error, "response", None)
     if response is not None:
-        return response.status_code in (401, 403, 404)
-    return will_not_pass(error) or disk_is_full(error)
+        return 400 <= response.status_code < 500 and response.status_code not in (408, 425, 429)
+    # Without a number: a download that is not what was announced.
+    return will_not_pass(error) or (getattr(error, "errno", None) is not None and not may_pass(error))
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ The holder writes `driver.json` into the storage, rewrites it every period (a re
 A holder is dead if its process no longer exists on this machine, or if its file did not change for `_MISSED_PERIODS`
 of its periods. The waiting process measures this with its own clock; clocks of different machines are never compared.
 A holder notices a period earlier, and in a thread that waits for no storage: a request to a server that accepts it and
-says nothing can take minutes (404 s with s3fs 2026.9).
+says nothing can take minutes (404 s with s3fs 2026.9). A process that was paused looks at the file first.
 
 Creation is exclusive: `open(..., "x")` on a disk, a conditional PUT on an object store. fsspec (2024.12 and later)
 spells the latter `pipe_file(..., mode="create")`: s3fs sends `If-None-Match: *`
@@ -160,13 +160,15 @@ class _Renewal:
         self.stop = threading.Event()
         self.last_began = time.monotonic()  # the last renewal that succeeded
         self.failure: Exception | None = None  # of the one after it
+        self.ending = threading.Lock()
         self.threads = [threading.Thread(target=each, daemon=True) for each in (self._renew, self._watch)]
         for thread in self.threads:
             thread.start()
 
     def end(self) -> bool:
         """Stop renewing. Returns whether no request is under way: one that hangs is not waited for."""
-        self.stop.set()
+        with self.ending:
+            self.stop.set()
         for thread in self.threads:
             thread.join(self.me.period)
         return not any(thread.is_alive() for thread in self.threads)
@@ -185,15 +187,24 @@ class _Renewal:
                 self.failure = error
 
     def _watch(self) -> None:
+        last_look = grace = time.monotonic()
         while not self.stop.wait(self.me.period / _POLLS_PER_PERIOD):
-            if time.monotonic() - self.last_began <= (_MISSED_PERIODS - 1) * self.me.period:
+            now = time.monotonic()
+            # This process was paused. The next renewal reads whether another one has taken over.
+            if now - last_look > self.me.period:
+                grace = now + 2 * self.me.period
+            last_look = now
+            if now < grace or now - self.last_began <= (_MISSED_PERIODS - 1) * self.me.period:
                 continue
             error = self.failure
             why, remedy = ("no answer", "") if error is None else (reason(error), fix(error, self.storage))
             self._lose(f"the lease cannot be renewed ({why}), so another run may take over{remedy}")
 
     def _lose(self, why: str) -> None:
-        self.stop.set()
+        with self.ending:
+            if self.stop.is_set():
+                return
+            self.stop.set()
         self.on_lost(f"{self.storage}: {why}; this run stops; run the same command again to continue")
 
 

@@ -682,7 +682,7 @@ def test_sweep_cells_resolve_each_method_by_itself(load: Callable[..., Recipe]) 
 
 
 def test_sweep_cells_take_whole_sections(load: Callable[..., Recipe]) -> None:
-    sections = "{inference: [{method: reorder, scales: []}, {method: uniform_scale, scales: [1.5]}], seed: [0, 1]}"
+    sections = "{inference: [{method: reorder}, {method: uniform_scale, scales: [1.5]}], seed: [0, 1]}"
     cells = sweep_cells(load(f"sweep={sections}", "inference.method=lpes", "inference.scales=[1, 2, 3]"))
     inference = [cell.study.inference for _, cell in cells]
     assert [(each.method, each.scales) for each in inference] == [

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import re
@@ -253,7 +254,7 @@ def test_local_folder_gives_up_on_a_hub_that_does_not_answer(tmp_path: Path, mon
         assert local_folder(ModelSection(path="me/a-model")) == str(cached / "snapshots" / COMMIT)
 
 
-@pytest.mark.parametrize(("status", "may_pass"), [(503, True), (500, True), (403, False)])
+@pytest.mark.parametrize(("status", "may_pass"), [(503, True), (500, True), (403, False), (451, False)])
 def test_local_folder_tells_a_hub_that_is_overloaded_from_one_that_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, may_pass: bool
 ) -> None:
@@ -264,6 +265,28 @@ def test_local_folder_tells_a_hub_that_is_overloaded_from_one_that_refuses(
         hub.status = status
         with pytest.raises(UserError, match=r"^me/a-model: neither a folder nor a model that the hub prov") as caught:
             local_folder(ModelSection(path="me/a-model"), weights=False)
+    assert isinstance(caught.value, TransientError) == may_pass
+
+
+@pytest.mark.parametrize(
+    ("error", "may_pass"),
+    [
+        (OSError("Consistency check failed: file should be of size 9 but has size 3"), True),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), True),
+        (OSError(errno.EROFS, "Read-only file system"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+    ],
+)
+def test_local_folder_tells_a_broken_download_from_a_cache_that_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, may_pass: bool
+) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    monkeypatch.setattr(files, "_times_out", lambda address: False)
+    with pytest.raises(UserError) as caught:
+        local_folder(ModelSection(path="me/a-model"))
     assert isinstance(caught.value, TransientError) == may_pass
 
 

@@ -181,6 +181,8 @@ def test_results_of_a_checkpoint_are_named_after_its_run() -> None:
     name = evaluation_recipe("runs/mine/checkpoint-f1a0cc6c0d9abc2e/model/", "q.jsonl").name
     assert name == "mine-f1a0cc6c-q"
     assert evaluation_recipe("some/model", "q.jsonl").name == "model-q"
+    assert evaluation_recipe("model", "q.jsonl").name == "model-q"
+    assert evaluation_recipe(".", "q.jsonl").name == "q"
 
 
 def test_evaluate_takes_all_questions_of_a_small_file(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:

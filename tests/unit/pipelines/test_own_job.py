@@ -1,8 +1,11 @@
 """A job of a RayJob that ends with a user error stops itself, so that KubeRay does not try it again."""
 
+import errno
 import json
+import os
 import time
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 
@@ -68,7 +71,16 @@ def test_main_stops_nothing_after_the_help() -> None:
     assert Client.stopped == []
 
 
-@pytest.mark.parametrize("error", [TransientError("s3://b: cannot be used (timeout)"), ConnectionResetError("reset")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        TransientError("s3://b: cannot be used (timeout)"),
+        ConnectionResetError("reset"),
+        OSError(errno.EHOSTUNREACH, "No route to host"),
+        OSError(errno.ENOTCONN, "Transport endpoint is not connected"),
+        URLError(ConnectionRefusedError(111, "Connection refused")),
+    ],
+)
 def test_main_leaves_an_error_that_may_pass_to_a_retry_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
@@ -78,7 +90,15 @@ def test_main_leaves_an_error_that_may_pass_to_a_retry_later(
     assert run(monkeypatch, error) == 2
     assert Client.stopped == []
     assert pauses == [900]
-    assert capsys.readouterr().err.endswith("the job is tried again in 15 minutes\n")
+    assert capsys.readouterr().err.endswith("this attempt ends in 15 minutes, since the cause may pass\n")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, errno.EACCES])
+def test_main_leaves_other_faults_to_a_retry_at_once(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """They may be of this attempt's machine."""
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("paused"))
+    assert run(monkeypatch, OSError(number, os.strerror(number))) == 2
+    assert Client.stopped == []
 
 
 def test_main_pauses_in_no_other_command(monkeypatch: pytest.MonkeyPatch) -> None:

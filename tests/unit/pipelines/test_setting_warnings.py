@@ -1,6 +1,6 @@
 """What a run says of its settings before it starts."""
 
-import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,16 +130,16 @@ def test_commands_warn_before_they_run(make_recipe: Make, tmp_path: Path, capsys
     assert "warning: method.view_weight: has no effect, since method.view is none" in capsys.readouterr().err
 
 
-def test_warns_of_another_wording_than_that_of_the_checkpoint(
-    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], tiny_model_path: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("is_url", [False, True])
+def test_warns_of_another_wording_than_that_of_the_checkpoint(make_recipe: Make, tmp_path: Path, is_url: bool) -> None:
     trained = make_recipe(data={"prompt": "plain"})
-    artifact = Artifact(str(tmp_path / "runs"), "checkpoint", "f1a0")
-    model = shutil.copytree(tiny_model_path, tmp_path / "runs" / "checkpoint-f1a0" / "model")
-    other = {"model": {"path": str(model)}, "data": {"prompt": "qa"}}
-    assert warnings_of(make_recipe(**other)) == []  # nothing tells how it was trained
-    artifact.publish(counts={}, seconds={})
+    artifact = Artifact(f"memory://{uuid.uuid4().hex}/runs" if is_url else str(tmp_path / "runs"), "checkpoint", "f1a0")
+    model = f"{artifact.url}/model"
+    other, same = (make_recipe(model={"path": model}, data={"prompt": each}) for each in ("qa", "plain"))
+    assert setting_warnings._other_prompt(other) is None  # nothing tells how it was trained
+    with artifact.writing():
+        artifact.publish(counts={}, seconds={})
     record_provenance(artifact, Provenance.now(trained), "distill", {})
-    line = f"warning: data.prompt: qa, but {model} was trained with data.prompt=plain"
-    assert warnings_of(make_recipe(**other)) == [line]
-    assert warnings_of(make_recipe(model={"path": str(model)}, data={"prompt": "plain"})) == []
+    line = f"data.prompt: qa, but {model} was trained with data.prompt=plain"
+    assert setting_warnings._other_prompt(other) == line
+    assert setting_warnings._other_prompt(same) is None

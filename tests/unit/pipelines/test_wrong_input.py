@@ -86,6 +86,7 @@ SETTINGS = [
     ("training.betas=0.9", "training.betas: input should be a list"),
     ("training.epochs=true", "training.epochs: input should be a number, got true"),
     ("evaluation.slots=true", "evaluation.slots: input should be a number, got true"),
+    ("evaluation.slots=[[true]]", "evaluation.slots: input should be a number, got true"),
     ("evaluation.slots=[true, 2]", "evaluation.slots: input should be a number, got true"),
     ("method.advantageous_slot=true", "method.advantageous_slot: input should be a number, got true"),
     ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),

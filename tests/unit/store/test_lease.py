@@ -4,6 +4,7 @@ import json
 import os
 import queue
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -222,10 +223,10 @@ def test_hold_lease_reports_a_storage_that_cannot_be_reached(claimed: str, monke
 
     lost: queue.Queue[str] = queue.Queue()
     start = time.monotonic()
-    with hold_lease(claimed, period=PERIOD, on_lost=lost.put):
+    with hold_lease(claimed, period=LIVE_PERIOD, on_lost=lost.put):
         monkeypatch.setattr(lease, "write_bytes", fail)
         line = lost.get(timeout=20)
-    assert time.monotonic() - start > 5 * PERIOD
+    assert time.monotonic() - start > 5 * LIVE_PERIOD
     reason = "the lease cannot be renewed (no route to host), so another run may take over; check the network"
     assert line == f"{claimed}: {reason}; this run stops; {AGAIN}"
 
@@ -285,7 +286,7 @@ def test_hold_lease_reports_a_full_disk(claimed: str, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     lost: queue.Queue[str] = queue.Queue()
-    with hold_lease(claimed, period=PERIOD, on_lost=lost.put):
+    with hold_lease(claimed, period=LIVE_PERIOD, on_lost=lost.put):
         monkeypatch.setattr(lease, "write_bytes", fail)
         line = lost.get(timeout=20)
     assert "(No space left on device), so another run may take over; free space there" in line
@@ -370,6 +371,19 @@ def test_hold_lease_keeps_a_holder_whose_clock_jumps(tmp_path: Path) -> None:
     assert holder.process.wait(20) == 0
     waiting.input.close()
     assert waiting.process.wait(20) == 0
+
+
+def test_hold_lease_keeps_a_holder_that_was_paused(tmp_path: Path) -> None:
+    """As Ctrl-Z and `fg` do: nobody else wanted the lease."""
+    holder = Process(tmp_path, LIVE_PERIOD, WallClock(tmp_path))
+    holder.line()
+    assert holder.line() == "holds"
+    holder.process.send_signal(signal.SIGSTOP)
+    time.sleep(8 * LIVE_PERIOD)
+    holder.process.send_signal(signal.SIGCONT)
+    time.sleep(4 * LIVE_PERIOD)
+    holder.input.close()
+    assert holder.process.wait(20) == 0
 
 
 @pytest.mark.parametrize("jump", [DAY, -DAY])
