@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from pos2distill.errors import CorruptPart, TransientError, UserError
 from pos2distill.faults import describe, disk_is_full, may_pass
@@ -41,8 +42,7 @@ def find_fault(error: BaseException) -> UserError | None:
     waiting = [error]
     while waiting:
         current = waiting.pop()
-        inner = [getattr(current, "cause", None), *(getattr(current, "worker_failures", None) or {}).values()]
-        wrapped = [each for each in inner if isinstance(each, BaseException) and each is not current]
+        wrapped = [each for each in _wrapped(current) if isinstance(each, BaseException) and each is not current]
         waiting += wrapped
         line = None if wrapped else describe(current)
         if line is not None and may_pass(current):
@@ -70,7 +70,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(current))
         yield current
-        inner = [current.__cause__, current.__context__, getattr(current, "cause", None)]
-        # Ray Train 2.60: one error for each rank.
-        inner += (getattr(current, "worker_failures", None) or {}).values()
+        inner = [current.__cause__, current.__context__, *_wrapped(current)]
         waiting += [each for each in inner if isinstance(each, BaseException)]
+
+
+def _wrapped(error: BaseException) -> list[Any]:
+    """What the exceptions of Ray 2.60 hold: a task's, and of Ray Train the controller's and one of each rank."""
+    found = [getattr(error, name, None) for name in ("cause", "controller_failure")]
+    return [*found, *(getattr(error, "worker_failures", None) or {}).values()]

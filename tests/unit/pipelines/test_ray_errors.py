@@ -1,5 +1,7 @@
 import errno
 
+from ray.train.v2.api.exceptions import ControllerError
+
 from pipelines.executors.ray.errors import find_corrupt_part, find_fault, find_user_error
 from pos2distill.errors import CorruptPart, TransientError, UserError
 
@@ -15,6 +17,14 @@ def test_find_user_error_follows_every_kind_of_link() -> None:
     workers = RuntimeError("d")
     workers.worker_failures = {0: ValueError("other"), 1: remote}  # type: ignore[attr-defined]
     assert [find_user_error(each) for each in (inner_error, explicit, implicit, remote, workers)] == [inner_error] * 5
+
+
+def test_errors_of_the_controller_are_found() -> None:
+    """Its own message is that of the error, without the class."""
+    inner = TransientError("s3://b: cannot be used (Service Unavailable)")
+    assert find_user_error(ControllerError(inner)) is inner
+    fault = find_fault(ControllerError(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")))
+    assert isinstance(fault, TransientError)
 
 
 def test_find_corrupt_part_is_no_user_error() -> None:
