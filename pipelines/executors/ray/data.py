@@ -12,6 +12,8 @@ import pyarrow as pa
 import ray.data
 from ray.data import Dataset, TaskPoolStrategy
 
+from pos2distill.errors import TransientError
+from pos2distill.faults import may_pass
 from pos2distill.placement import TASK_CPUS
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
@@ -23,6 +25,7 @@ from .progress import RayTracker
 from .session import pool_arguments, set_data_context
 
 _ASK_AGAIN_SECONDS = 0.5
+_OUTAGE_S = 600.0
 
 
 def build_dataset(
@@ -58,11 +61,27 @@ def build_dataset(
 def open_stream(stream: Stream, tracker: RayTracker) -> Dataset:
     """What the trainers read. Called in an actor of Ray Train, for which this module imports no torch."""
     set_data_context()
-    blocks = stream.blocks()
+    blocks = _missing_blocks(stream)
     # Everything is stored. The trainers read stored samples from the store, not from this stream.
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
     return build_dataset(blocks, stream.operators, tracker)
+
+
+def _missing_blocks(stream: Stream) -> Sequence[pa.Table]:
+    """The blocks of a stream, once the storage answers.
+
+    Workers that an outage ended are started again in the midst of it, and Ray Train 2.60 gives up a run for an error
+    that its controller meets then.
+    """
+    end = time.monotonic() + _OUTAGE_S
+    while True:
+        try:
+            return stream.blocks()
+        except Exception as error:  # of file systems that share no base class
+            if time.monotonic() > end or not (isinstance(error, TransientError) or may_pass(error)):
+                raise
+        time.sleep(_ASK_AGAIN_SECONDS)
 
 
 def _actor_class(operator: ActorOperator) -> type["_Actor"]:

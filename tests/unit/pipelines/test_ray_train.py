@@ -8,17 +8,43 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pyarrow as pa
 import pyarrow.fs
 import pytest
 import ray.train
 from ray.train import Checkpoint
 
+from pipelines.executors.ray import data
 from pipelines.executors.ray.states import arrow_filesystem, remove_unlisted_states
 from pipelines.executors.ray.train import RaySession
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.training.distributed import DistContext
+
+
+class Blocks:
+    """A stream whose blocks are there after some errors."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+
+    def blocks(self) -> list[pa.Table]:
+        if self.errors:
+            raise self.errors.pop()
+        return []
+
+
+def test_restarted_workers_wait_for_a_storage_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Train's controller, which asks for the blocks, would give up the run."""
+    monkeypatch.setattr(data, "_ASK_AGAIN_SECONDS", 0.0)
+    stream: Any = Blocks(TransientError("s3://b: cannot be used"), ConnectionResetError("reset"))
+    assert data._missing_blocks(stream) == []
+    with pytest.raises(UserError, match="corrupt"):
+        data._missing_blocks(Blocks(UserError("s3://b: corrupt")))  # type: ignore[arg-type]
+    monkeypatch.setattr(data, "_OUTAGE_S", -1.0)
+    with pytest.raises(TransientError):
+        data._missing_blocks(Blocks(TransientError("s3://b: cannot be used")))  # type: ignore[arg-type]
 
 
 def test_arrow_filesystem_wraps_the_artifacts_own(make_recipe: Callable[..., Recipe]) -> None:
