@@ -57,8 +57,7 @@ COMMANDS = {
 
 # Actions of `cluster` that take these options: the output of others is a manifest or a log.
 _CLUSTER_OUTPUT = {"json": ("submit", "status", "validate"), "quiet": ("submit", "validate", "delete")}
-
-
+# How long an attempt of a job on a cluster waits before it ends with an error that may pass.
 _OUTAGE_S = 900.0
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pos2distill.config import Recipe, Study
+from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn
 from pos2distill.store.artifacts import Artifact, other_fingerprints
-from pos2distill.training.job import MODEL_FOLDER
 
 from .provenance import read_provenance
 from .stages.stage import Stage
@@ -41,12 +41,11 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
 def _other_prompt(recipe: Recipe) -> str | None:
     """The wording that a checkpoint of `study` was trained with, if it is another one."""
     model = recipe.study.model.path
-    storage, checkpoint, folder = ("", "", "", *model.rstrip("/").rsplit("/", 2))[-3:]
-    name, _, fingerprint = checkpoint.partition("-")
-    if (folder, name) != (MODEL_FOLDER, "checkpoint"):
+    made = checkpoint_of(model)
+    if made is None:
         return None
-    artifact = Artifact(storage or ".", name, fingerprint)
-    recorded = _recorded(artifact, {"data": {}}) or {}
+    storage, fingerprint = made
+    recorded = _recorded(Artifact(storage, "checkpoint", fingerprint), {"data": {}}) or {}
     trained = (recorded.get("data") or {}).get("prompt")
     if trained in (None, recipe.study.data.prompt):
         return None

@@ -128,6 +128,16 @@ def ratio(seconds_R: Seconds, base_R: Seconds) -> dict[str, Any]:
     return {"mean": mean, "ci95": [mean - margin, mean + margin]}
 
 
+def read_examples(path: Path, count: int) -> list[Example]:
+    """The first examples of a JSONL file."""
+    examples: list[Example] = []
+    for where, row in itertools.islice(read_records(str(path)), count):
+        example = parse_record("jsonl", row, where)
+        assert isinstance(example, Example)  # this format skips no record
+        examples.append(example)
+    return examples
+
+
 def main() -> None:
     """Measure and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,11 +157,7 @@ def main() -> None:
     model = ModelSection(path=options.model, dtype="float32", max_length=2048)
     layers = load_config(model).num_hidden_layers
     scales = tuple(np.linspace(1.0, LARGEST_SCALE, layers).tolist())
-    examples: list[Example] = []
-    for where, row in itertools.islice(read_records(str(options.data)), options.questions):
-        example = parse_record("jsonl", row, where)
-        assert isinstance(example, Example)  # this format skips no record
-        examples.append(example)
+    examples = read_examples(options.data, options.questions)
     tokenizer = load_tokenizer(model)
     build = PromptBuilder(tokenizer, "qa", max_length=model.max_length or 0, reserve=NEW_TOKENS)
     prompts: list[Tokens] = []

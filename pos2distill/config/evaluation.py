@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from pos2distill.config.load import make_recipe
+from pos2distill.config.model import checkpoint_of
 from pos2distill.config.recipe import Recipe
 
 DEFAULT_EXAMPLES, DEFAULT_SLOTS = 100, 5  # 500 answers
@@ -64,17 +65,14 @@ def evaluation_recipe(
     return make_recipe(raw, overrides, source="evaluate")
 
 
-def _name_of_checkpoint(model: str) -> str | None:
-    """`RUN-FINGERPRINT` of a model that `study` made, whose folder is called `model`; None of others."""
-    *_, run, checkpoint, folder = ("", "", "", *PurePosixPath(model.rstrip("/")).parts)
-    name, _, fingerprint = checkpoint.partition("-")
-    return f"{run}-{fingerprint[:8]}" if (name, folder) == ("checkpoint", "model") and fingerprint else None
-
-
 def _name(model: str, data: str) -> str:
     """A recipe's name, and so the folder of the results: `MODEL-FILE` in its characters."""
     parts = []
-    for text in (_name_of_checkpoint(model) or model, data):
+    # The folders of all checkpoints are called `model`.
+    if made := checkpoint_of(model):
+        storage, fingerprint = made
+        model = f"{storage}-{fingerprint[:8]}"
+    for text in (model, data):
         stem = re.sub(r"(\.(jsonl?|parquet|gz|zst))+$", "", PurePosixPath(text.rstrip("/")).name)
         parts.append(re.sub(r"[^a-z0-9_.-]+", "-", stem.lower()).strip("-_."))
     return "-".join(part for part in parts if part) or "evaluation"

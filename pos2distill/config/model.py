@@ -7,6 +7,13 @@ from pydantic import Field
 from pos2distill.config.base import Precision, Section
 
 
+def checkpoint_of(path: str) -> tuple[str, str] | None:
+    """The storage and the fingerprint of a model that `study` made: STORAGE/checkpoint-FINGERPRINT/model; else None."""
+    storage, checkpoint, folder = ("", "", *path.rstrip("/").rsplit("/", 2))[-3:]
+    name, _, fingerprint = checkpoint.partition("-")
+    return (storage or ".", fingerprint) if (name, folder) == ("checkpoint", "model") and fingerprint else None
+
+
 def looks_like_hub_name(path: str) -> bool:
     """Whether a model's path can be OWNER/NAME on the hub, wherever there is no folder of this name."""
     return not path.startswith((".", "/", "~")) and "://" not in path and path.count("/") == 1
