@@ -21,13 +21,13 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
 from benchmarks.methods.rows import Run, draw, print_table, summarise
+from benchmarks.methods.tables import SEEDS, TABLES, Table, Variant
 from pipelines.commands import run_evaluate, run_study
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
@@ -38,167 +38,9 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.cross_fitting import corrected_gap
 from pos2distill.evaluation.scores import Grid, to_curve, to_grid
 
-SEEDS = (0, 1, 2)
 FOLDER = Path(__file__).parent
 # While samples are streamed into training, the seconds of training contain those of sampling.
 STAGED = "runtime.mode=staged"
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One line of the table.
-
-    settings: beyond those of the table. trains: whether a model is distilled. seeds: of one without randomness, the
-    first alone. base: the variant that change and time are relative to, which has the same engine and prompt.
-    """
-
-    name: str
-    settings: tuple[str, ...]
-    trains: bool = False
-    seeds: tuple[int, ...] = (0,)
-    base: str = "base"
-
-
-@dataclass(frozen=True)
-class Table:
-    """One report: a recipe, the settings that all its variants share, and these."""
-
-    recipe: str
-    common: tuple[str, ...]
-    variants: tuple[Variant, ...]
-
-
-def trained(name: str, *settings: str, base: str = "base") -> Variant:
-    """A variant that trains with these settings, with each seed."""
-    return Variant(name, settings, trains=True, seeds=SEEDS, base=base)
-
-
-def searched(budget: str) -> tuple[Variant, ...]:
-    """LPES and the searches that it is compared with, each with this `inference.search`."""
-    lpes = ("inference.method=lpes", f"inference.search={budget}")
-    return (
-        Variant("uniform scale, searched", (*lpes, "inference.search.strategy=uniform"), seeds=SEEDS),
-        Variant("lpes", lpes, seeds=SEEDS),
-        Variant("lpes, random search", (*lpes, "inference.search.strategy=random"), seeds=SEEDS),
-    )
-
-
-def views(*settings: str) -> tuple[Variant, ...]:
-    """Training on rows whose positions are changed."""
-    return tuple(
-        trained(f"seqkd + {name}", "method.name=seqkd", f"method.view={view}", *settings)
-        for name, view in (("rpsd skip", "skip"), ("rpsd cyclic", "cyclic"), ("pose", "pose"))
-    )
-
-
-BASE = Variant("base", ())
-REORDER = Variant("reorder", ("inference.method=reorder",))
-R1 = trained("r1", "method.name=r1")
-R1_RANDOM_SLOT = trained("r1, random slot", "method.name=r1", "method.advantageous_slot=random")
-SEQKD = trained("seqkd", "method.name=seqkd")
-# As its paper: no answers of the data set, and documents as they come.
-SEALONG = ("method.name=seqkd", "method.advantageous_slot=random", "sampling.candidates=8", "sampling.keep=all")
-
-TOY_SEARCH = (
-    "{generations: 5, population: 12, parents: 6, mutations: 3, crossovers: 3, examples: 40, mutation_step: 0.05}"
-)
-TOY_VARIANTS = (
-    BASE,
-    REORDER,
-    *searched(TOY_SEARCH),
-    # The toy has three layers, so the published first layer leaves one.
-    Variant("ms_poe, last layer", ("inference.method=ms_poe", "inference.ms_poe.first_layer=2")),
-    Variant("ms_poe, all layers", ("inference.method=ms_poe", "inference.ms_poe.first_layer=0")),
-    Variant("attention_buckets", ("inference.method=attention_buckets",)),
-    R1,
-    R1_RANDOM_SLOT,
-    # Two rounds of one epoch: as many rows and steps as the two epochs of the others.
-    trained("on-policy r1", "method.name=r1-on-policy", "training.epochs=1"),
-    trained(
-        "on-policy r1, teacher at a random slot",
-        *("method.name=r1-on-policy", "method.teacher_slot=random", "training.epochs=1"),
-    ),
-    SEQKD,
-    trained("sealong", *SEALONG),
-    # Skips need twice the positions of a row, and the toy has 1,024.
-    *views("model.max_length=512"),
-    trained("r1 + lpes", "method.name=r1", "inference.method=lpes", f"inference.search={TOY_SEARCH}"),
-)
-
-TWO_HOP_VARIANTS = (
-    BASE,
-    REORDER,
-    Variant("lpes", ("inference.method=lpes", f"inference.search={TOY_SEARCH}"), seeds=SEEDS),
-    SEQKD,
-    trained("r2", "method.name=r2"),
-    trained("sft", "method.name=sft"),
-    # Skips need twice the positions of a row, and the toy has 1,024.
-    trained("r2 + rpsd skip", "method.name=r2", "method.view=skip", "model.max_length=512"),
-)
-
-BASE_HF = Variant("base, hf", ("model.engine=hf",), base="base, hf")
-COC = ("data.prompt=coc", "data.metric=em", "evaluation.max_new_tokens=512")
-BASE_COC = Variant("base, coc", COC, base="base, coc")
-
-# 12 candidates of 20 questions: more would take hours on two cores.
-REAL_SEARCH = "{generations: 3, population: 6, parents: 3, mutations: 2, crossovers: 1, examples: 20}"
-REAL_VARIANTS = (
-    BASE,
-    REORDER,
-    *searched(REAL_SEARCH),
-    BASE_HF,
-    Variant("ms_poe", ("inference.method=ms_poe", "model.engine=hf"), base=BASE_HF.name),
-    Variant("attention_buckets", ("inference.method=attention_buckets", "model.engine=hf"), base=BASE_HF.name),
-    R1,
-    # The rate of the recipe is 5e-5.
-    trained("r1, rate 2e-4", "method.name=r1", "training.learning_rate=2e-4"),
-    trained("seqkd, rate 2e-4", "method.name=seqkd", "training.learning_rate=2e-4"),
-    # The steps of on-policy R1, whose two rounds have an epoch each.
-    trained("r1, 2 epochs", "method.name=r1", "training.epochs=2"),
-    # As many steps as with K = 2.
-    trained("r1, K = 1", "method.name=r1", "method.k=1", "training.global_batch_rows=6"),
-    trained("r1, K = 4", "method.name=r1", "method.k=4", "training.global_batch_rows=15"),
-    R1_RANDOM_SLOT,
-    # Twice the steps of R1: two rounds of one epoch.
-    trained("on-policy r1", "method.name=r1-on-policy"),
-    trained("on-policy r1, teacher at a random slot", "method.name=r1-on-policy", "method.teacher_slot=random"),
-    trained("kl+align", "method.name=kl+align"),
-    trained("kl", "method.name=kl"),
-    SEQKD,
-    trained("sft", "method.name=sft"),
-    *views(),
-    trained("sealong", *SEALONG, "sampling.temperature=0.7"),
-    # It asks for chains with sources, so that its base is asked for them too.
-    BASE_COC,
-    trained("longfaith", "method.name=seqkd", *COC, "sampling.max_new_tokens=512", base=BASE_COC.name),
-    trained("r1 + lpes", "method.name=r1", "inference.method=lpes", f"inference.search={REAL_SEARCH}"),
-)
-
-# The same questions for all: whatever the seed, it is that of training and search alone.
-TABLES = {
-    "toy": Table(
-        "quickstart",
-        (
-            "evaluation.slots=[0, 7, 14, 22, 29]",
-            "evaluation.other_documents=[]",
-            "evaluation.seed=0",
-            "runtime.executor=local",
-        ),
-        TOY_VARIANTS,
-    ),
-    "two_hop": Table("quickstart_r2", ("evaluation.seed=0", "runtime.executor=local"), TWO_HOP_VARIANTS),
-    "smollm2": Table(
-        "facts_smollm2",
-        (
-            "data.eval_examples=120",
-            "evaluation.slots=[0, 3, 7]",
-            "evaluation.seed=0",
-            # Shorter prompts, which would count in the time for an answer.
-            "evaluation.reference_prompts=false",
-        ),
-        REAL_VARIANTS,
-    ),
-}
 
 
 def settings_of(table: Table, variant: Variant, seed: int, storage: str) -> list[str]:

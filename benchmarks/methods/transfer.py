@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.methods.methods import REAL_SEARCH, SEEDS, TOY_SEARCH, run
+from benchmarks.methods.methods import run
 from benchmarks.methods.rows import Run, accuracies, format_change
+from benchmarks.methods.tables import ON_GPU, REAL_SEARCH, SEEDS, TOY_SEARCH
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -71,6 +72,13 @@ TABLES = {
         {
             "facts": Task("facts_smollm2", ("data.eval_examples=60", "evaluation.slots=[0, 3, 7]")),
             "natural questions": Task("nq_smollm2", ("data.eval_examples=60", "evaluation.slots=[0, 4, 9]")),
+        },
+        REAL_SEARCH,
+    ),
+    "smollm2_gpu": Table(
+        {
+            "key-value retrieval": Task("kv_smollm2", ("data.eval_examples=100", *ON_GPU)),
+            "natural questions": Task("nq_smollm2", ("data.eval_fraction=0.4", "data.eval_examples=100", *ON_GPU)),
         },
         REAL_SEARCH,
     ),
