@@ -7,11 +7,13 @@ Shapes: S tokens of the packed sequence, B rows, D size of an attention head.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.flash_attention import get_target_dtype
@@ -25,6 +27,17 @@ PACKED = {"sdpa": "packed_sdpa", "eager": "packed_eager", "flash_attention_2": "
 """For each attention implementation of transformers, the name under which its packed version is registered."""
 
 _Kernel = Callable[..., tuple[Tensor, Any]]
+
+
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Within this context torch computes `scaled_dot_product_attention` by any of its kernels but cuDNN's.
+
+    cuDNN's builds a plan for every new shape, which takes up to half a second, forward and backward each, and here
+    nearly every row has a length of its own. torch 2.11 prefers it in 16 bits on recent GPUs.
+    """
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
 
 
 def register_kernels() -> None:
@@ -181,14 +194,15 @@ def _attend_row_by_row(
     keys = packed_rows.keys(key)
     values = packed_rows.keys(value)
     outputs = []
-    for row, shared in enumerate(packed_rows.shared_lengths):
-        window_covers_row = window is None or packed_rows.row_length(row) <= window
-        mask = None
-        # torch's `is_causal` aligns the first query with the first key, which is wrong behind a shared prefix.
-        if shared or not window_covers_row or not causal_without_mask:
-            mask = packed_rows.mask(row, window, query)
-        output, _ = kernel(module, queries[row], keys[row], values[row], mask, **settings)
-        outputs.append(output)
+    with without_cudnn():
+        for row, shared in enumerate(packed_rows.shared_lengths):
+            window_covers_row = window is None or packed_rows.row_length(row) <= window
+            mask = None
+            # torch's `is_causal` aligns the first query with the first key, which is wrong behind a shared prefix.
+            if shared or not window_covers_row or not causal_without_mask:
+                mask = packed_rows.mask(row, window, query)
+            output, _ = kernel(module, queries[row], keys[row], values[row], mask, **settings)
+            outputs.append(output)
     return torch.cat(outputs, 1), None
 
 

@@ -1,6 +1,7 @@
 """Packed rows, by flash-attn and by torch's kernels, against plain attention in fp32."""
 
 import importlib.util
+import time
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,20 @@ def test_packed_kernels_give_a_row_alone_the_same_states(tiny_model_path: str, a
     together, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts, responses))
     alone, _ = states_and_gradient(tiny_model_path, attention, torch.bfloat16, collate(prompts[1:2], responses[1:2]))
     assert (together[14:23] - alone).norm() < 0.02 * alone.norm()
+
+
+def test_rows_of_new_lengths_take_little_longer_than_known_ones(tiny_model_path: str) -> None:
+    """A kernel that prepared itself for each length would take a hundred times as long the first time."""
+    lm = load_model(ModelSection(path=tiny_model_path, dtype="bfloat16", attention="sdpa"), device="cuda", packed=True)
+
+    def seconds(lengths: range) -> float:
+        prompts, responses = draw_tokens(tuple(lengths), 0), draw_tokens((9,) * len(lengths), 1)
+        batch = collate(prompts, responses).to("cuda")
+        torch.cuda.synchronize()
+        start = time.monotonic()
+        response_hidden_states(lm, batch).float().sum().backward()
+        torch.cuda.synchronize()
+        return time.monotonic() - start
+
+    seconds(range(100, 140))  # loads the kernels
+    assert seconds(range(200, 240)) < 5 * seconds(range(200, 240)) + 0.1
