@@ -5,6 +5,7 @@ A record that breaks its format is refused. One that follows it but cannot be us
 
 import difflib
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,7 +43,7 @@ REASONS: dict[Reason, str] = {
 }
 
 _GENERIC_FIELDS = {"question", "answers", "documents", "id"}
-_GENERIC_DOCUMENT_FIELDS = {"text", "gold", "title", "hop"}
+_GENERIC_DOCUMENT_FIELDS = {"text", "gold", "title", "hop", "score"}
 
 # How messages name the types of JSON values.
 _TYPE_NAMES: dict[type, str] = {
@@ -129,6 +130,7 @@ def _parse_generic(record: dict[str, Any], location: str) -> Example:
     documents: list[Document] = []
     gold_indices: list[int] = []
     hops: list[int | None] = []  # of the gold documents, counted from 1 as in the file
+    scores: list[float | None] = []
     for at, given in _objects(record, "documents", location):
         title = _field(given, "title", str, at) if "title" in given else ""
         gold = _field(given, "gold", bool, at)
@@ -139,9 +141,11 @@ def _parse_generic(record: dict[str, Any], location: str) -> Example:
         elif hop is not None:
             raise UserError(f"{at}, hop: {hop}, but the document is not gold; leave hop out or set gold to true")
         documents.append(Document(title, _field(given, "text", str, at)))
+        scores.append(_score(given, at))
         _refuse_misspelt(given, _GENERIC_DOCUMENT_FIELDS, at)
     for index, hop in zip(gold_indices, _generic_hops(hops, location), strict=True):
         documents[index] = replace(documents[index], hop=hop)
+    documents = _ranked(documents, scores, location)
     question = _field(record, "question", str, location)
     identity = _field(record, "id", str, location) if "id" in record else question_id(question)
     example = Example(identity, question, _strings(record, "answers", location), tuple(documents))
@@ -160,6 +164,28 @@ def _generic_hops(given: list[int | None], location: str) -> list[int]:
             f"{location}, documents: the gold ones have the hops {given}; expected each of {expected} once, or none"
         )
     return [hop - 1 for hop in hops]
+
+
+def _score(document: dict[str, Any], location: str) -> float | None:
+    """A retriever's score of a document; None if it has none."""
+    score = document.get("score")
+    is_number = isinstance(score, int | float) and not isinstance(score, bool)
+    if score is not None and not (is_number and math.isfinite(score)):
+        raise UserError(f"{location}, score: expected a number, got {score!r:.80}")
+    return score
+
+
+def _ranked(documents: list[Document], scores: list[float | None], location: str) -> list[Document]:
+    """The documents from the highest score to the lowest, equal ones in their order; as they come if none has one."""
+    known = [score for score in scores if score is not None]
+    if not known:
+        return documents
+    if len(known) < len(scores):
+        raise UserError(
+            f"{location}, documents: {len(known)} of {len(scores)} have a score; expected one on each, or on none"
+        )
+    by_score = sorted(range(len(documents)), key=known.__getitem__, reverse=True)
+    return [documents[index] for index in by_score]
 
 
 def _parse_dpr(record: dict[str, Any], location: str) -> Example | Reason:

@@ -194,6 +194,20 @@ def test_parse_generic_numbers_hops_in_file_order(read: Read) -> None:
         assert [document.hop for document in read("jsonl", record, hops=(2,)).documents] == [0, None, 1]
 
 
+def test_parse_generic_orders_documents_by_score(read: Read) -> None:
+    """From the highest to the lowest, equal ones in their order; the hops stay those of the documents."""
+    ranked = [
+        ({**FOX, "title": "Fox", "hop": 2}, -1),
+        (OWL, 0.5),
+        ({**DEN, "hop": 1}, 7),
+        ({**OWL, "title": "Kite"}, 0.5),
+    ]
+    scored = [{**document, "score": score} for document, score in ranked]
+    example = read("jsonl", {**TWO_HOPS, "documents": scored}, hops=(2,))
+    found = [(document.title, document.hop) for document in example.documents]
+    assert found == [("Den", 0), ("Owl", None), ("Kite", None), ("Fox", 1)]
+
+
 def test_parse_generic_accepts_several_numbers_of_hops(read: Read) -> None:
     assert [len(read("jsonl", record, hops=hops).golds) for record, hops in ((GENERIC, (1,)), (TWO_HOPS, (2, 3)))] == [
         1,
@@ -429,6 +443,22 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         (
             {**GENERIC, "documents": [{**FOX, "hop": 2}, {**DEN, "hop": 2}]},
             "line 1, documents: the gold ones have the hops [2, 2]; expected each of [1, 2] once, or none",
+        ),
+        (
+            {**GENERIC, "documents": [{**FOX, "score": "high"}, OWL]},
+            "line 1, documents[0], score: expected a number, got 'high'",
+        ),
+        (
+            {**GENERIC, "documents": [{**FOX, "score": True}, OWL]},
+            "line 1, documents[0], score: expected a number, got True",
+        ),
+        (
+            {**GENERIC, "documents": [FOX, {**OWL, "score": 0.5}]},
+            "line 1, documents: 1 of 2 have a score; expected one on each, or on none",
+        ),
+        (
+            {**GENERIC, "documents": [FOX, {**OWL, "scores": 0.5}]},
+            "line 1, documents[1]: unknown field 'scores'; did you mean 'score'? If not, rename it",
         ),
     ],
 )
