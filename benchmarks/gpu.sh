@@ -1,12 +1,20 @@
 #!/usr/bin/env bash
-# Run every benchmark that supports --device cuda on one GPU. Sized for less than nine minutes on an H200; not yet run on
-# one. From the root of the repository: benchmarks/gpu.sh [folder with TRL 1.16]
-set -euo pipefail
+# Run every benchmark that supports --device cuda on one GPU, each for at most LIMIT seconds (default 200), the short ones
+# first. One that fails or takes longer is named, and the others run. Not yet run on a GPU. From the root of the
+# repository: benchmarks/gpu.sh [folder with TRL 1.16]
+set -u
 PYTHON=${PYTHON:-.venv/bin/python}
+with_trl=(${1:+--trl "$1"})
+failed=0
 
-"$PYTHON" -m benchmarks.train_step.train_step --device cuda ${1:+--trl "$1"}
-"$PYTHON" -m benchmarks.train_step.changes --device cuda --repetitions 3
-"$PYTHON" -m benchmarks.precision.precision --device cuda ${1:+--trl "$1"}
-"$PYTHON" -m benchmarks.growth.growth --device cuda
-"$PYTHON" -m benchmarks.teacher.teacher --device cuda
-"$PYTHON" -m benchmarks.sampler.sampler --device cuda --rounds 1
+measure() {
+  timeout "${LIMIT:-200}" "$PYTHON" -m "benchmarks.$@" || { echo "failed or stopped: $1" >&2; failed=1; }
+}
+
+measure precision.precision --device cuda "${with_trl[@]}"
+measure teacher.teacher --device cuda
+measure train_step.train_step --device cuda "${with_trl[@]}"
+measure growth.growth --device cuda
+measure train_step.changes --device cuda --repetitions 3
+measure sampler.sampler --device cuda --rounds 1
+exit $failed
