@@ -34,7 +34,8 @@ def without_cudnn() -> Iterator[None]:
     """Within this context torch computes `scaled_dot_product_attention` by any of its kernels but cuDNN's.
 
     cuDNN's builds a plan for every new shape, which takes up to half a second, forward and backward each, and here
-    nearly every row has a length of its own. torch 2.11 prefers it in 16 bits on recent GPUs.
+    nearly every row has a length of its own. torch 2.11 prefers it in 16 bits on GPUs of compute capability 9.0 and
+    10.0, such as the H100 (`check_prefer_cudnn_attention` in its sdp_utils.cpp).
     """
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         yield
