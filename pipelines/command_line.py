@@ -27,6 +27,7 @@ from pos2distill.environment import skip_expected_ray_messages, use_ray_token
 from pos2distill.errors import (
     ExitCode,
     GateError,
+    MachineError,
     Stopped,
     Terminated,
     TransientError,
@@ -83,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except UserError as error:
         exit_code = _report_error(str(error))
-        (_wait_out if isinstance(error, TransientError) else _stop_retries)()
+        _prepare_retries(error)
         return exit_code
     except (Stopped, KeyboardInterrupt) as stop:
         # Stopped and Terminated know their signal. A plain KeyboardInterrupt is Ctrl-C: 128 + SIGINT.
@@ -112,6 +113,17 @@ def _run_and_flush(options: argparse.Namespace, remaining: list[str]) -> int:
     # Here, where a closed pipe is handled, and not when the interpreter ends.
     sys.stdout.flush()
     return exit_code
+
+
+def _prepare_retries(error: UserError) -> None:
+    """On a cluster whose operator repeats failed jobs: none if it would fail again, a later one if the cause may pass.
+
+    After a fault that may be of this attempt's machine alone, the operator tries again at once.
+    """
+    if isinstance(error, TransientError):
+        _wait_out()
+    elif not isinstance(error, MachineError):
+        _stop_retries()
 
 
 def _stop_retries() -> None:

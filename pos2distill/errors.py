@@ -45,6 +45,10 @@ class TransientError(UserError):
     """A user error whose cause may pass by itself, such as a storage that does not answer."""
 
 
+class MachineError(UserError):
+    """A fault that may be of one machine alone, such as a full disk: another try may run on another machine."""
+
+
 class GateError(Exception):
     """A model does not pass the requested gate: one line, exit code 1."""
 

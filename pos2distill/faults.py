@@ -21,6 +21,9 @@ _BUSY = (errno.EBUSY, errno.EREMOTEIO)
 # Of the network, or of a file system that is mounted over it; none of them is a ConnectionError.
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ENOTCONN)
 
+# Of an HTTP server that may answer the next time, beside those from 500 on.
+_PASSING_STATUS = (408, 425, 429)
+
 # Fixes for errors of the operating system.
 _FIXES = {
     errno.ENOSPC: "; free space there, or use another disk (runtime.storage; TMPDIR for temporary files)",
@@ -129,11 +132,15 @@ def will_not_pass(error: BaseException) -> bool:
 
 def may_pass(error: BaseException) -> bool:
     """Whether another try may well succeed: a storage or the network did not answer as it should."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code in _PASSING_STATUS or error.code >= 500
+    if isinstance(error, urllib.error.URLError):
+        return isinstance(error.reason, Exception) and may_pass(error.reason)
     if will_not_pass(error):
         return False
     is_remote = type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES
     has_passing_number = getattr(error, "errno", None) in (*_BUSY, *_UNREACHABLE, errno.EIO, errno.ESTALE)
-    is_of_network = isinstance(error, ConnectionError | TimeoutError | socket.gaierror | urllib.error.URLError)
+    is_of_network = isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
     return is_remote or has_passing_number or is_of_network
 
 

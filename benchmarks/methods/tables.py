@@ -148,7 +148,7 @@ ON_GPU = (
     "evaluation.reference_prompts=false",
 )
 
-# The best of `rates_gpu`, which asks other questions. Losses that differ by a part have one rate.
+# The recipe's rate, until `rates_gpu` has chosen one on other questions. Losses that differ by a part have one rate.
 KL_RATE = "training.learning_rate=5e-5"
 CROSS_ENTROPY_RATE = "training.learning_rate=5e-5"
 
@@ -164,7 +164,7 @@ def by_objective() -> tuple[Variant, ...]:
     )
 
 
-# The most wanted first, for a lease that ends.
+# The most wanted first, for a card that is there for a limited time.
 FACTS_GPU_VARIANTS = (
     BASE,
     *by_objective(),
@@ -202,7 +202,7 @@ RATES_GPU_VARIANTS = (
     ),
 )
 
-# The same questions for all: whatever the seed, it is that of training and search alone.
+# The same questions for all: the seed is that of training and search, and of the examples that these use.
 TABLES = {
     "toy": Table(
         "quickstart",

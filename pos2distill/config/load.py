@@ -232,9 +232,10 @@ def _set_swept(raw: dict[str, Any], dotted: str, value: Any) -> None:
     # A copy, since paths in a section are resolved in place.
     swept, kept = copy.deepcopy(value), raw.get(dotted)
     if isinstance(kept, dict) and isinstance(swept, dict):
-        # Scales, for one, are of the method that has them.
-        is_other_method = dotted == "inference" and swept.get("method") not in (None, kept.get("method"))
-        swept = swept if is_other_method else {**kept, **swept}
+        if dotted == "inference" and swept.get("method") not in (None, kept.get("method")):
+            # Scales are of the method that they were written for; other settings are of one method each.
+            kept = {name: setting for name, setting in kept.items() if name != "scales"}
+        swept = {**kept, **swept}
     alone: dict[str, Any] = {}
     set_value(alone, dotted, swept)
     _refuse_filled_in(alone, "sweep", [])

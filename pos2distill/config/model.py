@@ -11,7 +11,9 @@ def checkpoint_of(path: str) -> tuple[str, str] | None:
     """The storage and the fingerprint of a model that `study` made: STORAGE/checkpoint-FINGERPRINT/model; else None."""
     storage, checkpoint, folder = ("", "", *path.rstrip("/").rsplit("/", 2))[-3:]
     name, _, fingerprint = checkpoint.partition("-")
-    return (storage or ".", fingerprint) if (name, folder) == ("checkpoint", "model") and fingerprint else None
+    if (name, folder) != ("checkpoint", "model") or not fingerprint:
+        return None
+    return storage or ("/" if path.startswith("/") else "."), fingerprint
 
 
 def looks_like_hub_name(path: str) -> bool:

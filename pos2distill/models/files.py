@@ -1,5 +1,6 @@
 """A model's files: their folder on this machine and their fingerprint. Imports no torch, so that planning is fast."""
 
+import errno
 import functools
 import hashlib
 import http.client
@@ -14,7 +15,7 @@ from pos2distill.config import ModelSection
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
-from pos2distill.faults import may_pass, will_not_pass
+from pos2distill.faults import disk_is_full, fix, reason, will_not_pass
 from pos2distill.scratch import locked, user_folder
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -164,25 +165,34 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
     except LocalEntryNotFoundError as error:
         # Without a connection, the hub's library reports that nothing is cached.
         if times_out:
-            reason = f"{constants.ENDPOINT} does not answer, and the model is not in the cache of this machine"
+            why = f"{constants.ENDPOINT} does not answer, and the model is not in the cache of this machine"
         elif constants.HF_HUB_OFFLINE or isinstance(error.__cause__, HfHubHTTPError):
-            reason = _first_line(error)
+            why = _first_line(error)
         else:
-            reason = f"{constants.ENDPOINT} cannot be reached ({error.__cause__}); check the network"
-        raise TransientError(f"{unavailable}: {reason}") from None
+            why = f"{constants.ENDPOINT} cannot be reached ({error.__cause__}); check the network"
+        raise TransientError(f"{unavailable}: {why}") from None
     except (HfHubHTTPError, OSError) as error:
+        if _is_of_the_disk(error):
+            raise UserError(
+                f"{model.path}: cannot be stored in {constants.HF_HUB_CACHE}: {reason(error)}{fix(error)}"
+            ) from None
         # A server that is overloaded, or a download that broke off, is no fault of the user's.
         kind = UserError if _is_refusal(error) else TransientError
         raise kind(f"{unavailable}: {_first_line(error)}") from None
 
 
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether the folder that models are downloaded to cannot be used."""
+    is_of_rights = isinstance(error, PermissionError) and error.filename is not None
+    return is_of_rights or disk_is_full(error) or getattr(error, "errno", None) == errno.EROFS
+
+
 def _is_refusal(error: Exception) -> bool:
-    """Whether another try would end in the same way: no such model, no right to it, or a disk that cannot be used."""
+    """Whether another try would end in the same way: no such model, or no right to it."""
     response = getattr(error, "response", None)
     if response is not None:
         return 400 <= response.status_code < 500 and response.status_code not in (408, 425, 429)
-    # Without a number: a download that is not what was announced.
-    return will_not_pass(error) or (getattr(error, "errno", None) is not None and not may_pass(error))
+    return will_not_pass(error)
 
 
 def _first_line(error: Exception) -> str:

@@ -177,7 +177,7 @@ class _Renewal:
         while not self.stop.wait(self.me.period):
             began = time.monotonic()
             try:
-                if not _is_ours(_read(self.fs, self.path), self.me):
+                if not self._is_still_ours():
                     self._lose("another run took over because this one did not renew its lease")
                     return
                 self.me = replace(self.me, beat=self.me.beat + 1)
@@ -185,6 +185,14 @@ class _Renewal:
                 self.last_began, self.failure = began, None
             except Exception as error:  # fsspec's file systems share no base class for failed requests
                 self.failure = error
+
+    def _is_still_ours(self) -> bool:
+        """Reads once more if reading took long: this process may have been paused meanwhile, and replaced."""
+        began = time.monotonic()
+        ours = _is_ours(_read(self.fs, self.path), self.me)
+        if ours and time.monotonic() - began > self.me.period:
+            return _is_ours(_read(self.fs, self.path), self.me)
+        return ours
 
     def _watch(self) -> None:
         last_look = grace = time.monotonic()

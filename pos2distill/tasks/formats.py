@@ -5,7 +5,7 @@ A record that breaks its format is refused. One that follows it but cannot be us
 
 import difflib
 import hashlib
-import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -169,10 +169,13 @@ def _generic_hops(given: list[int | None], location: str) -> list[int]:
 def _score(document: dict[str, Any], location: str) -> float | None:
     """A retriever's score of a document; None if it has none."""
     score = document.get("score")
+    if score is None:
+        return None
+    # In Python, True is an int, and integers have no largest one.
     is_number = isinstance(score, int | float) and not isinstance(score, bool)
-    if score is not None and not (is_number and math.isfinite(score)):
-        raise UserError(f"{location}, score: expected a number, got {score!r:.80}")
-    return score
+    if not is_number or not abs(score) <= sys.float_info.max:
+        raise UserError(f"{location}, score: expected a number, the higher the better, got {score!r:.80}")
+    return float(score)
 
 
 def _ranked(documents: list[Document], scores: list[float | None], location: str) -> list[Document]:

@@ -1,9 +1,13 @@
 import errno
+import socket
+import ssl
+import urllib.error
+from email.message import Message
 
 import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 
-from pos2distill.faults import describe, disk_is_full
+from pos2distill.faults import describe, disk_is_full, may_pass
 
 DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
 
@@ -56,3 +60,20 @@ def test_disk_is_full_knows_the_words_wherever_they_are() -> None:
 def test_describe_shortens_the_name_and_not_the_reason() -> None:
     line = describe(OSError(errno.ENAMETOOLONG, "File name too long", "x" * 3000))
     assert line == f"{'x' * 300}: File name too long; shorten the name{DEBUG}"
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (urllib.error.URLError(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")), True),
+        (urllib.error.URLError(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")), True),
+        (urllib.error.URLError(ssl.SSLCertVerificationError(1, "certificate verify failed")), False),
+        (urllib.error.URLError("unknown url type: htp"), False),
+        (urllib.error.HTTPError("http://a", 503, "Service Unavailable", Message(), None), True),
+        (urllib.error.HTTPError("http://a", 429, "Too Many Requests", Message(), None), True),
+        (urllib.error.HTTPError("http://a", 404, "Not Found", Message(), None), False),
+        (urllib.error.HTTPError("http://a", 400, "Bad Request", Message(), None), False),
+    ],
+)
+def test_may_pass_looks_at_why_an_address_could_not_be_opened(error: Exception, passes: bool) -> None:
+    assert may_pass(error) is passes

@@ -12,7 +12,7 @@ import pyarrow as pa
 import ray.data
 from ray.data import Dataset, TaskPoolStrategy
 
-from pos2distill.errors import TransientError
+from pos2distill.errors import TransientError, one_line, warn
 from pos2distill.faults import may_pass
 from pos2distill.placement import TASK_CPUS
 from pos2distill.records import SAMPLE_SCHEMA
@@ -25,6 +25,7 @@ from .progress import RayTracker
 from .session import pool_arguments, set_data_context
 
 _ASK_AGAIN_SECONDS = 0.5
+_STORAGE_SECONDS = 5.0  # between two requests to a storage that does not answer
 _OUTAGE_S = 600.0
 
 
@@ -74,14 +75,19 @@ def _missing_blocks(stream: Stream) -> Sequence[pa.Table]:
     Workers that an outage ended are started again in the midst of it, and Ray Train 2.60 gives up a run for an error
     that its controller meets then.
     """
-    end = time.monotonic() + _OUTAGE_S
+    began = time.monotonic()
+    warned = False
     while True:
         try:
             return stream.blocks()
         except Exception as error:  # of file systems that share no base class
-            if time.monotonic() > end or not (isinstance(error, TransientError) or may_pass(error)):
+            waited = time.monotonic() - began
+            if waited > _OUTAGE_S or not (isinstance(error, TransientError) or may_pass(error)):
                 raise
-        time.sleep(_ASK_AGAIN_SECONDS)
+            if not warned:
+                warn(f"{one_line(str(error))}; workers wait for the storage, at most {_OUTAGE_S / 60:g} minutes")
+                warned = True
+        time.sleep(_STORAGE_SECONDS)
 
 
 def _actor_class(operator: ActorOperator) -> type["_Actor"]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from pos2distill.errors import CorruptPart, TransientError, UserError
+from pos2distill.errors import CorruptPart, MachineError, TransientError, UserError
 from pos2distill.faults import describe, disk_is_full, may_pass
 
 # Ray Data 2.60 keeps nothing of an exception but the text of its traceback.
@@ -35,7 +35,7 @@ def find_user_error(error: BaseException) -> UserError | None:
 def find_fault(error: BaseException) -> UserError | None:
     """The error to show for what the machine, the network or a storage caused in another process, or None.
 
-    A TransientError if it may pass: a job on a cluster is then tried again.
+    A TransientError if it may pass, else a MachineError: both times a job on a cluster is tried again.
 
     Unlike the others it follows only what Ray wrapped: an error that is raised while such an error is handled is a bug.
     """
@@ -48,7 +48,7 @@ def find_fault(error: BaseException) -> UserError | None:
         if line is not None and may_pass(current):
             return TransientError(line)
         if line is not None:
-            return UserError(line)
+            return MachineError(line)
     return None
 
 

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from huggingface_hub import constants
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import TransientError, UserError
@@ -268,18 +270,9 @@ def test_local_folder_tells_a_hub_that_is_overloaded_from_one_that_refuses(
     assert isinstance(caught.value, TransientError) == may_pass
 
 
-@pytest.mark.parametrize(
-    ("error", "may_pass"),
-    [
-        (OSError("Consistency check failed: file should be of size 9 but has size 3"), True),
-        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), True),
-        (OSError(errno.EROFS, "Read-only file system"), False),
-        (OSError(errno.ENOSPC, "No space left on device"), False),
-    ],
-)
-def test_local_folder_tells_a_broken_download_from_a_cache_that_cannot_be_used(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, may_pass: bool
-) -> None:
+def download_fails(monkeypatch: pytest.MonkeyPatch, error: Exception) -> UserError:
+    """What `local_folder` raises if the hub's library raises this."""
+
     def fail(*_: Any, **__: Any) -> str:
         raise error
 
@@ -287,7 +280,38 @@ def test_local_folder_tells_a_broken_download_from_a_cache_that_cannot_be_used(
     monkeypatch.setattr(files, "_times_out", lambda address: False)
     with pytest.raises(UserError) as caught:
         local_folder(ModelSection(path="me/a-model"))
-    assert isinstance(caught.value, TransientError) == may_pass
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("Consistency check failed: file should be of size 9 but has size 3"),
+        ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+        OSError(errno.EMFILE, "Too many open files"),
+        ssl.SSLEOFError(8, "EOF occurred in violation of protocol"),
+    ],
+)
+def test_a_download_that_breaks_off_may_succeed_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    assert isinstance(download_fails(monkeypatch, error), TransientError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EROFS, "Read-only file system"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError("Data processing error: No space left on device (os error 28)"),
+        PermissionError(errno.EACCES, "Permission denied", "/cache/models--me--a-model"),
+    ],
+)
+def test_a_cache_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    found = download_fails(monkeypatch, error)
+    assert type(found) is UserError
+    words = getattr(error, "strerror", None) or str(error)
+    assert str(found).startswith(f"me/a-model: cannot be stored in {constants.HF_HUB_CACHE}: {words}")
 
 
 @pytest.mark.parametrize(

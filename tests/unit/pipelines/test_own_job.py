@@ -8,8 +8,10 @@ from typing import Any
 from urllib.error import URLError
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from pipelines import command_line
+from pipelines.executors.ray.errors import find_fault
 from pipelines.jobs import own_job
 from pos2distill.errors import TransientError, UserError
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED
@@ -93,11 +95,18 @@ def test_main_leaves_an_error_that_may_pass_to_a_retry_later(
     assert capsys.readouterr().err.endswith("this attempt ends in 15 minutes, since the cause may pass\n")
 
 
+@pytest.mark.parametrize("on_ray", [False, True])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, errno.EACCES])
-def test_main_leaves_other_faults_to_a_retry_at_once(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """They may be of this attempt's machine."""
+def test_main_leaves_other_faults_to_a_retry_at_once(
+    monkeypatch: pytest.MonkeyPatch, number: int, on_ray: bool
+) -> None:
+    """They may be of this attempt's machine, whether the driver met them or another process of its cluster."""
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("paused"))
-    assert run(monkeypatch, OSError(number, os.strerror(number))) == 2
+    error: Exception | None = OSError(number, os.strerror(number))
+    if on_ray:
+        error = find_fault(RayTaskError("f", "", error))
+        assert error is not None
+    assert run(monkeypatch, error) == 2
     assert Client.stopped == []
 
 

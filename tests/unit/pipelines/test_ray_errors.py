@@ -3,7 +3,7 @@ import errno
 from ray.train.v2.api.exceptions import ControllerError
 
 from pipelines.executors.ray.errors import find_corrupt_part, find_fault, find_user_error
-from pos2distill.errors import CorruptPart, TransientError, UserError
+from pos2distill.errors import CorruptPart, MachineError, TransientError, UserError
 
 
 def test_find_user_error_follows_every_kind_of_link() -> None:
@@ -74,7 +74,7 @@ def test_find_fault_follows_what_ray_wrapped_alone() -> None:
     workers.worker_failures = {0: ValueError("other"), 1: remote}  # type: ignore[attr-defined]
     for error in (fault, remote, workers):
         found = find_fault(error)
-        assert type(found) is UserError
+        assert type(found) is MachineError
         assert str(found).startswith("/x: Permission denied; check the permissions")
     bug = KeyError("x")
     bug.__context__ = fault  # raised while the fault was handled
@@ -90,5 +90,5 @@ def test_find_fault_tells_what_may_pass() -> None:
         "POS2DISTILL_DEBUG=1 shows the traceback"
     )
     broken_image = find_fault(OSError("libcudart.so: cannot open shared object file"))
-    assert type(broken_image) is UserError
+    assert type(broken_image) is MachineError
     assert str(broken_image).startswith("OSError: libcudart.so: cannot open")

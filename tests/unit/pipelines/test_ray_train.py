@@ -35,11 +35,14 @@ class Blocks:
         return []
 
 
-def test_restarted_workers_wait_for_a_storage_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_workers_wait_for_a_storage_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ray Train's controller, which asks for the blocks, would give up the run."""
-    monkeypatch.setattr(data, "_ASK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(data, "_STORAGE_SECONDS", 0.0)
     stream: Any = Blocks(TransientError("s3://b: cannot be used"), ConnectionResetError("reset"))
     assert data._missing_blocks(stream) == []
+    assert capsys.readouterr().err == "warning: reset; workers wait for the storage, at most 10 minutes\n"
     with pytest.raises(UserError, match="corrupt"):
         data._missing_blocks(Blocks(UserError("s3://b: corrupt")))  # type: ignore[arg-type]
     monkeypatch.setattr(data, "_OUTAGE_S", -1.0)

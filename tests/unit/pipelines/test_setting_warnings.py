@@ -131,7 +131,9 @@ def test_commands_warn_before_they_run(make_recipe: Make, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("is_url", [False, True])
-def test_warns_of_another_wording_than_that_of_the_checkpoint(make_recipe: Make, tmp_path: Path, is_url: bool) -> None:
+def test_warns_of_another_wording_than_that_of_the_checkpoint(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_url: bool
+) -> None:
     trained = make_recipe(data={"prompt": "plain"})
     artifact = Artifact(f"memory://{uuid.uuid4().hex}/runs" if is_url else str(tmp_path / "runs"), "checkpoint", "f1a0")
     model = f"{artifact.url}/model"
@@ -140,6 +142,7 @@ def test_warns_of_another_wording_than_that_of_the_checkpoint(make_recipe: Make,
     with artifact.writing():
         artifact.publish(counts={}, seconds={})
     record_provenance(artifact, Provenance.now(trained), "distill", {})
-    line = f"data.prompt: qa, but {model} was trained with data.prompt=plain"
-    assert setting_warnings._other_prompt(other) == line
     assert setting_warnings._other_prompt(same) is None
+    warn_of_settings(other, [])
+    line = f"warning: data.prompt: qa, but {model} was trained with data.prompt=plain\n"
+    assert capsys.readouterr().err == line

@@ -217,6 +217,29 @@ def test_hold_lease_reports_that_another_run_took_over(claimed: str) -> None:
     assert json.loads(fs.cat_file(path))["owner"] == "o"  # the other run's file is kept
 
 
+def test_hold_lease_reports_that_another_run_took_over_while_it_was_reading(
+    claimed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paused between reading its own file and renewing it; the other run's file must stay."""
+    read, lost = lease._read, queue.Queue[str]()
+    renewing = threading.Event()
+
+    def read_then_pause(fs: Any, path: str) -> bytes | None:
+        data = read(fs, path)
+        if renewing.is_set():
+            renewing.clear()
+            write_holder(claimed)
+            time.sleep(1.5 * LIVE_PERIOD)
+        return data
+
+    monkeypatch.setattr(lease, "_read", read_then_pause)
+    with hold_lease(claimed, period=LIVE_PERIOD, on_lost=lost.put):
+        renewing.set()
+        assert "another run took over" in lost.get(timeout=20)
+    fs, path = lease_file(claimed)
+    assert json.loads(fs.cat_file(path))["owner"] == "o"
+
+
 def test_hold_lease_reports_a_storage_that_cannot_be_reached(claimed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: Any) -> None:
         raise ConnectionError("no route to host")

@@ -446,11 +446,15 @@ def test_reasons_and_formats_are_all_in_the_docs() -> None:
         ),
         (
             {**GENERIC, "documents": [{**FOX, "score": "high"}, OWL]},
-            "line 1, documents[0], score: expected a number, got 'high'",
+            "line 1, documents[0], score: expected a number, the higher the better, got 'high'",
         ),
         (
             {**GENERIC, "documents": [{**FOX, "score": True}, OWL]},
-            "line 1, documents[0], score: expected a number, got True",
+            "line 1, documents[0], score: expected a number, the higher the better, got True",
+        ),
+        (
+            {**GENERIC, "documents": [{**FOX, "score": 10**400}, OWL]},
+            "line 1, documents[0], score: expected a number, the higher the better, got 1000",
         ),
         (
             {**GENERIC, "documents": [FOX, {**OWL, "score": 0.5}]},
