@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.methods import methods, transfer
-from benchmarks.methods.methods import FOLDER, TABLES, Table, Variant, settings_of, stored_runs, write_report
+from benchmarks.methods.methods import FOLDER, settings_of, stored_runs, write_report
 from benchmarks.methods.rows import Run, summarise
+from benchmarks.methods.tables import TABLES, Table, Variant
 from pipelines.plan import make_plan
 from pipelines.preflight import check_against_model
 from pos2distill.config import Recipe

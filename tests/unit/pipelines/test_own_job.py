@@ -102,11 +102,10 @@ def test_main_leaves_other_faults_to_a_retry_at_once(
 ) -> None:
     """They may be of this attempt's machine, whether the driver met them or another process of its cluster."""
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("paused"))
-    error: Exception | None = OSError(number, os.strerror(number))
-    if on_ray:
-        error = find_fault(RayTaskError("f", "", error))
-        assert error is not None
-    assert run(monkeypatch, error) == 2
+    error = OSError(number, os.strerror(number))
+    met = find_fault(RayTaskError("f", "", error)) if on_ray else error
+    assert met is not None
+    assert run(monkeypatch, met) == 2
     assert Client.stopped == []
 
 
