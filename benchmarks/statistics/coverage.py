@@ -31,23 +31,28 @@ from pos2distill.evaluation.statistics import (
     position_p_value,
     questions_above,
     ratio_interval,
+    share_interval,
 )
 from pos2distill.randomness import derive_generator
 
 Floats = npt.NDArray[np.float64]
 RESAMPLES = 400
-PERMUTATIONS = 199
+DRAWS = 199
 _FLAT = 1e-9
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A base model and a distilled one, by the ease of each slot; spread: of the questions' difficulty."""
+    """A base model and a distilled one, by the ease of each slot.
+
+    spread: of the questions' difficulty. alike: correlation of the noise at neighbouring slots.
+    """
 
     questions: int
     base: tuple[float, ...]
     distilled: tuple[float, ...]
     spread: float = 1.0
+    alike: float = 0.0
 
     def accuracies(self, ease: tuple[float, ...]) -> Floats:
         """The true accuracy at each slot: P(noise < ease + spread * difficulty), all normal."""
@@ -72,6 +77,12 @@ SCENARIOS = {
     "two slots, 100 x 2": Scenario(100, (0.5, 0.1), (0.5, 0.4)),
     "one bad slot, 100 x 15": Scenario(100, (1.0,) * 14 + (0.2,), (1.0,) * 15),
     "small differences, 300 x 20": Scenario(300, tuple(np.linspace(0.7, 0.3, 20)), tuple(np.linspace(0.7, 0.5, 20))),
+    # Answers at neighbouring slots are alike, as those of real models are.
+    "flat, 100 x 5, neighbours alike": Scenario(100, (0.5,) * 5, (0.8,) * 5, alike=0.9),
+    "flat, 100 x 15, neighbours alike": Scenario(100, (0.5,) * 15, (0.8,) * 15, alike=0.9),
+    "lost in the middle, 80 x 5, neighbours alike": Scenario(
+        80, (0.1, -1.5, -1.2, -0.9, -0.7), (0.1, -0.7, -0.8, -0.2, 0.3), alike=0.7
+    ),
 }
 # Of the gold document's rank, in proportion.
 RETRIEVER_RANKS = (8, 4, 2, 1, 1)
@@ -94,10 +105,26 @@ NATS: Mapping[str, Callable[[np.random.Generator, int], Floats]] = {
 }
 NATS_QUESTIONS = (8, 20, 60, 200)
 
+# Recovered fractions of an example's tokens: their mean, the precision of their beta distribution, tokens, examples.
+RECOVERIES = (
+    (0.998, 20.0, 240, 20),
+    (0.998, 20.0, 240, 58),
+    (0.99, 8.0, 240, 40),
+    (0.98, 3.0, 240, 20),
+    (0.98, 3.0, 240, 60),
+    (0.953, 30.0, 240, 40),
+    (0.92, 10.0, 22, 58),
+    (0.7, 5.0, 22, 58),
+    (0.1, 1.0, 12, 20),
+    (0.1, 1.0, 12, 60),
+)
 
-def draw(ease: tuple[float, ...], difficulty_E1: Floats, generator: np.random.Generator) -> Floats:
-    """(E, S) answers of one model."""
+
+def draw(ease: tuple[float, ...], difficulty_E1: Floats, generator: np.random.Generator, alike: float = 0.0) -> Floats:
+    """(E, S) answers of one model. alike: as of `Scenario`."""
     noise_ES = generator.normal(size=(len(difficulty_E1), len(ease)))
+    for slot in range(1, len(ease)):
+        noise_ES[:, slot] = alike * noise_ES[:, slot - 1] + (1 - alike**2) ** 0.5 * noise_ES[:, slot]
     return (noise_ES < np.asarray(ease) + difficulty_E1).astype(float)
 
 
@@ -112,23 +139,23 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
     # Other draws in each scenario, so that chance does not repeat.
     generator = derive_generator(seed, repr(scenario))
     difficulty_E1 = draw_difficulty(scenario, scenario.questions, generator)
-    base_ES = draw(scenario.base, difficulty_E1, generator)
-    distilled_ES = draw(scenario.distilled, difficulty_E1, generator)
+    base_ES = draw(scenario.base, difficulty_E1, generator, scenario.alike)
+    distilled_ES = draw(scenario.distilled, difficulty_E1, generator, scenario.alike)
     base_S, distilled_S = scenario.accuracies(scenario.base), scenario.accuracies(scenario.distilled)
     gap, distilled_gap = float(np.ptp(base_S)), float(np.ptp(distilled_S))
-    position_p = position_p_value(base_ES, permutations=PERMUTATIONS, seed=seed)
+    position_p = position_p_value(base_ES, draws=DRAWS, seed=seed)
     low, high = gap_interval(base_ES, position_p=position_p, resamples=RESAMPLES, seed=seed)
     change, change_interval = gap_change(base_ES, distilled_ES, resamples=RESAMPLES, seed=seed)
     change_E = (distilled_ES - base_ES).mean(1)
     difference, true_difference = difference_interval(change_E), float((distilled_S - base_S).mean())
     mean = accuracy_interval(base_ES.mean(1), base_ES.shape[1])
-    orders_ES = np.mean([draw(scenario.base, difficulty_E1, generator) for _ in range(ORDERS)], axis=0)
+    orders_ES = np.mean([draw(scenario.base, difficulty_E1, generator, scenario.alike) for _ in range(ORDERS)], axis=0)
     weight_S = np.zeros(len(base_S))
     weight_S[: len(RETRIEVER_RANKS)] = RETRIEVER_RANKS[: len(base_S)]
     weight_S /= weight_S.sum()
     ranks = accuracy_interval(base_ES @ weight_S, 1 / float((weight_S**2).sum()))
     # A model that answers again, with the same true accuracies: no change is real.
-    repeated_ES = draw(scenario.base, difficulty_E1, generator)
+    repeated_ES = draw(scenario.base, difficulty_E1, generator, scenario.alike)
     _, best = best_slot_change(base_ES, repeated_ES, resamples=RESAMPLES, seed=seed)
     values = {
         "first slot": _contains(accuracy_interval(base_ES[:, 0]), base_S[0]),
@@ -165,13 +192,25 @@ def simulate_nats(kind: str, questions: int, studies: int) -> dict[str, float]:
     return {"mean": float(np.mean(mean)), "share": float(np.mean(share))}
 
 
+def simulate_recovery(mean: float, precision: float, tokens: int, examples: int, studies: int) -> float:
+    """How often the interval contains the true share of tokens that are recovered; or of chains that fail."""
+    covered = []
+    for seed in range(studies):
+        generator = derive_generator(seed, f"recovery {mean} {precision} {tokens} {examples}")
+        chance_E = generator.beta(mean * precision, (1 - mean) * precision, examples)
+        share_E = generator.binomial(tokens, chance_E) / tokens
+        interval = share_interval(share_E, np.ones(examples), answers=tokens, resamples=RESAMPLES, seed=seed)
+        covered.append(_contains(interval, mean))
+    return float(np.mean(covered))
+
+
 def simulate_named_questions(scenario: Scenario, questions: int, limit: float, studies: int) -> dict[str, float]:
     """How many questions the gate names where it cannot tell (their median), and how often it decides with as many."""
 
     def study(count: int, seed: int) -> tuple[Floats, float]:
         generator = derive_generator(seed, f"{count} {scenario!r}")
         correct_ES = draw(scenario.base, draw_difficulty(scenario, count, generator), generator)
-        p = position_p_value(correct_ES, permutations=PERMUTATIONS, seed=seed)
+        p = position_p_value(correct_ES, draws=DRAWS, seed=seed)
         return correct_ES, gap_interval(correct_ES, position_p=p, resamples=RESAMPLES, seed=seed)[0]
 
     named = []
@@ -240,10 +279,15 @@ def main() -> None:
             nats[f"{kind}, {questions} questions"] = simulate_nats(kind, questions, options.studies)
     report = {"studies": options.studies, "resamples": RESAMPLES, "scenarios": summaries, "undecided": undecided}
     report["nats"] = nats
+    recoveries = {}
+    for mean, precision, tokens, examples in RECOVERIES:
+        name = f"{mean:g}, precision {precision:g}, {tokens} tokens, {examples} examples"
+        recoveries[name] = simulate_recovery(mean, precision, tokens, examples, options.studies)
+    report["recovery"] = recoveries
     report |= circumstances("numpy")
     options.output.write_text(json.dumps(report, indent=2) + "\n")
     print(table(summaries))
-    for name, result in (undecided | nats).items():
+    for name, result in (undecided | nats | recoveries).items():
         print(name, result)
 
 

@@ -131,7 +131,7 @@ def _thought_shift(study: Study, predictions: pa.Table, examples: Mapping[str, E
             chains.append((example.example_id, prediction["group"], chain))
     if not chains:
         return _skipped("documents cannot be distinguished in a chain: titles of a prompt are missing or equal")
-    summary = summarise_chains(chains, documents=study.data.documents)
+    summary = summarise_chains(chains, documents=study.data.documents, seed=study.evaluation.seed)
     return {"documents_named_by": by, "left_out_for_equal_titles": ambiguous, **summary}
 
 

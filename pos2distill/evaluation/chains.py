@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pos2distill.evaluation.statistics import accuracy_interval
+from pos2distill.evaluation.statistics import share_interval
+from pos2distill.evaluation.token_shift import RESAMPLES
 from pos2distill.records import Document
 from pos2distill.tasks.metrics import normalize, sub_exact_match
 
@@ -77,7 +78,7 @@ def judge_chain(
     return Chain(failed, correct, None, len(seen))
 
 
-def summarise_chains(chains: Sequence[tuple[str, str, Chain]], *, documents: int) -> dict[str, Any]:
+def summarise_chains(chains: Sequence[tuple[str, str, Chain]], *, documents: int, seed: int) -> dict[str, Any]:
     """The figures of `thought_shift` in analysis.json.
 
     Args:
@@ -88,7 +89,7 @@ def summarise_chains(chains: Sequence[tuple[str, str, Chain]], *, documents: int
         groups.setdefault(group, []).append((example_id, chain))
     by_group = {}
     if set(groups) != {""}:
-        by_group = {name: _ratios(members) for name, members in groups.items()}
+        by_group = {name: _ratios(members, seed) for name, members in groups.items()}
     wrong_slots: Counter[int] = Counter()
     hops: Counter[int] = Counter()
     for _, _, chain in chains:
@@ -98,14 +99,14 @@ def summarise_chains(chains: Sequence[tuple[str, str, Chain]], *, documents: int
                 wrong_slots[chain.wrong_slot] += 1
     return {
         "chains": len(chains),
-        "overall": _ratios([(example_id, chain) for example_id, _, chain in chains]),
+        "overall": _ratios([(example_id, chain) for example_id, _, chain in chains], seed),
         "by_group": by_group,
         "retrieval_failed_after_golds": {str(count): hops[count] for count in sorted(hops)},
         "first_wrong_document_by_slot": [wrong_slots[slot] for slot in range(documents)],
     }
 
 
-def _ratios(chains: Sequence[tuple[str, Chain]]) -> dict[str, Any]:
+def _ratios(chains: Sequence[tuple[str, Chain]], seed: int) -> dict[str, Any]:
     """The ratio of chains by their first failed step, with intervals over examples."""
     ids = sorted({example_id for example_id, _ in chains})
     row_of = {example_id: row for row, example_id in enumerate(ids)}
@@ -117,8 +118,7 @@ def _ratios(chains: Sequence[tuple[str, Chain]]) -> dict[str, Any]:
         failed_E = np.zeros(len(ids))
         for example_id, chain in chains:
             failed_E[row_of[example_id]] += chain.failed == step
-        share_E = failed_E / count_E
-        interval = accuracy_interval(share_E, answers=int(count_E.max()))
+        interval = share_interval(failed_E, count_E, answers=int(count_E.max()), resamples=RESAMPLES, seed=seed)
         ratios[step] = {"value": float(failed_E.sum() / count_E.sum()), "ci95": list(interval)}
     right_anyway = [chain for _, chain in chains if chain.correct and chain.failed != "none"]
     ratios["right_in_spite_of_a_failed_step"] = len(right_anyway) / len(chains)

@@ -2,7 +2,7 @@
 
 A gate fails only where the data show that the limit is exceeded, so noise alone fails a good model in at most 5 % of
 the runs. Where the measured value is beyond the limit but the questions are too few to tell, the gate passes with a
-line that says how many questions would decide.
+line that says how many questions would decide, if the excess is as large as it seems.
 
 Shapes: E examples, S slots.
 """
@@ -110,7 +110,7 @@ def _check(measured: _Measured, examples: int) -> Passed:
     line = f"{shown} is {side} {measured.limit:g}, but {examples} questions cannot tell ({bound})"
     needed = measured.needed()
     if needed is not None:
-        line += f"; about {max(needed, examples + 1)} would decide"
+        line += f"; about {max(needed, examples + 1)} would, if it is as far {side} as estimated"
     return Passed(line, is_undecided=True)
 
 
@@ -122,5 +122,8 @@ def _format_bound(measured: _Measured) -> str:
 
 
 def _needed(excess: float, value_E: Floats) -> int | None:
-    """Questions that show a mean to exceed its limit by so many points."""
-    return questions_needed(abs(excess) / 100, float(value_E.std())) if excess else None
+    """Questions that show a mean to exceed its limit by so many points; None if that is one standard error or less."""
+    deviation = float(value_E.std())
+    if abs(excess) / 100 <= deviation / len(value_E) ** 0.5:
+        return None
+    return questions_needed(abs(excess) / 100, deviation)

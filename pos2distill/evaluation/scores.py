@@ -26,7 +26,7 @@ from pos2distill.evaluation.statistics import (
 from pos2distill.records import Slots
 
 _SHOWN_POINTS = (1, 2, 5, 10)
-_PERMUTATIONS = 1999  # of the test of position; the smallest p value is 1 / 2000
+_DRAWS = 1999  # of the test of position; the smallest p value is 1 / 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
             group_ES = correct_ES[:, in_group_S]
             by_group[name] = float(accuracy_S[in_group_S].mean())
             by_group_ci95[name] = accuracy_interval(group_ES.mean(1), answers=group_ES.shape[1] * grid.orders)
-    position_p = position_p_value(correct_ES, permutations=_PERMUTATIONS, seed=seed)
+    position_p = position_p_value(correct_ES, draws=_DRAWS, seed=seed)
     return Curve(
         documents=grid.documents,
         examples=len(grid.example_ids),

@@ -2,7 +2,7 @@
 
 benchmarks/statistics measures how often each interval covers the truth.
 
-Shapes: E examples, S slots, R resamples.
+Shapes: E examples, S slots, R resamples, D draws of signs.
 """
 
 from statistics import NormalDist
@@ -26,6 +26,7 @@ _LOWEST_ERROR = 0.025
 _HIGHEST_ERROR = 0.015
 _CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
 _ABOVE_ZERO = 1e-6
+_SIGNS_AT_ONCE = 100  # draws of the test of position, each with a sign for every example
 
 
 def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
@@ -103,6 +104,24 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int
         low, high = ratio * np.exp(-highest * error), ratio * np.exp(-lowest * error)
     # Of equal examples, the ratio may differ from theirs by rounding.
     return min(ratio, max(float(low), float(single_E.min()))), max(ratio, min(float(high), float(single_E.max())))
+
+
+def share_interval(part_E: Floats, total_E: Floats, *, answers: float, resamples: int, seed: int) -> Interval:
+    """A 95 % interval for a ratio of sums that is at most 1, such as the fraction of tokens that a model recovers.
+
+    `ratio_interval` of the smaller one of the share and what it leaves: that one is skewed, and an interval that is
+    not is too narrow for shares near 0 or 1 (benchmarks/statistics). Where it knows no error, and for examples with
+    one answer each, `accuracy_interval`.
+
+    Args:
+        part_E, total_E: of each example; 0 <= part <= total, total > 0. answers: as of `accuracy_interval`.
+    """
+    left_E = np.where(total_E - part_E > 1e-9, total_E - part_E, 0.0)
+    is_small = part_E.sum() <= left_E.sum()
+    low, high = ratio_interval(part_E if is_small else left_E, total_E, resamples=resamples, seed=seed)
+    if answers == 1 or low == high:
+        return accuracy_interval(part_E / total_E, answers)
+    return (low, high) if is_small else (1 - high, 1 - low)
 
 
 def _log_ratio_errors(part_E: Floats, total_E: Floats, count_RE: Floats) -> Floats:
@@ -239,21 +258,26 @@ def _gap_with(probability: float, accuracy_S: Floats, noise_RS: Floats) -> float
     return low
 
 
-def position_p_value(correct_ES: Floats, *, permutations: int, seed: int) -> float:
+def position_p_value(correct_ES: Floats, *, draws: int, seed: int) -> float:
     """The probability of slots that differ as much as these, if position had no effect.
 
-    Without an effect an example's answers could change places. So they are permuted within each example, and the
-    variance of the slots' accuracies (Cochran's Q up to a factor) is compared.
-    Source: permutation test for matched samples; (1 + as large) / (1 + permutations) as in Phipson and Smyth 2010.
+        V(sigma) = variance over slots of sum_e sigma_e (c_es - mean_s c_es),   sigma_e = +1 or -1
+
+    The signs of each example's deviations from its own mean are drawn at random, for all its slots together, and V is
+    compared with that of the examples as they are. So answers at neighbouring slots may be alike, which a permutation
+    within each example would not allow: on a flat model it then raises an alarm too often (benchmarks/statistics). With
+    two slots both are the same exact test.
+    Source: randomisation by sign flips; (1 + as large) / (1 + draws) as in Phipson and Smyth 2010.
     """
     generator = derive_generator(seed, "position test")
-    observed = float(correct_ES.mean(0).var())
+    deviation_ES = correct_ES - correct_ES.mean(1, keepdims=True)
+    # A little less than observed counts too: equal values may differ by rounding.
+    observed = float(deviation_ES.sum(0).var()) - 1e-9
     as_large = 0
-    for _ in range(permutations):
-        permuted_ES = generator.permuted(correct_ES, axis=1)
-        # A little less than observed counts too: equal values may differ by rounding.
-        as_large += float(permuted_ES.mean(0).var()) >= observed - 1e-12
-    return (1 + as_large) / (1 + permutations)
+    for start in range(0, draws, _SIGNS_AT_ONCE):
+        sign_DE = generator.choice((-1.0, 1.0), size=(min(_SIGNS_AT_ONCE, draws - start), len(deviation_ES)))
+        as_large += int(((sign_DE @ deviation_ES).var(1) >= observed).sum())
+    return (1 + as_large) / (1 + draws)
 
 
 def questions_needed(difference: float, deviation: float, *, power: float = 0.8) -> int:

@@ -10,6 +10,7 @@ from pos2distill.evaluation.statistics import (
     questions_above,
     questions_needed,
     ratio_interval,
+    share_interval,
     student_t,
 )
 from tests.support.simulated import answers
@@ -134,6 +135,26 @@ def test_ratio_interval_without_an_error_is_the_ratio(part: list[float], total: 
     assert low <= np.sum(part) / np.sum(total) <= high
 
 
+def test_share_interval_near_1_is_that_of_what_is_missing() -> None:
+    """It reaches further down than up, as that of the small missing part reaches further up."""
+    missing_E = np.array([0.0] * 30 + [0.02] * 8 + [0.3, 0.1])
+    low, high = share_interval(1 - missing_E, np.ones(40), answers=240, resamples=2000, seed=0)
+    mirrored = ratio_interval(missing_E, np.ones(40), resamples=2000, seed=0)
+    assert (1 - high, 1 - low) == pytest.approx(mirrored)
+    share = 1 - missing_E.mean()
+    assert share - low > 1.5 * (high - share)
+    assert share_interval(missing_E, np.ones(40), answers=240, resamples=2000, seed=0) == mirrored
+
+
+@pytest.mark.parametrize("part", [[1.0] * 20, [0.0] * 20, [0.5] * 20, [1.0] * 15 + [0.0] * 5])
+def test_share_interval_without_a_skewed_error_is_wilsons(part: list[float]) -> None:
+    """All, none or the same of each example; and examples with one answer each."""
+    part_E = np.array(part)
+    answers = 1 if len({*part}) > 1 else 4
+    interval = share_interval(part_E, np.ones(20), answers=answers, resamples=100, seed=0)
+    assert interval == accuracy_interval(part_E, answers)
+
+
 def test_ratio_interval_leaves_out_examples_without_a_total() -> None:
     part_E, total_E = np.array([0.5, 0.2, 0.0, 0.4]), np.array([1.0, 1.0, 0.0, 1.0])
     low, high = ratio_interval(part_E, total_E, resamples=100, seed=0)
@@ -197,7 +218,7 @@ def test_gap_interval_contains_the_truth() -> None:
     covered = 0
     for seed in range(60):
         correct_ES = answers([0.9, 0.4, 0.4, 0.4, 0.8], 150, seed)
-        p = position_p_value(correct_ES, permutations=99, seed=seed)
+        p = position_p_value(correct_ES, draws=99, seed=seed)
         low, high = gap_interval(correct_ES, position_p=p, resamples=200, seed=seed)
         covered += low <= 0.5 <= high
     assert covered >= 52
@@ -239,14 +260,27 @@ def test_questions_above_of_a_slot_that_is_always_wrong(examples: int, limit: fl
 
 def test_position_p_value_by_hand() -> None:
     """Two slots, 3 examples that are right at the first alone: 2 of the 8 arrangements are as extreme."""
-    p = position_p_value(np.tile([1.0, 0.0], (3, 1)), permutations=4000, seed=0)
+    p = position_p_value(np.tile([1.0, 0.0], (3, 1)), draws=4000, seed=0)
     assert p == pytest.approx(2 / 8, abs=0.02)
 
 
 def test_position_p_value_sees_an_effect_and_no_effect() -> None:
-    assert position_p_value(answers([0.8, 0.4, 0.8], 100, 0), permutations=999, seed=0) == 1 / 1000
-    flat = [position_p_value(answers([0.6] * 4, 50, seed), permutations=199, seed=seed) for seed in range(100)]
+    assert position_p_value(answers([0.8, 0.4, 0.8], 100, 0), draws=999, seed=0) == 1 / 1000
+    flat = [position_p_value(answers([0.6] * 4, 50, seed), draws=199, seed=seed) for seed in range(100)]
     assert 1 <= sum(p <= 0.05 for p in flat) <= 12
+
+
+def test_position_p_value_allows_neighbouring_slots_to_answer_alike() -> None:
+    """A flat model. 20 alarms of 400 are expected; a permutation within each example raises about 45."""
+    alarms = 0
+    for seed in range(400):
+        generator = np.random.default_rng(seed)
+        noise_ES = generator.normal(size=(100, 15))
+        for slot in range(1, 15):
+            noise_ES[:, slot] = 0.95 * noise_ES[:, slot - 1] + (1 - 0.95**2) ** 0.5 * noise_ES[:, slot]
+        correct_ES = (noise_ES < 0.5 + generator.normal(size=(100, 1))).astype(float)
+        alarms += position_p_value(correct_ES, draws=199, seed=seed) <= 0.05
+    assert 8 <= alarms <= 34
 
 
 def test_difference_variances_by_hand() -> None:
