@@ -197,8 +197,8 @@ def check_model(task: Task) -> None:
         return
     check_against_model(task.study)
     _check_weights(task.study.model)
-    # A teacher reads hidden states as training does.
-    if task.trains or _encodes(task):
+    # A teacher and an analysis read hidden states as training does.
+    if task.trains or _encodes(task) or _analyses(task):
         from pos2distill.models.check import check_trainable
 
         check_trainable(task.study.model, on_gpu=task.recipe.runtime.trainers.gpus > 0)
@@ -208,6 +208,11 @@ def check_model(task: Task) -> None:
 def _encodes(task: Task) -> bool:
     """Whether actors with the frozen model store its hidden states."""
     return task.study.method.teacher == "cached" and task.plan.sample in task.pending
+
+
+def _analyses(task: Task) -> bool:
+    """Whether the model's answers are compared token by token."""
+    return any(stage in (task.plan.analyse_base, task.plan.analyse_distilled) for stage in task.pending)
 
 
 def _without_samplers(plan: Plan) -> list[Stage]:

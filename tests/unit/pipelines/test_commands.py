@@ -71,8 +71,8 @@ def test_check_against_model_refuses_incomplete_weights(
     assert capsys.readouterr().out == ""  # no stage was run
 
 
-@pytest.mark.parametrize("command", [run_study, run_sample, describe])
-def test_commands_that_train_refuse_an_untrainable_family_first(
+@pytest.mark.parametrize("command", [run_study, run_sample, describe, commands.run_analyse])
+def test_commands_that_read_hidden_states_refuse_an_untrainable_family_first(
     make_recipe: Callable[..., Recipe],
     tiny_model_path: str,
     tmp_path: Path,
@@ -81,7 +81,7 @@ def test_commands_that_train_refuse_an_untrainable_family_first(
 ) -> None:
     folder = shutil.copytree(tiny_model_path, tmp_path / "model")
     save_tiny("gptj", folder)
-    recipe = make_recipe(model={"path": str(folder), "max_length": 512})
+    recipe = make_recipe(model={"path": str(folder), "max_length": 512}, analysis={"examples": 2})
     with pytest.raises(UserError, match=r"model: a model of the family 'gptj' cannot be trained: .+; supported: ape"):
         command(recipe)
     assert capsys.readouterr().out == ""  # no stage was run
