@@ -110,8 +110,9 @@ def share_interval(part_E: Floats, total_E: Floats, *, answers: float, resamples
     """A 95 % interval for a ratio of sums that is at most 1, such as the fraction of tokens that a model recovers.
 
     `ratio_interval` of the smaller one of the share and what it leaves: that one is skewed, and an interval that is
-    not is too narrow for shares near 0 or 1 (benchmarks/statistics). Where it knows no error, and for examples with
-    one answer each, `accuracy_interval`.
+    not is too narrow for shares near 0 or 1 (benchmarks/statistics). At most as wide as Wilson's for examples that are
+    right or wrong as a whole, which vary most. Where there is no error, and for examples with one answer each,
+    `accuracy_interval`.
 
     Args:
         part_E, total_E: of each example; 0 <= part <= total, total > 0. answers: as of `accuracy_interval`.
@@ -121,7 +122,10 @@ def share_interval(part_E: Floats, total_E: Floats, *, answers: float, resamples
     low, high = ratio_interval(part_E if is_small else left_E, total_E, resamples=resamples, seed=seed)
     if answers == 1 or low == high:
         return accuracy_interval(part_E / total_E, answers)
-    return (low, high) if is_small else (1 - high, 1 - low)
+    if not is_small:
+        low, high = 1 - high, 1 - low
+    lowest, highest = _wilson(float(part_E.sum() / total_E.sum()), len(part_E))
+    return max(low, lowest), min(high, highest)
 
 
 def _log_ratio_errors(part_E: Floats, total_E: Floats, count_RE: Floats) -> Floats:

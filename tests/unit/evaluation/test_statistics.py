@@ -137,13 +137,23 @@ def test_ratio_interval_without_an_error_is_the_ratio(part: list[float], total: 
 
 def test_share_interval_near_1_is_that_of_what_is_missing() -> None:
     """It reaches further down than up, as that of the small missing part reaches further up."""
-    missing_E = np.array([0.0] * 30 + [0.02] * 8 + [0.3, 0.1])
+    missing_E = np.array([0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.3] * 5)
     low, high = share_interval(1 - missing_E, np.ones(40), answers=240, resamples=2000, seed=0)
     mirrored = ratio_interval(missing_E, np.ones(40), resamples=2000, seed=0)
     assert (1 - high, 1 - low) == pytest.approx(mirrored)
     share = 1 - missing_E.mean()
-    assert share - low > 1.5 * (high - share)
+    assert share - low > 1.3 * (high - share)
     assert share_interval(missing_E, np.ones(40), answers=240, resamples=2000, seed=0) == mirrored
+
+
+def test_share_interval_is_at_most_that_of_examples_that_are_right_or_wrong() -> None:
+    """Two of 20 examples fail: the skewed interval alone would end at .58, the share of the one that fails most.
+
+    Wilson with m = .0415, n = 20: (m + .096) / 1.192 + 1.96 (m (1 - m) / 20 + .0024)^.5 / 1.192 = .2243.
+    """
+    failed_E = np.array([0.0] * 18 + [0.58, 0.25])
+    _, high = share_interval(failed_E, np.ones(20), answers=12, resamples=2000, seed=0)
+    assert high == pytest.approx(0.2243, abs=1e-4)
 
 
 @pytest.mark.parametrize("part", [[1.0] * 20, [0.0] * 20, [0.5] * 20, [1.0] * 15 + [0.0] * 5])
