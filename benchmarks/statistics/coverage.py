@@ -77,6 +77,7 @@ SCENARIOS = {
     "two slots, 100 x 2": Scenario(100, (0.5, 0.1), (0.5, 0.4)),
     "one bad slot, 100 x 15": Scenario(100, (1.0,) * 14 + (0.2,), (1.0,) * 15),
     "small differences, 300 x 20": Scenario(300, tuple(np.linspace(0.7, 0.3, 20)), tuple(np.linspace(0.7, 0.5, 20))),
+    "one bad slot, 60 x 5, nearly all right": Scenario(60, (4.0,) * 4 + (2.0,), (4.0,) * 5),
     # Answers at neighbouring slots are alike, as those of real models are.
     "flat, 100 x 5, neighbours alike": Scenario(100, (0.5,) * 5, (0.8,) * 5, alike=0.9),
     "flat, 100 x 15, neighbours alike": Scenario(100, (0.5,) * 15, (0.8,) * 15, alike=0.9),
@@ -107,6 +108,9 @@ NATS_QUESTIONS = (8, 20, 60, 200)
 
 # Recovered fractions of an example's tokens: their mean, the precision of their beta distribution, tokens, examples.
 RECOVERIES = (
+    (0.8, 5.0, 22, 3),
+    (0.8, 5.0, 22, 8),
+    (0.8, 5.0, 22, 12),
     (0.998, 20.0, 240, 20),
     (0.998, 20.0, 240, 58),
     (0.99, 8.0, 240, 40),
@@ -173,8 +177,7 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
         "corrected GAP estimate": corrected_gap(base_ES, seed=seed),
         "change estimate": change,
     }
-    if gap < _FLAT:
-        values["alarm, position"] = float(position_p <= 0.05)
+    values["alarm, position" if gap < _FLAT else "power, position"] = float(position_p <= 0.05)
     return values
 
 
@@ -246,7 +249,8 @@ def summarise(scenario: Scenario, results: list[dict[str, float]]) -> dict[str, 
 
 def table(summaries: Mapping[str, Mapping[str, float]]) -> str:
     """The report as Markdown."""
-    columns = [name for name in next(iter(summaries.values())) if "estimate" not in name and "true" not in name]
+    found = dict.fromkeys(name for summary in summaries.values() for name in summary)
+    columns = [name for name in found if "estimate" not in name and "true" not in name]
     lines = ["| scenario | true GAP | max - min | corrected | " + " | ".join(columns) + " |"]
     lines.append("|---" * (len(columns) + 4) + "|")
     for name, summary in summaries.items():

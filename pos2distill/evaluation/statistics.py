@@ -2,13 +2,14 @@
 
 benchmarks/statistics measures how often each interval covers the truth.
 
-Shapes: E examples, S slots, R resamples, D draws of signs.
+Shapes: E examples, S slots, R resamples.
 """
 
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from pos2distill.randomness import derive_generator
 
@@ -26,7 +27,7 @@ _LOWEST_ERROR = 0.025
 _HIGHEST_ERROR = 0.015
 _CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
 _ABOVE_ZERO = 1e-6
-_SIGNS_AT_ONCE = 100  # draws of the test of position, each with a sign for every example
+_FEW = 10  # examples, which do not tell how much examples differ
 
 
 def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
@@ -111,20 +112,24 @@ def share_interval(part_E: Floats, total_E: Floats, *, answers: float, resamples
 
     `ratio_interval` of the smaller one of the share and what it leaves: that one is skewed, and an interval that is
     not is too narrow for shares near 0 or 1 (benchmarks/statistics). At most as wide as Wilson's for examples that are
-    right or wrong as a whole, which vary most. Where there is no error, and for examples with one answer each,
-    `accuracy_interval`.
+    right or wrong as a whole, which vary most, and equal to it for fewer than ten examples. Where all examples have the
+    same share, and for examples with one answer each, `accuracy_interval`.
 
     Args:
         part_E, total_E: of each example; 0 <= part <= total, total > 0. answers: as of `accuracy_interval`.
     """
+    share_E = part_E / total_E
+    if answers == 1 or np.ptp(share_E.round(12)) == 0:
+        return accuracy_interval(share_E, answers)
+    # Examples of different sizes tell as much as fewer of one size.
+    lowest, highest = _wilson(float(part_E.sum() / total_E.sum()), float(total_E.sum() ** 2 / (total_E**2).sum()))
+    if len(part_E) < _FEW:
+        return lowest, highest
     left_E = np.where(total_E - part_E > 1e-9, total_E - part_E, 0.0)
     is_small = part_E.sum() <= left_E.sum()
     low, high = ratio_interval(part_E if is_small else left_E, total_E, resamples=resamples, seed=seed)
-    if answers == 1 or low == high:
-        return accuracy_interval(part_E / total_E, answers)
     if not is_small:
         low, high = 1 - high, 1 - low
-    lowest, highest = _wilson(float(part_E.sum() / total_E.sum()), len(part_E))
     return max(low, lowest), min(high, highest)
 
 
@@ -265,22 +270,22 @@ def _gap_with(probability: float, accuracy_S: Floats, noise_RS: Floats) -> float
 def position_p_value(correct_ES: Floats, *, draws: int, seed: int) -> float:
     """The probability of slots that differ as much as these, if position had no effect.
 
-        V(sigma) = variance over slots of sum_e sigma_e (c_es - mean_s c_es),   sigma_e = +1 or -1
-
-    The signs of each example's deviations from its own mean are drawn at random, for all its slots together, and V is
-    compared with that of the examples as they are. So answers at neighbouring slots may be alike, which a permutation
-    within each example would not allow: on a flat model it then raises an alarm too often (benchmarks/statistics). With
-    two slots both are the same exact test.
-    Source: randomisation by sign flips; (1 + as large) / (1 + draws) as in Phipson and Smyth 2010.
+    The answers of each example are shifted by a random number of slots, those beyond the last slot to the first ones,
+    and the variance of the slots' accuracies is compared. Shifts keep neighbours together, whose answers may be alike;
+    a permutation within each example would not, and would raise an alarm too often on models that have no best slot
+    (benchmarks/statistics). With two slots both are the same exact test.
+    Source: randomisation within matched samples; (1 + as large) / (1 + draws) as in Phipson and Smyth 2010.
     """
     generator = derive_generator(seed, "position test")
-    deviation_ES = correct_ES - correct_ES.mean(1, keepdims=True)
+    examples, slots = correct_ES.shape
+    # [e, k]: the answers of example e, shifted by k slots.
+    shifted_ESS = sliding_window_view(np.hstack([correct_ES, correct_ES]), slots, axis=1)
     # A little less than observed counts too: equal values may differ by rounding.
-    observed = float(deviation_ES.sum(0).var()) - 1e-9
+    observed = float(correct_ES.mean(0).var()) - 1e-12
     as_large = 0
-    for start in range(0, draws, _SIGNS_AT_ONCE):
-        sign_DE = generator.choice((-1.0, 1.0), size=(min(_SIGNS_AT_ONCE, draws - start), len(deviation_ES)))
-        as_large += int(((sign_DE @ deviation_ES).var(1) >= observed).sum())
+    for _ in range(draws):
+        shift_E = generator.integers(slots, size=examples)
+        as_large += float(shifted_ESS[np.arange(examples), shift_E].mean(0).var()) >= observed
     return (1 + as_large) / (1 + draws)
 
 

@@ -156,7 +156,13 @@ def test_share_interval_is_at_most_that_of_examples_that_are_right_or_wrong() ->
     assert high == pytest.approx(0.2243, abs=1e-4)
 
 
-@pytest.mark.parametrize("part", [[1.0] * 20, [0.0] * 20, [0.5] * 20, [1.0] * 15 + [0.0] * 5])
+def test_share_interval_of_few_examples_is_wilsons_for_right_or_wrong_ones() -> None:
+    """Wilson with m = .8, n = 3: (.8 + .6403) / 2.2805 +- 1.96 (.16 / 3 + .1067)^.5 / 2.2805."""
+    low, high = share_interval(np.array([0.7, 0.8, 0.9]), np.ones(3), answers=22, resamples=100, seed=0)
+    assert (low, high) == pytest.approx((0.2878, 0.9753), abs=1e-3)
+
+
+@pytest.mark.parametrize("part", [[1.0] * 20, [0.0] * 20, [4 / 7] * 20, [1.0] * 15 + [0.0] * 5])
 def test_share_interval_without_a_skewed_error_is_wilsons(part: list[float]) -> None:
     """All, none or the same of each example; and examples with one answer each."""
     part_E = np.array(part)
@@ -272,6 +278,13 @@ def test_position_p_value_by_hand() -> None:
     """Two slots, 3 examples that are right at the first alone: 2 of the 8 arrangements are as extreme."""
     p = position_p_value(np.tile([1.0, 0.0], (3, 1)), draws=4000, seed=0)
     assert p == pytest.approx(2 / 8, abs=0.02)
+
+
+def test_position_p_value_sees_a_slot_that_few_questions_miss() -> None:
+    """5 of 100 are wrong, all at one slot of 20: 20 of 20^5 arrangements are as extreme."""
+    correct_ES = np.ones((100, 20))
+    correct_ES[:5, 7] = 0
+    assert position_p_value(correct_ES, draws=999, seed=0) == 1 / 1000
 
 
 def test_position_p_value_sees_an_effect_and_no_effect() -> None:
