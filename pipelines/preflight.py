@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
-from pos2distill.config import ModelSection, Recipe, Study
+from pos2distill.config import ModelSection, PoolSection, Recipe, Study, TrainersSection
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
 from pos2distill.faults import reason
@@ -197,11 +197,17 @@ def check_model(task: Task) -> None:
         return
     check_against_model(task.study)
     _check_weights(task.study.model)
-    # A teacher and an analysis read hidden states as training does.
-    if task.trains or _encodes(task) or _analyses(task):
+    runtime = task.recipe.runtime
+    # Where the model computes packed rows: teachers and analyses read hidden states as training does.
+    pools: list[PoolSection | TrainersSection] = []
+    if task.trains:
+        pools.append(runtime.trainers)
+    if _encodes(task) or _analyses(task):
+        pools.append(runtime.teachers)
+    for on_gpu in {pool.gpus > 0 for pool in pools}:
         from pos2distill.models.check import check_trainable
 
-        check_trainable(task.study.model, on_gpu=task.recipe.runtime.trainers.gpus > 0)
+        check_trainable(task.study.model, on_gpu=on_gpu)
     _check_tokenizer(task.study.model)
 
 

@@ -5,6 +5,7 @@ The one table of such exceptions. Everything else is a bug and keeps its traceba
 
 import errno
 import socket
+import ssl
 import urllib.error
 
 # Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are no OSError:
@@ -135,7 +136,9 @@ def may_pass(error: BaseException) -> bool:
     if isinstance(error, urllib.error.HTTPError):
         return error.code in _PASSING_STATUS or error.code >= 500
     if isinstance(error, urllib.error.URLError):
-        return isinstance(error.reason, Exception) and may_pass(error.reason)
+        # A reason without an exception is of an address that is none.
+        is_certificate = isinstance(error.reason, ssl.SSLCertVerificationError)
+        return isinstance(error.reason, Exception) and not is_certificate and not will_not_pass(error.reason)
     if will_not_pass(error):
         return False
     is_remote = type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES

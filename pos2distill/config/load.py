@@ -235,11 +235,20 @@ def _set_swept(raw: dict[str, Any], dotted: str, value: Any) -> None:
         if dotted == "inference" and swept.get("method") not in (None, kept.get("method")):
             # Scales are of the method that they were written for; other settings are of one method each.
             kept = {name: setting for name, setting in kept.items() if name != "scales"}
-        swept = {**kept, **swept}
+        swept = _merged(kept, swept)
     alone: dict[str, Any] = {}
     set_value(alone, dotted, swept)
     _refuse_filled_in(alone, "sweep", [])
     set_value(raw, dotted, swept)
+
+
+def _merged(kept: Mapping[str, Any], swept: Mapping[str, Any]) -> dict[str, Any]:
+    """The swept section, with the kept settings that it does not name, also in sections within it."""
+    merged = {**kept, **swept}
+    for name in kept.keys() & swept.keys():
+        if isinstance(kept[name], dict) and isinstance(swept[name], dict):
+            merged[name] = _merged(kept[name], swept[name])
+    return merged
 
 
 def _load_other_tasks(study: Study, source: Path | str) -> dict[str, Study]:

@@ -122,8 +122,11 @@ def _format_bound(measured: _Measured) -> str:
 
 
 def _needed(excess: float, value_E: Floats) -> int | None:
-    """Questions that show a mean to exceed its limit by so many points; None if that is one standard error or less."""
+    """Questions that show a mean to exceed its limit by so many points.
+
+    None if that is one standard error or less, or if all questions agree, which does not tell how others would differ.
+    """
     deviation = float(value_E.std())
-    if abs(excess) / 100 <= deviation / len(value_E) ** 0.5:
+    if not deviation or abs(excess) / 100 <= deviation / len(value_E) ** 0.5:
         return None
     return questions_needed(abs(excess) / 100, deviation)

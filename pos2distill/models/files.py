@@ -181,10 +181,14 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
         raise kind(f"{unavailable}: {_first_line(error)}") from None
 
 
+# A disk that cannot be written, and something else where a folder should be.
+_CACHE_ERRORS = (errno.EROFS, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
 def _is_of_the_disk(error: Exception) -> bool:
     """Whether the folder that models are downloaded to cannot be used."""
     is_of_rights = isinstance(error, PermissionError) and error.filename is not None
-    return is_of_rights or disk_is_full(error) or getattr(error, "errno", None) == errno.EROFS
+    return is_of_rights or disk_is_full(error) or getattr(error, "errno", None) in _CACHE_ERRORS
 
 
 def _is_refusal(error: Exception) -> bool:

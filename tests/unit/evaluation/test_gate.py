@@ -99,3 +99,27 @@ def test_drop_against_other_questions() -> None:
 def test_no_right_answer_fails() -> None:
     with pytest.raises(GateError, match=r"^no answer is right \(mean 0.0\), so a GAP of 0 means nothing$"):
         check(Gate(gap_above=100), grid_of((0, 0), 10))
+
+
+def line_on_mean(right_E: list[float], limit: float) -> str:
+    """Of a gate on the mean: E questions at two slots, each with this accuracy."""
+    grid = grid_of((1, 1), 1)
+    correct_ES = np.array([[1.0, 1.0] if right == 1 else [right * 2, 0.0] for right in right_E])
+    ids = tuple(f"q{index}" for index in range(len(right_E)))
+    (line,) = check(Gate(mean_below=limit), replace(grid, correct_ES=correct_ES, example_ids=ids))
+    return line
+
+
+def test_mean_that_the_data_leave_open_names_questions_for_that_excess() -> None:
+    """15 points with a deviation of .490: ((1.960 + .842) .490 / .15)^2 = 83.8."""
+    assert line_on_mean([1.0] * 12 + [0.0] * 8, 75).endswith("; about 84 would, if it is as far below as estimated")
+
+
+def test_mean_that_is_within_one_error_of_its_limit_names_none() -> None:
+    """The standard error of 12 of 20 is 11 points."""
+    assert line_on_mean([1.0] * 12 + [0.0] * 8, 69).startswith("mean 60.0 is below 69, but 20 questions cannot tell")
+    assert "would" not in line_on_mean([1.0] * 12 + [0.0] * 8, 69)
+
+
+def test_mean_of_questions_that_all_agree_names_none() -> None:
+    assert "would" not in line_on_mean([0.5] * 20, 60)

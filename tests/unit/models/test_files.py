@@ -303,6 +303,7 @@ def test_a_download_that_breaks_off_may_succeed_the_next_time(
     [
         OSError(errno.EROFS, "Read-only file system"),
         OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.ENOTDIR, "Not a directory"),
         OSError("Data processing error: No space left on device (os error 28)"),
         PermissionError(errno.EACCES, "Permission denied", "/cache/models--me--a-model"),
     ],

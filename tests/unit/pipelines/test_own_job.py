@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from pipelines import command_line
-from pipelines.executors.ray.errors import find_fault
+from pipelines.executors.ray.errors import find_fault, find_user_error
 from pipelines.jobs import own_job
 from pos2distill.errors import TransientError, UserError
 from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED
@@ -96,14 +96,15 @@ def test_main_leaves_an_error_that_may_pass_to_a_retry_later(
 
 
 @pytest.mark.parametrize("on_ray", [False, True])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM, errno.EACCES])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
 def test_main_leaves_other_faults_to_a_retry_at_once(
     monkeypatch: pytest.MonkeyPatch, number: int, on_ray: bool
 ) -> None:
     """They may be of this attempt's machine, whether the driver met them or another process of its cluster."""
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("paused"))
     error = OSError(number, os.strerror(number))
-    met = find_fault(RayTaskError("f", "", error)) if on_ray else error
+    wrapped = RayTaskError("f", "", error)
+    met = find_user_error(wrapped) or find_fault(wrapped) if on_ray else error
     assert met is not None
     assert run(monkeypatch, met) == 2
     assert Client.stopped == []
