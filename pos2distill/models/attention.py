@@ -7,13 +7,11 @@ Shapes: S tokens of the packed sequence, B rows, D size of an attention head.
 """
 
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.flash_attention import get_target_dtype
@@ -29,16 +27,15 @@ PACKED = {"sdpa": "packed_sdpa", "eager": "packed_eager", "flash_attention_2": "
 _Kernel = Callable[..., tuple[Tensor, Any]]
 
 
-@contextmanager
-def without_cudnn() -> Iterator[None]:
-    """Within this context torch computes `scaled_dot_product_attention` by any of its kernels but cuDNN's.
+def leave_out_cudnn() -> None:
+    """From now on, let torch compute `scaled_dot_product_attention` by any of its kernels but cuDNN's.
 
     cuDNN's builds a plan for every new shape, which takes up to half a second, forward and backward each, and here
     nearly every row has a length of its own. torch 2.11 prefers it in 16 bits on GPUs of compute capability 9.0 and
-    10.0, such as the H100 (`check_prefer_cudnn_attention` in its sdp_utils.cpp).
+    10.0, such as the H100 (`check_prefer_cudnn_attention` in its sdp_utils.cpp). For the whole process, since a context
+    that restores torch's flags would restore wrong ones where threads overlap.
     """
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        yield
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def register_kernels() -> None:
@@ -195,15 +192,14 @@ def _attend_row_by_row(
     keys = packed_rows.keys(key)
     values = packed_rows.keys(value)
     outputs = []
-    with without_cudnn():
-        for row, shared in enumerate(packed_rows.shared_lengths):
-            window_covers_row = window is None or packed_rows.row_length(row) <= window
-            mask = None
-            # torch's `is_causal` aligns the first query with the first key, which is wrong behind a shared prefix.
-            if shared or not window_covers_row or not causal_without_mask:
-                mask = packed_rows.mask(row, window, query)
-            output, _ = kernel(module, queries[row], keys[row], values[row], mask, **settings)
-            outputs.append(output)
+    for row, shared in enumerate(packed_rows.shared_lengths):
+        window_covers_row = window is None or packed_rows.row_length(row) <= window
+        mask = None
+        # torch's `is_causal` aligns the first query with the first key, which is wrong behind a shared prefix.
+        if shared or not window_covers_row or not causal_without_mask:
+            mask = packed_rows.mask(row, window, query)
+        output, _ = kernel(module, queries[row], keys[row], values[row], mask, **settings)
+        outputs.append(output)
     return torch.cat(outputs, 1), None
 
 

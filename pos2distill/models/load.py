@@ -22,7 +22,7 @@ from transformers import (
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.faults import reason
-from pos2distill.models.attention import PACKED, register_kernels
+from pos2distill.models.attention import PACKED, leave_out_cudnn, register_kernels
 from pos2distill.models.files import local_folder
 from pos2distill.models.rope.layer_scales import resolve_scales, scale_layers
 from pos2distill.models.trainable import (
@@ -105,6 +105,7 @@ def load_model(
     if not list(Path(folder).glob("*.safetensors")):
         raise UserError(f"{model.path}: holds no weights in safetensors format")
     attention = resolve_attention(model.attention, computing or weights, torch.device(device))
+    leave_out_cudnn()
     implementation = attention
     if packed:
         require_trainable_family(load_config(model), model.path)

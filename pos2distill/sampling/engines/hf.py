@@ -11,7 +11,6 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 
 from pos2distill.config import ModelSection
 from pos2distill.config.inference import InferenceSection
-from pos2distill.models.attention import without_cudnn
 from pos2distill.models.load import load_model
 from pos2distill.models.rope.attention_buckets import MixBases, use_bases
 from pos2distill.models.rope.layer_scales import scale_layers
@@ -82,8 +81,7 @@ class HfEngine:
             processors.append(SeededGumbel(np.repeat(seeds, self.bases).tolist()))
         if self.ms_poe:
             self.ms_poe.begin(attention_mask_BL)
-        # Every new token makes the keys of all rows one longer.
-        with torch.inference_mode(), without_cudnn():
+        with torch.inference_mode():
             output: Tensor = self.model.generate(
                 input_ids_BL.to(self.device),
                 attention_mask=attention_mask_BL.to(self.device),
