@@ -131,10 +131,15 @@ def will_not_pass(error: BaseException) -> bool:
     return refused or "Credential" in name or "Token" in name
 
 
+def status_may_pass(status: int) -> bool:
+    """Whether an HTTP server that answers with this status, an error's, may answer otherwise the next time."""
+    return status >= 500 or status in _PASSING_STATUS
+
+
 def may_pass(error: BaseException) -> bool:
     """Whether another try may well succeed: a storage or the network did not answer as it should."""
     if isinstance(error, urllib.error.HTTPError):
-        return error.code in _PASSING_STATUS or error.code >= 500
+        return status_may_pass(error.code)
     if isinstance(error, urllib.error.URLError):
         # A reason without an exception is of an address that is none.
         is_certificate = isinstance(error.reason, ssl.SSLCertVerificationError)

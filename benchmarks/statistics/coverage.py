@@ -124,8 +124,9 @@ RECOVERIES = (
 )
 
 
-def draw(ease: tuple[float, ...], difficulty_E1: Floats, generator: np.random.Generator, alike: float = 0.0) -> Floats:
-    """(E, S) answers of one model. alike: as of `Scenario`."""
+def draw(scenario: Scenario, ease: tuple[float, ...], difficulty_E1: Floats, generator: np.random.Generator) -> Floats:
+    """(E, S) answers of one of the scenario's models, which has this ease at each slot."""
+    alike = scenario.alike
     noise_ES = generator.normal(size=(len(difficulty_E1), len(ease)))
     for slot in range(1, len(ease)):
         noise_ES[:, slot] = alike * noise_ES[:, slot - 1] + (1 - alike**2) ** 0.5 * noise_ES[:, slot]
@@ -143,8 +144,8 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
     # Other draws in each scenario, so that chance does not repeat.
     generator = derive_generator(seed, repr(scenario))
     difficulty_E1 = draw_difficulty(scenario, scenario.questions, generator)
-    base_ES = draw(scenario.base, difficulty_E1, generator, scenario.alike)
-    distilled_ES = draw(scenario.distilled, difficulty_E1, generator, scenario.alike)
+    base_ES = draw(scenario, scenario.base, difficulty_E1, generator)
+    distilled_ES = draw(scenario, scenario.distilled, difficulty_E1, generator)
     base_S, distilled_S = scenario.accuracies(scenario.base), scenario.accuracies(scenario.distilled)
     gap, distilled_gap = float(np.ptp(base_S)), float(np.ptp(distilled_S))
     position_p = position_p_value(base_ES, draws=DRAWS, seed=seed)
@@ -153,13 +154,13 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
     change_E = (distilled_ES - base_ES).mean(1)
     difference, true_difference = difference_interval(change_E), float((distilled_S - base_S).mean())
     mean = accuracy_interval(base_ES.mean(1), base_ES.shape[1])
-    orders_ES = np.mean([draw(scenario.base, difficulty_E1, generator, scenario.alike) for _ in range(ORDERS)], axis=0)
+    orders_ES = np.mean([draw(scenario, scenario.base, difficulty_E1, generator) for _ in range(ORDERS)], axis=0)
     weight_S = np.zeros(len(base_S))
     weight_S[: len(RETRIEVER_RANKS)] = RETRIEVER_RANKS[: len(base_S)]
     weight_S /= weight_S.sum()
     ranks = accuracy_interval(base_ES @ weight_S, 1 / float((weight_S**2).sum()))
     # A model that answers again, with the same true accuracies: no change is real.
-    repeated_ES = draw(scenario.base, difficulty_E1, generator, scenario.alike)
+    repeated_ES = draw(scenario, scenario.base, difficulty_E1, generator)
     _, best = best_slot_change(base_ES, repeated_ES, resamples=RESAMPLES, seed=seed)
     values = {
         "first slot": _contains(accuracy_interval(base_ES[:, 0]), base_S[0]),
@@ -212,7 +213,7 @@ def simulate_named_questions(scenario: Scenario, questions: int, limit: float, s
 
     def study(count: int, seed: int) -> tuple[Floats, float]:
         generator = derive_generator(seed, f"{count} {scenario!r}")
-        correct_ES = draw(scenario.base, draw_difficulty(scenario, count, generator), generator)
+        correct_ES = draw(scenario, scenario.base, draw_difficulty(scenario, count, generator), generator)
         p = position_p_value(correct_ES, draws=DRAWS, seed=seed)
         return correct_ES, gap_interval(correct_ES, position_p=p, resamples=RESAMPLES, seed=seed)[0]
 

@@ -15,7 +15,7 @@ from pos2distill.config import ModelSection
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
-from pos2distill.faults import disk_is_full, fix, reason, will_not_pass
+from pos2distill.faults import disk_is_full, fix, reason, status_may_pass, will_not_pass
 from pos2distill.scratch import locked, user_folder
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -195,7 +195,7 @@ def _is_refusal(error: Exception) -> bool:
     """Whether another try would end in the same way: no such model, or no right to it."""
     response = getattr(error, "response", None)
     if response is not None:
-        return 400 <= response.status_code < 500 and response.status_code not in (408, 425, 429)
+        return response.status_code >= 400 and not status_may_pass(response.status_code)
     return will_not_pass(error)
 
 
