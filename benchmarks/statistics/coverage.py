@@ -78,6 +78,13 @@ SCENARIOS = {
     "one bad slot, 100 x 15": Scenario(100, (1.0,) * 14 + (0.2,), (1.0,) * 15),
     "small differences, 300 x 20": Scenario(300, tuple(np.linspace(0.7, 0.3, 20)), tuple(np.linspace(0.7, 0.5, 20))),
     "one bad slot, 60 x 5, nearly all right": Scenario(60, (4.0,) * 4 + (2.0,), (4.0,) * 5),
+    # What is done where few examples tell two slots apart was chosen with the scenario above, and without these.
+    "one bad slot, 40 x 8, nearly all right": Scenario(40, (4.0,) * 7 + (2.4,), (4.0,) * 7 + (3.0,)),
+    "two bad slots, 60 x 10, nearly all right": Scenario(60, (3.5,) * 8 + (2.2,) * 2, (3.5,) * 9 + (2.2,)),
+    "lost in the middle, then one bad slot, 80 x 5": Scenario(
+        80, (0.1, -1.5, -1.2, -0.9, -0.7), (3.5, 3.5, 2.0, 3.5, 3.5)
+    ),
+    "one good slot, 60 x 5, nearly all wrong": Scenario(60, (-1.8,) + (-3.5,) * 4, (-1.0, -2.5, -3.5, -3.0, -2.0)),
     # Answers at neighbouring slots are alike, as those of real models are.
     "flat, 100 x 5, neighbours alike": Scenario(100, (0.5,) * 5, (0.8,) * 5, alike=0.9),
     "flat, 100 x 15, neighbours alike": Scenario(100, (0.5,) * 15, (0.8,) * 15, alike=0.9),

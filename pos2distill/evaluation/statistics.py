@@ -28,6 +28,12 @@ _HIGHEST_ERROR = 0.015
 _CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
 _ABOVE_ZERO = 1e-6
 _FEW = 10  # examples, which do not tell how much examples differ
+# Examples that tell two slots apart. If there are fewer, more than 1.5 % of the resamples have none of them (e^-4), and
+# the bootstrap's errors cannot be as large as those of new examples.
+_FEW_TELLING = 5
+
+# Lower ends n p, with 1, 2 and 3 of n, near which Wilson's are too high: P(X >= x) = .05 of Poisson's distribution.
+_POISSON_LOWER = (0.0513, 0.3554, 0.8177)
 
 
 def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
@@ -35,10 +41,12 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
 
         n = m (1 - m) / (variance of the mean) * (z / t)^2,   center = (m + z^2 / 2n) / (1 + z^2 / n)
 
-    For values of 0 and 1, n is their number, and this is Wilson's interval for a proportion. For examples that are
-    scored at several slots, n says how many independent answers tell as much; Student's t, since their variance is
-    estimated. Where all examples are equal, n is their number, so that 100 of 100 give [.963, 1].
-    Source: Wilson 1927; effective number as in surveys (Korn and Graubard 1998).
+    For values of 0 and 1, n is their number, and this is Wilson's interval for a proportion; with one to three right or
+    wrong, of ten times as many or more, the near end is Poisson's, since Wilson's is too far from 0 or 1 there.
+    For examples that are scored at several slots, n says how many independent answers tell as much; Student's t, since
+    their variance is estimated. Where all examples are equal, n is their number, so that 100 of 100 give [.963, 1].
+    Source: Wilson 1927; near 0 and 1 Brown, Cai and DasGupta 2001, section 4.1.1; effective number as in surveys (Korn
+    and Graubard 1998).
 
     Args:
         value_E: mean of each example's answers. answers: how many independent answers an example can tell as much as,
@@ -53,7 +61,12 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
     if not is_proportion and np.ptp(value_E) > 0:
         variance = float(value_E.var(ddof=1)) / examples
         effective = mean * (1 - mean) / variance / _tail(examples) ** 2
-    return _wilson(mean, min(effective, examples * answers))
+    low, high = _wilson(mean, min(effective, examples * answers))
+    if is_proportion:
+        right = int(value_E.sum())
+        low = min(low, _poisson_lower(right, examples))
+        high = max(high, 1 - _poisson_lower(examples - right, examples))
+    return low, high
 
 
 def difference_interval(difference_E: Floats) -> Interval:
@@ -156,6 +169,7 @@ def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed:
     c: the accuracies' differences, divided by max - min. So `high` allows for max - min being above the true GAP on
     average, since noise adds to it.
     Where all accuracies are equal there is no shape c, and `high` is 2.17 of the largest se, enlarged as e is.
+    Where one to four examples tell the best slot from the worst, it is at least the end of `pair_interval`.
     `low` is at most, and `high` at least, what E equal examples leave open: Wilson's bounds for E and 0 of E.
     Source: selection of contending pairs as in Chernozhukov, Lee and Rosen 2013 (intersection bounds).
 
@@ -174,11 +188,47 @@ def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed:
         low = max(float((difference_SS - quantile * error_SS)[contends_SS].max()), _ABOVE_ZERO)
     if np.ptp(accuracy_S) > 0:
         high = max(_gap_with(_HIGHEST_ERROR, accuracy_S, noise_RS), float(np.ptp(accuracy_S)))
+        if few_tell(correct_ES):
+            high = max(high, pair_interval(correct_ES)[1])
     else:  # there is no shape to scale
         quantile = -NormalDist().inv_cdf(_HIGHEST_ERROR) * _tail(len(correct_ES))
         high = min(1.0, quantile * float(error_SS.max()))
     open_end = bound_for_none(len(correct_ES))
     return min(low, 1 - open_end), max(high, open_end)
+
+
+def pair_interval(correct_ES: Floats) -> Interval:
+    """The 95 % score interval of the difference between the slots with the highest and the lowest accuracy.
+
+        the g with (g - d)^2 = z^2 v(g) / n,   v(g) = v + g (1 - g) - d (1 - d)
+
+    d, v: mean and variance of the examples' differences. A difference g has the variance of d and that of the errors
+    that it has beyond d; the bootstrap knows only v. If the worst slot is never right alone, this is Wilson's interval.
+    It is of one pair, and does not allow for the choice of it.
+    Source: score intervals of paired proportions, as in Tango 1998, with a simpler v.
+    """
+    difference_E = _best_less_worst(correct_ES)
+    examples, difference = len(difference_E), float(difference_E.mean())
+    variance = float(difference_E.var())
+    beyond = variance - difference * (1 - difference)
+    root = _Z**2 + 4 * examples * variance + 4 * _Z**2 * beyond
+    margin = _Z * max(root, 0.0) ** 0.5
+    center = 2 * examples * difference + _Z**2
+    divisor = 2 * (examples + _Z**2)
+    return max(-1.0, float(center - margin) / divisor), min(1.0, float(center + margin) / divisor)
+
+
+def few_tell(correct_ES: Floats) -> bool:
+    """Whether so few examples differ at the best and the worst slot that the bootstrap knows too little of both.
+
+    Where none does, nothing is resampled, and `bound_for_none` says what is left open.
+    """
+    return 0 < int(np.count_nonzero(_best_less_worst(correct_ES))) < _FEW_TELLING
+
+
+def _best_less_worst(correct_ES: Floats) -> Floats:
+    accuracy_S = correct_ES.mean(0)
+    return correct_ES[:, accuracy_S.argmax()] - correct_ES[:, accuracy_S.argmin()]
 
 
 def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: int) -> int | None:
@@ -334,6 +384,11 @@ def student_t(freedom: int) -> float:
     )
     quantile: float = z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
     return quantile
+
+
+def _poisson_lower(right: int, examples: int) -> float:
+    """A lower end for one to three right answers that are at most a tenth of all; 1 for other numbers."""
+    return _POISSON_LOWER[right - 1] / examples if 0 < right <= min(len(_POISSON_LOWER), examples / 10) else 1.0
 
 
 def _wilson(mean: float, count: float) -> Interval:

@@ -83,6 +83,20 @@ def test_gap_change_is_as_certain_as_its_formula(accuracy_S: list[float], monkey
     assert (high - low) / 2 == pytest.approx(1.984 * (bootstrap + min(bootstrap, fixed)) / 2, rel=1e-3)
 
 
+def test_gap_change_of_few_wrong_answers_is_that_of_two_proportions() -> None:
+    """Wilson's upper end of 2 of 60 is .1136, its lower one .0092. None is wrong after: Wilson's 0 to .0602."""
+    before, after = np.ones((60, 5)), np.ones((60, 5))
+    before[:2, 4] = 0
+    lowest = -2 / 60 - (0.1136 - 2 / 60)
+    highest = -2 / 60 + (0.0602**2 + (2 / 60 - 0.0092) ** 2) ** 0.5
+    change, (low, high) = gap_change(before, after, resamples=400, seed=0)
+    assert low == pytest.approx(lowest, abs=1e-4)
+    assert high >= highest - 1e-4
+    assert low < change < high
+    reverse, (from_low, to_high) = gap_change(after, before, resamples=400, seed=0)
+    assert (reverse, from_low, to_high) == pytest.approx((-change, -high, -low))
+
+
 def test_gap_change_of_one_example_leaves_everything_open() -> None:
     before, after = np.array([[1.0, 0.0]]), np.array([[0.0, 0.0]])
     assert gap_change(before, after, resamples=2, seed=0) == (0.0, (-1.0, 1.0))

@@ -5,7 +5,9 @@ from pos2distill.evaluation.statistics import (
     accuracy_interval,
     difference_interval,
     difference_variances,
+    few_tell,
     gap_interval,
+    pair_interval,
     position_p_value,
     questions_above,
     questions_needed,
@@ -30,6 +32,25 @@ from tests.support.simulated import answers
 def test_accuracy_interval_of_one_slot_is_wilsons(right: int, of: int, expected: tuple[float, float]) -> None:
     value_E = np.array([1.0] * right + [0.0] * (of - right))
     assert accuracy_interval(value_E) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("wrong", "expected"), [(1, 1 - 0.0513 / 60), (2, 1 - 0.3554 / 60), (3, 1 - 0.8177 / 60)])
+def test_accuracy_interval_of_few_wrong_answers_ends_where_poissons_does(wrong: int, expected: float) -> None:
+    """P(X >= x) = .05 of Poisson's distribution: 1 - e^-.0513 for x = 1, and Wilson's other end."""
+    value_E = np.array([1.0] * (60 - wrong) + [0.0] * wrong)
+    low, high = accuracy_interval(value_E)
+    assert high == pytest.approx(expected, abs=1e-6)
+    assert accuracy_interval(1 - value_E) == pytest.approx((1 - high, 1 - low))
+
+
+def test_accuracy_interval_contains_the_truth_of_slots_that_are_nearly_always_right() -> None:
+    """Accuracy .9977, 60 answers: all are right in 87 % of the studies. Wilson's interval of 59 does not contain it."""
+    low, high = accuracy_interval(np.array([1.0] * 59 + [0.0]))
+    assert low < 0.9977 < high
+    low, high = accuracy_interval(np.array([1.0] * 56 + [0.0] * 4))  # four are Wilson's again
+    assert high == pytest.approx(0.9738, abs=1e-4)
+    low, high = accuracy_interval(np.array([1.0] * 8 + [0.0]))  # Poisson's distribution is no approximation here
+    assert high == pytest.approx(0.9801, abs=1e-4)
 
 
 def test_accuracy_interval_counts_independent_answers() -> None:
@@ -247,6 +268,38 @@ def test_gap_interval_of_few_examples_is_wider() -> None:
     error = (correct_ES[:, 0] - correct_ES[:, 1]).std(ddof=1) / 20**0.5
     assert high == pytest.approx(0.1 + 2.17 * 2.093 / 1.96 * error, abs=0.01)
     assert high > 0.1 + 2.17 * error + 0.01
+
+
+def test_pair_interval_is_wilsons_where_one_slot_is_never_right_alone() -> None:
+    """Wrong at the third slot alone, in 2 of 60 examples."""
+    correct_ES = np.ones((60, 4))
+    correct_ES[:2, 2] = 0
+    assert pair_interval(correct_ES) == pytest.approx((0.0092, 0.1136), abs=1e-4)  # the textbook's 2 of 60
+
+
+def test_pair_interval_by_hand() -> None:
+    """Of 100 examples 3 are right at the first slot alone and 1 at the second: d = .02, v = .0396, so v(g) as below."""
+    correct_ES = np.ones((100, 2))
+    correct_ES[:3, 1] = 0
+    correct_ES[3, 0] = 0
+    for end in pair_interval(correct_ES):
+        variance = 0.0396 + end * (1 - end) - 0.02 * 0.98
+        assert (end - 0.02) ** 2 == pytest.approx(1.959964**2 * variance / 100)
+
+
+@pytest.mark.parametrize(("examples", "few"), [(0, False), (1, True), (4, True), (5, False)])
+def test_few_tell_counts_the_examples_that_differ(examples: int, few: bool) -> None:
+    correct_ES = np.ones((60, 3))
+    correct_ES[:examples, 1] = 0
+    assert few_tell(correct_ES) == few
+
+
+def test_gap_interval_of_few_wrong_answers_is_that_of_a_proportion() -> None:
+    """2 of 60: resamples have 0 to 6 wrong answers, so that a true GAP of .07 would be the largest by the bootstrap."""
+    correct_ES = np.ones((60, 5))
+    correct_ES[:2, 4] = 0
+    low, high = gap_interval(correct_ES, position_p=0.2, resamples=400, seed=0)
+    assert (low, high) == pytest.approx((0, 0.1136), abs=1e-4)
 
 
 def test_gap_interval_of_one_slot_is_0() -> None:
