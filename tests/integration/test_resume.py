@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.commands import run_distill, run_evaluate, run_study
+from pipelines.commands import run_distill, run_evaluate, run_sample, run_study
 from pipelines.executors.local import LocalSession
 from pipelines.plan import make_plan
 from pipelines.progress import ProgressTracker
@@ -147,6 +147,31 @@ def test_run_distill_counts_the_seconds_of_a_stopped_run(recipe: Recipe, monkeyp
     sample = plan.sample.artifact.manifest()
     assert sample is not None
     assert recorded["sample"] <= sample.seconds["sample"] < total - 0.5
+    assert not list(Path(recipe.storage).glob("*/seconds.json"))
+
+
+def test_run_sample_counts_the_seconds_of_an_interrupted_run(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, while samples are made before training begins."""
+    count_stored = ProgressTracker.count_stored
+
+    def count_and_interrupt(tracker: ProgressTracker, *stored: Any) -> None:
+        count_stored(tracker, *stored)
+        time.sleep(0.2)
+        raise KeyboardInterrupt
+
+    samples = make_plan(recipe).sample.artifact
+    start = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressTracker, "count_stored", count_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_sample(recipe)
+    stopped = time.monotonic() - start
+    recorded = json.loads((Path(samples.path) / "seconds.json").read_text())["sample"]
+    assert 0 < recorded <= stopped
+    run_sample(recipe)
+    manifest = samples.manifest()
+    assert manifest is not None
+    assert recorded < manifest.seconds["sample"] < time.monotonic() - start
     assert not list(Path(recipe.storage).glob("*/seconds.json"))
 
 

