@@ -70,6 +70,8 @@ def plan(
     # Only where they are used; otherwise they would change fingerprints without changing a result.
     if study.method.spec.on_policy:
         fields += ["method.name", "method.k"]
+        # With the default weight there are anchor rows, and their number does not depend on it.
+        fields += ["method.anchor_weight"] if not study.method.anchor_weight else []
     settings = restrict(study, fields)
     inputs = {"examples": training_examples(prepare, digests), **measured}
     if student is not None:

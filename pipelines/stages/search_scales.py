@@ -93,16 +93,18 @@ def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
     ):
         while len(generations) < settings.rounds:
             measured = [candidate for generation in generations for candidate in generation]
-            genomes = next_genomes(settings, measured, len(generations), study.seed)
+            layers, number = _layers(study.model), len(generations)
+            genomes = next_genomes(settings, measured, number, layers=layers, seed=study.seed)
+            so_far = f", best fitness {best(measured).fitness:.3f}" if measured else ""
             accuracies: dict[int, list[float]] = {}
             for index, accuracy in measure([_scales(study, genome) for genome in genomes]):
                 accuracies[index] = accuracy
-                shown.update(0, f"candidate {len(accuracies)} of {len(genomes)}")
+                shown.update(0, f"candidate {len(accuracies)} of {len(genomes)}{so_far}")
             generation = []
             for index, genome in enumerate(genomes):
                 accuracy = tuple(accuracies[index])
                 generation.append(Candidate(genome, accuracy, fitness(accuracy, settings.gamma)))
-            _write_generation(stage.artifact, len(generations), generation)
+            _write_generation(stage.artifact, number, generation)
             generations.append(generation)
             shown.update(1, f"best fitness {_best_so_far(generations)[-1]:.3f}")
     return generations

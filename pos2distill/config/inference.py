@@ -54,11 +54,13 @@ class SearchSection(Section):
     )
     examples: int = Field(200, ge=1, description="training examples that candidates are measured on")
     slots: int = Field(3, ge=2, description="slots of the gold document, spread evenly from first to last")
-    generations: int = Field(40, ge=1, description="not of strategy uniform, which has one")
-    population: int = Field(64, ge=2, description="candidates of the first generation, the unscaled model among them")
+    generations: int = Field(40, ge=1, le=10_000, description="not of strategy uniform, which has one")
+    population: int = Field(
+        64, ge=2, le=10_000, description="candidates of the first generation, the unscaled model among them"
+    )
     parents: int = Field(32, ge=1, description="fittest candidates so far, of which the next generation is made")
-    mutations: int = Field(16, ge=0, description="of a generation")
-    crossovers: int = Field(16, ge=0, description="of a generation")
+    mutations: int = Field(16, ge=0, le=10_000, description="of a generation")
+    crossovers: int = Field(16, ge=0, le=10_000, description="of a generation")
     mutation_rate: float = Field(
         0.3, gt=0, le=1, description="fraction of a candidate's numbers that a mutation changes"
     )
@@ -78,10 +80,11 @@ class SearchSection(Section):
     def _numbers_fit(self) -> "SearchSection":
         if self.smallest >= self.largest:
             raise ValueError(f"smallest: {self.smallest:g} is not below largest ({self.largest:g})")
-        if self.generations > 1 and not self.children:
+        if self.rounds > 1 and not self.children:
             raise ValueError("mutations: 0, and no crossovers; later generations would be empty")
-        if self.parents > self.population:
-            raise ValueError(f"parents: {self.parents}, but a population of {self.population}")
+        # The controls choose no parents.
+        if self.strategy == "genetic" and self.parents > self.population:
+            raise ValueError(f"parents: {self.parents}, but a population of {self.population}; lower parents")
         return self
 
 

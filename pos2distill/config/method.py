@@ -121,8 +121,8 @@ class MethodSection(Section):
 
     @property
     def responses_per_example(self) -> int:
-        """Responses that are sampled for an example: one, or on-policy one for each of its rows."""
-        return self.k + 1 if self.spec.on_policy else 1
+        """Responses that are sampled for an example: one, or on-policy one for each of its rows that are computed."""
+        return self.k + (self.anchor_weight > 0) if self.spec.on_policy else 1
 
     @property
     def rows_per_example(self) -> int:

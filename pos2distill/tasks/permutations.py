@@ -121,12 +121,13 @@ def trivial_slots(study: Study, example: Example) -> tuple[Slots, ...]:
 def sampled_slots(study: Study, example: Example) -> tuple[Slots, ...]:
     """Where the gold documents are in the prompts that responses are sampled for: one prompt for each response.
 
-    The advantageous slots; on-policy also each of the K trivial tuples.
+    The advantageous slots; on-policy these, if there are anchor rows, and each of the K trivial tuples.
     """
-    advantageous = advantageous_slots(study, example)
-    if study.method.spec.on_policy:
-        return (advantageous, *trivial_slots(study, example))
-    return (advantageous,)
+    advantageous = (advantageous_slots(study, example),)
+    if not study.method.spec.on_policy:
+        return advantageous
+    trivial = trivial_slots(study, example)
+    return (*advantageous, *trivial) if study.method.anchor_weight else trivial
 
 
 def draw_trivial_slots(example_id: str, *, documents: int, advantageous: Slots, k: int, seed: int) -> tuple[Slots, ...]:

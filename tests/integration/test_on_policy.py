@@ -134,6 +134,25 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(
     assert (len(teachers_slots) > 1) == (teacher_slot == "random")
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_run_distill_on_policy_without_anchors_samples_none(on_policy: Make, k: int) -> None:
+    """With lambda 0 no prompt with the advantageous slots is answered, and the rows are those with lambda 1 otherwise."""
+    training = {"global_batch_rows": EXAMPLES * (k + 1)}
+    slots_of: dict[float, set[tuple[str, tuple[int, ...]]]] = {}
+    for weight in (1.0, 0.0):
+        recipe = on_policy(method={"anchor_weight": weight, "k": k, "rounds": 1}, training=training)
+        run_distill(recipe)
+        (only,) = make_plan(recipe).rounds
+        samples = samples_of(only)
+        assert len(samples) == EXAMPLES * (k + (weight > 0))
+        slots_of[weight] = {(sample["example"]["example_id"], tuple(sample["slots"])) for sample in samples}
+        (step,) = read_steps(only.distill.artifact)
+        assert (step["loss_anchor"] is None) == (weight == 0)
+        assert step["rows"] == sum(sample["outcome"] == "kept" for sample in samples)
+    advantageous = recipe.study.advantageous(1)
+    assert slots_of[0.0] == {(name, slots) for name, slots in slots_of[1.0] if slots != advantageous}
+
+
 def results(recipe: Recipe) -> dict[str, Any]:
     """The bytes of every round's samples and model, and its step records."""
     found: dict[str, Any] = {}

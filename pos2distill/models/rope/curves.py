@@ -4,6 +4,7 @@ A curve has n control points (x, y): x from the first layer (0) to the last (1),
 first the x of the n - 2 inner points (the outer ones are fixed at 0 and 1), then the y of all n.
 """
 
+import functools
 import math
 from typing import Literal
 
@@ -35,6 +36,7 @@ def to_genome(inner_x: Floats, y: Floats, *, smallest: float, largest: float, mo
     return tuple(np.round(np.concatenate([inner_x, y]), _DECIMALS).tolist())
 
 
+@functools.lru_cache(maxsize=10_000)  # a search asks for those of all candidates in each generation
 def scales_of(genome: Genome, layers: int, kind: CurveKind) -> tuple[float, ...]:
     """The scale of each layer: the curve's y at x = layer / (layers - 1).
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pos2distill.config.inference import SearchSection
-from pos2distill.models.rope.curves import Floats, Genome, to_genome
+from pos2distill.models.rope.curves import Floats, Genome, scales_of, to_genome
 from pos2distill.randomness import derive_generator
 
 _PROPOSALS = 20  # until the algorithm gives up a place of a generation
@@ -38,23 +38,27 @@ def best(candidates: Sequence[Candidate]) -> Candidate:
     return max(candidates, key=lambda candidate: candidate.fitness)
 
 
-def next_genomes(settings: SearchSection, measured: Sequence[Candidate], generation: int, seed: int) -> list[Genome]:
+def next_genomes(
+    settings: SearchSection, measured: Sequence[Candidate], generation: int, *, layers: int, seed: int
+) -> list[Genome]:
     """The genomes of one generation, a pure function of its arguments.
 
     Args:
-        measured: the candidates of all earlier generations, in order. generation: counted from 0.
-    Returns: genomes to measure, each of them once and none that is measured. The first of all is the model as it is.
+        measured: the candidates of all earlier generations, in order. generation: counted from 0. layers: of the model.
+    Returns: genomes to measure. No two of them give all layers the same scales, nor does one that is measured, as two
+        flat curves do wherever their control points are. The first of all is the model as it is.
     """
     generator = derive_generator(seed, "search scales", settings.strategy, generation)
-    known = {candidate.genome for candidate in measured}
+    known = {scales_of(candidate.genome, layers, settings.curve) for candidate in measured}
     genomes: list[Genome] = []
 
     def add(propose: Callable[[], Genome]) -> None:
         # Another proposal in the place of one that is known, so that strategies measure equally many candidates.
         for _ in range(_PROPOSALS):
             genome = propose()
-            if genome not in known:
-                known.add(genome)
+            scales = scales_of(genome, layers, settings.curve)
+            if scales not in known:
+                known.add(scales)
                 genomes.append(genome)
                 return
 

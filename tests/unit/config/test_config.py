@@ -630,6 +630,8 @@ def test_method_section_rounds_are_those_of_its_name() -> None:
     assert MethodSection(name="r1-on-policy", rounds=1).rounds == 1
     assert MethodSection(k=3).responses_per_example == 1
     assert MethodSection(name="r1-on-policy", k=3).responses_per_example == 4
+    assert MethodSection(name="r1-on-policy", k=3, anchor_weight=0.5).responses_per_example == 4
+    assert MethodSection(name="r1-on-policy", k=3, anchor_weight=0).responses_per_example == 3
 
 
 def test_study_keeps_wrong_answers_of_on_policy_methods(load: Callable[..., Recipe]) -> None:

@@ -50,6 +50,8 @@ def test_samples_per_batch_on_policy_are_one_for_each_row(make_recipe: Callable[
     method = {"name": "r1-on-policy", "k": 3}
     study = make_recipe(training={"global_batch_rows": 11}, method=method).study
     assert samples_per_batch(study) == 8  # of two examples, as `r1` has
+    study = make_recipe(training={"global_batch_rows": 11}, method={**method, "anchor_weight": 0}).study
+    assert samples_per_batch(study) == 6  # of as many examples
 
 
 def test_row_builder_keys_on_policy_are_the_slots_that_were_answered_at(make: Make) -> None:

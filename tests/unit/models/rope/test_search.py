@@ -22,7 +22,7 @@ def distance(genome: Genome) -> float:
 def search(settings: SearchSection, seed: int = 0, cost: Callable[[Genome], float] = distance) -> list[Candidate]:
     measured: list[Candidate] = []
     for generation in range(settings.rounds):
-        for genome in next_genomes(settings, measured, generation, seed):
+        for genome in next_genomes(settings, measured, generation, layers=LAYERS, seed=seed):
             measured.append(Candidate(genome, (), -cost(genome)))
     return measured
 
@@ -61,8 +61,17 @@ def test_search_begins_with_the_unscaled_model_and_measures_nothing_twice() -> N
     for strategy in ("genetic", "random"):
         measured = search(settings_with(strategy=strategy, generations=6, population=8, parents=4))
         assert scales_of(measured[0].genome, LAYERS, "bezier") == (1.0,) * LAYERS
-        genomes = [candidate.genome for candidate in measured]
-        assert len(set(genomes)) == len(genomes)
+        scales = [scales_of(candidate.genome, LAYERS, "bezier") for candidate in measured]
+        assert len(set(scales)) == len(scales)
+
+
+def test_search_measures_no_flat_curve_twice() -> None:
+    """Where scale 1 is best, parents are flat, and so are many children, wherever their control points are."""
+    settings = settings_with(generations=12, mutation_step=0.1)
+    measured = search(settings, cost=lambda genome: max(genome[2:]) - 1)
+    scales = [scales_of(candidate.genome, LAYERS, "bezier") for candidate in measured]
+    assert len(set(scales)) == len(scales) == 64 + 11 * 32
+    assert best(measured) is measured[0]
 
 
 def test_children_are_made_of_the_fittest_of_all_generations() -> None:
@@ -70,13 +79,14 @@ def test_children_are_made_of_the_fittest_of_all_generations() -> None:
     settings = settings_with(mutations=0, crossovers=20, parents=2, population=8, monotone=False, generations=2)
     measured = search(settings_with(population=8, parents=2, monotone=False, generations=1))
     parents = sorted(measured, key=lambda candidate: -candidate.fitness)[:2]
-    for genome in next_genomes(settings, measured, 1, seed=0):
+    for genome in next_genomes(settings, measured, 1, layers=LAYERS, seed=0):
         for place in range(2, len(genome)):  # the x are sorted, so they may change their place
             assert genome[place] in {parent.genome[place] for parent in parents}
 
 
 def test_uniform_grid_is_flat_and_spans_the_limits() -> None:
-    settings = settings_with(strategy="uniform", population=5, parents=1)
+    # Neither parents nor children are of any use to it.
+    settings = settings_with(strategy="uniform", population=5, mutations=0, crossovers=0)
     grid = [scales_of(candidate.genome, 4, "bezier") for candidate in search(settings)]
     assert grid == [(scale,) * 4 for scale in (1.0, 1.25, 1.5, 1.75, 2.0)]
     above = settings_with(strategy="uniform", population=2, parents=1, smallest=1.5)
@@ -95,5 +105,5 @@ def test_search_may_find_nothing_new_in_a_generation() -> None:
     )
     measured = search(settings_with(generations=1, population=4, parents=2))
     for generation in range(1, settings.rounds):
-        assert next_genomes(settings, measured, generation, seed=0) == []
+        assert next_genomes(settings, measured, generation, layers=LAYERS, seed=0) == []
     assert len(search(settings)) == 4
