@@ -24,15 +24,8 @@ from tqdm import tqdm
 
 from benchmarks.circumstances import circumstances
 from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
-from pos2distill.evaluation.statistics import (
-    accuracy_interval,
-    difference_interval,
-    gap_interval,
-    position_p_value,
-    questions_above,
-    ratio_interval,
-    share_interval,
-)
+from pos2distill.evaluation.gap import gap_interval, position_p_value, questions_above
+from pos2distill.evaluation.statistics import accuracy_interval, difference_interval, ratio_interval, share_interval
 from pos2distill.randomness import derive_generator
 
 Floats = npt.NDArray[np.float64]
@@ -78,7 +71,10 @@ SCENARIOS = {
     "one bad slot, 100 x 15": Scenario(100, (1.0,) * 14 + (0.2,), (1.0,) * 15),
     "small differences, 300 x 20": Scenario(300, tuple(np.linspace(0.7, 0.3, 20)), tuple(np.linspace(0.7, 0.5, 20))),
     "one bad slot, 60 x 5, nearly all right": Scenario(60, (4.0,) * 4 + (2.0,), (4.0,) * 5),
-    # What is done where few examples tell two slots apart was chosen with the scenario above, and without these.
+    # What few wrong answers leave open was chosen with the scenario above, and without these.
+    "one bad slot, 500 x 5, nearly all right": Scenario(500, (4.0,) * 4 + (2.9,), (4.0,) * 5),
+    "flat, 60 x 5, all right but one of a thousand": Scenario(60, (4.4,) * 5, (4.4,) * 5),
+    "flat, then one bad slot, 100 x 15": Scenario(100, (0.4,) * 15, (4.0,) * 14 + (2.4,)),
     "one bad slot, 40 x 8, nearly all right": Scenario(40, (4.0,) * 7 + (2.4,), (4.0,) * 7 + (3.0,)),
     "two bad slots, 60 x 10, nearly all right": Scenario(60, (3.5,) * 8 + (2.2,) * 2, (3.5,) * 9 + (2.2,)),
     "lost in the middle, then one bad slot, 80 x 5": Scenario(

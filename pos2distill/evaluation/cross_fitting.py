@@ -12,15 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from pos2distill.evaluation.statistics import (
-    Floats,
-    Interval,
-    bound_for_none,
-    few_tell,
-    pair_interval,
-    resample_counts,
-    student_t,
-)
+from pos2distill.evaluation.gap import score_excess
+from pos2distill.evaluation.statistics import Floats, Interval, bound_for_none, resample_counts, student_t
 from pos2distill.randomness import derive_generator
 
 _SPLITS = 200  # random divisions; others would change an estimate by less than a tenth of its standard error
@@ -43,7 +36,7 @@ def corrected_gap(correct_ES: Floats, *, seed: int) -> float:
 def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
     """The change of the corrected GAP, after - before, on the same examples, and its 95 % interval.
 
-        se = (b + min(b, sqrt(2) s)) / 2,   change +- t se
+        se = (b + min(b, sqrt(2) s)) / 2,   [change - sqrt((t se)^2 + x_before), change + sqrt((t se)^2 + x_after)]
 
     b: the bootstrap's standard error; examples are resampled whole and stay in their half. s: that of the mean of what
     each example adds to the change. b is right where slots differ clearly, and up to 1.4 times too large where they are
@@ -51,32 +44,18 @@ def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int
     slot may be chosen: where two slots are equal, the variance is 2.1 s^2.
     A model whose slots differ by less has a corrected GAP that is further below the true one, so a fall of the GAP is
     overstated: by up to 3 points in the simulations of benchmarks/statistics.
-    At least as wide as what E equal examples leave open (`bound_for_none`). Where one to four examples tell the best
-    slot from the worst, before or after, the interval contains that of two differences of one pair each:
-
-        change of max - min -+ sqrt((u - max + min)^2 of one + (max - min - l)^2 of the other),   l, u: `pair_interval`
-
-    Source: Zou and Donner 2008 (an interval from two).
+    x: what few wrong answers leave open beyond its standard error (`score_excess`): where a model is nearly always
+    right, its GAP may be clearly larger, and hardly smaller. Each side is at least what E equal examples leave open
+    (`bound_for_none`).
+    Source: Zou and Donner 2008 (the interval of a difference from the sides of two).
     """
     if before_ES.shape[1] == 1:
         return 0.0, (0.0, 0.0)
     after_E, before_E = (_parts(each, each, _best_less_worst, seed) for each in (after_ES, before_ES))
     count_RE = resample_counts(len(before_ES), resamples, seed)
     after_R, before_R = (_resampled(each, each, _best_less_worst, count_RE, seed) for each in (after_ES, before_ES))
-    change, (low, high) = _with_interval(after_E - before_E, after_R - before_R, fixed_factor=2**0.5)
-    if few_tell(before_ES) or few_tell(after_ES):
-        lowest, highest = _change_of_pairs(before_ES, after_ES)
-        low, high = min(low, lowest), max(high, highest)
-    return change, (low, high)
-
-
-def _change_of_pairs(before_ES: Floats, after_ES: Floats) -> Interval:
-    """The interval of the change of max - min, from those of both models' best and worst slots."""
-    before, after = float(np.ptp(before_ES.mean(0))), float(np.ptp(after_ES.mean(0)))
-    (low_before, high_before), (low_after, high_after) = pair_interval(before_ES), pair_interval(after_ES)
-    low = after - before - float(np.hypot(after - low_after, high_before - before))
-    high = after - before + float(np.hypot(high_after - after, before - low_before))
-    return max(-1.0, low), min(1.0, high)
+    excess = (score_excess(before_ES), score_excess(after_ES))
+    return _with_interval(after_E - before_E, after_R - before_R, fixed_factor=2**0.5, excess=excess)
 
 
 def best_slot_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
@@ -94,10 +73,12 @@ def best_slot_change(before_ES: Floats, after_ES: Floats, *, resamples: int, see
     return _with_interval(_parts(before_ES, change_ES, _best, seed), change_R, fixed_factor=1)
 
 
-def _with_interval(part_E: Floats, change_R: Floats, *, fixed_factor: float) -> tuple[float, Interval]:
+def _with_interval(
+    part_E: Floats, change_R: Floats, *, fixed_factor: float, excess: tuple[float, float] = (0.0, 0.0)
+) -> tuple[float, Interval]:
     """A change between -1 and 1 with its interval, from the parts of the examples and the changes of resamples.
 
-    fixed_factor: of the standard error of the parts' mean.
+    fixed_factor: of the standard error of the parts' mean. excess: added to the squares of the lower and upper side.
     """
     examples = len(part_E)
     change = min(1.0, max(-1.0, float(part_E.mean())))
@@ -106,8 +87,8 @@ def _with_interval(part_E: Floats, change_R: Floats, *, fixed_factor: float) -> 
     bootstrap = float(change_R.std(ddof=1)) * (examples / (examples - 1)) ** 0.5
     fixed = fixed_factor * float(part_E.std(ddof=1)) / examples**0.5
     margin = student_t(examples - 1) * (bootstrap + min(bootstrap, fixed)) / 2
-    margin = max(margin, bound_for_none(examples))
-    return change, (max(-1.0, change - margin), min(1.0, change + margin))
+    below, above = (max((margin**2 + beyond) ** 0.5, bound_for_none(examples)) for beyond in excess)
+    return change, (max(-1.0, change - below), min(1.0, change + above))
 
 
 def _best_less_worst(choosing_RS: Floats) -> Floats:

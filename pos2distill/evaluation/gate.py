@@ -13,8 +13,9 @@ from functools import partial
 
 from pos2distill.errors import GateError
 from pos2distill.evaluation.formatting import format_lower, format_value
+from pos2distill.evaluation.gap import questions_above
 from pos2distill.evaluation.scores import Curve, Grid, paired_difference
-from pos2distill.evaluation.statistics import Floats, questions_above, questions_needed
+from pos2distill.evaluation.statistics import Floats, questions_needed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
+from pos2distill.evaluation.gap import difference_variances, gap_interval, position_p_value
 from pos2distill.evaluation.statistics import (
     Floats,
     Interval,
     accuracy_interval,
     difference_interval,
-    difference_variances,
-    gap_interval,
-    position_p_value,
     questions_needed,
 )
 from pos2distill.records import Slots

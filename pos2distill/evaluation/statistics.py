@@ -1,4 +1,4 @@
-"""Intervals and tests for accuracies by slot. All resample or count whole examples, whose answers are not independent.
+"""Intervals for means, differences and ratios. All resample or count whole examples, whose answers are not independent.
 
 benchmarks/statistics measures how often each interval covers the truth.
 
@@ -9,31 +9,21 @@ from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 from pos2distill.randomness import derive_generator
 
 Floats = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 
-_Z = NormalDist().inv_cdf(0.975)
-_Z_POWER = NormalDist().inv_cdf(0.8)
+Z = NormalDist().inv_cdf(0.975)
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
 _STUDENT_T = (12.706, 4.303, 3.182, 2.776)
 
-# Of `gap_interval`, chosen by simulation (benchmarks/statistics), so that both ends together err in about 5 %: where
-# slots are equal, all errors are those of the test of position; elsewhere each end errs in 0 to 3.5 %.
-_LOWEST_ERROR = 0.025
-_HIGHEST_ERROR = 0.015
-_CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
-_ABOVE_ZERO = 1e-6
-_FEW = 10  # examples, which do not tell how much examples differ
-# Examples that tell two slots apart. If there are fewer, more than 1.5 % of the resamples have none of them (e^-4), and
-# the bootstrap's errors cannot be as large as those of new examples.
-_FEW_TELLING = 5
+# Lower ends n p of n answers of which 0 to 4 are right. Up to 3 they are those of Poisson's distribution,
+# P(X >= x) = .05; Wilson's are too high there, and are met at 4.
+_FEW_RIGHT = (0.0, 0.0513, 0.3554, 0.8177, 1.5553)
 
-# Lower ends n p, with 1, 2 and 3 of n, near which Wilson's are too high: P(X >= x) = .05 of Poisson's distribution.
-_POISSON_LOWER = (0.0513, 0.3554, 0.8177)
+_FEW = 10  # examples, which do not tell how much examples differ
 
 
 def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
@@ -41,12 +31,13 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
 
         n = m (1 - m) / (variance of the mean) * (z / t)^2,   center = (m + z^2 / 2n) / (1 + z^2 / n)
 
-    For values of 0 and 1, n is their number, and this is Wilson's interval for a proportion; with one to three right or
-    wrong, of ten times as many or more, the near end is Poisson's, since Wilson's is too far from 0 or 1 there.
-    For examples that are scored at several slots, n says how many independent answers tell as much; Student's t, since
-    their variance is estimated. Where all examples are equal, n is their number, so that 100 of 100 give [.963, 1].
-    Source: Wilson 1927; near 0 and 1 Brown, Cai and DasGupta 2001, section 4.1.1; effective number as in surveys (Korn
-    and Graubard 1998).
+    For values of 0 and 1, n is their number, and this is Wilson's interval for a proportion. For examples that are
+    scored at several slots, n says how many independent answers tell as much; Student's t, since their variance is
+    estimated. Where all examples are equal, n is their number, so that 100 of 100 give [.963, 1].
+    With one to three right or wrong answers (n m, n (1 - m)), Wilson's is too far from 0 or 1, and Poisson's end is
+    taken there.
+    Source: Wilson 1927; Poisson's end from Brown, Cai and DasGupta 2001, section 4.1.1, here also for two and three of
+    few answers; effective number as in surveys (Korn and Graubard 1998).
 
     Args:
         value_E: mean of each example's answers. answers: how many independent answers an example can tell as much as,
@@ -60,13 +51,10 @@ def accuracy_interval(value_E: Floats, answers: float = 1) -> Interval:
     is_proportion = bool(np.isin(value_E, (0.0, 1.0)).all())
     if not is_proportion and np.ptp(value_E) > 0:
         variance = float(value_E.var(ddof=1)) / examples
-        effective = mean * (1 - mean) / variance / _tail(examples) ** 2
-    low, high = _wilson(mean, min(effective, examples * answers))
-    if is_proportion:
-        right = int(value_E.sum())
-        low = min(low, _poisson_lower(right, examples))
-        high = max(high, 1 - _poisson_lower(examples - right, examples))
-    return low, high
+        effective = mean * (1 - mean) / variance / student_factor(examples) ** 2
+    count = min(effective, examples * answers)
+    low, high = _wilson(mean, count)
+    return min(low, _few_right(mean, count)), max(high, 1 - _few_right(1 - mean, count))
 
 
 def difference_interval(difference_E: Floats) -> Interval:
@@ -157,186 +145,9 @@ def _log_ratio_errors(part_E: Floats, total_E: Floats, count_RE: Floats) -> Floa
     return errors_R
 
 
-def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed: int) -> Interval:
-    """A 95 % interval for the true GAP. It contains max - min always, and 0 where position has no effect at 5 %.
-
-        low  = max over contending i, j of (d_ij - q se_ij), above 0 if position_p <= .05; else 0
-        high = the largest g with P(max_i (g c_i + e_i) - min_i (g c_i + e_i) <= max - min) >= .015, or max - min
-
-    d_ij: difference of slots i and j, with its standard error. A pair contends if its difference may be the largest:
-    d_ij + 1.5 se_ij is at least the largest d - 1.5 se. q: 97.5 % quantile of max (d*_ij - d_ij) / se_ij over these
-    pairs, by the bootstrap; e: the bootstrap's errors of the accuracies, enlarged for few examples as Student's t is;
-    c: the accuracies' differences, divided by max - min. So `high` allows for max - min being above the true GAP on
-    average, since noise adds to it.
-    Where all accuracies are equal there is no shape c, and `high` is 2.17 of the largest se, enlarged as e is.
-    Where one to four examples tell the best slot from the worst, it is at least the end of `pair_interval`.
-    `low` is at most, and `high` at least, what E equal examples leave open: Wilson's bounds for E and 0 of E.
-    Source: selection of contending pairs as in Chernozhukov, Lee and Rosen 2013 (intersection bounds).
-
-    Args:
-        position_p: the result of `position_p_value`.
-    """
-    if correct_ES.shape[1] == 1:
-        return 0.0, 0.0
-    accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
-    noise_RS = _noise(correct_ES, resamples, seed)
-    low = 0.0
-    if position_p <= 0.05:
-        difference_SS = accuracy_S[:, None] - accuracy_S[None, :]
-        contends_SS = _contending(difference_SS, error_SS)
-        quantile = _quantile_of_largest(contends_SS, error_SS, noise_RS)
-        low = max(float((difference_SS - quantile * error_SS)[contends_SS].max()), _ABOVE_ZERO)
-    if np.ptp(accuracy_S) > 0:
-        high = max(_gap_with(_HIGHEST_ERROR, accuracy_S, noise_RS), float(np.ptp(accuracy_S)))
-        if few_tell(correct_ES):
-            high = max(high, pair_interval(correct_ES)[1])
-    else:  # there is no shape to scale
-        quantile = -NormalDist().inv_cdf(_HIGHEST_ERROR) * _tail(len(correct_ES))
-        high = min(1.0, quantile * float(error_SS.max()))
-    open_end = bound_for_none(len(correct_ES))
-    return min(low, 1 - open_end), max(high, open_end)
-
-
-def pair_interval(correct_ES: Floats) -> Interval:
-    """The 95 % score interval of the difference between the slots with the highest and the lowest accuracy.
-
-        the g with (g - d)^2 = z^2 v(g) / n,   v(g) = v + g (1 - g) - d (1 - d)
-
-    d, v: mean and variance of the examples' differences. A difference g has the variance of d and that of the errors
-    that it has beyond d; the bootstrap knows only v. If the worst slot is never right alone, this is Wilson's interval.
-    It is of one pair, and does not allow for the choice of it.
-    Source: score intervals of paired proportions, as in Tango 1998, with a simpler v.
-    """
-    difference_E = _best_less_worst(correct_ES)
-    examples, difference = len(difference_E), float(difference_E.mean())
-    variance = float(difference_E.var())
-    beyond = variance - difference * (1 - difference)
-    root = _Z**2 + 4 * examples * variance + 4 * _Z**2 * beyond
-    margin = _Z * max(root, 0.0) ** 0.5
-    center = 2 * examples * difference + _Z**2
-    divisor = 2 * (examples + _Z**2)
-    return max(-1.0, float(center - margin) / divisor), min(1.0, float(center + margin) / divisor)
-
-
-def few_tell(correct_ES: Floats) -> bool:
-    """Whether so few examples differ at the best and the worst slot that the bootstrap knows too little of both.
-
-    Where none does, nothing is resampled, and `bound_for_none` says what is left open.
-    """
-    return 0 < int(np.count_nonzero(_best_less_worst(correct_ES))) < _FEW_TELLING
-
-
-def _best_less_worst(correct_ES: Floats) -> Floats:
-    accuracy_S = correct_ES.mean(0)
-    return correct_ES[:, accuracy_S.argmax()] - correct_ES[:, accuracy_S.argmin()]
-
-
-def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: int) -> int | None:
-    """Questions with which the lower end of `gap_interval` would be above `limit` with a power of 80 %.
-
-        n = E ((q + z_.8) se / (g - limit))^2, and so many that the bound for E of E is above the limit
-
-    q, se: as of `gap_interval`, for the best and the worst slot. g: the GAP with which max - min is as likely above the
-    measured one as below. None if it is not above the limit. That position has an effect at 5 % is presupposed.
-    """
-    accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
-    if np.ptp(accuracy_S) == 0:
-        return None
-    noise_RS = _noise(correct_ES, resamples, seed)
-    excess = _gap_with(0.5, accuracy_S, noise_RS) - limit
-    if excess <= 0:
-        return None
-    contends_SS = _contending(accuracy_S[:, None] - accuracy_S[None, :], error_SS)
-    quantile = _quantile_of_largest(contends_SS, error_SS, noise_RS)
-    margin = (quantile + _Z_POWER) * float(error_SS[accuracy_S.argmax(), accuracy_S.argmin()])
-    # Wilson's lower bound for n of n is n / (n + z^2).
-    fewest = np.floor(_Z**2 * limit / (1 - limit)) + 1
-    return int(max(np.ceil(len(correct_ES) * (margin / excess) ** 2), fewest))
-
-
-def difference_variances(correct_ES: Floats) -> Floats:
-    """(S, S) variances, over examples, of the difference of an example's answers at two slots."""
-    covariance_SS = np.atleast_2d(np.cov(correct_ES, rowvar=False, bias=True))
-    variance_S = covariance_SS.diagonal()
-    # Rounding may make the variance of two equal slots' difference negative.
-    variance_SS: Floats = np.maximum(variance_S[:, None] + variance_S[None, :] - 2 * covariance_SS, 0)
-    return variance_SS
-
-
-def _difference_errors(correct_ES: Floats) -> Floats:
-    """(S, S) standard errors of the differences of slots' accuracies."""
-    errors_SS: Floats = np.sqrt(difference_variances(correct_ES) / max(len(correct_ES) - 1, 1))
-    return errors_SS
-
-
-def _noise(correct_ES: Floats, resamples: int, seed: int) -> Floats:
-    """(R, S) the bootstrap's errors of the accuracies. Those of few examples are too small, and are enlarged."""
-    examples = len(correct_ES)
-    mean_RS = resample_counts(examples, resamples, seed) @ correct_ES / examples
-    noise_RS: Floats = (mean_RS - correct_ES.mean(0)) * _enlargement(examples)
-    return noise_RS
-
-
-def _enlargement(examples: int) -> float:
-    """By how much an error of the bootstrap is too small, as a normal one, for so many examples."""
-    return float((examples / max(examples - 1, 1)) ** 0.5 * _tail(examples))
-
-
-def _tail(examples: int) -> float:
+def student_factor(examples: int) -> float:
     """Student's quantile over the normal one, for an error that so many examples estimate."""
-    return student_t(examples - 1) / _Z if examples > 1 else 1.0
-
-
-def _contending(difference_SS: Floats, error_SS: Floats) -> npt.NDArray[np.bool_]:
-    """(S, S) whether a pair of slots may have the largest difference."""
-    margin_SS = _CONTENDING * error_SS
-    contends_SS: npt.NDArray[np.bool_] = difference_SS + margin_SS >= (difference_SS - margin_SS).max()
-    return contends_SS
-
-
-def _quantile_of_largest(contends_SS: npt.NDArray[np.bool_], error_SS: Floats, noise_RS: Floats) -> float:
-    """The quantile of the largest error of the contending differences, each divided by its standard error."""
-    # A pair that agrees in every example has no error, and takes no part.
-    divisor_SS = np.where(contends_SS & (error_SS > 1e-12), error_SS, np.inf)
-    largest_R = np.zeros(len(noise_RS))
-    for slot, divisor_S in enumerate(divisor_SS):
-        studentised_RS = (noise_RS[:, [slot]] - noise_RS) / divisor_S
-        largest_R = np.maximum(largest_R, studentised_RS.max(1))
-    return float(np.quantile(largest_R, 1 - _LOWEST_ERROR))
-
-
-def _gap_with(probability: float, accuracy_S: Floats, noise_RS: Floats) -> float:
-    """The largest GAP of this shape with which max - min is, with this probability, at most the measured one; or 0."""
-    gap = float(np.ptp(accuracy_S))
-    shape_S = (accuracy_S - accuracy_S.mean()) / gap
-    low, high = 0.0, 1.0
-    for _ in range(20):  # to a millionth
-        middle = (low + high) / 2
-        as_small = float((np.ptp(middle * shape_S + noise_RS, axis=1) <= gap).mean())
-        low, high = (middle, high) if as_small >= probability else (low, middle)
-    return low
-
-
-def position_p_value(correct_ES: Floats, *, draws: int, seed: int) -> float:
-    """The probability of slots that differ as much as these, if position had no effect.
-
-    The answers of each example are shifted by a random number of slots, those beyond the last slot to the first ones,
-    and the variance of the slots' accuracies is compared. Shifts keep neighbours together, whose answers may be alike;
-    a permutation within each example would not, and would raise an alarm too often on models that have no best slot
-    (benchmarks/statistics). With two slots both are the same exact test.
-    Source: randomisation within matched samples; (1 + as large) / (1 + draws) as in Phipson and Smyth 2010.
-    """
-    generator = derive_generator(seed, "position test")
-    examples, slots = correct_ES.shape
-    # [e, k]: the answers of example e, shifted by k slots.
-    shifted_ESS = sliding_window_view(np.hstack([correct_ES, correct_ES]), slots, axis=1)
-    # A little less than observed counts too: equal values may differ by rounding.
-    observed = float(correct_ES.mean(0).var()) - 1e-12
-    as_large = 0
-    for _ in range(draws):
-        shift_E = generator.integers(slots, size=examples)
-        as_large += float(shifted_ESS[np.arange(examples), shift_E].mean(0).var()) >= observed
-    return (1 + as_large) / (1 + draws)
+    return student_t(examples - 1) / Z if examples > 1 else 1.0
 
 
 def questions_needed(difference: float, deviation: float, *, power: float = 0.8) -> int:
@@ -347,7 +158,7 @@ def questions_needed(difference: float, deviation: float, *, power: float = 0.8)
     Args:
         difference: that should be seen, > 0. deviation: standard deviation of the examples' differences.
     """
-    factor = _Z + NormalDist().inv_cdf(power)
+    factor = Z + NormalDist().inv_cdf(power)
     return max(2, int(np.ceil((factor * deviation / difference) ** 2)))
 
 
@@ -375,7 +186,7 @@ def student_t(freedom: int) -> float:
         raise ValueError(f"expected at least one degree of freedom, got {freedom}")
     if freedom <= len(_STUDENT_T):
         return _STUDENT_T[freedom - 1]
-    z = _Z
+    z = Z
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
@@ -386,14 +197,16 @@ def student_t(freedom: int) -> float:
     return quantile
 
 
-def _poisson_lower(right: int, examples: int) -> float:
-    """A lower end for one to three right answers that are at most a tenth of all; 1 for other numbers."""
-    return _POISSON_LOWER[right - 1] / examples if 0 < right <= min(len(_POISSON_LOWER), examples / 10) else 1.0
+def _few_right(mean: float, count: float) -> float:
+    """A lower end where few of `count` answers are right, and no more than half of them; else 1."""
+    right = round(mean * count, 9)
+    is_few = right < len(_FEW_RIGHT) - 1 and mean <= 0.5
+    return float(np.interp(right, range(len(_FEW_RIGHT)), _FEW_RIGHT)) / count if is_few else 1.0
 
 
 def _wilson(mean: float, count: float) -> Interval:
     """Wilson's 95 % interval for a proportion among `count` trials."""
-    share = _Z**2 / count
+    share = Z**2 / count
     center = (mean + share / 2) / (1 + share)
     margin = np.sqrt(mean * (1 - mean) * share + share**2 / 4) / (1 + share)
     return max(0.0, float(center - margin)), min(1.0, float(center + margin))

@@ -136,7 +136,7 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(
 
 @pytest.mark.parametrize("k", [1, 2])
 def test_run_distill_on_policy_without_anchors_samples_none(on_policy: Make, k: int) -> None:
-    """With lambda 0 no prompt with the advantageous slots is answered, and the rows are those with lambda 1 otherwise."""
+    """With lambda 0 no prompt with the advantageous slots is answered; the others are as with lambda 1."""
     training = {"global_batch_rows": EXAMPLES * (k + 1)}
     slots_of: dict[float, set[tuple[str, tuple[int, ...]]]] = {}
     for weight in (1.0, 0.0):

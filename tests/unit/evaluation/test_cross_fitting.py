@@ -1,8 +1,11 @@
+import itertools
+
 import numpy as np
 import pytest
 
 from pos2distill.evaluation import cross_fitting
 from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
+from pos2distill.evaluation.gap import score_excess
 from pos2distill.evaluation.statistics import Floats, Interval
 from tests.support.simulated import answers
 
@@ -70,8 +73,11 @@ def test_gap_change_is_as_certain_as_its_formula(accuracy_S: list[float], monkey
     seen: dict[str, Floats] = {}
     interval_of = cross_fitting._with_interval
 
-    def record(part_E: Floats, change_R: Floats, *, fixed_factor: float) -> tuple[float, Interval]:
+    def record(
+        part_E: Floats, change_R: Floats, *, fixed_factor: float, excess: tuple[float, float]
+    ) -> tuple[float, Interval]:
         seen.update(part_E=part_E, change_R=change_R)
+        assert max(excess) < 0.001  # many answers are wrong
         return interval_of(part_E, change_R, fixed_factor=fixed_factor)
 
     monkeypatch.setattr(cross_fitting, "_with_interval", record)
@@ -83,18 +89,31 @@ def test_gap_change_is_as_certain_as_its_formula(accuracy_S: list[float], monkey
     assert (high - low) / 2 == pytest.approx(1.984 * (bootstrap + min(bootstrap, fixed)) / 2, rel=1e-3)
 
 
-def test_gap_change_of_few_wrong_answers_is_that_of_two_proportions() -> None:
-    """Wilson's upper end of 2 of 60 is .1136, its lower one .0092. None is wrong after: Wilson's 0 to .0602."""
+def test_gap_change_of_few_wrong_answers_is_wider_where_the_gap_may_be_larger() -> None:
+    """Sides as of `test_score_excess_by_hand`: 2 and 3 of 60 are wrong at one slot, before and after."""
     before, after = np.ones((60, 5)), np.ones((60, 5))
     before[:2, 4] = 0
-    lowest = -2 / 60 - (0.1136 - 2 / 60)
-    highest = -2 / 60 + (0.0602**2 + (2 / 60 - 0.0092) ** 2) ** 0.5
-    change, (low, high) = gap_change(before, after, resamples=400, seed=0)
-    assert low == pytest.approx(lowest, abs=1e-4)
-    assert high >= highest - 1e-4
-    assert low < change < high
-    reverse, (from_low, to_high) = gap_change(after, before, resamples=400, seed=0)
-    assert (reverse, from_low, to_high) == pytest.approx((-change, -high, -low))
+    after[:3, 1] = 0
+    seen: list[Interval] = []
+    for first, second in ((before, after), (after, before)):
+        change, (low, high) = gap_change(first, second, resamples=400, seed=0)
+        wider = (change - low) ** 2 - score_excess(first), (high - change) ** 2 - score_excess(second)
+        assert wider[0] == pytest.approx(wider[1])  # both sides have the same standard error
+        assert wider[0] > 0
+        seen.append((low, high))
+    assert seen[0] == pytest.approx((-seen[1][1], -seen[1][0]))
+
+
+def test_gap_change_of_a_base_without_a_gap_does_not_jump_with_one_more_wrong_answer() -> None:
+    """A flat model of which nearly all answers are right after training, but k at one slot."""
+    before = answers([0.6] * 15, 100, 0)
+    widths = []
+    for wrong in range(9):
+        after = np.ones((100, 15))
+        after[:wrong, 3] = 0
+        _, (low, high) = gap_change(before, after, resamples=400, seed=0)
+        widths.append(high - low)
+    assert all(0.9 < later / earlier < 1.1 for earlier, later in itertools.pairwise(widths))
 
 
 def test_gap_change_of_one_example_leaves_everything_open() -> None:

@@ -143,8 +143,8 @@ def test_to_curve_groups_of_pairs_by_hand() -> None:
     # Two examples with 1 and 1/2: n = .75 * .25 / (.125 / 2) * (1.96 / 12.706)^2 = .0714, z^2 / n = 53.8;
     # (.75 + 26.9 -+ sqrt(.75 * .25 * 53.8 + 26.9^2)) / 54.8.
     assert curve.by_group_ci95["connected"] == pytest.approx((0.0103, 0.9988), abs=2e-4)
-    # One slot, 1 of 2: Wilson's interval.
-    assert curve.by_group_ci95["reversed"] == pytest.approx((0.0945, 0.9055), abs=1e-4)
+    # One slot, 1 of 2: the ends of Poisson's distribution for one right and one wrong answer, .0513 / 2.
+    assert curve.by_group_ci95["reversed"] == pytest.approx((0.0257, 0.9743), abs=1e-4)
 
 
 @pytest.mark.parametrize(("slots", "shown"), [(6, "7"), ((6,), "7"), ((6, 18), "7>19")])

@@ -1,0 +1,225 @@
+"""The GAP of a curve, max - min over slots, with its interval, and the test whether position has any effect.
+
+All count or resample whole examples, whose answers are not independent. benchmarks/statistics measures how often the
+interval covers the truth.
+
+Shapes: E examples, S slots, P pairs of slots, R draws.
+"""
+
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from pos2distill.evaluation.statistics import Floats, Interval, Z, bound_for_none, student_factor
+from pos2distill.randomness import derive_generator
+
+_Z_POWER = NormalDist().inv_cdf(0.8)
+
+# Of `gap_interval`, chosen by simulation (benchmarks/statistics), so that both ends together err in about 5 %: where
+# slots are equal, all errors are those of the test of position; elsewhere each end errs in 0 to 3.5 %.
+_LOWEST_ERROR = 0.025
+_HIGHEST_ERROR = 0.015
+_CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own
+_ABOVE_ZERO = 1e-6
+
+
+def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed: int) -> Interval:
+    """A 95 % interval for the true GAP. It contains max - min always, and 0 where position has no effect at 5 %.
+
+        low  = max over contending i, j of (d_ij - q se_ij), above 0 if position_p <= .05; else 0
+        high = the largest g with P(max_i (g c_i + f e_i) - min_i (g c_i + f e_i) <= max - min) >= .015, or max - min
+
+    d_ij: difference of slots i and j, with its standard error. A pair contends if its difference may be the largest:
+    d_ij + 1.5 se_ij is at least the largest d - 1.5 se. q: 97.5 % quantile of max e_ij / se_ij over these pairs; e:
+    normal errors of the accuracies, with the covariance of the examples' answers, enlarged for few examples as
+    Student's t is; c: the accuracies' differences, divided by max - min. So `high` allows for max - min being above the
+    true GAP on average, since noise adds to it. f: by how much e is larger if the GAP is g (`_variance_at`), so that
+    few wrong answers, which vary little, leave as much open as Wilson's interval does.
+    Where all accuracies are equal there is no shape c, and `high` is the score end of the pair that varies most.
+    `low` is at most what E equal examples leave open: Wilson's bound for E of E.
+    Source: selection of contending pairs as in Chernozhukov, Lee and Rosen 2013 (intersection bounds).
+
+    Args:
+        position_p: the result of `position_p_value`.
+    """
+    if correct_ES.shape[1] == 1:
+        return 0.0, 0.0
+    accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
+    noise_RS = _noise(correct_ES, resamples, seed)
+    low = 0.0
+    if position_p <= 0.05:
+        difference_SS = accuracy_S[:, None] - accuracy_S[None, :]
+        contends_SS = _contending(difference_SS, error_SS)
+        quantile = _quantile_of_largest(contends_SS, error_SS, noise_RS)
+        low = max(float((difference_SS - quantile * error_SS)[contends_SS].max()), _ABOVE_ZERO)
+    if np.ptp(accuracy_S) > 0:
+        high = max(_gap_with(_HIGHEST_ERROR, correct_ES, noise_RS), float(np.ptp(accuracy_S)))
+    else:  # there is no shape to scale
+        first, second = np.unravel_index(error_SS.argmax(), error_SS.shape)
+        quantile = -NormalDist().inv_cdf(_HIGHEST_ERROR)
+        high = _score_end(correct_ES[:, [first]] - correct_ES[:, [second]], quantile)
+    return min(low, 1 - bound_for_none(len(correct_ES))), high
+
+
+def score_excess(correct_ES: Floats) -> float:
+    """What few wrong answers leave open of max - min beyond its standard error: (u - d)^2 - z^2 v / n, or 0.
+
+    d, v: mean and variance of the examples' differences between the best and the worst slot; u: the upper end of the
+    score interval of d. Near 0 where both slots have many wrong answers. Of equally good slots, the largest.
+    """
+    difference_EP = _best_less_worst(correct_ES)
+    end = _score_end(difference_EP, Z)
+    variance = float(difference_EP.var(0).max())
+    return max(0.0, (end - float(difference_EP[:, 0].mean())) ** 2 - Z**2 * variance / len(correct_ES))
+
+
+def _best_less_worst(correct_ES: Floats) -> Floats:
+    """(E, P) differences between the best and the worst slot, for all pairs of equally good best and worst ones."""
+    accuracy_S = correct_ES.mean(0)
+    best_ES = correct_ES[:, accuracy_S >= accuracy_S.max() - 1e-12]
+    worst_ES = correct_ES[:, accuracy_S <= accuracy_S.min() + 1e-12]
+    difference_EP: Floats = (best_ES[:, :, None] - worst_ES[:, None, :]).reshape(len(correct_ES), -1)
+    return difference_EP
+
+
+def _variance_at(mean: float, difference_EP: Floats) -> Floats:
+    """(P,) variances of the examples' differences if their mean were g instead of d.
+
+        v(g) = sqrt(q^2 + k^2 (g^2 - d^2)) - g^2,   q = mean of d_e^2, k = q / mean of |d_e|
+
+    The differences in one direction become rarer by the factor by which those in the other become more frequent. For
+    answers of 0 and 1 of which the worst slot's are never right alone, v(g) = g (1 - g), as of a proportion.
+    """
+    squared_P = (difference_EP**2).mean(0)
+    absolute_P = np.abs(difference_EP).mean(0)
+    size_P = np.divide(squared_P, absolute_P, out=np.ones_like(squared_P), where=absolute_P > 0)
+    inner_P = squared_P**2 + size_P**2 * (mean**2 - difference_EP.mean(0) ** 2)
+    variance_P: Floats = np.maximum(np.sqrt(np.maximum(inner_P, 0.0)) - mean**2, 0.0)
+    return variance_P
+
+
+def _score_end(difference_EP: Floats, quantile: float) -> float:
+    """The upper end of the score interval of the mean d of differences: the largest g with g - d <= q sqrt(v(g) / n).
+
+    Of one difference as of a proportion this is Wilson's. Source: score intervals of paired proportions, as in Tango
+    1998, here with the variance of `_variance_at`. Of several pairs with the same d, the largest.
+    """
+    mean = float(difference_EP[:, 0].mean())
+    low, high = mean, 1.0
+    for _ in range(30):  # to a billionth
+        middle = (low + high) / 2
+        margin = quantile * float(_variance_at(middle, difference_EP).max() / len(difference_EP)) ** 0.5
+        low, high = (middle, high) if middle - mean <= margin else (low, middle)
+    return low
+
+
+def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: int) -> int | None:
+    """Questions with which the lower end of `gap_interval` would be above `limit` with a power of 80 %.
+
+        n = E ((q + z_.8) se / (g - limit))^2, and so many that the bound for E of E is above the limit
+
+    q, se: as of `gap_interval`, for the best and the worst slot. g: the GAP with which max - min is as likely above the
+    measured one as below. None if it is not above the limit. That position has an effect at 5 % is presupposed.
+    """
+    accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
+    if np.ptp(accuracy_S) == 0:
+        return None
+    noise_RS = _noise(correct_ES, resamples, seed)
+    excess = _gap_with(0.5, correct_ES, noise_RS) - limit
+    if excess <= 0:
+        return None
+    contends_SS = _contending(accuracy_S[:, None] - accuracy_S[None, :], error_SS)
+    quantile = _quantile_of_largest(contends_SS, error_SS, noise_RS)
+    margin = (quantile + _Z_POWER) * float(error_SS[accuracy_S.argmax(), accuracy_S.argmin()])
+    # Wilson's lower bound for n of n is n / (n + z^2).
+    fewest = np.floor(Z**2 * limit / (1 - limit)) + 1
+    return int(max(np.ceil(len(correct_ES) * (margin / excess) ** 2), fewest))
+
+
+def difference_variances(correct_ES: Floats) -> Floats:
+    """(S, S) variances, over examples, of the difference of an example's answers at two slots."""
+    covariance_SS = np.atleast_2d(np.cov(correct_ES, rowvar=False, bias=True))
+    variance_S = covariance_SS.diagonal()
+    # Rounding may make the variance of two equal slots' difference negative.
+    variance_SS: Floats = np.maximum(variance_S[:, None] + variance_S[None, :] - 2 * covariance_SS, 0)
+    return variance_SS
+
+
+def _difference_errors(correct_ES: Floats) -> Floats:
+    """(S, S) standard errors of the differences of slots' accuracies."""
+    errors_SS: Floats = np.sqrt(difference_variances(correct_ES) / max(len(correct_ES) - 1, 1))
+    return errors_SS
+
+
+def _noise(correct_ES: Floats, resamples: int, seed: int) -> Floats:
+    """(R, S) normal errors of the accuracies. Those of few examples would be too small, and are enlarged."""
+    examples = len(correct_ES)
+    weight_RE = derive_generator(seed, "errors of accuracies").normal(size=(resamples, examples))
+    noise_RS: Floats = weight_RE @ (correct_ES - correct_ES.mean(0)) / examples * _enlargement(examples)
+    return noise_RS
+
+
+def _enlargement(examples: int) -> float:
+    """By how much an error is too small, as a normal one, whose variance is that of so many examples."""
+    return float((examples / max(examples - 1, 1)) ** 0.5 * student_factor(examples))
+
+
+def _contending(difference_SS: Floats, error_SS: Floats) -> npt.NDArray[np.bool_]:
+    """(S, S) whether a pair of slots may have the largest difference."""
+    margin_SS = _CONTENDING * error_SS
+    contends_SS: npt.NDArray[np.bool_] = difference_SS + margin_SS >= (difference_SS - margin_SS).max()
+    return contends_SS
+
+
+def _quantile_of_largest(contends_SS: npt.NDArray[np.bool_], error_SS: Floats, noise_RS: Floats) -> float:
+    """The quantile of the largest error of the contending differences, each divided by its standard error."""
+    # A pair that agrees in every example has no error, and takes no part.
+    divisor_SS = np.where(contends_SS & (error_SS > 1e-12), error_SS, np.inf)
+    largest_R = np.zeros(len(noise_RS))
+    for slot, divisor_S in enumerate(divisor_SS):
+        studentised_RS = (noise_RS[:, [slot]] - noise_RS) / divisor_S
+        largest_R = np.maximum(largest_R, studentised_RS.max(1))
+    return float(np.quantile(largest_R, 1 - _LOWEST_ERROR))
+
+
+def _gap_with(probability: float, correct_ES: Floats, noise_RS: Floats) -> float:
+    """The largest GAP of this shape with which max - min is, with this probability, at most the measured one; or 0."""
+    accuracy_S = correct_ES.mean(0)
+    gap = float(np.ptp(accuracy_S))
+    shape_S = (accuracy_S - accuracy_S.mean()) / gap
+    difference_EP = _best_less_worst(correct_ES)
+    variance_P = difference_EP.var(0)
+    low, high = 0.0, 1.0
+    for _ in range(20):  # to a millionth
+        middle = (low + high) / 2
+        larger_P = np.ones_like(variance_P)
+        if middle > gap:
+            np.divide(_variance_at(middle, difference_EP), variance_P, out=larger_P, where=variance_P > 1e-12)
+        factor = float(larger_P.max()) ** 0.5
+        as_small = float((np.ptp(middle * shape_S + factor * noise_RS, axis=1) <= gap).mean())
+        low, high = (middle, high) if as_small >= probability else (low, middle)
+    return low
+
+
+def position_p_value(correct_ES: Floats, *, draws: int, seed: int) -> float:
+    """The probability of slots that differ as much as these, if position had no effect.
+
+    The answers of each example are shifted by a random number of slots, those beyond the last slot to the first ones,
+    and the variance of the slots' accuracies is compared. Shifts keep neighbours together, whose answers may be alike;
+    a permutation within each example would not, and would raise an alarm too often on models that have no best slot
+    (benchmarks/statistics). With two slots both are the same exact test.
+    Source: randomisation within matched samples; (1 + as large) / (1 + draws) as in Phipson and Smyth 2010.
+    """
+    generator = derive_generator(seed, "position test")
+    examples, slots = correct_ES.shape
+    # [e, k]: the answers of example e, shifted by k slots.
+    shifted_ESS = sliding_window_view(np.hstack([correct_ES, correct_ES]), slots, axis=1)
+    # A little less than observed counts too: equal values may differ by rounding.
+    observed = float(correct_ES.mean(0).var()) - 1e-12
+    as_large = 0
+    for _ in range(draws):
+        shift_E = generator.integers(slots, size=examples)
+        as_large += float(shifted_ESS[np.arange(examples), shift_E].mean(0).var()) >= observed
+    return (1 + as_large) / (1 + draws)
