@@ -89,9 +89,17 @@ def test_difference_interval_equals_the_normal_one() -> None:
 
 
 def test_difference_interval_of_few_examples_is_students() -> None:
-    """Mean .5 and deviation .527 of ten; t for 9 degrees of freedom is 2.262."""
-    low, high = difference_interval(np.array([0.0] * 5 + [1.0] * 5))
-    assert (low, high) == pytest.approx((0.5 - 2.262 * 0.16667, 0.5 + 2.262 * 0.16667), abs=1e-3)
+    """Squares of 2.5 around the mean and 1 for one more difference; t for 9 degrees of freedom is 2.262."""
+    margin = 2.262 * (3.5 / 90) ** 0.5
+    assert difference_interval(np.array([0.0] * 5 + [1.0] * 5)) == pytest.approx((0.5 - margin, 0.5 + margin), abs=1e-3)
+
+
+def test_difference_interval_of_few_that_differ_leaves_open_more_of_their_size() -> None:
+    """One of 40 is better at one of 8 slots: k = 1/8, and as much again as its own square is added to the variance."""
+    difference_E = np.zeros(40)
+    difference_E[0] = 1 / 8
+    margin = 2.023 * ((1 / 64 - 1 / 64 / 40 + 1 / 64) / (40 * 39)) ** 0.5
+    assert difference_interval(difference_E) == pytest.approx((1 / 320 - margin, 1 / 320 + margin), abs=1e-5)
 
 
 def test_difference_interval_stays_between_the_extremes() -> None:
