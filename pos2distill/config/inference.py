@@ -113,7 +113,8 @@ class InferenceSection(Section):
     @model_validator(mode="after")
     def _scales_fit_the_method(self) -> "InferenceSection":
         if self.method == "uniform_scale" and len(self.scales) != 1:
-            raise ValueError(f"scales: 'uniform_scale' needs one number, for example [1.5], not {len(self.scales)}")
+            given = f"{len(self.scales)} numbers" if self.scales else "none"
+            raise ValueError(f"scales: 'uniform_scale' needs one number, for example [1.5], got {given}")
         if self.method == "lpes" and len(self.scales) == 1:
             raise ValueError(
                 "scales: 'lpes' needs one for each layer; for one scale, set inference.method to uniform_scale"

@@ -106,6 +106,9 @@ def _describe(error: ValidationError, root: type[Section], prefix: str = "") -> 
     # pydantic reports one problem for each type that the field can have.
     expected = []
     for problem in problems:
+        # A list is too short because of an item that is wrong.
+        if problem["type"] == "too_short" and first["type"] != "too_short":
+            continue
         phrase = _describe_type(problem, field.annotation)
         # The other problems are left out: one line names one field.
         if _find_field(problem["loc"], root).path == field.path and phrase not in expected:
@@ -164,6 +167,8 @@ def _describe_type(problem: Any, annotation: Any) -> str:
         return f"input should be a list, for example {_example_list(annotation, problem['input'])}"
     if problem["type"] == "model_type":
         return "expected a section with fields"
+    if problem["type"] in ("bool_parsing", "bool_type"):
+        return "input should be true or false"
     if problem["type"] == "too_short":
         return f"expected at least {problem['ctx']['min_length']} in the list"
     message = re.split(", unable to parse|, got a number", str(problem["msg"]))[0]

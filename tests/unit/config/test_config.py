@@ -208,11 +208,11 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
         ("inference.method=lps", "inference.method: input should be 'none', 'reorder', 'uniform_scale', 'lpes', 'ms"),
         (
             "inference={method: uniform_scale}",
-            "inference.scales: 'uniform_scale' needs one number, for example [1.5], not",
+            "inference.scales: 'uniform_scale' needs one number, for example [1.5], got none",
         ),
         (
             "inference={method: uniform_scale, scales: [1.5, 2]}",
-            "inference.scales: 'uniform_scale' needs one number, for example [1.5], not 2",
+            "inference.scales: 'uniform_scale' needs one number, for example [1.5], got 2 numbers",
         ),
         ("inference.scales=[1.5]", "inference.scales: method 'none' has none; set inference.method to uniform_scale"),
         ("inference={method: lpes, scales: [0]}", "inference.scales: input should be greater than or equal to 0.25"),

@@ -22,7 +22,8 @@ from s3fs import S3FileSystem
 from safetensors.numpy import load_file, save_file
 
 from pipelines import command_line
-from pos2distill.config import Recipe
+from pos2distill.config import Recipe, Study
+from pos2distill.config.validation import dotted_names
 from tests.support.hub_server import hub_server, use_hub
 from tests.support.privileges import respecting_modes
 from tests.support.tiny import write_examples
@@ -150,6 +151,17 @@ SETTINGS = [
     ("method.weights=uneven", "method.weights: "),
     ("method.teacher=topk method.teacher_topk=301", "method.teacher_topk: 301, but"),
     ("method.auto_slots=0", "method.auto_slots: "),
+    ("method.view=shift", "method.view: input should be 'none', 'skip', 'cyclic' or 'pose', got 'shift'"),
+    ("method.view=skip", "method.view: 'skip' is for cross-entropies with uniform weights, not for method 'r1'"),
+    ("method.name=seqkd method.view=pose", "method.view: shifted rows need 1024 positions, "),
+    ("method.view_weight=0", "method.view_weight: input should be greater than 0"),
+    ("method.rounds=2", "method.rounds: 2, but method 'r1' samples once"),
+    ("method.name=r1-on-policy method.rounds=0", "method.rounds: input should be greater than or equal to 1"),
+    ("method.name=r1-on-policy method.teacher_slot=best", "method.teacher_slot: input should be 'advantageous' or"),
+    ("method.teacher_slot=random", "method.teacher_slot: 'random' is for on-policy methods"),
+    ("method.name=r1-on-policy method.teacher=topk", "method.teacher: 'topk' stores what the sampler knows"),
+    ("sampling.candidates=0", "sampling.candidates: input should be greater than or equal to 1"),
+    ("sampling.candidates=4 sampling.temperature=0", "sampling.candidates: 4 greedy responses would all be the same"),
     ("evaluation.slots=[9]", "evaluation.slots: 9 is not one of the slots 0 to 3"),
     ("evaluation.slots=[0,0]", "evaluation.slots: expected at least one slot, each of them once"),
     ("evaluation.slots=[]", "evaluation.slots: expected at least one slot"),
@@ -163,13 +175,54 @@ SETTINGS = [
     ("seed=-1", "seed: input should be greater than or equal to 0"),
     ("seed=x", "seed: "),
     ("inference.method=magic", "inference.method: "),
+    (
+        "inference.method=uniform_scale",
+        "inference.scales: 'uniform_scale' needs one number, for example [1.5], got none",
+    ),
+    ("inference.method=uniform_scale inference.scales=[1.5,2]", "inference.scales: 'uniform_scale' needs one number"),
+    ("inference.method=uniform_scale inference.scales=[0]", "inference.scales: input should be greater than or equal"),
+    ("inference.method=lpes inference.scales=[1.5]", "inference.scales: 'lpes' needs one for each layer"),
+    ("inference.method=lpes inference.scales=[1,1.5,2]", "inference.scales: 3 scales, but"),
+    ("inference.method=lpes inference.scales=[1,.nan]", "inference.scales: input should be a finite number"),
+    (
+        "inference.scales=[1.5]",
+        "inference.scales: method 'none' has none; set inference.method to uniform_scale or lpes",
+    ),
+    ("inference.bases=[1]", "inference.bases: expected at least 2 in the list, got [1]"),
+    ("inference.bases=[1,17]", "inference.bases: input should be less than or equal to 16, got 17"),
+    ("inference.method=ms_poe model.engine=vllm", "inference.method: 'ms_poe' changes attention in a way that vLLM"),
+    ("inference.method=attention_buckets model.engine=vllm", "inference.method: 'attention_buckets' changes attention"),
     ("inference.method=ms_poe inference.ms_poe.smallest=3", "ms_poe.smallest: 3 is above largest"),
+    ("inference.ms_poe.largest=99", "inference.ms_poe.largest: input should be less than or equal to 16"),
+    ("inference.ms_poe.spacing=even", "inference.ms_poe.spacing: input should be 'closed' or 'released', got 'even'"),
+    ("inference.ms_poe.first_layer=-1", "inference.ms_poe.first_layer: input should be greater than or equal to 0"),
     ("inference.method=ms_poe inference.ms_poe.first_layer=2", "inference.ms_poe.first_layer: 2, but"),
     ("inference.method=ms_poe inference.ms_poe.ranking=best", "inference.ms_poe.ranking: "),
     ("inference.method=lpes inference.search.slots=5", "inference.search.slots: 5 slots, but there are 4; lower it"),
     ("inference.method=lpes inference.search.control_points=1", "inference.search.control_points: "),
     ("inference.method=lpes inference.search.control_points=101", "inference.search.control_points: "),
     ("inference.method=lpes inference.search.curve=spline", "inference.search.curve: "),
+    (
+        "inference.search.strategy=annealing",
+        "inference.search.strategy: input should be 'genetic', 'random' or 'uniform'",
+    ),
+    ("inference.search.monotone=maybe", "inference.search.monotone: input should be true or false, got 'maybe'"),
+    ("inference.search.smallest=0", "inference.search.smallest: input should be greater than or equal to 0.25"),
+    ("inference.search.smallest=2", "inference.search.smallest: 2 is not below largest (2)"),
+    ("inference.search.largest=.inf", "inference.search.largest: input should be a finite number"),
+    ("inference.search.gamma=-1", "inference.search.gamma: input should be greater than or equal to 0"),
+    ("inference.search.examples=0", "inference.search.examples: input should be greater than or equal to 1"),
+    ("inference.search.slots=1", "inference.search.slots: input should be greater than or equal to 2"),
+    ("inference.search.generations=0", "inference.search.generations: input should be greater than or equal to 1"),
+    ("inference.search.generations=1000000000", "inference.search.generations: input should be less than or equal to"),
+    ("inference.search.population=1", "inference.search.population: input should be greater than or equal to 2"),
+    ("inference.search.parents=0", "inference.search.parents: input should be greater than or equal to 1"),
+    ("inference.search.parents=65", "inference.search.parents: 65, but a population of 64; lower parents"),
+    ("inference.search.mutations=-1", "inference.search.mutations: input should be greater than or equal to 0"),
+    ("inference.search.crossovers=-1", "inference.search.crossovers: input should be greater than or equal to 0"),
+    ("inference.search={mutations: 0, crossovers: 0}", "inference.search.mutations: 0, and no crossovers"),
+    ("inference.search.mutation_rate=0", "inference.search.mutation_rate: input should be greater than 0"),
+    ("inference.search.mutation_step=0", "inference.search.mutation_step: input should be greater than 0"),
     ("inference.method=reorder method.auto_slots=1", "method.auto_slots: 1, but inference.method 'reorder'"),
     ("model.rope_scales=[2]", "model.rope_scales: filled in from inference.scales"),
     ("model.dtype=float16", "model.dtype: "),
@@ -272,6 +325,13 @@ def test_settings_are_refused_in_one_line(
     # Several settings are separated by a space; none of the values holds one before a section's name.
     parts = settings.split(" ") if settings.count("=") > 1 and " " in settings and "{" not in settings else [settings]
     assert words in refused(*parts)
+
+
+def test_every_setting_of_the_published_methods_has_a_wrong_value_here() -> None:
+    methods = ("inference", "method.view", "method.rounds", "method.teacher_slot", "sampling.candidates")
+    names = [name for name in dotted_names(Study) if name.startswith(methods) and name != "inference.search"]
+    given = " ".join(settings for settings, _ in SETTINGS)
+    assert [name for name in names if f"{name}=" not in given] == []
 
 
 def test_a_hub_model_that_cannot_be_trained_is_refused_in_one_line(
