@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pos2distill.errors import warn
+
 BROWSING = ("inspect", "runs", "compare", "export", "push")
 
 _INSPECT = """Single questions of a run: answers before and after at every position, or with --samples what was sampled.
@@ -193,9 +195,12 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from .lm_eval import export_tasks
+    from .lm_eval import export_tasks, unlike_the_run
 
     groups = export_tasks(options.run, options.folder)
+    unlike = unlike_the_run(options.run)
+    if unlike:
+        warn(unlike)
     if options.json:
         print(json.dumps({"groups": groups}))
         return

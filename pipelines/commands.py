@@ -71,7 +71,7 @@ def run_study(recipe: Recipe) -> None:
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
         print_comparison(compare_models(plan))
-        print_paths(_model_url(plan), recipe.storage)
+        print_paths(plan, checkpoint=_model_url(plan), report=f"{recipe.storage}/report/index.html")
     else:
         _report(recipe, plan)
 
@@ -100,7 +100,7 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
             evaluations = write_evaluations(recipe, plan)
     for name, evaluation in evaluations.items():
         print_evaluation(name, evaluation)
-    print(f"page        {recipe.storage}/evaluation/index.html")
+    print_paths(plan, page=f"{recipe.storage}/evaluation/index.html")
     if gate is not None:
         # The last stage is that of the checkpoint, or of the base model while there is no checkpoint.
         _check_gate(gate, plan.study, stages[-1], compared)
@@ -278,7 +278,7 @@ def _report(recipe: Recipe, plan: Plan) -> None:
     with storage_errors(recipe.storage, "runtime.storage"):
         comparison = make_report(recipe, plan)
     print_comparison(comparison)
-    print_paths(_model_url(plan), recipe.storage)
+    print_paths(plan, checkpoint=_model_url(plan), report=f"{recipe.storage}/report/index.html")
 
 
 def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:

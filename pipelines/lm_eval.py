@@ -74,6 +74,19 @@ def export_tasks(run: str, folder: Path) -> dict[str, list[str]]:
     return groups
 
 
+def unlike_the_run(run: str) -> str | None:
+    """How the answers of another program will differ from the run's, which used a method; None if they will not."""
+    study = study_of(open_artifact(run, SCORES))
+    method = study.inference.method
+    if study.model.rope_scales:
+        return (
+            "the model had RoPE scales by layer: serve MODEL with them and use --model vllm; lm_eval's hf ignores them"
+        )
+    if method in ("ms_poe", "attention_buckets"):
+        return f"the run used inference.method {method}, which lm_eval cannot use"
+    return None
+
+
 def find_sample_logs(folder: str) -> list[str]:
     """The logs of samples in the harness's output folder, or in its folder of one model: the newest of each task.
 

@@ -14,6 +14,9 @@ from pos2distill.evaluation.scores import Curve, format_slots
 from pos2distill.evaluation.verdict import describe_curve
 from pos2distill.store.artifacts import Manifest
 
+from .plan import Plan
+from .stages.search_scales import EXPORT_FOLDER
+
 _BAR_WIDTH = 18
 
 
@@ -96,10 +99,12 @@ def print_evaluation(name: str, evaluation: Evaluation) -> None:
         print(f"tokens      {counts['prompt_tokens']} of prompts, {counts['answer_tokens']} of answers{cost}")
 
 
-def print_paths(checkpoint: str, storage: str) -> None:
-    """Where the results are."""
-    print(f"checkpoint  {checkpoint}")
-    print(f"report      {storage}/report/index.html")
+def print_paths(plan: Plan, **paths: str) -> None:
+    """Where the results are, by what they are; after them the config with scales that a search has found."""
+    if plan.search_scales is not None:
+        paths["scales"] = f"{plan.search_scales.artifact.url}/{EXPORT_FOLDER}"
+    for name, path in paths.items():
+        print(f"{name:<10}  {path}")
 
 
 def summarise_manifest(manifest: Manifest) -> str:

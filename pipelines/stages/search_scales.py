@@ -29,7 +29,8 @@ from .stage import Digests, RunContext, Stage
 
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
 _GENERATIONS = "generations"
-_EXPORT = "config"
+EXPORT_FOLDER = "config"
+"""Of the artifact, with the config that has the scales."""
 # The first generation has at least the unscaled model. A later one is empty where every proposal was known, as with a
 # mutation_step that is rounded to no change.
 _FIRST = pydantic.TypeAdapter(Annotated[list[Candidate], pydantic.Field(min_length=1)])
@@ -117,10 +118,10 @@ def _export(stage: Stage, scales: Sequence[float]) -> None:
     artifact, model = stage.artifact, stage.study.model
     config = load_config(model)
     setattr(config, CONFIG_KEY, list(scales))
-    artifact.fs.makedirs(f"{artifact.path}/{_EXPORT}", exist_ok=True)
-    write_bytes(artifact.fs, f"{artifact.path}/{_EXPORT}/config.json", config.to_json_string().encode())
+    artifact.fs.makedirs(f"{artifact.path}/{EXPORT_FOLDER}", exist_ok=True)
+    write_bytes(artifact.fs, f"{artifact.path}/{EXPORT_FOLDER}/config.json", config.to_json_string().encode())
     card = render_scales_card(model, scales, is_hub_name=is_hub_name(model.path))
-    write_bytes(artifact.fs, f"{artifact.path}/{_EXPORT}/README.md", card.encode())
+    write_bytes(artifact.fs, f"{artifact.path}/{EXPORT_FOLDER}/README.md", card.encode())
 
 
 def _count(stage: Stage) -> int:

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,10 @@ import torch
 from pipelines.commands import run_distill, run_evaluate, run_study
 from pipelines.executors import build_executor
 from pipelines.plan import Plan, make_plan
+from pipelines.progress import show_stage
 from pipelines.stages import search_scales
 from pipelines.stages.stage import RunContext
-from pos2distill.config import Recipe
+from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.inference import InferenceSection
 from pos2distill.config.load import load_recipe
 from pos2distill.losses.objectives import ANCHOR
@@ -43,6 +47,8 @@ SEARCH: dict[str, Any] = {
     "examples": 8,
     "smallest": 0.9,
 }
+
+ENGINES = {"hf": (), "vllm": ("model.engine=vllm", "runtime.vllm.enforce_eager=true")}
 
 Make = Callable[..., Recipe]
 
@@ -147,6 +153,84 @@ def test_search_continues_after_a_generation_without_a_new_candidate(make_recipe
     assert [len(json.loads(file.read_text())) for file in files] == [3, 0, 0]
     files[-1].unlink()  # as if it had been stopped before the last generation
     assert plan.search_scales.run(plan.search_scales, context_of(recipe)).details == first.details
+
+
+def test_search_shows_its_best_fitness_while_it_measures(
+    small_toy: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+
+    @contextmanager
+    def recording(*arguments: Any, **settings: Any) -> Iterator[Any]:
+        with show_stage(*arguments, **settings) as shown:
+            update = shown.update
+
+            def record(count: int, note: str = "") -> None:
+                notes.append(note)
+                update(count, note)
+
+            monkeypatch.setattr(shown, "update", record)
+            yield shown
+
+    monkeypatch.setattr("pipelines.stages.search_scales.show_stage", recording)
+    best = search(lpes(small_toy, tmp_path)).details["best_by_generation"]
+    first, second, third = SEARCH["population"], SEARCH["mutations"] + SEARCH["crossovers"], 3
+    assert notes[:first] == [f"candidate {number} of {first}" for number in range(1, first + 1)]
+    assert notes[first] == f"best fitness {best[0]:.3f}"
+    so_far = [f"candidate {number} of {second}, best fitness {best[0]:.3f}" for number in range(1, second + 1)]
+    assert notes[first + 1 : first + 1 + second] == so_far
+    assert notes[-1] == f"best fitness {best[-1]:.3f}"
+    assert len(notes) == first + second + third + 3
+
+
+def test_searched_scales_are_loaded_as_their_readme_says(make_recipe: Make, tmp_path: Path) -> None:
+    """Its config over a copy of the model, and its lines of Python with the copy's path."""
+    recipe = make_recipe(
+        model={"engine": "fake"},
+        inference={"method": "lpes", "search": {**SEARCH, "generations": 1}},
+        runtime={"executor": "local", "storage": str(tmp_path / "run")},
+    )
+    run_evaluate(recipe)
+    plan = make_plan(recipe)
+    assert plan.search_scales is not None
+    exported = Path(plan.search_scales.artifact.path) / "config"
+    # The fake engine answers at random, so any scales may be best: set those that can be told from none.
+    config = json.loads((exported / "config.json").read_text())
+    copy = shutil.copytree(recipe.study.model.path, tmp_path / "copy")
+    (copy / "config.json").write_text(json.dumps({**config, CONFIG_KEY: [1.5, 1.2]}))
+    (block,) = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block.replace("FOLDER", str(copy)), names)
+    ids = torch.arange(5, 60)[None]
+    with torch.no_grad():
+        expected = load_model(ModelSection(path=recipe.study.model.path, rope_scales=(1.5, 1.2)))(ids).logits
+        assert torch.equal(names["model"](ids).logits, expected)
+        assert not torch.equal(load_model(ModelSection(path=recipe.study.model.path))(ids).logits, expected)
+
+
+def test_evaluate_says_where_searched_scales_are(
+    make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(
+        model={"engine": "fake"},
+        inference={"method": "lpes", "search": {**SEARCH, "generations": 1}},
+        runtime={"executor": "local", "storage": str(tmp_path / "run")},
+    )
+    run_evaluate(recipe)
+    *_, page, scales = capsys.readouterr().out.splitlines()
+    assert page == f"page        {tmp_path}/run/evaluation/index.html"
+    plan = make_plan(recipe)
+    assert plan.search_scales is not None
+    assert scales == f"scales      {plan.search_scales.artifact.url}/config"
+    assert (Path(scales.split()[1]) / "README.md").exists()
+
+
+@pytest.mark.slow
+def test_search_on_vllm_measures_what_transformers_does(small_toy: Make, tmp_path: Path) -> None:
+    """The stage on both engines: the same candidates with the same accuracies, one engine for all of them."""
+    few = f"inference.search={json.dumps({**SEARCH, 'generations': 1})}"
+    found = [search(lpes(small_toy, tmp_path / name, few, *settings)).details for name, settings in ENGINES.items()]
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import LlamaConfig
 
 from benchmarks.validator.other_tools import REPORT, objects_and_pods
 from pipelines.preflight import check_against_model
@@ -43,10 +44,19 @@ def settings_in(*cells: str) -> list[str]:
     return [setting for cell in cells for code in re.findall("`([^`]*)`", cell) for setting in shlex.split(code)]
 
 
+@pytest.fixture
+def config_of_smollm2(tmp_path: Path) -> Path:
+    """A folder with a config of the real model's layers and positions, which `make_model` would make."""
+    sizes = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
+    LlamaConfig(**sizes, vocab_size=49152, max_position_embeddings=8192).save_pretrained(tmp_path)  # type: ignore[arg-type]
+    return tmp_path
+
+
 @pytest.mark.parametrize("line", [line for line in methods_by_command() if "`" in line[1]], ids=lambda line: line[0])
-def test_methods_by_command_load_with_both_recipes(line: tuple[str, str, str, str]) -> None:
+def test_methods_by_command_load_with_both_recipes(line: tuple[str, str, str, str], config_of_smollm2: Path) -> None:
     _, settings, toy, real = line
-    load_recipe("facts_smollm2", settings_in(settings, real))
+    real_settings = [*settings_in(settings, real), f"model.path={config_of_smollm2}"]
+    check_against_model(load_recipe("facts_smollm2", real_settings).study)
     if toy and not toy.startswith("`"):
         return  # says in words why not, or what instead
     check_against_model(load_recipe("quickstart", settings_in(settings, toy)).study)

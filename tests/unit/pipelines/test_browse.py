@@ -517,6 +517,34 @@ def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command
     assert shown[1].startswith(f"lm_eval --include_path {tmp_path / 'again'} --tasks {group} --model hf ")
 
 
+@pytest.mark.parametrize(
+    ("inference", "warning"),
+    [
+        (
+            ["inference.method=uniform_scale", "inference.scales=[1.5]"],
+            "the model had RoPE scales by layer: serve MODEL",
+        ),
+        (
+            ["inference.method=attention_buckets"],
+            "the run used inference.method attention_buckets, which lm_eval cannot",
+        ),
+        (["inference.method=reorder", "method.auto_examples=2"], ""),
+    ],
+    ids=["uniform_scale", "attention_buckets", "reorder"],
+)
+def test_export_warns_of_methods_that_lm_eval_does_not_have(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], inference: list[str], warning: str
+) -> None:
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    settings = ["data.eval_examples=2", "evaluation.slots=[0]"]
+    run_evaluate(load_recipe(path, [f"runtime.storage={tmp_path / 'run'}", *settings, *inference]))
+    capsys.readouterr()
+    assert command_line.main(["export", str(tmp_path / "run"), str(tmp_path / "tasks")]) == 0
+    printed = capsys.readouterr()
+    assert "1 tasks" in printed.out
+    assert printed.err.startswith(f"warning: {warning}") if warning else printed.err == ""
+
+
 def test_export_writes_a_group_for_each_prompt_length(recipe: Recipe, command: Command, tmp_path: Path) -> None:
     """The mean of each, as lm-eval takes it, is the one that `evaluate` shows for this length."""
     storage = tmp_path / "storage"

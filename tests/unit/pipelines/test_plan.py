@@ -83,6 +83,29 @@ def test_make_plan_setting_changes_its_stages(make_recipe: Make, override: dict[
 
 
 @pytest.mark.parametrize(
+    ("method", "setting", "stages"),
+    [
+        ("ms_poe", {"ms_poe": {"first_layer": 1}}, {BASE, DISTILLED}),
+        ("ms_poe", {"ms_poe": {"largest": 2.0}}, {BASE, DISTILLED}),
+        ("ms_poe", {"ms_poe": {"ranking": "released"}}, {BASE, DISTILLED}),
+        ("ms_poe", {"ms_poe": {"spacing": "released"}}, {BASE, DISTILLED}),
+        ("attention_buckets", {"bases": [1.0, 2.0]}, {BASE, DISTILLED}),
+        ("lpes", {"search": {"gamma": 0.5}}, {"search scales", BASE, SAMPLE, DISTILL, DISTILLED}),
+        ("lpes", {"search": {"strategy": "random"}}, {"search scales", BASE, SAMPLE, DISTILL, DISTILLED}),
+        ("lpes", {"scales": [1.5, 1.2]}, {"search scales", BASE, SAMPLE, DISTILL, DISTILLED}),
+    ],
+)
+def test_make_plan_settings_of_the_method_in_use_change_what_it_changes(
+    make_recipe: Make, method: str, setting: dict[str, Any], stages: set[str]
+) -> None:
+    before, after = (
+        fingerprints(make_recipe(inference={"method": method, "ms_poe": {"first_layer": 0}, **each}))
+        for each in ({}, setting)
+    )
+    assert {name for name in {*before, *after} if before.get(name) != after.get(name)} == stages
+
+
+@pytest.mark.parametrize(
     "override",
     [
         {"name": "other", "description": "words"},
