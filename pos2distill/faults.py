@@ -7,6 +7,7 @@ import errno
 import socket
 import ssl
 import urllib.error
+from collections.abc import Mapping
 
 # Packages whose exceptions say that a remote storage refused or could not be reached. Most of them are no OSError:
 # s3fs 2026.9 passes on botocore's, gcsfs 2026.10 google.auth's, both aiohttp's; huggingface_hub 2.4 httpx2's.
@@ -42,6 +43,9 @@ _FIXES = {
     **dict.fromkeys(_UNREACHABLE, _NETWORK),
     errno.ESTALE: "; mount the network file system again",
 }
+
+# Parts of the class names of errors that wrong settings cause.
+_WRONG_SETTINGS = ("ProfileNotFound", "ParamValidation", "InvalidURL", "InvalidSchema", "MissingSchema")
 
 # Of botocore and google.auth.
 _CREDENTIALS_NOT_FOUND = ("NoCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError")
@@ -120,32 +124,47 @@ def _general_fix(error: BaseException) -> str:
 
 
 def will_not_pass(error: BaseException) -> bool:
-    """Whether another try would end in the same way: nothing is there, or the rights are missing."""
+    """Whether another try would end in the same way: nothing is there, the rights are missing, a setting is wrong."""
     name = type(error).__name__
     if isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
         return True
     # Credentials that were not found may be there in a moment: pods get them from a server of their node.
     if name in _CREDENTIALS_NOT_FOUND:
         return False
-    refused = getattr(error, "code", None) in (401, 403, 404)  # gcsfs 2026.10
-    return refused or "Credential" in name or "Token" in name
+    status = _status_of(error)
+    if status is not None:
+        return status < 500 and status not in _PASSING_STATUS
+    return _is_of_certificate(error) or any(part in name for part in (*_WRONG_SETTINGS, "Credential", "Token"))
 
 
-def status_may_pass(status: int) -> bool:
-    """Whether an HTTP server that answers with this status, an error's, may answer otherwise the next time."""
-    return status >= 500 or status in _PASSING_STATUS
+def _status_of(error: BaseException) -> int | None:
+    """The HTTP status with which a server refused, wherever a library keeps it; None of other errors."""
+    response = getattr(error, "response", None)
+    if isinstance(response, Mapping):  # botocore 1.43
+        if response.get("Error", {}).get("Code") == "RequestTimeout":
+            return 408  # which S3 sends as 400
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    elif response is not None:  # requests, httpx2
+        found = getattr(response, "status_code", None)
+    else:  # urllib and gcsfs 2026.10, aiohttp
+        found = getattr(error, "code", None) or getattr(error, "status", None)
+    return found if isinstance(found, int) and found >= 300 else None
+
+
+def _is_of_certificate(error: BaseException) -> bool:
+    """Whether a server's certificate is not trusted. Other errors of SSL, such as an early end, may pass."""
+    return isinstance(error, ssl.SSLCertVerificationError) or "certificate_verify_failed" in str(error).lower()
 
 
 def may_pass(error: BaseException) -> bool:
     """Whether another try may well succeed: a storage or the network did not answer as it should."""
-    if isinstance(error, urllib.error.HTTPError):
-        return status_may_pass(error.code)
-    if isinstance(error, urllib.error.URLError):
-        # A reason without an exception is of an address that is none.
-        is_certificate = isinstance(error.reason, ssl.SSLCertVerificationError)
-        return isinstance(error.reason, Exception) and not is_certificate and not will_not_pass(error.reason)
     if will_not_pass(error):
         return False
+    if _status_of(error) is not None:
+        return True
+    if isinstance(error, urllib.error.URLError):
+        # A reason without an exception is of an address that is none.
+        return isinstance(error.reason, Exception) and not will_not_pass(error.reason)
     is_remote = type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES
     has_passing_number = getattr(error, "errno", None) in (*_BUSY, *_UNREACHABLE, errno.EIO, errno.ESTALE)
     is_of_network = isinstance(error, ConnectionError | TimeoutError | socket.gaierror)

@@ -15,7 +15,7 @@ from pos2distill.config import ModelSection
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
-from pos2distill.faults import disk_is_full, fix, reason, status_may_pass, will_not_pass
+from pos2distill.faults import disk_is_full, fix, reason, will_not_pass
 from pos2distill.scratch import locked, user_folder
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -177,7 +177,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
                 f"{model.path}: cannot be stored in {constants.HF_HUB_CACHE}: {reason(error)}{fix(error)}"
             ) from None
         # A server that is overloaded, or a download that broke off, is no fault of the user's.
-        kind = UserError if _is_refusal(error) else TransientError
+        kind = UserError if will_not_pass(error) else TransientError
         raise kind(f"{unavailable}: {_first_line(error)}") from None
 
 
@@ -189,14 +189,6 @@ def _is_of_the_disk(error: Exception) -> bool:
     """Whether the folder that models are downloaded to cannot be used."""
     is_of_rights = isinstance(error, PermissionError) and error.filename is not None
     return is_of_rights or disk_is_full(error) or getattr(error, "errno", None) in _CACHE_ERRORS
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether another try would end in the same way: no such model, or no right to it."""
-    response = getattr(error, "response", None)
-    if response is not None:
-        return response.status_code >= 400 and not status_may_pass(response.status_code)
-    return will_not_pass(error)
 
 
 def _first_line(error: Exception) -> str:

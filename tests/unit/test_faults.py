@@ -5,10 +5,14 @@ import urllib.error
 from email.message import Message
 
 import pytest
-from botocore.exceptions import EndpointConnectionError, NoCredentialsError
+import requests
+from aiohttp import InvalidURL
+from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ProfileNotFound
+from botocore.exceptions import SSLError as BotocoreSSLError
 
 from pos2distill.faults import describe, disk_is_full, may_pass
 
+UNTRUSTED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
 DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
 
 
@@ -80,3 +84,49 @@ def test_describe_shortens_the_name_and_not_the_reason() -> None:
 )
 def test_may_pass_looks_at_why_an_address_could_not_be_opened(error: Exception, passes: bool) -> None:
     assert may_pass(error) is passes
+
+
+def with_status(status: int) -> requests.HTTPError:
+    response = requests.Response()
+    response.status_code = status
+    return requests.HTTPError(response=response)
+
+
+def of_s3(status: int, code: str) -> ClientError:
+    response = {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(response, "GetObject")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_may_pass_where_a_server_may_answer_the_next_time(status: int) -> None:
+    assert may_pass(with_status(status))
+    assert may_pass(of_s3(status, "SlowDown"))
+    assert may_pass(urllib.error.HTTPError("http://a", status, "", Message(), None))
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 410, 451])
+def test_may_pass_no_refusal(status: int) -> None:
+    assert not may_pass(with_status(status))
+    assert not may_pass(of_s3(status, "AccessDenied"))
+    assert not may_pass(urllib.error.HTTPError("http://a", status, "", Message(), None))
+
+
+def test_may_pass_a_slow_request_that_s3_refuses() -> None:
+    assert may_pass(of_s3(400, "RequestTimeout"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        requests.exceptions.SSLError(UNTRUSTED),
+        BotocoreSSLError(endpoint_url="https://x", error=UNTRUSTED),
+        InvalidURL("htp://x"),
+        ProfileNotFound(profile="x"),
+    ],
+)
+def test_may_pass_no_wrong_setting(error: Exception) -> None:
+    assert not may_pass(error)
+
+
+def test_may_pass_a_broken_connection_of_ssl() -> None:
+    assert may_pass(requests.exceptions.SSLError("EOF occurred in violation of protocol"))

@@ -1,13 +1,22 @@
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models.attention import PACKED, packed_varlen, register_kernels
+from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import collate
+from pos2distill.sampling.engines.hf import HfEngine
+from pos2distill.sampling.engines.protocol import SamplingParams
 
 
 def test_register_kernels_adds_every_packed_implementation_once() -> None:
@@ -34,7 +43,31 @@ def test_packed_varlen_refuses_attention_sinks() -> None:
         packed_varlen(torch.nn.Linear(1, 1), states, states, states, None, packed_rows=packed, s_aux=torch.zeros(2))
 
 
-def test_loaded_models_never_use_cudnn(tiny_model_path: str) -> None:
+@pytest.fixture
+def cudnn_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """For each call of torch's attention, whether it might have chosen cuDNN's kernel. The flag is put back."""
+    allowed = []
+    original = F.scaled_dot_product_attention
+
+    def record(*arguments: Any, **settings: Any) -> Tensor:
+        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return original(*arguments, **settings)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", record)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(True)
-    load_model(ModelSection(path=tiny_model_path, dtype="float32"))
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    yield allowed
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_packed_rows_never_use_cudnn(tiny_model_path: str, cudnn_allowed: list[bool]) -> None:
+    lm = load_model(ModelSection(path=tiny_model_path, dtype="float32", attention="sdpa"), packed=True)
+    response_hidden_states(lm, collate([np.asarray([11, 12, 13])] * 2, [np.asarray([14, 15]), np.asarray([16])]))
+    assert cudnn_allowed == [False] * 2 * lm.config.num_hidden_layers
+
+
+def test_generation_by_transformers_never_uses_cudnn(tiny_model_path: str, cudnn_allowed: list[bool]) -> None:
+    engine = HfEngine(ModelSection(path=tiny_model_path, dtype="float32", engine="hf", attention="sdpa"))
+    params = SamplingParams(0.0, 1.0, 3, (299,))
+    asyncio.run(engine.generate([np.asarray([11, 12, 13], np.int32)], params, [0]))
+    assert cudnn_allowed == [False] * 3 * engine.model.config.num_hidden_layers
