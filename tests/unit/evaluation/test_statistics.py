@@ -188,6 +188,25 @@ def test_share_interval_of_few_examples_is_wilsons_for_right_or_wrong_ones() -> 
     assert (low, high) == pytest.approx((0.2878, 0.9753), abs=1e-3)
 
 
+def test_share_interval_of_what_is_left_is_the_mirrored_one() -> None:
+    """Whichever is small, so that both ends are limited by Wilson's."""
+    part_E = np.array([0.0] * 18 + [0.03, 0.8])
+    low, high = share_interval(part_E, np.ones(20), answers=22, resamples=2000, seed=0)
+    mirrored = share_interval(1 - part_E, np.ones(20), answers=22, resamples=2000, seed=0)
+    assert mirrored == pytest.approx((1 - high, 1 - low))
+
+
+def test_share_interval_of_ten_examples_knows_how_much_they_differ() -> None:
+    """Nine tell nothing of that: the interval is that of examples that are right or wrong as a whole."""
+    widths = {}
+    for examples in (9, 10):
+        part_E = np.tile([0.7, 0.9], 5)[:examples]
+        low, high = share_interval(part_E, np.ones(examples), answers=22, resamples=2000, seed=0)
+        widths[examples] = high - low
+    assert widths[9] > 0.4
+    assert widths[10] < 0.2
+
+
 @pytest.mark.parametrize("part", [[1.0] * 20, [0.0] * 20, [4 / 7] * 20, [1.0] * 15 + [0.0] * 5])
 def test_share_interval_without_a_skewed_error_is_wilsons(part: list[float]) -> None:
     """All, none or the same of each example; and examples with one answer each."""
