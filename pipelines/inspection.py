@@ -228,14 +228,14 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
     }
     example_ids = training_ids(examples).to_pylist()
     study = study_of(artifact)
-    per_example, is_on_policy = study.method.responses_per_example, study.method.spec.on_policy
+    per_example, is_of_teacher = study.method.responses_per_example, study.method.teacher_gets_another_prompt
     ids = pa.array(example_ids if per_example == 1 else sample_ids(example_ids, per_example), pa.string())
     example_of = dict(zip(ids.to_pylist(), np.repeat(example_ids, per_example).tolist(), strict=True))
     store = SampleStore(artifact)
     index = store.index(ids)
     columns = ["example_id", "documents", "slots", "text", "truncated_text", "outcome", "error", "finish_reason"]
-    # On-policy, the stored prompt is the teacher's, and the student has answered another one.
-    columns.append("example" if is_on_policy else "prompt_ids")
+    # The stored prompt may be the teacher's, where another one was answered.
+    columns.append("example" if is_of_teacher else "prompt_ids")
     stored = np.flatnonzero(index.stored)
     samples = store.load(index, ids, stored, columns).to_pylist()
     for position, sample in zip(stored.tolist(), samples, strict=True):
@@ -244,7 +244,7 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
         is_kept = sample["outcome"] == "kept"
         build: Any = sample.get("prompt_ids", ())
         # A sample that failed may have a prompt that is too long to be built.
-        if is_on_policy and sample["outcome"] != "failed":
+        if is_of_teacher and sample["outcome"] != "failed":
             build = _PromptParts(example_from_row(sample["example"]), sample["documents"], tuple(sample["slots"]))
         yield {
             "example_id": sample["example_id"],
@@ -253,7 +253,7 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
             "answers": question["answers"],
             "documents": sample["documents"],
             "position": format_slots(tuple(sample["slots"])),
-            "prompt_tokens": None if is_on_policy else len(build),
+            "prompt_tokens": None if is_of_teacher else len(build),
             "outcomes": [sample["outcome"], *(["cut"] if sample["finish_reason"] == "length" else [])],
             "text": sample["text"],
             "kept_text": sample["truncated_text"],

@@ -55,6 +55,7 @@ def views(*settings: str) -> tuple[Variant, ...]:
 BASE = Variant("base", ())
 REORDER = Variant("reorder", ("inference.method=reorder",))
 R1 = trained("r1", "method.name=r1")
+R1_RANDOM_TEACHER = trained("r1, teacher at a random slot", "method.name=r1", "method.teacher_slot=random")
 R1_RANDOM_SLOT = trained("r1, random slot", "method.name=r1", "method.advantageous_slot=random")
 SEQKD = trained("seqkd", "method.name=seqkd")
 # As its paper: no answers of the data set, and documents as they come.
@@ -73,6 +74,7 @@ TOY_VARIANTS = (
     Variant("attention_buckets", ("inference.method=attention_buckets",)),
     R1,
     R1_RANDOM_SLOT,
+    R1_RANDOM_TEACHER,
     # Two rounds of one epoch: as many rows and steps as the two epochs of the others.
     trained("on-policy r1", "method.name=r1-on-policy", "training.epochs=1"),
     trained(
@@ -120,6 +122,7 @@ REAL_VARIANTS = (
     trained("r1, K = 1", "method.name=r1", "method.k=1", "training.global_batch_rows=6"),
     trained("r1, K = 4", "method.name=r1", "method.k=4", "training.global_batch_rows=15"),
     R1_RANDOM_SLOT,
+    R1_RANDOM_TEACHER,
     # Twice the steps of R1: two rounds of one epoch.
     trained("on-policy r1", "method.name=r1-on-policy"),
     trained("on-policy r1, teacher at a random slot", "method.name=r1-on-policy", "method.teacher_slot=random"),
@@ -173,6 +176,7 @@ FACTS_GPU_VARIANTS = (
     Variant("ms_poe", ("inference.method=ms_poe",)),
     Variant("attention_buckets", ("inference.method=attention_buckets",)),
     trained("r1, random slot", "method.name=r1", "method.advantageous_slot=random", KL_RATE),
+    trained("r1, teacher at a random slot", "method.name=r1", "method.teacher_slot=random", KL_RATE),
     # As many steps as with K = 2.
     trained("r1, K = 1", "method.name=r1", "method.k=1", "training.global_batch_rows=6", KL_RATE),
     trained("r1, K = 4", "method.name=r1", "method.k=4", "training.global_batch_rows=15", KL_RATE),

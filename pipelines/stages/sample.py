@@ -176,7 +176,7 @@ def sampling_operators(
     )
     examples = stage.inputs["examples"].artifact
     operators = generation_operators(study, runtime, examples, TRAIN, specs, params, for_training=True)
-    if study.method.spec.on_policy:
+    if study.method.teacher_gets_another_prompt:
         show = functools.partial(show_teacher_prompts, study=study)
         operators.append(TaskOperator("teacher prompts", show, runtime.samplers.max))
     if teacher.get("teacher") == "cached":

@@ -75,8 +75,8 @@ class MethodSection(Section):
     teacher_slot: Literal["advantageous", "random"] = Field(
         "advantageous",
         exclude_if=lambda slot: slot == "advantageous",
-        description="on-policy methods: where the gold document is in the prompt that the teacher gets. random: drawn "
-        "for each example, while the student's prompts stay the same; the control for the teacher's advantage",
+        description="where the gold document is in the prompt that the teacher gets. random: drawn for each example, "
+        "while the student's prompts and the sampled responses stay the same; the control for the teacher's advantage",
     )
     teacher_topk: int = Field(
         default_factory=lambda settings: _DEFAULT_TOPK if settings.get("teacher") == "topk" else 0,
@@ -125,6 +125,11 @@ class MethodSection(Section):
         return self.k + (self.anchor_weight > 0) if self.spec.on_policy else 1
 
     @property
+    def teacher_gets_another_prompt(self) -> bool:
+        """Whether the teacher gets another prompt than the one that was answered."""
+        return self.spec.on_policy or self.teacher_slot == "random"
+
+    @property
     def rows_per_example(self) -> int:
         """Rows of an example in a global batch: K, and one at the advantageous slot.
 
@@ -158,11 +163,6 @@ class MethodSection(Section):
                 raise ValueError(
                     f"rounds: {self.rounds}, but method '{self.name}' samples once, from the initial model"
                 )
-            if self.teacher_slot != "advantageous":
-                raise ValueError(
-                    f"teacher_slot: '{self.teacher_slot}' is for on-policy methods; the teacher of method "
-                    f"'{self.name}' gets the prompt that was answered, so set advantageous_slot"
-                )
             return self
         if self.teacher == "topk":
             raise ValueError(
@@ -173,6 +173,26 @@ class MethodSection(Section):
             raise ValueError(
                 f"distractor_order: '{self.distractor_order}' would train on other prompts than those that the student "
                 f"of method '{self.name}' answered; set fixed"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _random_teacher_slot_is_possible(self) -> "MethodSection":
+        if self.teacher_slot == "advantageous":
+            return self
+        if self.loss == "ce":
+            raise ValueError(
+                f"teacher_slot: '{self.teacher_slot}', but the loss of method '{self.name}' has no teacher"
+            )
+        if self.teacher == "topk":
+            raise ValueError(
+                f"teacher_slot: '{self.teacher_slot}', but teacher 'topk' knows the answered prompt alone; set teacher "
+                f"to cached or resident"
+            )
+        if self.distractor_order != "fixed":
+            raise ValueError(
+                f"teacher_slot: '{self.teacher_slot}' is the control of distractor_order 'fixed', not "
+                f"'{self.distractor_order}'"
             )
         return self
 

@@ -141,7 +141,7 @@ def _build_prompt(
 
 
 def show_teacher_prompts(answers: pa.Table, study: Study) -> pa.Table:
-    """Replace the prompts of on-policy answers by those that the teacher gets of their examples."""
+    """Replace the prompts that were answered by those that the teacher gets of their examples."""
     # Nothing is reserved, because the responses exist.
     builder = _token_builder(study, 0)
     prompts: list[Tokens | Sequence[int]] = []

@@ -96,8 +96,15 @@ class PositionDistillTrainer(Trainer):
         if self.method.spec.on_policy:
             # A feature has one response, the answer to the advantageous prompt.
             raise ValueError(f"method '{self.method.name}' learns from an answer to each prompt, in the pipeline only")
-        if self.method.weights == "adaptive" or self.method.view != "none" or self.method.alignment != "shifted":
-            raise ValueError("adaptive weights, views and the official alignment are for the pipeline only")
+        if (
+            self.method.weights == "adaptive"
+            or self.method.view != "none"
+            or self.method.alignment != "shifted"
+            or self.method.teacher_slot != "advantageous"
+        ):
+            raise ValueError(
+                "adaptive weights, views, the official alignment and a random teacher_slot are for the pipeline only"
+            )
         if self.method.loss == "kl" and teacher is None:
             raise ValueError(f"method '{self.method.name}' needs the frozen initial model as teacher")
         named.setdefault("data_collator", collate_examples)

@@ -24,8 +24,8 @@ class Sample:
 
     Attributes:
         slots: of the gold documents in the prompt that was answered: the advantageous ones, but for on-policy methods.
-        prompt_ids: the prompt that the teacher gets: the one that was answered; on-policy the advantageous prompt, or
-            that of `method.teacher_slot`.
+        prompt_ids: the prompt that the teacher gets: the one that was answered; on-policy the advantageous one; with
+            `method.teacher_slot: random` that of another slot.
         response_ids: the answer.
         hidden: the frozen model's hidden states at the response, as `hidden_to_bytes` encodes them.
         hidden_dtype: of `hidden`.

@@ -134,6 +134,39 @@ def test_run_distill_on_policy_teaches_the_students_own_answers(
     assert (len(teachers_slots) > 1) == (teacher_slot == "random")
 
 
+@pytest.mark.parametrize("teacher", ["cached", "resident"])
+def test_run_distill_r1_with_a_teacher_at_a_random_slot(on_policy: Make, teacher: str) -> None:
+    """The same responses, rows and steps as with the teacher's advantage; the frozen model scores from another slot."""
+    samples: dict[str, dict[str, dict[str, Any]]] = {}
+    for slot in ("advantageous", "random"):
+        recipe = on_policy(method={"name": "r1", "teacher": teacher, "teacher_slot": slot})
+        run_distill(recipe)
+        (only,) = make_plan(recipe).rounds
+        samples[slot] = {sample["example_id"]: sample for sample in samples_of(only)}
+        (step,) = read_steps(only.distill.artifact)
+    answered = {name: sample["sampled_ids"] for name, sample in samples["advantageous"].items()}
+    assert {name: sample["sampled_ids"] for name, sample in samples["random"].items()} == answered
+    study = recipe.study
+    build = PromptBuilder(load_tokenizer(study.model), study.data.prompt, max_length=512, reserve=0)
+    losses: dict[bool, list[float]] = {True: [], False: []}
+    teachers_slots = set()
+    for sample in samples["random"].values():
+        example = example_from_row(sample["example"])
+        slots = teacher_slots(study, example)
+        teachers_slots.add(slots)
+        shown = build(example, study.data.documents, slots)
+        assert sample["prompt_ids"] == shown.tolist()
+        taught = logits_of(study.model, shown, sample["response_ids"])
+        for own_slots in (study.advantageous(1), *trivial_slots(study, example)):
+            prompt = build(example, study.data.documents, own_slots)
+            own = logits_of(study.model, prompt, sample["response_ids"])
+            losses[own_slots == study.advantageous(1)].append(float(forward_kl(taught, own).mean()))
+    assert len(teachers_slots) > 1
+    assert step["rows"] == EXAMPLES * (K + 1)
+    assert step["loss_anchor"] == pytest.approx(sum(losses[True]) / EXAMPLES, abs=1e-4)
+    assert step["loss_trivial"] == pytest.approx(sum(losses[False]) / EXAMPLES / K, abs=1e-4)
+
+
 @pytest.mark.parametrize("k", [1, 2])
 def test_run_distill_on_policy_without_anchors_samples_none(on_policy: Make, k: int) -> None:
     """With lambda 0 no prompt with the advantageous slots is answered; the others are as with lambda 1."""

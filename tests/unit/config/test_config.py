@@ -158,8 +158,16 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "method.teacher: 'topk' stores what the sampler knows, which for method 'r1-on-policy' is the student",
         ),
         (
-            "method={name: r1, teacher_slot: random}",
-            "method.teacher_slot: 'random' is for on-policy methods; the teacher of method 'r1' gets the prompt",
+            "method={name: seqkd, teacher_slot: random}",
+            "method.teacher_slot: 'random', but the loss of method 'seqkd' has no teacher",
+        ),
+        (
+            "method={name: r1, teacher: topk, teacher_slot: random}",
+            "method.teacher_slot: 'random', but teacher 'topk' knows the answered prompt alone; set teacher",
+        ),
+        (
+            "method={name: r1, teacher_slot: random, distractor_order: reshuffled}",
+            "method.teacher_slot: 'random' is the control of distractor_order 'fixed', not 'reshuffled'",
         ),
         (
             "method={name: r1-on-policy, distractor_order: reshuffled}",

@@ -158,7 +158,11 @@ SETTINGS = [
     ("method.rounds=2", "method.rounds: 2, but method 'r1' samples once"),
     ("method.name=r1-on-policy method.rounds=0", "method.rounds: input should be greater than or equal to 1"),
     ("method.name=r1-on-policy method.teacher_slot=best", "method.teacher_slot: input should be 'advantageous' or"),
-    ("method.teacher_slot=random", "method.teacher_slot: 'random' is for on-policy methods"),
+    (
+        "method.name=sft method.teacher_slot=random",
+        "method.teacher_slot: 'random', but the loss of method 'sft' has no",
+    ),
+    ("method.teacher=topk method.teacher_slot=random", "method.teacher_slot: 'random', but teacher 'topk' knows the"),
     ("method.name=r1-on-policy method.teacher=topk", "method.teacher: 'topk' stores what the sampler knows"),
     ("sampling.candidates=0", "sampling.candidates: input should be greater than or equal to 1"),
     ("sampling.candidates=4 sampling.temperature=0", "sampling.candidates: 4 greedy responses would all be the same"),
