@@ -6,7 +6,7 @@ often the 95 % interval contains the true value, the mean of estimates, and how 
 false alarm. And of studies in which the gate cannot tell: how often it decides with the number of questions that
 it names.
 
-  python -m benchmarks.statistics.coverage              # 1000 studies of each scenario, 25 minutes on a busy machine
+  python -m benchmarks.statistics.coverage              # 1000 studies of each scenario, 30 minutes on one core
   python -m benchmarks.statistics.coverage --studies 50 --output runs/coverage.json
 """
 
