@@ -42,11 +42,15 @@ def to_recipe(recipe: AnyRecipe, settings: Settings | None, data: str | None = N
         if overrides:
             raise UserError("settings: a Recipe has its settings already; give its name, file or mapping instead")
         return recipe
-    if isinstance(recipe, Mapping):
-        # Copied, since loading changes the mapping.
-        raw = {name: plain(section, f"recipe: {name}") for name, section in recipe.items()}
-        return make_recipe(raw, overrides)
-    return load_recipe(to_text(recipe, "recipe"), overrides)
+    try:
+        if isinstance(recipe, Mapping):
+            # Copied, since loading changes the mapping.
+            raw = {name: plain(section, f"recipe: {name}") for name, section in recipe.items()}
+            return make_recipe(raw, overrides)
+        return load_recipe(to_text(recipe, "recipe"), overrides)
+    except UserError as error:
+        # Overrides are those of the command line, which a script does not have.
+        raise type(error)(re.sub("^command line: ", "settings: ", str(error))) from None
 
 
 def to_overrides(settings: Settings | None) -> list[str]:

@@ -19,10 +19,10 @@ RUN is the storage of a run (runs/quickstart), or one of its folders distilled-s
 _EXPORT = """The questions of a run as tasks of lm-evaluation-harness: one for each position, and a group for each
 prompt length.
 
-  export runs/quickstart tasks
+  run.py export runs/quickstart tasks
   lm_eval --include_path tasks --tasks pos2distill_quickstart_30_documents --model hf --model_args pretrained=MODEL \\
     --log_samples --output_path answers
-  compare runs/quickstart answers
+  run.py compare runs/quickstart answers
 
 The prompts have the chat template of the run's model, so MODEL should be of its kind.
 """
@@ -69,7 +69,7 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
         help="the storage of a run, a folder report-FINGERPRINT, or lm-eval's output of exported tasks",
     )
     export = add_command("export", "the questions of a run as tasks of lm-evaluation-harness", _EXPORT)
-    export.add_argument("run", metavar="RUN")
+    export.add_argument("run", metavar="RUN", help="the storage of a run, or one of its folders …-scores-FINGERPRINT")
     export.add_argument("folder", metavar="FOLDER", type=Path, help="new or empty")
     push = add_command("push", "upload a run's checkpoint and its model card to the Hugging Face hub", _PUSH)
     push.add_argument("run", metavar="RUN", help="the storage of a run, or its folder checkpoint-FINGERPRINT")
@@ -87,7 +87,7 @@ def run_browsing(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from .inspection import Selection, inspect, require_limit
+    from .inspection import Selection, inspect, method_of_answers, require_limit
 
     require_limit(options.limit)
     # One more than is shown, to say whether there are more.
@@ -95,6 +95,9 @@ def _inspect(options: argparse.Namespace) -> None:
     selection = Selection(options.example, options.position, options.outcome, limit)
     count = 0
     shown = {name: getattr(options, name) for name in ("samples", "prompts", "entropy", "task")}
+    with_method = method_of_answers(options.run, samples=options.samples, task=options.task)
+    if with_method:
+        print(with_method, file=sys.stderr, flush=True)
     for row in inspect(options.run, selection, **shown):
         count += 1
         if count == limit:

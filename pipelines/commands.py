@@ -98,8 +98,12 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
         _run_stages(recipe, plan, stages)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
+    method = recipe.study.inference.method
     for name, evaluation in evaluations.items():
-        print_evaluation(name, evaluation)
+        print_evaluation(name if method == "none" else f"{name} with {method}", evaluation)
+    checkpoint = plan.distill.artifact
+    if len(evaluations) == 1 and other_fingerprints(recipe.storage, checkpoint.name, checkpoint.fingerprint):
+        print("no checkpoint of these settings; the storage has one of others")
     print_paths(plan, page=f"{recipe.storage}/evaluation/index.html")
     if gate is not None:
         # The last stage is that of the checkpoint, or of the base model while there is no checkpoint.

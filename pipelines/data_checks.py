@@ -157,7 +157,10 @@ def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> N
     """Of a model that cannot read the data, such as a toy, every answer would be wrong."""
     share = float((prompt == unknown).mean()) if unknown is not None else 0.0
     if share > _MANY_UNKNOWN:
-        warn(f"{model}: its tokenizer does not know {share:.0%} of a prompt's words; is it the model for this data?")
+        warn(
+            f"{model}: its tokenizer does not know {share:.0%} of a prompt's words; is it the model for this data and "
+            f"for this wording (data.prompt)?"
+        )
 
 
 def _served_context(study: Study, endpoint: EndpointSection) -> int | None:

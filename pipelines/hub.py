@@ -32,7 +32,7 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
-    artifact = open_artifact(run, ("checkpoint",))
+    artifact = open_artifact(run, [("checkpoint",)])
     if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{CARD}"):
         raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")
     hub = HfApi()

@@ -79,7 +79,7 @@ def inspect(
         UserError: if the run has no answers or samples, or none at this position, or its samples no teacher states
             although `entropy` needs them.
     """
-    artifact = open_artifact(run, SAMPLES + SCORES if samples else SCORES + SAMPLES, task, unfinished=True)
+    artifact = open_artifact(run, [SAMPLES, SCORES] if samples else [SCORES, SAMPLES], task, unfinished=True)
     study = study_of(artifact)
     is_finished = artifact.manifest() is not None
     if not is_finished:
@@ -112,6 +112,13 @@ def inspect(
     if is_finished and positions and selection.position is not None and selection.position not in positions:
         evaluated = ", ".join(sorted(positions, key=position_order))
         raise UserError(f"--position: {selection.position}: expected one of those evaluated: {evaluated}")
+
+
+def method_of_answers(run: str, *, samples: bool, task: str | None = None) -> str | None:
+    """Which answers `inspect` shows, and the inference method that they were made with; None if with none."""
+    artifact = open_artifact(run, [SAMPLES, SCORES] if samples else [SCORES, SAMPLES], task, unfinished=True)
+    method = study_of(artifact).inference.method
+    return None if artifact.name in SAMPLES or method == "none" else f"{artifact.url}: inference.method={method}"
 
 
 def study_of(artifact: Artifact) -> Study:

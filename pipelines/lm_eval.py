@@ -48,7 +48,7 @@ def export_tasks(run: str, folder: Path) -> dict[str, list[str]]:
         UserError: if the run has no answers or its model is behind a server, if the folder holds files, or if the text
             of a prompt would not be read as the tokens of the prompt.
     """
-    artifact = open_artifact(run, SCORES)
+    artifact = open_artifact(run, [SCORES])
     study = study_of(artifact)
     if study.model.is_served_name:
         raise UserError(f"{run}: the server of {study.model.path} makes its prompts, so they cannot be exported")
@@ -76,7 +76,7 @@ def export_tasks(run: str, folder: Path) -> dict[str, list[str]]:
 
 def unlike_the_run(run: str) -> str | None:
     """How the answers of another program will differ from the run's, which used a method; None if they will not."""
-    study = study_of(open_artifact(run, SCORES))
+    study = study_of(open_artifact(run, [SCORES]))
     method = study.inference.method
     if study.model.rope_scales:
         return (

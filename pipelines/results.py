@@ -25,6 +25,8 @@ def list_artifacts(
 ) -> list[Artifact]:
     """The finished artifacts of these names in a storage, the newest first; those of unknown date come last.
 
+    Of those of the same second, the first name comes first.
+
     Args:
         task: one of `evaluation.also_evaluate`. Default: the main task.
         unfinished: also samples that a run has stored without finishing them, after all that are finished.
@@ -43,8 +45,9 @@ def list_artifacts(
             artifact = Artifact(storage, name, fingerprint)
             provenance = read_provenance(artifact)
             if (task_of(provenance) if provenance else None) == task:
-                found.append((folder in finished, provenance.date if provenance else "", artifact))
-    return [artifact for *_, artifact in sorted(found, key=lambda each: each[:2], reverse=True)]
+                order = (folder in finished, provenance.date if provenance else "", -names.index(name))
+                found.append((order, artifact))
+    return [artifact for _, artifact in sorted(found, key=lambda each: each[0], reverse=True)]
 
 
 def task_of(provenance: Provenance) -> str | None:
@@ -69,15 +72,18 @@ def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]
     return fs, path
 
 
-def open_artifact(run: str, names: Sequence[str], task: str | None = None, *, unfinished: bool = False) -> Artifact:
-    """The artifact at a path, or the newest one of these names in a run's storage, the first name before the others.
+def open_artifact(
+    run: str, kinds: Sequence[Sequence[str]], task: str | None = None, *, unfinished: bool = False
+) -> Artifact:
+    """The artifact at a path, or the newest one in a run's storage, of the first kind of which there are any.
 
     Args:
-        task, unfinished: as of `list_artifacts`.
+        kinds: each by the names of its artifacts. task, unfinished: as of `list_artifacts`.
     Raises:
         UserError: if there is neither.
     """
     run = run.rstrip("/") or run
+    names = [name for kind in kinds for name in kind]
     fs, path = open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
         if fs.exists(f"{path}/manifest.json") or (unfinished and fs.exists(f"{path}/{UNFINISHED_FILE}")):
@@ -92,8 +98,8 @@ def open_artifact(run: str, names: Sequence[str], task: str | None = None, *, un
             raise UserError(
                 f"{run}: is neither the storage of a run nor one of its artifacts{_run_near(fs, path, names[0])}"
             )
-        for name in names:
-            found = list_artifacts(run, [name], task, unfinished=unfinished)
+        for kind in kinds:
+            found = list_artifacts(run, kind, task, unfinished=unfinished)
             if found:
                 return found[0]
     of_task = "" if task is None else f" of the task {task!r} (evaluation.also_evaluate)"

@@ -61,8 +61,12 @@ def to_user_error(
     problem = _describe(error, root)
     # The message begins with the field's dotted name.
     field = problem.partition(":")[0]
+    # What two settings of a section say together is wrong because of the one that was set last.
+    is_of_section = error.errors()[0]["type"] == "value_error"
+    section = field.rpartition(".")[0]
     for dotted in overridden:
-        if is_within(field, dotted) or is_within(dotted, field):
+        is_beside = is_of_section and bool(section) and dotted.rpartition(".")[0] == section
+        if is_within(field, dotted) or is_within(dotted, field) or is_beside:
             return UserError(f"command line: {prefix}{_describe(error, root, prefix)}")
     return UserError(f"{source}: {problem}")
 

@@ -6,6 +6,7 @@ from typing import Any
 from pos2distill.evaluation.scores import Curve, format_slots
 
 _HIGHEST_P = 0.05
+_HARDLY_ANY = 0.02  # of a mean, with 95 % confidence
 
 
 def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
@@ -35,6 +36,8 @@ def describe_curve(curve: Curve) -> str:
     """How much the worst position loses to the best one, as a sentence."""
     if not curve.mean:
         return f"No answer is right ({_questions(curve)}), so a GAP of 0 means nothing."
+    if curve.ci95[1] < _HARDLY_ANY:
+        return f"Hardly any answer is right (mean {curve.mean:.3f}), so the GAP means nothing."
     return f"{_capitalise(_loss(curve))}{_chance(curve)}."
 
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,14 @@ def test_describe_change_and_curve_without_a_right_answer() -> None:
         "accuracy rises by 15 points (95 % interval +10.0 to +20.0): with 60 questions, the difference is real."
     )
     assert describe_curve(nothing) == "No answer is right (1 question), so a GAP of 0 means nothing."
+
+
+@pytest.mark.parametrize(("high", "says"), [(0.019, "Hardly any answer is right (mean 0.005), so"), (0.021, "P")])
+    ("high", "says"), [(0.019, "Hardly any answer is right (mean 0.005), so the GAP"), (0.021, "P")]
+)
+def test_describe_curve_of_hardly_any_right_answer(high: float, says: str) -> None:
+    """As of a model that a wrong RoPE scale breaks: it has the smallest GAP of all."""
+    assert describe_curve(replace(curve(0.01, 0.0), ci95=(0.0, high))).startswith(says)
 
 
 def test_describe_change_says_where_positions_may_differ_by_chance() -> None:

@@ -184,6 +184,13 @@ def test_study_takes_records_and_leaves_no_file(
     assert not list(temporary.rglob("questions*"))
 
 
+def test_settings_are_named_as_a_scripts(recipe_file: str) -> None:
+    """Loading calls them those of the command line, which a script does not have."""
+    for recipe in (recipe_file, "quickstart"):
+        with pytest.raises(UserError, match=r"^settings: training.epoch: unknown field; did you mean 'epochs'\?$"):
+            to_recipe(recipe, {"training.epoch": 1})
+
+
 def test_to_overrides_takes_paths_and_numpy() -> None:
     settings = {
         "training.learning_rate": np.float64(0.5),

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -542,7 +543,31 @@ def test_export_warns_of_methods_that_lm_eval_does_not_have(
     assert command_line.main(["export", str(tmp_path / "run"), str(tmp_path / "tasks")]) == 0
     printed = capsys.readouterr()
     assert "1 tasks" in printed.out
+    # `inspect` says which answers it shows, too.
+    assert command_line.main(["inspect", str(tmp_path / "run")]) == 0
+    method = inference[0]
+    assert capsys.readouterr().err.splitlines()[0].endswith(f": {method}")
     assert printed.err.startswith(f"warning: {warning}") if warning else printed.err == ""
+
+
+def test_the_newest_answers_of_a_run_are_shown(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the base model too, after a study has evaluated a distilled one."""
+    storage = tmp_path / "storage"
+    shutil.copytree(recipe.storage, storage)
+    path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
+    scaled = ["inference.method=uniform_scale", "inference.scales=[1.5]"]
+    time.sleep(1.1)
+    run_evaluate(load_recipe(path, [f"runtime.storage={storage}", *scaled]))
+    printed = capsys.readouterr().out
+    assert "base with uniform_scale: 4 documents" in printed
+    assert "no checkpoint of these settings; the storage has one of others" in printed
+    assert command_line.main(["inspect", str(storage), "--limit", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "before" in shown.out
+    assert "after" not in shown.out
+    assert "inference.method=uniform_scale" in shown.err
 
 
 def test_export_writes_a_group_for_each_prompt_length(recipe: Recipe, command: Command, tmp_path: Path) -> None:
