@@ -121,8 +121,6 @@ def test_describe_change_and_curve_without_a_right_answer() -> None:
 
 
 @pytest.mark.parametrize(("high", "says"), [(0.019, "Hardly any answer is right (mean 0.005), so"), (0.021, "P")])
-    ("high", "says"), [(0.019, "Hardly any answer is right (mean 0.005), so the GAP"), (0.021, "P")]
-)
 def test_describe_curve_of_hardly_any_right_answer(high: float, says: str) -> None:
     """As of a model that a wrong RoPE scale breaks: it has the smallest GAP of all."""
     assert describe_curve(replace(curve(0.01, 0.0), ci95=(0.0, high))).startswith(says)
