@@ -213,11 +213,14 @@ def test_pose_is_the_cross_entropy_at_skipped_positions(make_recipe: Make, make_
             )
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_an_early_token_still_moves_a_late_logit_across_the_skip(
-    make_recipe: Make, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch
+    make_recipe: Make, make_source: MakeSource, monkeypatch: pytest.MonkeyPatch, attention: str
 ) -> None:
     """transformers takes a jump in positions for the start of another row, unless it gets a mask."""
     study = study_with(make_recipe, "pose")
+    model = study.model.model_copy(update={"attention": attention})
+    study = study.model_copy(update={"model": model})
     (row,) = rows_of(study, make_source, 1)
     fixed_draw(monkeypatch, start=len(row.prompt_ids) // 2, shift=30)
     student = shifted_student(study)
