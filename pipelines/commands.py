@@ -47,6 +47,7 @@ from .report import (
     write_analysis,
 )
 from .stages.evaluate import PREDICTIONS
+from .stages.search_scales import EXPORT_FOLDER
 from .stages.stage import RunContext, Stage
 from .terminal import (
     format_settings,
@@ -71,7 +72,7 @@ def run_study(recipe: Recipe) -> None:
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
         print_comparison(compare_models(plan))
-        print_paths(plan, checkpoint=_model_url(plan), report=f"{recipe.storage}/report/index.html")
+        print_paths(**_trained_paths(recipe, plan))
     else:
         _report(recipe, plan)
 
@@ -104,7 +105,7 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
     checkpoint = plan.distill.artifact
     if len(evaluations) == 1 and other_fingerprints(recipe.storage, checkpoint.name, checkpoint.fingerprint):
         print("no checkpoint of these settings; the storage has one of others")
-    print_paths(plan, page=f"{recipe.storage}/evaluation/index.html")
+    print_paths(page=f"{recipe.storage}/evaluation/index.html", **_scales_path(plan))
     if gate is not None:
         # The last stage is that of the checkpoint, or of the base model while there is no checkpoint.
         _check_gate(gate, plan.study, stages[-1], compared)
@@ -282,7 +283,18 @@ def _report(recipe: Recipe, plan: Plan) -> None:
     with storage_errors(recipe.storage, "runtime.storage"):
         comparison = make_report(recipe, plan)
     print_comparison(comparison)
-    print_paths(plan, checkpoint=_model_url(plan), report=f"{recipe.storage}/report/index.html")
+    print_paths(**_trained_paths(recipe, plan))
+
+
+def _trained_paths(recipe: Recipe, plan: Plan) -> dict[str, str]:
+    report = f"{recipe.storage}/report/index.html"
+    return {"checkpoint": _model_url(plan), "report": report, **_scales_path(plan)}
+
+
+def _scales_path(plan: Plan) -> dict[str, str]:
+    """The config with the scales that a search has found, if there was one."""
+    search = plan.search_scales
+    return {} if search is None else {"scales": f"{search.artifact.url}/{EXPORT_FOLDER}"}
 
 
 def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:

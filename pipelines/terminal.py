@@ -14,9 +14,6 @@ from pos2distill.evaluation.scores import Curve, format_slots
 from pos2distill.evaluation.verdict import describe_curve
 from pos2distill.store.artifacts import Manifest
 
-from .plan import Plan
-from .stages.search_scales import EXPORT_FOLDER
-
 _BAR_WIDTH = 18
 
 
@@ -99,10 +96,8 @@ def print_evaluation(name: str, evaluation: Evaluation) -> None:
         print(f"tokens      {counts['prompt_tokens']} of prompts, {counts['answer_tokens']} of answers{cost}")
 
 
-def print_paths(plan: Plan, **paths: str) -> None:
-    """Where the results are, by what they are; after them the config with scales that a search has found."""
-    if plan.search_scales is not None:
-        paths["scales"] = f"{plan.search_scales.artifact.url}/{EXPORT_FOLDER}"
+def print_paths(**paths: str) -> None:
+    """Where the results are, by what they are."""
     for name, path in paths.items():
         print(f"{name:<10}  {path}")
 
