@@ -124,7 +124,7 @@ def run_analyse(recipe: Recipe) -> None:
         write_analysis(recipe, analyses)
     for model, analysis in analyses.items():
         print_analysis(model, analysis)
-    print(f"analysis    {recipe.storage}/analysis/index.html")
+    print_paths(analysis=f"{recipe.storage}/analysis/index.html")
 
 
 def with_analysis(recipe: Recipe) -> Recipe:
@@ -161,7 +161,7 @@ def run_distill(recipe: Recipe) -> None:
         if recipe.runtime.mode == "staged":
             _require_finished(recipe, [plan.sample])
         _run_stages(recipe, plan, plan.training_stages)
-    print(f"checkpoint  {_model_url(plan)}")
+    print_paths(checkpoint=_model_url(plan))
 
 
 def run_report(recipe: Recipe) -> None:
@@ -310,7 +310,7 @@ def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
         )
     with storage_errors(recipe.storage, "runtime.storage"):
         make_sweep_report(recipe, cells)
-    print(f"report      {recipe.storage}/report/index.html")
+    print_paths(report=f"{recipe.storage}/report/index.html")
 
 
 def _record_provenance(plan: Plan, stage: Stage, provenance: Provenance) -> None:

@@ -79,7 +79,7 @@ def inspect(
         UserError: if the run has no answers or samples, or none at this position, or its samples no teacher states
             although `entropy` needs them.
     """
-    artifact = open_artifact(run, [SAMPLES, SCORES] if samples else [SCORES, SAMPLES], task, unfinished=True)
+    artifact = _open_shown(run, samples, task)
     study = study_of(artifact)
     is_finished = artifact.manifest() is not None
     if not is_finished:
@@ -116,9 +116,14 @@ def inspect(
 
 def method_of_answers(run: str, *, samples: bool, task: str | None = None) -> str | None:
     """Which answers `inspect` shows, and the inference method that they were made with; None if with none."""
-    artifact = open_artifact(run, [SAMPLES, SCORES] if samples else [SCORES, SAMPLES], task, unfinished=True)
+    artifact = _open_shown(run, samples, task)
     method = study_of(artifact).inference.method
     return None if artifact.name in SAMPLES or method == "none" else f"{artifact.url}: inference.method={method}"
+
+
+def _open_shown(run: str, samples: bool, task: str | None) -> Artifact:
+    """What `inspect` shows of a run. samples: before answers."""
+    return open_artifact(run, [SAMPLES, SCORES] if samples else [SCORES, SAMPLES], task, unfinished=True)
 
 
 def study_of(artifact: Artifact) -> Study:

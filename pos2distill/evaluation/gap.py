@@ -69,13 +69,13 @@ def score_excess(correct_ES: Floats) -> float:
     d, v: mean and variance of the examples' differences between the best and the worst slot; u: the upper end of the
     score interval of d. Near 0 where both slots have many wrong answers. Of equally good slots, the largest.
     """
-    difference_EP = _best_less_worst(correct_ES)
+    difference_EP = _differences_of_extremes(correct_ES)
     end = _score_end(difference_EP, Z)
     variance = float(difference_EP.var(0).max())
     return max(0.0, (end - float(difference_EP[:, 0].mean())) ** 2 - Z**2 * variance / len(correct_ES))
 
 
-def _best_less_worst(correct_ES: Floats) -> Floats:
+def _differences_of_extremes(correct_ES: Floats) -> Floats:
     """(E, P) differences between the best and the worst slot, for all pairs of equally good best and worst ones."""
     accuracy_S = correct_ES.mean(0)
     best_ES = correct_ES[:, accuracy_S >= accuracy_S.max() - 1e-12]
@@ -189,7 +189,7 @@ def _gap_with(probability: float, correct_ES: Floats, noise_RS: Floats) -> float
     accuracy_S = correct_ES.mean(0)
     gap = float(np.ptp(accuracy_S))
     shape_S = (accuracy_S - accuracy_S.mean()) / gap
-    difference_EP = _best_less_worst(correct_ES)
+    difference_EP = _differences_of_extremes(correct_ES)
     variance_P = difference_EP.var(0)
     low, high = 0.0, 1.0
     for _ in range(20):  # to a millionth

@@ -183,18 +183,23 @@ def test_search_shows_its_best_fitness_while_it_measures(
     assert len(notes) == first + second + third + 3
 
 
-def test_searched_scales_are_loaded_as_their_readme_says(make_recipe: Make, tmp_path: Path) -> None:
-    """Its config over a copy of the model, and its lines of Python with the copy's path."""
-    recipe = make_recipe(
+def one_generation(make_recipe: Make, storage: Path) -> Recipe:
+    """A search of one generation, of the tiny model with the fake engine."""
+    return make_recipe(
         model={"engine": "fake"},
         inference={"method": "lpes", "search": {**SEARCH, "generations": 1}},
-        runtime={"executor": "local", "storage": str(tmp_path / "run")},
+        runtime={"executor": "local", "storage": str(storage)},
     )
+
+
+def test_searched_scales_are_loaded_as_their_readme_says(make_recipe: Make, tmp_path: Path) -> None:
+    """Its config over a copy of the model, and its lines of Python with the copy's path."""
+    recipe = one_generation(make_recipe, tmp_path / "run")
     run_evaluate(recipe)
     plan = make_plan(recipe)
     assert plan.search_scales is not None
     exported = Path(plan.search_scales.artifact.path) / "config"
-    # The fake engine answers at random, so any scales may be best: set those that can be told from none.
+    # The fake engine answers at random, so scale 1 may be best: other scales, which change the logits, take its place.
     config = json.loads((exported / "config.json").read_text())
     copy = shutil.copytree(recipe.study.model.path, tmp_path / "copy")
     (copy / "config.json").write_text(json.dumps({**config, CONFIG_KEY: [1.5, 1.2]}))
@@ -211,11 +216,7 @@ def test_searched_scales_are_loaded_as_their_readme_says(make_recipe: Make, tmp_
 def test_evaluate_says_where_searched_scales_are(
     make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = make_recipe(
-        model={"engine": "fake"},
-        inference={"method": "lpes", "search": {**SEARCH, "generations": 1}},
-        runtime={"executor": "local", "storage": str(tmp_path / "run")},
-    )
+    recipe = one_generation(make_recipe, tmp_path / "run")
     run_evaluate(recipe)
     *_, page, scales = capsys.readouterr().out.splitlines()
     assert page == f"page        {tmp_path}/run/evaluation/index.html"
