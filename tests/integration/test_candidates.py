@@ -1,7 +1,9 @@
-"""Several responses to a prompt, of which one is stored (SeaLong). The tiny model, in this process."""
+"""The published baselines SeaLong and LongFaith-SFT, from samples to the checkpoint. In this process."""
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from pos2distill.sampling.consensus import most_consistent
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import Completion, SamplingParams
 from pos2distill.tasks.metrics import first_line
-from tests.support.results import counts_of, sample_store, training_ids
+from tests.support.results import counts_of, read_steps, sample_store, training_ids
+from tests.support.tiny import write_examples
 
 pytestmark = pytest.mark.xdist_group("compute")
 
@@ -49,3 +52,34 @@ def test_run_sample_stores_the_most_consistent_of_several_responses(make_recipe:
     assert any(chosen)  # not always the first, so the choice matters
     run_distill(recipe)
     assert make_plan(recipe).distill.artifact.manifest() is not None
+
+
+def test_longfaith_trains_on_the_chains_with_a_right_answer(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """The fake engine repeats the last 25 tokens of its prompt, so the end of the question is the response."""
+    questions = []
+    rows = write_examples(tmp_path / "data.jsonl", 40, 6).read_text().splitlines()
+    for index, row in enumerate(map(json.loads, rows)):
+        answer = row["answers"][0] if index % 2 else "unknown"
+        questions.append(json.dumps({**row, "question": f"{row['id']}? [1] The answer is: {answer}"}))
+    (tmp_path / "data.jsonl").write_text("\n".join(questions) + "\n")
+    recipe = make_recipe(
+        model={"engine": "fake"},
+        data={"prompt": "coc", "metric": "em", "documents": 2},
+        method={"name": "seqkd", "k": 1},
+        sampling={"keep": "correct", "max_new_tokens": 30},
+        runtime={"executor": "local", "fake": {"reply_tokens": 25}},
+    )
+    run_sample(recipe)
+    run_distill(recipe)
+    ids = training_ids(recipe)
+    store = sample_store(recipe)
+    index = store.index(ids)
+    samples = store.load(index, ids, np.flatnonzero(index.stored)).to_pylist()
+    tokenizer = load_tokenizer(recipe.study.model)
+    prompts = [tokenizer.decode(sample["prompt_ids"]) for sample in samples]
+    assert prompts
+    assert all("name the document that supports it" in prompt for prompt in prompts)
+    trained_on = {example for step in read_steps(recipe) for example in step["examples"]}
+    right = {sample["example_id"] for sample, prompt in zip(samples, prompts, strict=True) if "unknown" not in prompt}
+    assert trained_on == right
+    assert 0 < len(right) < len(samples)

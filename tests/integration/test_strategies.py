@@ -110,7 +110,7 @@ SLOW: dict[str, Case] = {
     "r1-resident": ({"teacher": "resident"}, "null"),
     "r1-cached-lora": ({"teacher": "cached"}, "{rank: 4}"),
     "seqkd": ({"name": "seqkd"}, "null"),
-    "seqkd-rpsd": ({"name": "seqkd", "view": "skip"}, "null"),
+    **{f"seqkd-{view}": ({"name": "seqkd", "view": view}, "null") for view in ("skip", "cyclic", "pose")},
 }
 CASES = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
