@@ -24,10 +24,10 @@ from pos2distill.training.job import MODEL_FOLDER
 
 from . import commands
 from .api_input import AnyRecipe, Questions, Settings, plain, questions_file, to_overrides, to_recipe, to_text
-from .evaluations import read_evaluation
+from .evaluations import read_evaluations
 from .hub import push_checkpoint
 from .model_options import recipe_of_questions
-from .plan import Plan, make_plan
+from .plan import make_plan
 from .stages.distill import read_steps
 from .stages.sample import sample_ids_of
 
@@ -174,10 +174,11 @@ def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Question
         if loaded.sweep:
             raise UserError(f"{loaded.name}: is a sweep of several studies; call study for each, with its settings")
         commands.run_study(loaded)
-        plan: Plan = make_plan(loaded)
+        plan = make_plan(loaded)
+        evaluations = read_evaluations(loaded, plan)
         return StudyResult(
-            before=read_evaluation(loaded, plan, plan.evaluate_base),
-            after=read_evaluation(loaded, plan, plan.evaluate_distilled),
+            before=evaluations["base"],
+            after=evaluations["distilled"],
             checkpoint=_to_checkpoint(plan.distill.artifact),
             report=f"{loaded.storage}/report/index.html",
         )

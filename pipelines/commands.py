@@ -1,38 +1,36 @@
 """The commands: lists of stages, of which those that are not finished run in order."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-import pyarrow as pa
 from pydantic import ValidationError
 
 from pos2distill.config import AnalysisSection, Recipe, Study
 from pos2distill.config.fields import replace_section
 from pos2distill.config.load import sweep_cells, to_user_error
 from pos2distill.errors import UserError, warn
-from pos2distill.evaluation.gate import Gate, check_gate
+from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation
-from pos2distill.evaluation.scores import Curve, Grid, count_warnings, to_curve, to_grid
+from pos2distill.evaluation.scores import count_warnings
 from pos2distill.store.artifacts import (
     check_storage,
     claim_storage,
     other_fingerprints,
-    read_table,
     release_storage,
     remove_if_empty,
 )
 from pos2distill.store.lease import hold_lease
 from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
-from pos2distill.urls import open_url, storage_errors
+from pos2distill.urls import storage_errors
 
 from .data_checks import check_prompts
-from .evaluations import write_evaluations
+from .evaluations import read_evaluations, write_evaluations
 from .executors import build_executor
+from .gate import check_evaluation, read_baseline
 from .plan import Plan, make_plan, make_plans
 from .preflight import preflight
 from .provenance import Provenance, record_provenance
@@ -46,7 +44,6 @@ from .report import (
     reported_fingerprint,
     write_analysis,
 )
-from .stages.evaluate import PREDICTIONS
 from .stages.search_scales import EXPORT_FOLDER
 from .stages.stage import RunContext, Stage
 from .terminal import (
@@ -95,8 +92,7 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
     compared = read_baseline(baseline, plan.study) if baseline else None
     preflight(recipe, plan, plan.evaluation_stages)
     with _driver_lease(recipe):
-        stages = plan.evaluation_stages
-        _run_stages(recipe, plan, stages)
+        _run_stages(recipe, plan, plan.evaluation_stages)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
     method = recipe.study.inference.method
@@ -107,8 +103,8 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
         print("no checkpoint of these settings; the storage has one of others")
     print_paths(page=f"{recipe.storage}/evaluation/index.html", **_scales_path(plan))
     if gate is not None:
-        # The last stage is that of the checkpoint, or of the base model while there is no checkpoint.
-        _check_gate(gate, plan.study, stages[-1], compared)
+        # The last is that of the checkpoint, or of the base model while there is no checkpoint.
+        check_evaluation(gate, plan.study, list(evaluations.values())[-1], compared)
     return list(evaluations.values())
 
 
@@ -180,8 +176,9 @@ def run_report(recipe: Recipe) -> None:
 
 def results(recipe: Recipe, command: str) -> dict[str, Any]:
     """What `--json` prints: of every study of the recipe the artifacts that the command makes, and the report."""
+    cells = make_cells(recipe)
     studies = []
-    for cell in make_cells(recipe):
+    for cell in cells:
         stages = {}
         for stage in stages_of_command(command, cell.plan):
             manifest = stage.artifact.manifest()
@@ -193,17 +190,9 @@ def results(recipe: Recipe, command: str) -> dict[str, Any]:
     if command in ("study", "report"):
         result["report"] = read_report(recipe.storage)
     if command == "evaluate":
-        result["curves"] = _curves(make_cells(recipe)[0].plan)
+        evaluations = read_evaluations(recipe, cells[0].plan)
+        result["curves"] = {name: asdict(evaluation.curve) for name, evaluation in evaluations.items()}
     return result
-
-
-def _curves(plan: Plan) -> dict[str, Any]:
-    """The curves of the models that are evaluated."""
-    curves = {}
-    for name, stage in (("base", plan.evaluate_base), ("distilled", plan.evaluate_distilled)):
-        if stage.artifact.manifest() is not None:
-            curves[name] = asdict(_curve(plan.study, stage))
-    return curves
 
 
 def stages_of_command(command: str, plan: Plan) -> list[Stage]:
@@ -361,57 +350,6 @@ def _driver_lease(recipe: Recipe) -> Iterator[None]:
     finally:
         if is_new:
             remove_if_empty(recipe.storage)
-
-
-def _check_gate(gate: Gate, study: Study, stage: Stage, baseline: Grid | None) -> None:
-    evaluation = study.evaluation
-    grid = to_grid(stage.artifact.read_table(PREDICTIONS), study.data.documents)
-    try:
-        passed = check_gate(
-            gate,
-            _curve(study, stage),
-            grid,
-            baseline,
-            resamples=evaluation.bootstrap_samples,
-            seed=evaluation.seed,
-        )
-    except ValueError:
-        raise UserError(
-            "--baseline: other questions, slots or prompt lengths than this evaluation; both need the same data, "
-            "data.eval_examples, evaluation.slots and evaluation.seed"
-        ) from None
-    for each in passed:
-        # On stderr what --quiet must not hide: the gate passes, and might not with more questions.
-        print(f"gate: {each.line}", file=sys.stderr if each.is_undecided else sys.stdout)
-
-
-def read_baseline(url: str, study: Study) -> Grid:
-    """The predictions of another run: a file, or the folder of an evaluation's artifact that holds it.
-
-    Raises:
-        UserError: if there are none.
-    """
-    path = url if url.endswith(".parquet") else f"{url.rstrip('/')}/{PREDICTIONS}"
-    fs, file = open_url(path, "--baseline")
-    try:
-        return to_grid(read_table(fs, file), study.data.documents)
-    except FileNotFoundError:
-        raise UserError(
-            f"--baseline: {path}: no such file; expected the folder of an evaluation in a storage"
-        ) from None
-    except (pa.ArrowException, KeyError):
-        raise UserError(f"--baseline: {path}: no table of predictions") from None
-    except ValueError:
-        raise UserError(
-            f"--baseline: {path}: holds no answers to prompts of {study.data.documents} documents; expected another "
-            f"evaluation of the same questions"
-        ) from None
-
-
-def _curve(study: Study, stage: Stage) -> Curve:
-    # The same bootstrap as in the report, so that both show equal intervals.
-    grid = to_grid(stage.artifact.read_table(PREDICTIONS), study.data.documents)
-    return to_curve(grid, bootstrap_samples=study.evaluation.bootstrap_samples, seed=study.evaluation.seed)
 
 
 def _model_url(plan: Plan) -> str:

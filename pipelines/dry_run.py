@@ -8,8 +8,9 @@ from pos2distill.config import Recipe
 from pos2distill.config.defaults import all_settings, changed_settings
 from pos2distill.store.artifacts import check_storage
 
-from .commands import make_cells, read_baseline, stages_of_command, with_analysis
+from .commands import make_cells, stages_of_command, with_analysis
 from .data_checks import CheckedPrompts, check_data
+from .gate import read_baseline
 from .preflight import preflight
 from .report import reported_fingerprint
 from .stages.stage import Stage

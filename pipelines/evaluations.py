@@ -23,16 +23,14 @@ from .stages.stage import Stage
 def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     """Write `evaluation/`: index.html, summary.json, curves.csv and pictures.
 
-    Returns: the evaluation of the base model and, if there is a checkpoint, of the distilled one, by the names `base`
-        and `distilled`.
+    Returns: as `read_evaluations`.
     """
-    evaluations = {"base": read_evaluation(recipe, plan, plan.evaluate_base)}
-    if plan.evaluate_distilled.artifact.manifest() is not None:
-        evaluations["distilled"] = read_evaluation(recipe, plan, plan.evaluate_distilled)
+    evaluations = read_evaluations(recipe, plan)
+    if len(evaluations) == 1:
+        files = render_evaluation(_page_inputs(recipe, plan, evaluations["base"]))
+    else:
         # Two models are compared as in the report.
         files = render_report(report_inputs(recipe, plan))
-    else:
-        files = render_evaluation(_page_inputs(recipe, plan, evaluations["base"]))
     write_folder(recipe.storage, "evaluation", files, "summary.json", _summarise(recipe, plan, evaluations))
     return evaluations
 
@@ -83,7 +81,14 @@ def _provenance(recipe: Recipe, plan: Plan) -> Provenance:
     return read_provenance(plan.evaluate_base.artifact) or Provenance.now(recipe)
 
 
-def read_evaluation(recipe: Recipe, plan: Plan, stage: Stage) -> Evaluation:
+def read_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
+    """The finished evaluation of the base model and, if there is one, of the distilled one: `base` and `distilled`."""
+    stages = {"base": plan.evaluate_base, "distilled": plan.evaluate_distilled}
+    finished = {name: stage for name, stage in stages.items() if stage.artifact.manifest() is not None}
+    return {name: _read(recipe, plan, stage) for name, stage in finished.items()}
+
+
+def _read(recipe: Recipe, plan: Plan, stage: Stage) -> Evaluation:
     """The evaluation that a finished stage has made."""
     model = recipe.written_paths.get("model.path", plan.study.model.path)
     if stage is plan.evaluate_distilled:

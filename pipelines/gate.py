@@ -1,0 +1,63 @@
+"""The gate of `evaluate`: the predictions that it compares with, and its limits."""
+
+import sys
+
+import pyarrow as pa
+
+from pos2distill.config import Study
+from pos2distill.errors import UserError
+from pos2distill.evaluation.gate import Gate, check_gate
+from pos2distill.evaluation.result import Evaluation
+from pos2distill.evaluation.scores import Grid, to_grid
+from pos2distill.store.artifacts import read_table
+from pos2distill.urls import open_url
+
+from .stages.evaluate import PREDICTIONS
+
+
+def read_baseline(url: str, study: Study) -> Grid:
+    """The predictions of another run: a file, or the folder of an evaluation's artifact that holds it.
+
+    Raises:
+        UserError: if there are none.
+    """
+    path = url if url.endswith(".parquet") else f"{url.rstrip('/')}/{PREDICTIONS}"
+    fs, file = open_url(path, "--baseline")
+    try:
+        return to_grid(read_table(fs, file), study.data.documents)
+    except FileNotFoundError:
+        raise UserError(
+            f"--baseline: {path}: no such file; expected the folder of an evaluation in a storage"
+        ) from None
+    except (pa.ArrowException, KeyError):
+        raise UserError(f"--baseline: {path}: no table of predictions") from None
+    except ValueError:
+        raise UserError(
+            f"--baseline: {path}: holds no answers to prompts of {study.data.documents} documents; expected another "
+            f"evaluation of the same questions"
+        ) from None
+
+
+def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline: Grid | None) -> None:
+    """Print the limits that the evaluation keeps.
+
+    Args:
+        baseline: of `read_baseline`; None without one.
+    Raises:
+        GateError: if the data show that a limit is exceeded, or no answer is right.
+        UserError: if the baseline has other questions or slots.
+    """
+    grid = to_grid(evaluation.predictions, study.data.documents)
+    settings = study.evaluation
+    try:
+        passed = check_gate(
+            gate, evaluation.curve, grid, baseline, resamples=settings.bootstrap_samples, seed=settings.seed
+        )
+    except ValueError:
+        raise UserError(
+            "--baseline: other questions, slots or prompt lengths than this evaluation; both need the same data, "
+            "data.eval_examples, evaluation.slots and evaluation.seed"
+        ) from None
+    for each in passed:
+        # On stderr what --quiet must not hide: the gate passes, and might not with more questions.
+        print(f"gate: {each.line}", file=sys.stderr if each.is_undecided else sys.stdout)
