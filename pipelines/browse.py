@@ -98,25 +98,33 @@ def _inspect(options: argparse.Namespace) -> None:
     with_method = method_of_answers(options.run, samples=options.samples, task=options.task)
     if with_method:
         print(with_method, file=sys.stderr, flush=True)
+    question = None
     for row in inspect(options.run, selection, **shown):
         count += 1
         if count == limit:
             print(f"the first {options.limit}; --limit 0 shows all", file=sys.stderr)
             break
-        print(json.dumps(row, ensure_ascii=False) if options.json else _format_row(row))
+        if options.json:
+            print(json.dumps(row, ensure_ascii=False))
+            continue
+        # Answers to one question at several positions follow each other.
+        if row["example_id"] != question:
+            question = row["example_id"]
+            print(_format_question(row))
+        print(_format_answers(row))
     if not count and not options.json:
         print("no question matches")
 
 
-def _format_row(row: dict[str, Any]) -> str:
+def _format_question(row: dict[str, Any]) -> str:
     place = f"{row['example_id']}, {row['location']}" if row["location"] else row["example_id"]
+    return f"--- {place}\nquestion  {row['question']}\nanswers   {' | '.join(row['answers'])}"
+
+
+def _format_answers(row: dict[str, Any]) -> str:
     # A server may not count them.
     tokens = "" if row["prompt_tokens"] is None else f", {row['prompt_tokens']} tokens"
-    lines = [
-        f"--- {place}: position {row['position']} of {row['documents']}{tokens}: {', '.join(row['outcomes'])}",
-        f"question  {row['question']}",
-        f"answers   {' | '.join(row['answers'])}",
-    ]
+    lines = [f"position  {row['position']} of {row['documents']}{tokens}: {', '.join(row['outcomes'])}"]
     if "prompt" in row:
         lines += ["prompt", textwrap.indent(row["prompt"], "    ")]
     for name in ("before", "after"):

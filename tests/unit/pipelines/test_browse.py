@@ -120,6 +120,14 @@ def test_inspect_shows_the_prompt_that_was_asked(recipe: Recipe, command: Comman
     assert any(line.startswith("before    ") for line in text)
 
 
+def test_inspect_shows_a_question_once_above_its_answers(recipe: Recipe, command: Command) -> None:
+    (first, *_) = (json.loads(line) for line in command("inspect", recipe.storage, "--json", "--limit", "1"))
+    text = command("inspect", recipe.storage, "--limit", "0", "--example", first["example_id"])
+    assert [line for line in text if line.startswith("question")] == [f"question  {first['question']}"]
+    positions = [line.split(",")[0] for line in text if line.startswith("position")]
+    assert positions == [f"position  {number} of 4" for number in range(1, 5)]
+
+
 def test_inspect_samples_shows_what_was_kept(recipe: Recipe, command: Command) -> None:
     rows = [json.loads(line) for line in command("inspect", recipe.storage, "--samples", "--json", "--limit", "0")]
     assert len(rows) == 8

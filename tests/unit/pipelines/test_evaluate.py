@@ -111,7 +111,7 @@ def test_inspect_shows_the_message_that_a_server_got(
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {row["prompt"] for row in rows} == {body["messages"][0]["content"] for body in server.bodies}
     assert command_line.main(["inspect", storage, "--position", "3", "--limit", "1"]) == 0
-    assert ": position 3 of 4: wrong\n" in capsys.readouterr().out
+    assert "position  3 of 4: wrong\n" in capsys.readouterr().out
 
 
 def test_evaluate_sends_the_token_ids_of_other_engines(
