@@ -23,7 +23,17 @@ from pos2distill.store.samples import SampleStore
 from pos2distill.training.job import MODEL_FOLDER
 
 from . import commands
-from .api_input import AnyRecipe, Questions, Settings, plain, questions_file, to_overrides, to_recipe, to_text
+from .api_input import (
+    AnyRecipe,
+    Questions,
+    Settings,
+    no_command_line,
+    plain,
+    questions_file,
+    to_overrides,
+    to_recipe,
+    to_text,
+)
 from .evaluations import read_evaluations
 from .hub import push_checkpoint
 from .model_options import recipe_of_questions
@@ -136,12 +146,13 @@ def evaluate(
         raise UserError("evaluate: expected either a recipe, or model and data")
     options = {"base_url": base_url, "documents": documents, "slots": slots, "examples": examples}
     with questions_file(data) as file:
-        loaded = recipe_of_questions(
-            to_text(model, "model"),
-            file,
-            overrides=to_overrides(settings),
-            **{name: plain(value, name) for name, value in options.items()},
-        )
+        with no_command_line(settings):
+            loaded = recipe_of_questions(
+                to_text(model, "model"),
+                file,
+                overrides=to_overrides(settings),
+                **{name: plain(value, name) for name, value in options.items()},
+            )
         return commands.run_evaluate(loaded)[-1]
 
 

@@ -42,15 +42,23 @@ def to_recipe(recipe: AnyRecipe, settings: Settings | None, data: str | None = N
         if overrides:
             raise UserError("settings: a Recipe has its settings already; give its name, file or mapping instead")
         return recipe
-    try:
+    with no_command_line(settings):
         if isinstance(recipe, Mapping):
             # Copied, since loading changes the mapping.
             raw = {name: plain(section, f"recipe: {name}") for name, section in recipe.items()}
             return make_recipe(raw, overrides)
         return load_recipe(to_text(recipe, "recipe"), overrides)
+
+
+@contextmanager
+def no_command_line(settings: Settings | None) -> Iterator[None]:
+    """Errors of overrides name what a script has passed, since it has no command line."""
+    try:
+        yield
     except UserError as error:
-        # Overrides are those of the command line, which a script does not have.
-        raise type(error)(re.sub("^command line: ", "settings: ", str(error))) from None
+        given = "settings" if settings else "arguments"
+        error.args = (re.sub("^command line: ", f"{given}: ", str(error)),)
+        raise
 
 
 def to_overrides(settings: Settings | None) -> list[str]:

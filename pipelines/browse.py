@@ -87,7 +87,7 @@ def run_browsing(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from .inspection import Selection, inspect, method_of_answers, require_limit
+    from .inspection import Selection, inspect, require_limit
 
     require_limit(options.limit)
     # One more than is shown, to say whether there are more.
@@ -95,9 +95,6 @@ def _inspect(options: argparse.Namespace) -> None:
     selection = Selection(options.example, options.position, options.outcome, limit)
     count = 0
     shown = {name: getattr(options, name) for name in ("samples", "prompts", "entropy", "task")}
-    with_method = method_of_answers(options.run, samples=options.samples, task=options.task)
-    if with_method:
-        print(with_method, file=sys.stderr, flush=True)
     question = None
     for row in inspect(options.run, selection, **shown):
         count += 1
@@ -206,20 +203,19 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from .lm_eval import export_tasks, unlike_the_run
+    from .lm_eval import export_tasks
 
-    groups = export_tasks(options.run, options.folder)
-    unlike = unlike_the_run(options.run)
-    if unlike:
-        warn(unlike)
+    export = export_tasks(options.run, options.folder)
+    if export.unlike:
+        warn(export.unlike)
     if options.json:
-        print(json.dumps({"groups": groups}))
+        print(json.dumps({"groups": export.groups}))
         return
-    for group, tasks in groups.items():
+    for group, tasks in export.groups.items():
         print(f"{options.folder}: group {group}, {len(tasks)} tasks")
-    names = ",".join(groups)
+    names = ",".join(export.groups)
     print(f"lm_eval --include_path {options.folder} --tasks {names} --model hf --model_args pretrained=MODEL")
-    print(f"with --log_samples --output_path ANSWERS, `compare {options.run} ANSWERS` shows the difference")
+    print(f"with --log_samples --output_path ANSWERS, `compare {export.compared_with} ANSWERS` shows the difference")
 
 
 def _push(options: argparse.Namespace) -> None:

@@ -98,8 +98,7 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
     method = recipe.study.inference.method
     for name, evaluation in evaluations.items():
         print_evaluation(name if method == "none" else f"{name} with {method}", evaluation)
-    checkpoint = plan.distill.artifact
-    if len(evaluations) == 1 and other_fingerprints(recipe.storage, checkpoint.name, checkpoint.fingerprint):
+    if len(evaluations) == 1 and _made_with_other_settings(recipe, plan, plan.distill):
         print("no checkpoint of these settings; the storage has one of others")
     print_paths(page=f"{recipe.storage}/evaluation/index.html", **_scales_path(plan))
     if gate is not None:
@@ -155,7 +154,7 @@ def run_distill(recipe: Recipe) -> None:
     with _driver_lease(recipe):
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
         if recipe.runtime.mode == "staged":
-            _require_finished(recipe, [plan.sample])
+            _require_finished(recipe, plan, [plan.sample])
         _run_stages(recipe, plan, plan.training_stages)
     print_paths(checkpoint=_model_url(plan))
 
@@ -268,7 +267,7 @@ def make_cells(recipe: Recipe) -> list[Cell]:
 
 
 def _report(recipe: Recipe, plan: Plan) -> None:
-    _require_finished(recipe, plan.reported_stages)
+    _require_finished(recipe, plan, plan.reported_stages)
     with storage_errors(recipe.storage, "runtime.storage"):
         comparison = make_report(recipe, plan)
     print_comparison(comparison)
@@ -303,6 +302,7 @@ def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
 
 
 def _record_provenance(plan: Plan, stage: Stage, provenance: Provenance) -> None:
+    provenance = provenance.dated()
     for name, task in plan.other_tasks.items():
         if stage in (task.prepare, task.evaluate_base, task.evaluate_distilled):
             provenance = provenance.of_task(name, task.study)
@@ -318,19 +318,23 @@ def _require_one_study(recipe: Recipe) -> None:
         )
 
 
-def _require_finished(recipe: Recipe, stages: Sequence[Stage]) -> None:
+def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     for stage in stages:
         artifact = stage.artifact
         if artifact.manifest() is not None:
             continue
-        hint = ""
-        others = other_fingerprints(recipe.storage, artifact.name, artifact.fingerprint)
-        if others:
-            hint = f"; it holds {', '.join(others)}, made with other settings"
+        others = _made_with_other_settings(recipe, plan, stage)
+        hint = f"; it holds {', '.join(others)}, made with other settings" if others else ""
         command = "`study` first (or `sample`)" if stage.name == "sample" else "`study` first"
         raise UserError(
             f"{recipe.storage}: no finished {artifact.name} of fingerprint {artifact.fingerprint}{hint}; run {command}"
         )
+
+
+def _made_with_other_settings(recipe: Recipe, plan: Plan, stage: Stage) -> list[str]:
+    """The fingerprints of the artifacts of a stage that no round of this study makes."""
+    own = [each.artifact.fingerprint for each in (stage, *plan.stages)]
+    return other_fingerprints(recipe.storage, stage.artifact.name, own)
 
 
 @contextmanager

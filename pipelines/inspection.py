@@ -79,11 +79,15 @@ def inspect(
         UserError: if the run has no answers or samples, or none at this position, or its samples no teacher states
             although `entropy` needs them.
     """
-    artifact = _open_shown(run, samples, task)
+    # Samples before answers, or the other way round.
+    artifact = open_artifact(run, [SAMPLES, SCORES] if samples else [SCORES, SAMPLES], task, unfinished=True)
     study = study_of(artifact)
+    method = study.inference.method
     is_finished = artifact.manifest() is not None
     if not is_finished:
         print(f"{artifact.url}: not finished; what is stored so far is shown", file=sys.stderr, flush=True)
+    elif method != "none" and artifact.name not in SAMPLES:
+        print(f"{artifact.url}: inference.method={method}", file=sys.stderr, flush=True)
     if entropy and artifact.name != "samples":
         raise UserError("--entropy: is of samples; give --samples too")
     if entropy and study.method.teacher != "cached":
@@ -112,18 +116,6 @@ def inspect(
     if is_finished and positions and selection.position is not None and selection.position not in positions:
         evaluated = ", ".join(sorted(positions, key=position_order))
         raise UserError(f"--position: {selection.position}: expected one of those evaluated: {evaluated}")
-
-
-def method_of_answers(run: str, *, samples: bool, task: str | None = None) -> str | None:
-    """Which answers `inspect` shows, and the inference method that they were made with; None if with none."""
-    artifact = _open_shown(run, samples, task)
-    method = study_of(artifact).inference.method
-    return None if artifact.name in SAMPLES or method == "none" else f"{artifact.url}: inference.method={method}"
-
-
-def _open_shown(run: str, samples: bool, task: str | None) -> Artifact:
-    """What `inspect` shows of a run. samples: before answers."""
-    return open_artifact(run, [SAMPLES, SCORES] if samples else [SCORES, SAMPLES], task, unfinished=True)
 
 
 def study_of(artifact: Artifact) -> Study:

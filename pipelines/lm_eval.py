@@ -7,6 +7,7 @@ harness's logs of samples are read back as scores by position. Written for lm-ev
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pos2distill.store.artifacts import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
 from .inspection import SCORES, Row, Selection, inspect, study_of
-from .results import open_artifact, open_folder
+from .results import open_artifact, open_folder, summary_of
 
 _COMMON = "_common.yaml"
 _SCORE_COLUMNS = ("example_id", "documents", "placement", "group", "slots", "correct", "f1")
@@ -38,12 +39,25 @@ def process_results(doc, results):
 '''
 
 
-def export_tasks(run: str, folder: Path) -> dict[str, list[str]]:
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was exported.
+
+    groups: the names of the tasks by their group, one for each prompt length, the shortest first.
+    compared_with: what `compare` takes to compare other answers to these questions with the run's.
+    unlike: how the answers of another program will differ from the run's, which used a method; None if they will not.
+    """
+
+    groups: dict[str, list[str]]
+    compared_with: str
+    unlike: str | None
+
+
+def export_tasks(run: str, folder: Path) -> Export:
     """Write the questions of a run at every evaluated position as tasks.
 
     Args:
         run: a storage, or the path of an artifact with answers. folder: a new or empty one.
-    Returns: the names of the tasks by their group: one group for each prompt length, the shortest first.
     Raises:
         UserError: if the run has no answers or its model is behind a server, if the folder holds files, or if the text
             of a prompt would not be read as the tokens of the prompt.
@@ -71,12 +85,10 @@ def export_tasks(run: str, folder: Path) -> dict[str, list[str]]:
     metrics = [{"metric": name, "aggregation": "mean", "weight_by_size": True} for name in ("accuracy", "f1")]
     for group, tasks in groups.items():
         _write_yaml(folder / f"{group}.yaml", {"group": group, "task": tasks, "aggregate_metric_list": metrics})
-    return groups
+    return Export(groups, summary_of(artifact) or run, _unlike_the_run(study))
 
 
-def unlike_the_run(run: str) -> str | None:
-    """How the answers of another program will differ from the run's, which used a method; None if they will not."""
-    study = study_of(open_artifact(run, [SCORES]))
+def _unlike_the_run(study: Study) -> str | None:
     method = study.inference.method
     if study.model.rope_scales:
         return (

@@ -17,7 +17,7 @@ import pydantic
 
 from pos2distill import __version__
 from pos2distill.config import Recipe, Study
-from pos2distill.config.load import project_root
+from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
 from pos2distill.secrets import looks_secret
 from pos2distill.store.artifacts import Artifact, write_json
@@ -33,7 +33,8 @@ class Provenance:
 
     command: as typed, quoted for a shell; empty where no command line made it. settings: all of the recipe, resolved.
     Neither repeats what looks like a secret. Settings of another task have its name as `task`.
-    revision: the checkout's commit, with `-dirty` if it was changed; empty without a checkout. date: UTC, ISO 8601.
+    revision: the checkout's commit, with `-dirty` if it was changed; empty without a checkout. date: UTC, ISO 8601; of
+    an artifact, when its stage ended, to the millisecond, so that the newest of a storage is known.
     hardware: of the driver's machine. versions: of the packages that it is made with. stage: that made it. inputs: the
     folders of the artifacts that this one was made from, by name.
     """
@@ -56,10 +57,14 @@ class Provenance:
             command=command_line(sys.argv),
             settings=_without_secrets(settings),
             revision=revision(),
-            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            date=_now(),
             hardware=describe_hardware(),
             versions=package_versions(recipe),
         )
+
+    def dated(self) -> "Provenance":
+        """Of what was finished now."""
+        return replace(self, date=_now())
 
     def of_task(self, name: str, study: Study) -> "Provenance":
         """Of what is made for another task (`evaluation.also_evaluate`): with the settings of its study."""
@@ -69,8 +74,13 @@ class Provenance:
     @property
     def summary(self) -> dict[str, str]:
         """The circumstances in words, without empty ones."""
-        shown = {"date": self.date, "git revision": self.revision, "hardware": self.hardware}
+        # To the second.
+        shown = {"date": self.date[:19] + self.date[-6:], "git revision": self.revision, "hardware": self.hardware}
         return {name: value for name, value in shown.items() if value}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 _PROVENANCE = pydantic.TypeAdapter(Provenance)

@@ -25,7 +25,7 @@ def list_artifacts(
 ) -> list[Artifact]:
     """The finished artifacts of these names in a storage, the newest first; those of unknown date come last.
 
-    Of those of the same second, the first name comes first.
+    Of those of the same moment, the first name comes first.
 
     Args:
         task: one of `evaluation.also_evaluate`. Default: the main task.
@@ -221,6 +221,18 @@ def read_run_summary(run: str) -> RunSummary:
     raise UserError(
         f"{run}: holds no report and no results of `evaluate`; expected a run's storage or a folder report-FINGERPRINT"
     )
+
+
+def summary_of(artifact: Artifact) -> str | None:
+    """The folder of the summary that an artifact with answers belongs to: a report, or results of `evaluate`."""
+    storage, _, answers = artifact.url.rpartition("/")
+    fs, root = open_url(storage, "RUN")
+    for folder in ("report", _EVALUATION):
+        if fs.exists(f"{root}/{folder}/summary.json"):
+            summary = _read_summary(fs, f"{root}/{folder}")
+            if is_complete(summary) and answers in to_run_summary(folder, summary).artifacts.values():
+                return f"{storage}/{folder}"
+    return None
 
 
 def to_run_summary(folder: str, summary: Mapping[str, Any]) -> RunSummary:

@@ -58,7 +58,7 @@ def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> str | None:
         return None
     settings = recipe.study.model_dump(mode="json")
     for stage in pending:
-        for fingerprint in other_fingerprints(recipe.storage, stage.artifact.name, stage.fingerprint):
+        for fingerprint in other_fingerprints(recipe.storage, stage.artifact.name, [stage.fingerprint]):
             theirs = _recorded(Artifact(recipe.storage, stage.artifact.name, fingerprint), settings)
             changed = _changes(settings, theirs) if theirs else {}
             if changed and changed.keys() <= set(recipe.auto_precisions):

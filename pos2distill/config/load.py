@@ -8,17 +8,15 @@ import copy
 import itertools
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-import pos2distill
 from pos2distill.config import Recipe, Study
 from pos2distill.config.overrides import apply_override, set_value
-from pos2distill.config.recipe import default_storage
+from pos2distill.config.paths import paths_in, project_root, resolve_paths, resolve_project_paths
 from pos2distill.config.validation import RECIPE_FIELDS, dotted_names, to_user_error
 from pos2distill.config.yaml_reader import read_document
 from pos2distill.errors import UserError, did_you_mean
@@ -29,7 +27,6 @@ __all__ = [
     "find_yaml",
     "load_recipe",
     "make_recipe",
-    "project_root",
     "read_sections",
     "recipe_names",
     "refuse_secrets",
@@ -38,21 +35,9 @@ __all__ = [
 ]
 
 
-def project_root(package: Path = Path(pos2distill.__file__).parent) -> Path:
-    """The folder that holds `pipelines/recipes/` and `examples/toy/`.
-
-    In a checkout it is the folder with `run.py`. In an installed wheel it is the package's own folder.
-    """
-    installed = (package / "pipelines" / "recipes").is_dir()
-    return package if installed else package.parent
-
-
 RECIPES = project_root() / "pipelines" / "recipes"
 
 _MAX_CELLS = 1000  # studies of a sweep
-
-# Sections and their fields that hold paths.
-_PATHS = (("model", "path"), ("data", "path"), ("runtime", "storage"))
 
 
 def recipe_names() -> list[str]:
@@ -84,16 +69,19 @@ def make_recipe(raw: dict[str, Any], overrides: Sequence[str] = (), *, source: P
     Raises:
         UserError: naming the field and the nearest right name.
     """
+    written = copy.deepcopy(raw)
     overridden = [apply_override(raw, override) for override in overrides]
     refuse_secrets(raw, source, overridden, "set it in the environment, or use the storage's own credentials")
     _refuse_filled_in(raw, source, overridden)
-    written_paths, auto_precisions = _paths_in(raw), _auto_precisions_in(raw)
+    written_paths, auto_precisions = paths_in(raw), _auto_precisions_in(raw)
     # Only built-in recipes name files of the project; a user's paths are relative to the working directory.
     if isinstance(source, Path) and source.resolve().parent == RECIPES.resolve():
-        _resolve_project_paths(raw, overridden)
+        resolve_project_paths(raw, overridden)
     # After the overrides, which may contain relative paths as well.
-    _resolve_paths(raw)
-    recipe = _validate(raw, source, overridden, written_paths=written_paths, auto_precisions=auto_precisions)
+    resolve_paths(raw)
+    recipe = _validate(
+        raw, source, overridden, written=written, written_paths=written_paths, auto_precisions=auto_precisions
+    )
     # In a second pass, because only a valid study says which other tasks it names.
     if recipe.study.evaluation.also_evaluate:
         other_tasks = _load_other_tasks(recipe.study, source)
@@ -101,6 +89,7 @@ def make_recipe(raw: dict[str, Any], overrides: Sequence[str] = (), *, source: P
             raw,
             source,
             overridden,
+            written=written,
             other_tasks=other_tasks,
             written_paths=written_paths,
             auto_precisions=auto_precisions,
@@ -215,7 +204,7 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         raw["runtime"] = recipe.runtime.model_dump(mode="json")
         for dotted, value in settings.items():
             _set_swept(raw, dotted, value)
-        _resolve_paths(raw)
+        resolve_paths(raw)
         auto_precisions = _auto_precisions_in(raw)
         cell = _validate(raw, "sweep", [], other_tasks=recipe.other_tasks, auto_precisions=auto_precisions)
         # Equal studies have the same result, which would count several times in an interval over seeds.
@@ -283,6 +272,7 @@ def _validate(
     raw: Mapping[str, Any],
     source: Path | str,
     overridden: Sequence[str],
+    written: Mapping[str, Any] | None = None,
     other_tasks: Mapping[str, Study] | None = None,
     written_paths: Mapping[str, str] | None = None,
     auto_precisions: Sequence[str] = (),
@@ -291,27 +281,29 @@ def _validate(
 
     Args:
         source: of the mapping, for errors. overridden: dotted names of the settings that the command line sets instead.
-        other_tasks: the studies that `evaluation.also_evaluate` names. written_paths, auto_precisions: of `Recipe`.
+        written: the mapping without these. other_tasks: the studies that `evaluation.also_evaluate` names.
+        written_paths, auto_precisions: of `Recipe`.
     """
-    # A file has the sections of the study next to the recipe's own fields; a `Recipe` has them in `study`.
-    fields: dict[str, Any] = {
-        "study": {},
+    fields = {
+        **_recipe_fields(raw),
         "other_tasks": other_tasks or {},
         "written_paths": written_paths or {},
         "auto_precisions": auto_precisions,
     }
-    for name, value in raw.items():
-        if name in RECIPE_FIELDS:
-            fields[name] = value
-        else:
-            fields["study"][name] = value
     # Before defaults are filled in: the studies of a sweep may have different methods, with different defaults.
     if raw.get("sweep"):
         fields["written"] = copy.deepcopy(fields["study"])
     try:
         return Recipe.model_validate(fields)
     except ValidationError as error:
-        raise to_user_error(error, Recipe, source, overridden) from None
+        of_file = None if written is None else _recipe_fields(written)
+        raise to_user_error(error, Recipe, source, overridden, written=of_file) from None
+
+
+def _recipe_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A file has the sections of the study next to the recipe's own fields; a `Recipe` has them in `study`."""
+    study = {name: value for name, value in raw.items() if name not in RECIPE_FIELDS}
+    return {"study": study} | {name: value for name, value in raw.items() if name in RECIPE_FIELDS}
 
 
 def read_sections(path: Path, sections: str) -> dict[str, Any]:
@@ -337,75 +329,3 @@ def _auto_precisions_in(raw: Mapping[str, Any]) -> list[str]:
         if isinstance(settings, dict) and settings.get(field) == "auto":
             found.append(f"{section}.{field}")
     return found
-
-
-def _paths_in(raw: Mapping[str, Any]) -> dict[str, str]:
-    """The paths of a raw recipe by dotted name. Values of other types are left out; the validation refuses them."""
-    paths = {}
-    for section, field in _PATHS:
-        settings = raw.get(section)
-        path = settings.get(field) if isinstance(settings, dict) else None
-        if isinstance(path, str):
-            paths[f"{section}.{field}"] = path
-    return paths
-
-
-def _resolve_project_paths(raw: dict[str, Any], overridden: Sequence[str]) -> None:
-    """In a raw built-in recipe, make the paths of files that come with the project absolute.
-
-    Others stay: a model may be a hub name, and a data set is in the user's working directory.
-
-    Args:
-        overridden: dotted names of the settings that the command line sets; its paths are the user's.
-    """
-    for dotted, path in _paths_in(raw).items():
-        section = dotted.partition(".")[0]
-        if section in overridden or dotted in overridden:
-            continue
-        project_path = project_root() / path
-        if project_path.exists():
-            set_value(raw, dotted, str(project_path))
-
-
-def _resolve_paths(raw: dict[str, Any]) -> None:
-    """Make local paths in a raw recipe absolute, because the processes of a run have different working directories.
-
-    Values of other types stay as they are, for the validation to refuse.
-    """
-    runtime = raw.setdefault("runtime", {})
-    # The default is set before the loop below, so that it becomes absolute like the other paths.
-    if isinstance(runtime, dict) and runtime.get("storage") is None:
-        runtime["storage"] = default_storage(raw.get("name"))
-    for dotted, written in _paths_in(raw).items():
-        _refuse_misspelt_path(dotted, written)
-        if "://" in written:
-            continue
-        # A shell expands no `~` inside `data.path=~/x`.
-        path = os.path.expanduser(written)
-        is_folder = os.path.isdir(path) or path.startswith("/")
-        if dotted == "model.path" and (not is_folder or _is_served_name(raw["model"])):
-            continue  # it may be a hub name
-        set_value(raw, dotted, str(Path(path).absolute()))
-
-
-def _refuse_misspelt_path(dotted: str, written: str) -> None:
-    """Refuse what would become a folder of an odd name, or the working directory.
-
-    Raises:
-        UserError: naming the setting.
-    """
-    if not written.strip():
-        raise UserError(f"{dotted}: expected a path or URL, got an empty text")
-    scheme, _, rest = written.partition(":")
-    if re.fullmatch("[A-Za-z][A-Za-z0-9+.-]+", scheme) and rest.startswith("/"):
-        right = f"{scheme.lower()}://{rest.lstrip('/')}"
-        if not rest.startswith("//") or scheme != scheme.lower():
-            raise UserError(f"{dotted}: {written}: expected a URL such as {right}")
-    variable = re.search(r"\$\w+|\$\{", written)
-    if variable and not os.path.exists(written):
-        raise UserError(f"{dotted}: {written}: variables are not replaced here; write the path itself")
-
-
-def _is_served_name(model: Mapping[str, Any]) -> bool:
-    """Whether `model.path` is a name on a server, even if there is a folder of that name."""
-    return model.get("engine") == "openai" and model.get("api", "chat") == "chat"

@@ -50,25 +50,34 @@ def to_user_error(
     source: Path | str,
     overridden: Sequence[str],
     *,
+    written: Mapping[str, Any] | None = None,
     prefix: str = "",
 ) -> UserError:
     """The first problem of a mapping that is not a valid `root`, in one line that begins with where it is from.
 
     Args:
         source: of the mapping. overridden: dotted names of the settings that the command line sets instead.
+        written: the mapping without these, if settings may contradict each other; then the command line is at fault
+            where it has added the problem.
         prefix: of these names as they were typed.
     """
     problem = _describe(error, root)
     # The message begins with the field's dotted name.
     field = problem.partition(":")[0]
-    # What two settings of a section say together is wrong because of the one that was set last.
-    is_of_section = error.errors()[0]["type"] == "value_error"
-    section = field.rpartition(".")[0]
-    for dotted in overridden:
-        is_beside = is_of_section and bool(section) and dotted.rpartition(".")[0] == section
-        if is_within(field, dotted) or is_within(dotted, field) or is_beside:
-            return UserError(f"command line: {prefix}{_describe(error, root, prefix)}")
+    sets_field = any(is_within(field, dotted) or is_within(dotted, field) for dotted in overridden)
+    contradicts = written is not None and error.errors()[0]["type"] == "value_error" and bool(overridden)
+    if sets_field or (contradicts and not _has_problem(written, root, problem)):
+        return UserError(f"command line: {prefix}{_describe(error, root, prefix)}")
     return UserError(f"{source}: {problem}")
+
+
+def _has_problem(raw: Any, root: type[Section], problem: str) -> bool:
+    """Whether this is the first problem of a mapping, too."""
+    try:
+        root.model_validate(raw)
+    except ValidationError as error:
+        return _describe(error, root) == problem
+    return False
 
 
 def dotted_names(section: type[BaseModel], prefix: str = "") -> list[str]:

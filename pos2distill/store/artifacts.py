@@ -9,7 +9,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -315,14 +315,14 @@ def _list_content(fs: fsspec.AbstractFileSystem, path: str) -> set[str]:
     return {name for name in names if not _MARK.fullmatch(name)}
 
 
-def other_fingerprints(storage: str, name: str, fingerprint: str) -> list[str]:
-    """Fingerprints of the finished artifacts of this stage in the same storage that have other settings."""
+def other_fingerprints(storage: str, name: str, known: Collection[str]) -> list[str]:
+    """Fingerprints of the finished artifacts of this name in the storage, except the known ones."""
     fs, path = open_url(storage, "runtime.storage")
     others = []
     for manifest_path in fs.glob(f"{path}/{name}-*/manifest.json"):
         folder = str(manifest_path).rsplit("/", 2)[-2]
         found = folder.removeprefix(f"{name}-")
-        if found != fingerprint:
+        if found not in known:
             others.append(found)
     return sorted(others)
 

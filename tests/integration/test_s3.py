@@ -103,7 +103,7 @@ def test_artifact_is_visible_once_it_is_published(storage: str, tmp_path: Path) 
     with pytest.raises(RuntimeError):
         fail()
     assert not half.fs.exists(half.path)
-    assert other_fingerprints(storage, "checkpoint", "0000") == ["0001", "0002", "0003"]
+    assert other_fingerprints(storage, "checkpoint", ["0000"]) == ["0001", "0002", "0003"]
 
 
 def test_hold_lease_admits_one_driver_at_a_time(storage: str) -> None:

@@ -11,7 +11,8 @@ from benchmarks.validator.other_tools import REPORT, objects_and_pods
 from pipelines.preflight import check_against_model
 from pos2distill.config import METHODS
 from pos2distill.config.inference import InferenceSection
-from pos2distill.config.load import load_recipe, make_recipe, project_root
+from pos2distill.config.load import load_recipe, make_recipe
+from pos2distill.config.paths import project_root
 from scripts.reference_tables import CLUSTER_PAGE, PAGE, render, render_cluster
 from scripts.render_presets import RENDERED
 

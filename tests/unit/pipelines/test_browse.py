@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -555,7 +554,7 @@ def test_export_warns_of_methods_that_lm_eval_does_not_have(
     assert command_line.main(["inspect", str(tmp_path / "run")]) == 0
     method = inference[0]
     assert capsys.readouterr().err.splitlines()[0].endswith(f": {method}")
-    assert printed.err.startswith(f"warning: {warning}") if warning else printed.err == ""
+    assert f"warning: {warning}" in printed.err if warning else "warning" not in printed.err
 
 
 def test_the_newest_answers_of_a_run_are_shown(
@@ -566,7 +565,6 @@ def test_the_newest_answers_of_a_run_are_shown(
     shutil.copytree(recipe.storage, storage)
     path = str(Path(recipe.study.data.path).parent / "recipe.yaml")
     scaled = ["inference.method=uniform_scale", "inference.scales=[1.5]"]
-    time.sleep(1.1)
     run_evaluate(load_recipe(path, [f"runtime.storage={storage}", *scaled]))
     printed = capsys.readouterr().out
     assert "base with uniform_scale: 4 documents" in printed

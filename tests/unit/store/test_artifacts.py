@@ -191,9 +191,9 @@ def test_other_fingerprints_lists_finished_artifacts_only(storage: str) -> None:
     publish(storage, "aaaa")
     with Artifact(storage, "samples", "cccc").writing():
         pass  # not finished
-    assert other_fingerprints(storage, "samples", "dddd") == ["aaaa", "bbbb"]
-    assert other_fingerprints(storage, "samples", "aaaa") == ["bbbb"]
-    assert other_fingerprints(storage, "checkpoint", "aaaa") == []
+    assert other_fingerprints(storage, "samples", ["dddd"]) == ["aaaa", "bbbb"]
+    assert other_fingerprints(storage, "samples", ["aaaa"]) == ["bbbb"]
+    assert other_fingerprints(storage, "checkpoint", ["aaaa"]) == []
 
 
 # --- the folder of a run

@@ -1,0 +1,96 @@
+"""Paths in recipes: which settings hold them, and what they are relative to."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pos2distill
+from pos2distill.config.overrides import set_value
+from pos2distill.config.recipe import default_storage
+from pos2distill.errors import UserError
+
+# Sections and their fields that hold paths.
+_PATHS = (("model", "path"), ("data", "path"), ("runtime", "storage"))
+
+
+def project_root(package: Path = Path(pos2distill.__file__).parent) -> Path:
+    """The folder that holds `pipelines/recipes/` and `examples/toy/`.
+
+    In a checkout it is the folder with `run.py`. In an installed wheel it is the package's own folder.
+    """
+    installed = (package / "pipelines" / "recipes").is_dir()
+    return package if installed else package.parent
+
+
+def paths_in(raw: Mapping[str, Any]) -> dict[str, str]:
+    """The paths of a raw recipe by dotted name. Values of other types are left out; the validation refuses them."""
+    paths = {}
+    for section, field in _PATHS:
+        settings = raw.get(section)
+        path = settings.get(field) if isinstance(settings, dict) else None
+        if isinstance(path, str):
+            paths[f"{section}.{field}"] = path
+    return paths
+
+
+def resolve_project_paths(raw: dict[str, Any], overridden: Sequence[str]) -> None:
+    """In a raw built-in recipe, make the paths of files that come with the project absolute.
+
+    Others stay: a model may be a hub name, and a data set is in the user's working directory.
+
+    Args:
+        overridden: dotted names of the settings that the command line sets; its paths are the user's.
+    """
+    for dotted, path in paths_in(raw).items():
+        section = dotted.partition(".")[0]
+        if section in overridden or dotted in overridden:
+            continue
+        project_path = project_root() / path
+        if project_path.exists():
+            set_value(raw, dotted, str(project_path))
+
+
+def resolve_paths(raw: dict[str, Any]) -> None:
+    """Make local paths in a raw recipe absolute, because the processes of a run have different working directories.
+
+    Values of other types stay as they are, for the validation to refuse.
+    """
+    runtime = raw.setdefault("runtime", {})
+    # The default is set before the loop below, so that it becomes absolute like the other paths.
+    if isinstance(runtime, dict) and runtime.get("storage") is None:
+        runtime["storage"] = default_storage(raw.get("name"))
+    for dotted, written in paths_in(raw).items():
+        _refuse_misspelt_path(dotted, written)
+        if "://" in written:
+            continue
+        # A shell expands no `~` inside `data.path=~/x`.
+        path = os.path.expanduser(written)
+        is_folder = os.path.isdir(path) or path.startswith("/")
+        if dotted == "model.path" and (not is_folder or _is_served_name(raw["model"])):
+            continue  # it may be a hub name
+        set_value(raw, dotted, str(Path(path).absolute()))
+
+
+def _refuse_misspelt_path(dotted: str, written: str) -> None:
+    """Refuse what would become a folder of an odd name, or the working directory.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    if not written.strip():
+        raise UserError(f"{dotted}: expected a path or URL, got an empty text")
+    scheme, _, rest = written.partition(":")
+    if re.fullmatch("[A-Za-z][A-Za-z0-9+.-]+", scheme) and rest.startswith("/"):
+        right = f"{scheme.lower()}://{rest.lstrip('/')}"
+        if not rest.startswith("//") or scheme != scheme.lower():
+            raise UserError(f"{dotted}: {written}: expected a URL such as {right}")
+    variable = re.search(r"\$\w+|\$\{", written)
+    if variable and not os.path.exists(written):
+        raise UserError(f"{dotted}: {written}: variables are not replaced here; write the path itself")
+
+
+def _is_served_name(model: Mapping[str, Any]) -> bool:
+    """Whether `model.path` is a name on a server, even if there is a folder of that name."""
+    return model.get("engine") == "openai" and model.get("api", "chat") == "chat"
