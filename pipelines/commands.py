@@ -81,7 +81,7 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
         gate: limits for the last of these curves. baseline: URL of the predictions that it compares with.
     Returns: the evaluations of these models, in this order.
     Raises:
-        GateError: if the data show that a limit is exceeded, or no answer is right.
+        GateError: if the data show that a limit is exceeded, or hardly any answer is right.
     """
     _require_one_study(recipe)
     plan = make_plan(recipe)

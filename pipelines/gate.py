@@ -44,7 +44,7 @@ def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline:
     Args:
         baseline: of `read_baseline`; None without one.
     Raises:
-        GateError: if the data show that a limit is exceeded, or no answer is right.
+        GateError: if the data show that a limit is exceeded, or hardly any answer is right.
         UserError: if the baseline has other questions or slots.
     """
     grid = to_grid(evaluation.predictions, study.data.documents)

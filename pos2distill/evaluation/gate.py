@@ -71,11 +71,14 @@ def check_gate(
         resamples, seed: of the bootstrap.
     Returns: for each limit that it passes.
     Raises:
-        GateError: naming the first limit that is exceeded; or if no answer is right, since a GAP of 0 means nothing.
+        GateError: naming the first limit that is exceeded; or if hardly any answer is right, since then the GAP means
+            nothing.
         ValueError: if the baseline has other questions or slots.
     """
-    if not curve.mean:
-        raise GateError("no answer is right (mean 0.0), so a GAP of 0 means nothing")
+    reason = curve.why_gap_is_meaningless
+    # Limits of the mean are limits of a model that answers hardly anything, too.
+    if reason and (gate.gap_above is not None or not curve.mean):
+        raise GateError(f"{reason} (mean {100 * curve.mean:.1f}), so the GAP means nothing")
     correct_ES = grid.correct_ES
     measured = []
     if gate.gap_above is not None:

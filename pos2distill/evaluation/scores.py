@@ -25,6 +25,7 @@ from pos2distill.records import Slots
 
 _SHOWN_POINTS = (1, 2, 5, 10)
 _DRAWS = 1999  # of the test of position; the smallest p value is 1 / 2000
+_HARDLY_ANY = 0.02  # of the answers at a slot, with 95 % confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,16 @@ class Curve:
     broken_by_order: tuple[float, ...] = ()
     # Has a default for the sake of summaries of earlier versions.
     by_group_ci95: dict[str, Interval] = field(default_factory=dict)
+
+    @property
+    def why_gap_is_meaningless(self) -> str | None:
+        """What is wrong with a GAP of a model that answers nothing: the best of all; None where it means something."""
+        if not self.mean:
+            return "no answer is right"
+        # Of the best slot, since a model may answer at one slot of many alone.
+        if max(high for _, high in self.accuracy_ci95) < _HARDLY_ANY:
+            return "hardly any answer is right"
+        return None
 
 
 def format_slots(slots: int | Slots) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 from pos2distill.evaluation.scores import Curve, format_slots
 
 _HIGHEST_P = 0.05
-_HARDLY_ANY = 0.02  # of a mean, with 95 % confidence
 
 
 def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> str:
@@ -21,23 +20,26 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
     Args:
         before, after: of the same prompts. paired: as `paired_difference` returns it.
     """
-    if not before.mean and not after.mean:
-        return f"No answer is right, before or after distillation ({_questions(before)}), so a GAP of 0 means nothing."
+    nothing_before, nothing_after = before.why_gap_is_meaningless, after.why_gap_is_meaningless
+    if nothing_before and nothing_after:
+        # Of two reasons the weaker one holds for both.
+        reason = nothing_before if before.mean >= after.mean else nothing_after
+        return f"{_capitalise(reason)}, before or after distillation ({_questions(before)}), so the GAP means nothing."
     first = f"{_capitalise(_loss(before))}{_chance(before)}; after distillation"
-    if not after.mean:
-        return f"{first} no answer is right, so a GAP of 0 means nothing. {_mean_change(before, paired)}"
-    if not before.mean:
-        return f"No answer is right before distillation; after it {_loss(after)}. {_mean_change(before, paired)}"
+    if nothing_after:
+        return f"{first} {nothing_after}, so the GAP means nothing. {_mean_change(before, paired)}"
+    if nothing_before:
+        reason = _capitalise(nothing_before)
+        return f"{reason} before distillation; after it {_loss(after)}. {_mean_change(before, paired)}"
     loss_after = f"{_loss(after, known=before)}{_gap_chance(before, after, paired)}"
     return f"{first} {loss_after}. {_best_position(before, after, paired)} {_mean_change(before, paired)}"
 
 
 def describe_curve(curve: Curve) -> str:
     """How much the worst position loses to the best one, as a sentence."""
-    if not curve.mean:
-        return f"No answer is right ({_questions(curve)}), so a GAP of 0 means nothing."
-    if curve.ci95[1] < _HARDLY_ANY:
-        return f"Hardly any answer is right (mean {curve.mean:.3f}), so the GAP means nothing."
+    reason = curve.why_gap_is_meaningless
+    if reason:
+        return f"{_capitalise(reason)} ({_questions(curve)}, mean {curve.mean:.3f}), so the GAP means nothing."
     return f"{_capitalise(_loss(curve))}{_chance(curve)}."
 
 

@@ -106,10 +106,10 @@ def test_describe_change_of_pairs_and_of_a_flat_model() -> None:
 
 def test_describe_change_and_curve_without_a_right_answer() -> None:
     nothing = curve(0.0, 0.0, examples=1)
-    expected = "No answer is right, before or after distillation (1 question), so a GAP of 0 means nothing."
+    expected = "No answer is right, before or after distillation (1 question), so the GAP means nothing."
     assert describe_change(nothing, nothing, paired(0, 0, 0)) == expected
     assert describe_change(curve(0.2, 0.1), curve(0.0, 0.0), paired(-0.15, -0.3, 0.0)) == (
-        "Position 2 of 10 loses 10 points to position 1; after distillation no answer is right, so a GAP of 0 means "
+        "Position 2 of 10 loses 10 points to position 1; after distillation no answer is right, so the GAP means "
         "nothing. The mean accuracy changes by -15.0 points (95 % interval -30.0 to +0.0): 60 questions cannot tell it "
         "from 0."
     )
@@ -117,13 +117,45 @@ def test_describe_change_and_curve_without_a_right_answer() -> None:
         "No answer is right before distillation; after it position 2 of 10 loses 10 points to position 1. The mean "
         "accuracy rises by 15 points (95 % interval +10.0 to +20.0): with 60 questions, the difference is real."
     )
-    assert describe_curve(nothing) == "No answer is right (1 question), so a GAP of 0 means nothing."
+    assert describe_curve(nothing) == "No answer is right (1 question, mean 0.000), so the GAP means nothing."
 
 
-@pytest.mark.parametrize(("high", "says"), [(0.019, "Hardly any answer is right (mean 0.005), so"), (0.021, "P")])
-def test_describe_curve_of_hardly_any_right_answer(high: float, says: str) -> None:
+def hardly(*highs: float) -> Curve:
+    """A curve that is 0.01 at its first slot and 0 elsewhere, with these upper ends."""
+    accuracy = (0.01, *(0.0 for _ in highs[1:]))
+    return replace(curve(*accuracy), accuracy_ci95=tuple((0.0, high) for high in highs))
+
+
+@pytest.mark.parametrize(
+    ("highs", "says"),
+    [
+        ((0.019, 0.004), "Hardly any answer is right (60 questions, mean 0.005), so the GAP means nothing."),
+        ((0.021, 0.004), "Position 2 of 10 loses 1 point to position 1."),
+    ],
+)
+def test_describe_curve_of_hardly_any_right_answer(highs: tuple[float, ...], says: str) -> None:
     """As of a model that a wrong RoPE scale breaks: it has the smallest GAP of all."""
-    assert describe_curve(replace(curve(0.01, 0.0), ci95=(0.0, high))).startswith(says)
+    assert describe_curve(hardly(*highs)) == says
+
+
+def test_describe_curve_of_a_model_that_answers_at_one_slot_of_many() -> None:
+    """Its mean is small, and its GAP the largest that there is."""
+    one_of_many = replace(curve(1.0, *[0.0] * 139, documents=140), ci95=(0.004, 0.011))
+    assert describe_curve(one_of_many) == "Position 2 of 140 loses 100 points to position 1."
+
+
+def test_describe_change_of_hardly_any_right_answer() -> None:
+    few, none = hardly(0.019, 0.004), curve(0.0, 0.0)
+    for before, after in ((few, none), (none, few)):
+        assert describe_change(before, after, paired(0, 0, 0)) == (
+            "Hardly any answer is right, before or after distillation (60 questions), so the GAP means nothing."
+        )
+    broken = describe_change(curve(0.5, 0.4), few, paired(-0.4, -0.5, -0.3))
+    assert broken.startswith(
+        "Position 2 of 10 loses 10 points to position 1; after distillation hardly any answer is right, so the GAP"
+    )
+    cured = describe_change(few, curve(0.5, 0.4), paired(0.4, 0.3, 0.5))
+    assert cured.startswith("Hardly any answer is right before distillation; after it position 2 of 10 loses 10 points")
 
 
 def test_describe_change_says_where_positions_may_differ_by_chance() -> None:

@@ -93,7 +93,7 @@ def test_gate_fails_without_right_answers(
     publish_checkpoint(plan.distill.artifact)
     publish(plan.evaluate_distilled.artifact, (0, 0, 0))
     assert evaluate("--fail-if-gap-above", "100") == 1
-    assert capsys.readouterr().err == "gate: no answer is right (mean 0.0), so a GAP of 0 means nothing\n"
+    assert capsys.readouterr().err == "gate: no answer is right (mean 0.0), so the GAP means nothing\n"
 
 
 def test_evaluate_warns_of_truncated_answers(
