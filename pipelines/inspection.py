@@ -232,14 +232,15 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
     }
     example_ids = training_ids(examples).to_pylist()
     study = study_of(artifact)
-    per_example, is_of_teacher = study.method.responses_per_example, study.method.teacher_gets_another_prompt
+    per_example = study.method.responses_per_example
+    # Then the prompt that was answered is not stored.
+    stored_prompt_is_teachers = study.method.teacher_gets_another_prompt
     ids = pa.array(example_ids if per_example == 1 else sample_ids(example_ids, per_example), pa.string())
     example_of = dict(zip(ids.to_pylist(), np.repeat(example_ids, per_example).tolist(), strict=True))
     store = SampleStore(artifact)
     index = store.index(ids)
     columns = ["example_id", "documents", "slots", "text", "truncated_text", "outcome", "error", "finish_reason"]
-    # The stored prompt may be the teacher's, where another one was answered.
-    columns.append("example" if is_of_teacher else "prompt_ids")
+    columns.append("example" if stored_prompt_is_teachers else "prompt_ids")
     stored = np.flatnonzero(index.stored)
     samples = store.load(index, ids, stored, columns).to_pylist()
     for position, sample in zip(stored.tolist(), samples, strict=True):
@@ -248,7 +249,7 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
         is_kept = sample["outcome"] == "kept"
         build: Any = sample.get("prompt_ids", ())
         # A sample that failed may have a prompt that is too long to be built.
-        if is_of_teacher and sample["outcome"] != "failed":
+        if stored_prompt_is_teachers and sample["outcome"] != "failed":
             build = _PromptParts(example_from_row(sample["example"]), sample["documents"], tuple(sample["slots"]))
         yield {
             "example_id": sample["example_id"],
@@ -257,7 +258,7 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
             "answers": question["answers"],
             "documents": sample["documents"],
             "position": format_slots(tuple(sample["slots"])),
-            "prompt_tokens": None if is_of_teacher else len(build),
+            "prompt_tokens": None if stored_prompt_is_teachers else len(build),
             "outcomes": [sample["outcome"], *(["cut"] if sample["finish_reason"] == "length" else [])],
             "text": sample["text"],
             "kept_text": sample["truncated_text"],

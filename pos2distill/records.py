@@ -111,8 +111,8 @@ PROMPT_SCHEMA = pa.schema(
 
 # A generated answer and its score.
 #   example_id: of a sample, one of `sample_ids`.
-#   prompt_ids: the prompt that was answered; of an on-policy sample the advantageous prompt of its example, which the
-#   teacher gets, while `slots` stay those that the student answered at.
+#   prompt_ids: the prompt that was answered, at `slots`; where the teacher gets another one (on-policy methods, a
+#   random teacher slot), the teacher's.
 #   sampled_ids, text: as generated; response_ids, truncated_text: what of it is kept, closed by the end-of-turn token.
 #   prompt_tokens, answer_tokens: their numbers, of which a server may tell none (null).
 #   correct: by the data set's metric; f1: of the part of the text that the metric compares.

@@ -2,8 +2,9 @@
 
 missing examples -> prompts -> sampler pool -> teacher pool -> sample store (-> trainers)
 
-The frozen model answers the advantageous prompts. In an on-policy method the student does, at the slots that it is
-trained at; then the teacher gets the advantageous prompt with the student's response.
+The frozen model answers the advantageous prompts, and the teacher reads the same ones unless its slot is random. In an
+on-policy method the student answers, at the slots that it is trained at; then the teacher gets the advantageous prompt
+with the student's response.
 """
 
 import contextlib

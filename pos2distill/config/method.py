@@ -75,8 +75,9 @@ class MethodSection(Section):
     teacher_slot: Literal["advantageous", "random"] = Field(
         "advantageous",
         exclude_if=lambda slot: slot == "advantageous",
-        description="where the gold document is in the prompt that the teacher gets. random: drawn for each example, "
-        "while the student's prompts and the sampled responses stay the same; the control for the teacher's advantage",
+        description="where the gold document is in the prompt that the teacher gets; methods with a KL to a cached or "
+        "resident teacher. random: drawn for each example, while the student's prompts and the seeds of its samples "
+        "stay the same; the control for the teacher's advantage",
     )
     teacher_topk: int = Field(
         default_factory=lambda settings: _DEFAULT_TOPK if settings.get("teacher") == "topk" else 0,
@@ -181,9 +182,10 @@ class MethodSection(Section):
         if self.teacher_slot == "advantageous":
             return self
         if self.loss == "ce":
-            raise ValueError(
-                f"teacher_slot: '{self.teacher_slot}', but the loss of method '{self.name}' has no teacher"
-            )
+            problem = f"the loss of method '{self.name}' has no teacher"
+            if self.needs_teacher:
+                problem = f"weights '{self.weights}' compare with the teacher at the advantageous slots"
+            raise ValueError(f"teacher_slot: '{self.teacher_slot}', but {problem}")
         if self.teacher == "topk":
             raise ValueError(
                 f"teacher_slot: '{self.teacher_slot}', but teacher 'topk' knows the answered prompt alone; set teacher "

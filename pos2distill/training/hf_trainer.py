@@ -26,7 +26,13 @@ ANCHOR (-1) for the first row, whose prompt was answered; `response`, the token 
 
 
 def to_feature(build: RowBuilder, sample: Sample) -> dict[str, Any]:
-    """The feature of a pipeline's sample: its advantageous prompt, and K trivial ones."""
+    """The feature of a pipeline's sample: its advantageous prompt, and K trivial ones.
+
+    Raises:
+        ValueError: if the sample holds another prompt than the one that was answered.
+    """
+    if build.study.method.teacher_gets_another_prompt:
+        raise ValueError("samples of on-policy methods and of a random teacher_slot are for the pipeline only")
     rows = [build.row(key) for key in build.keys(sample)]
     trivial = [row for row in rows if row.slot_id != ANCHOR]
     return {

@@ -159,6 +159,10 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
             "method.teacher_slot: 'random', but the loss of method 'seqkd' has no teacher",
         ),
         (
+            "method={name: seqkd, weights: adaptive, teacher_slot: random}",
+            "method.teacher_slot: 'random', but weights 'adaptive' compare with the teacher at the advantageous slots",
+        ),
+        (
             "method={name: r1, teacher: topk, teacher_slot: random}",
             "method.teacher_slot: 'random', but teacher 'topk' knows the answered prompt alone; set teacher",
         ),

@@ -753,24 +753,33 @@ def test_inspect_pairs_answers_to_the_same_prompts_only(recipe: Recipe, command:
     assert "before" not in json.loads(line)
 
 
-def test_inspect_samples_of_a_policy_shows_one_for_each_row(
-    make_shared_recipe: Callable[..., Recipe], command: Command, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "responses"),
+    [
+        ({"name": "r1-on-policy", "rounds": 1, "k": 1}, 2),
+        ({"name": "r1", "teacher_slot": "random", "advantageous_slot": 1}, 1),
+    ],
+)
+def test_inspect_samples_shows_the_answered_prompts_not_the_teachers(
+    make_shared_recipe: Callable[..., Recipe],
+    command: Command,
+    tmp_path: Path,
+    method: dict[str, Any],
+    responses: int,
 ) -> None:
-    recipe = make_shared_recipe(
-        tmp_path, method={"name": "r1-on-policy", "rounds": 1, "k": 1}, runtime={"executor": "local"}
-    )
+    recipe = make_shared_recipe(tmp_path, method=method, runtime={"executor": "local"})
     run_sample(recipe)
     lines = command("inspect", recipe.storage, "--samples", "--json", "--limit", "0", "--prompts")
     rows = [json.loads(line) for line in lines if line.startswith("{")]  # the run's own lines come before
-    assert len(rows) == 8 * 2
+    assert len(rows) == 8 * responses
     assert all(row["question"] and row["location"] for row in rows)
-    # The prompts that were answered, not the teacher's: the gold document is at the position of each.
+    # The gold document is at the position of each.
     for row in rows:
         answer, position = row["answers"][0], int(row["position"])
         documents = row["prompt"].split("Title: ")[1:]
         assert len(documents) == row["documents"] == 4
         assert [answer in text.partition("Question: ")[0] for text in documents].index(True) + 1 == position
-    assert len({row["position"] for row in rows}) > 1
+    assert (len({row["position"] for row in rows}) > 1) == (responses > 1)
 
 
 def test_inspect_samples_of_a_policy_shows_those_that_failed(

@@ -286,9 +286,9 @@ def test_make_plan_evaluates_other_tasks_with_the_same_models(make_recipe: Make,
     assert plan.fingerprint != make_plan(alone).fingerprint
 
 
-def test_slot_of_the_teacher_changes_what_is_sampled_and_trained(make_recipe: Make) -> None:
+@pytest.mark.parametrize("method", [{"name": "r1"}, {"name": "r1-on-policy", "rounds": 1}])
+def test_slot_of_the_teacher_changes_what_is_sampled_and_trained(make_recipe: Make, method: dict[str, Any]) -> None:
     """Where the teacher has its advantage, the setting is in no dump, so that it changes no fingerprint."""
-    method = {"name": "r1-on-policy", "rounds": 1}
     plain, random = make_recipe(method=method), make_recipe(method={**method, "teacher_slot": "random"})
     assert changed(plain, random) == {SAMPLE, DISTILL, DISTILLED}
     assert "teacher_slot" not in plain.study.model_dump_json()

@@ -96,6 +96,14 @@ def test_trainer_trains(
         assert torch.equal(one, other)
 
 
+def test_to_feature_refuses_samples_that_hold_the_prompt_of_the_teacher(
+    make_recipe: Callable[..., Recipe], make_source: Callable[[Study], Source]
+) -> None:
+    source = make_source(make_recipe(method={"teacher_slot": "random"}).study)
+    with pytest.raises(ValueError, match="a random teacher_slot are for the pipeline only"):
+        to_feature(source.build, source.sample(0))
+
+
 def test_collate_examples_aligns_responses_to_the_right() -> None:
     first = {"prompts": [[5, 6], [7]], "slots": [-1, 3], "response": [8, 9]}
     second = {"prompts": [[5, 6, 7]], "slots": [-1], "response": [4]}
