@@ -1,5 +1,6 @@
 """Data sets to examples: read, validate, split, draw distractors. The formats are in `formats`."""
 
+import hashlib
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,14 +103,15 @@ class _Selection:
         self._rank(side, example, location)
 
     def _is_duplicate(self, example: Example, location: str) -> bool:
-        # A short hash and not the text, since the hashes of all questions of the file stay in memory.
-        question = question_id(example.question)
-        if self.question_of.setdefault(example.example_id, question) != question:
+        normalised, key = question_id(example.question), _question_key(example)
+        known = self.question_of.get(example.example_id)
+        if known not in (None, normalised):
             where = f"{self.data.path}, {location}"
             raise UserError(f"{where}: id {example.example_id!r} is that of another question too; ids must be unique")
-        duplicate = question in self.questions
-        self.questions.add(question)
-        return duplicate
+        self.question_of[example.example_id] = normalised
+        is_duplicate = known is not None or key in self.questions
+        self.questions.add(key)
+        return is_duplicate
 
     def _rank(self, side: Side, example: Example, location: str) -> None:
         heap = self.ranked[side]
@@ -178,7 +180,7 @@ def count_questions(data: DataSection, documents: int, most: int) -> int:
     questions: set[str] = set()
     for example in read_examples(data, documents):
         if isinstance(example, Example) and _unit_hash(example.question) < data.eval_fraction:
-            questions.add(question_id(example.question))
+            questions.add(_question_key(example))
         if len(questions) == most:
             break
     return len(questions)
@@ -292,6 +294,19 @@ def _check_words(example: Example, location: str) -> None:
         raise UserError(
             f"{location}, answers: {list(example.answers)!r:.80} are all empty once normalised; expected words"
         )
+
+
+def _question_key(example: Example) -> str:
+    """Equal for examples that ask the same question; short, since those of all questions of a file stay in memory.
+
+    Of examples with an id of their own only capitals, blanks and what ends a question are ignored: "C", "C++" and "C#"
+    are three questions, which normalised text does not tell apart.
+    """
+    normalised = question_id(example.question)
+    if example.example_id == normalised:
+        return normalised
+    plain = " ".join(example.question.casefold().split()).rstrip(" ?.!")
+    return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
 
 def _unit_hash(question: str) -> float:

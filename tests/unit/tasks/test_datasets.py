@@ -250,7 +250,7 @@ def test_load_split_counts_add_up_and_no_question_is_on_both_sides(
 ) -> None:
     records = [question_record(index) for index in range(30)]
     # The same questions again under other ids, in other dress; and the same records again.
-    records += [question_record(100 + index, f"the WHICH code, has: animal {index}") for index in range(repeats)]
+    records += [question_record(100 + index, f"WHICH code  has animal {index} ??") for index in range(repeats)]
     records += records[:repeats]
     order.shuffle(records)
     split = load_split(section(write(records), train_examples=5, eval_examples=5), documents=2, seed=seed)
@@ -259,6 +259,17 @@ def test_load_split_counts_add_up_and_no_question_is_on_both_sides(
     assert split.counts["duplicate"] == 2 * repeats
     train, evaluation = ({normalize(each.question) for each in side} for side in (split.train, split.evaluation))
     assert not train & evaluation
+
+
+def test_load_split_keeps_questions_that_only_normalised_text_does_not_tell_apart(write: Write) -> None:
+    names = ["C", "C++", "C#", "the C"]
+    records = [question_record(index, f"What is {name}?") for index, name in enumerate(names)]
+    split = load_split(section(write(records), train_examples=0, eval_examples=4, eval_fraction=1), documents=2, seed=0)
+    assert split.counts["duplicate"] == 0
+    assert {example.question for example in split.evaluation} == {f"What is {name}?" for name in names}
+    without_ids = [{name: value for name, value in record.items() if name != "id"} for record in records]
+    data = section(write(without_ids), train_examples=0, eval_examples=1, eval_fraction=1)
+    assert load_split(data, documents=2, seed=0).counts["duplicate"] == 3
 
 
 def test_load_split_keeps_sides_apart_across_files_and_seeds(write: Write) -> None:
