@@ -147,7 +147,7 @@ class FakeSection(Section):
 
 
 class Runtime(Section):
-    """Where and how a study runs. It changes no results, except the first epoch's order if `training.order=arrival`."""
+    """Where and how a study runs. Results change by rounding, and by the first order if `training.order=arrival`."""
 
     storage: str | None = Field(None, description="folder or fsspec URL; default: runs/NAME")
     executor: Literal["ray", "local"] = Field(
