@@ -1,166 +1,25 @@
-"""The progress of a stage that samples or trains: counted by a tracker, shown on the terminal."""
+"""The progress of a stage on the terminal: a bar, or lines where there is none."""
 
 import os
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-import pyarrow as pa
 from tqdm import tqdm
 
-from pos2distill.sampling.failure_guard import FailureGuard
-from pos2distill.store.selection import Selection
+from .tracker import ProgressSpec, RunProgress
 
 REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.
 LINE_SECONDS = 10.0
-# Actors report only when they begin a batch, so this must be longer than a batch usually takes.
-_ACTIVE_SECONDS = 180.0
-# Without an answer for so long, a batch begins that may not be needed: what it waits for may be queued behind it, as
-# the batch of a sampler that died is.
-_PATIENCE_SECONDS = 120.0
 _STARTING = "starting processes and loading models"
 # Of a stage whose results come by the batch: nothing tells when the first one begins.
 _UNTIL_FIRST_BATCH = "loading models, then the first batch"
 _QUIET = "POS2DISTILL_QUIET"
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressSpec:
-    """What is tracked.
-
-    run: name of the run. label: `sample` counts kept samples, `distill` examples trained on.
-    total: examples to count to. stored: samples of an earlier run, by outcome. guard: is given every stored sample.
-    ids: of all examples that may be sampled. selection: what an earlier run knows of them. trained: examples that an
-    earlier run processed, up to its last checkpoint.
-    """
-
-    run: str
-    label: str
-    total: int
-    stored: Mapping[str, int]
-    guard: FailureGuard
-    ids: pa.Array
-    selection: Selection
-    trained: int = 0
-
-
-@dataclass
-class RunProgress:
-    """The latest figures of a stage.
-
-    stored: samples by outcome. sampling_seconds: until the last of them was stored. actor_seconds: the time that the
-    actors of a pool worked, added up; only of pools whose calls do not overlap. trained: examples processed by
-    training, over all epochs. actors: that began a batch in the last minutes, by pool.
-    """
-
-    stored: Counter[str] = field(default_factory=Counter)
-    sampling_seconds: float = 0.0
-    actor_seconds: dict[str, float] = field(default_factory=dict)
-    trained: int = 0
-    steps: int = 0
-    loss: float | None = None
-    actors: dict[str, int] = field(default_factory=dict)
-
-    def count(self, label: str) -> int:
-        """The examples that a stage counts."""
-        return self.trained if label == "distill" else self.stored["kept"]
-
-    def __str__(self) -> str:
-        parts = [f"sampled {self.stored.total()}, kept {self.stored['kept']}"]
-        if self.stored["failed"]:
-            parts.append(f"failed {self.stored['failed']}")
-        for pool, count in sorted(self.actors.items()):
-            parts.append(f"{pool} {count}")
-        if self.loss is not None:
-            parts.append(f"step {self.steps}, loss {self.loss:.4f}")
-        return ", ".join(parts)
-
-
-class ProgressTracker:
-    """Counts what operators and workers report, and carries the request to stop to the workers."""
-
-    def __init__(self, spec: ProgressSpec) -> None:
-        self.spec = spec
-        self.progress = RunProgress(stored=Counter(spec.stored), trained=spec.trained)
-        self.stop = False
-        self.fatal: str | None = None
-        self.last_seen: dict[str, dict[str, float]] = {}
-        self.selection = spec.selection.copy()
-        self.index_of = {example_id: index for index, example_id in enumerate(spec.ids.to_pylist())}
-        self.start = time.monotonic()
-        self.last_news = self.start
-
-    def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
-        """Count the samples of one part of the store.
-
-        Raises:
-            UserError: once too many samples have failed.
-        """
-        self.progress.stored.update(outcomes)
-        indices = [self.index_of[example_id] for example_id in example_ids]
-        self.selection.add(indices, [outcome == "kept" for outcome in outcomes])
-        self.last_news = time.monotonic()
-        # Set with every part, so that training after the last sample does not count as sampling.
-        self.progress.sampling_seconds = self.last_news - self.start
-        self.spec.guard.add(outcomes, errors, example_ids)
-
-    def needed(self, example_ids: Sequence[str]) -> list[bool] | None:
-        """Whether each of these examples is still needed; None while the answers under way are likely to be enough.
-
-        So little more is sampled than is needed, however many samplers there are and however long it takes until an
-        answer is stored. In a run's last batches some samplers wait for the others instead.
-        """
-        indices = [self.index_of[example_id] for example_id in example_ids]
-        end = self.selection.end
-        first = min(indices, default=0)
-        if self.selection.likely_end <= first < end and time.monotonic() - self.last_news < _PATIENCE_SECONDS:
-            return None
-        self.last_news = time.monotonic()
-        return [index < end for index in indices]
-
-    def count_step(self, trained: int, steps: int, loss: float) -> None:
-        """Count a training step."""
-        # Totals, not increments: workers that restart from a checkpoint report lower numbers than before.
-        self.progress.trained, self.progress.steps, self.progress.loss = trained, steps, loss
-
-    def count_seconds(self, pool: str, seconds: float) -> None:
-        """An actor of a pool has worked on a batch."""
-        self.progress.actor_seconds[pool] = self.progress.actor_seconds.get(pool, 0.0) + seconds
-
-    def heartbeat(self, pool: str, actor: str) -> None:
-        """An actor of a pool has begun a batch."""
-        self.last_seen.setdefault(pool, {})[actor] = time.monotonic()
-
-    def read(self) -> RunProgress:
-        """The latest figures."""
-        now = time.monotonic()
-        for pool, actors in self.last_seen.items():
-            self.progress.actors[pool] = sum(now - seen < _ACTIVE_SECONDS for seen in actors.values())
-        return self.progress
-
-    def request_stop(self) -> None:
-        """Request that training saves its state and stops, also if its workers are being restarted."""
-        self.stop = True
-
-    def stop_requested(self) -> bool:
-        """Whether training is asked to stop."""
-        return self.stop
-
-    def report_fatal(self, line: str) -> None:
-        """Report an error of a worker that a restart would not fix."""
-        # The first error is the cause; later ones may only follow from it.
-        if self.fatal is None:
-            self.fatal = line
-
-    def fatal_error(self) -> str | None:
-        """The first such error."""
-        return self.fatal
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,8 +91,8 @@ def measure_pool(recipe: Recipe) -> dict[str, float]:
     import ray
 
     from pipelines.executors.ray.executor import RayExecutor
-    from pipelines.executors.ray.progress import RayTracker
     from pipelines.executors.ray.session import ray_session
+    from pipelines.executors.ray.tracker import RayTracker
 
     class Clock:
         """An actor in place of the tracker's: it remembers when the first batch began."""

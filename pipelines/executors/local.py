@@ -23,7 +23,8 @@ from pos2distill.sampling.operators import ActorOperator, Operator
 from pos2distill.store.artifacts import Artifact, write_json
 from pos2distill.training.job import STATE_FOLDER, TrainingJob
 
-from ..progress import ProgressSpec, ProgressTracker, show_progress
+from ..progress import show_progress
+from ..tracker import ProgressSpec, ProgressTracker
 from .protocol import ActorCalls, Stream, Tracker, TrainingOutcome
 
 # A folder apart from Ray Train's state, because the executors list their saved states in different ways.

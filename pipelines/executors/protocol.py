@@ -11,7 +11,7 @@ from pos2distill.config import PoolSection
 from pos2distill.sampling.operators import Operator
 from pos2distill.training.job import TrainingJob
 
-from ..progress import ProgressSpec, RunProgress
+from ..tracker import ProgressSpec, RunProgress
 
 
 class Tracker(Protocol):

@@ -17,7 +17,8 @@ from pos2distill.training.job import STATE_FOLDER, STEPS_FOLDER, TrainingJob
 
 from ..executors.protocol import Tracker
 from ..interrupt import interruptible
-from ..progress import ProgressSpec, RunProgress, is_quiet
+from ..progress import is_quiet
+from ..tracker import ProgressSpec, RunProgress
 from . import sample
 from .evaluate import PROMPT_FIELDS, model_url, with_model
 from .measured import with_measured

@@ -35,7 +35,7 @@ from pos2distill.store.samples import SampleStore, Tally, read_kept
 from pos2distill.store.selection import Selection
 
 from ..executors.protocol import Stream, Tracker
-from ..progress import ProgressSpec, RunProgress
+from ..tracker import ProgressSpec, RunProgress
 from .evaluate import PROMPT_FIELDS, model_url, with_model
 from .measured import with_measured
 from .prepare import TRAIN, training_examples, training_ids

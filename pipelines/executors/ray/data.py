@@ -21,8 +21,8 @@ from pos2distill.sampling.engines.protocol import EngineDied
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 
 from ..protocol import Stream
-from .progress import RayTracker
 from .session import pool_arguments, set_data_context
+from .tracker import RayTracker
 
 _ASK_AGAIN_SECONDS = 0.5
 _STORAGE_SECONDS = 5.0  # between two requests to a storage that does not answer

@@ -11,12 +11,12 @@ from pos2distill.placement import TASK_CPUS
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.training.job import TrainingJob
 
-from ...progress import ProgressSpec
+from ...tracker import ProgressSpec
 from ..protocol import ActorCalls, Stream, Tracker, TrainingOutcome
 from .actors import start_actors
 from .data import build_dataset
-from .progress import RayTracker, track
 from .session import connect, ray_session, require_resources
+from .tracker import RayTracker, track
 from .train import fit
 
 

@@ -30,9 +30,9 @@ from ..protocol import Stream, TrainingOutcome
 from .data import open_stream
 from .errors import find_user_error
 from .preemption import PreemptionNotice
-from .progress import RayTracker
 from .session import stream_options, trainer_arguments
 from .states import arrow_filesystem, remove_unlisted_states
+from .tracker import RayTracker
 
 _STREAM = "samples"  # the stream's name among the data sets of Ray Train
 _POLL_SECONDS = 0.5

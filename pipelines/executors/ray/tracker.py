@@ -9,7 +9,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.metrics import Gauge
 
-from ...progress import LINE_SECONDS, ProgressSpec, ProgressTracker, RunProgress, show_progress
+from ...progress import LINE_SECONDS, show_progress
+from ...tracker import ProgressSpec, ProgressTracker, RunProgress
 from .session import driver_node
 
 _READ_SECONDS = 30.0

@@ -1,0 +1,90 @@
+"""What a tracker counts, and which samples it still needs."""
+
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from pipelines.tracker import _ACTIVE_SECONDS, _PATIENCE_SECONDS, ProgressTracker, RunProgress
+from pos2distill.errors import UserError
+from tests.support.tracked import make_spec
+
+
+def test_run_progress_names_what_has_happened() -> None:
+    current = RunProgress(stored=Counter(kept=6, wrong=4), trained=15, steps=3, loss=0.25, actors={"samplers": 2})
+    assert str(current) == "sampled 10, kept 6, samplers 2, step 3, loss 0.2500"
+    assert str(RunProgress(stored=Counter(kept=6, failed=4))) == "sampled 10, kept 6, failed 4"
+
+
+def test_run_progress_of_sampling_counts_kept_samples() -> None:
+    """Answers that are not kept are no part of what is left to do. Training counts examples over all epochs."""
+    current = RunProgress(stored=Counter(kept=6, wrong=4), trained=15)
+    assert (current.count("sample"), current.count("distill")) == (6, 15)
+
+
+def test_tracker_raises_after_too_many_failed_samples_and_has_counted_them() -> None:
+    tracker = ProgressTracker(make_spec(total=4))
+    with pytest.raises(UserError, match="samples failed"):
+        tracker.count_stored(["failed"] * 4, ["out of memory"] * 4, [f"e{index}" for index in range(4)])
+    assert tracker.read().stored == {"failed": 4}
+
+
+def test_tracker_knows_which_examples_are_still_needed() -> None:
+    """Wanted are 2: with e0 wrong, e1 and e3 are the first kept ones, and e4 is not needed."""
+    tracker = ProgressTracker(make_spec("sample", total=2))
+    ids = ["e0", "e2", "e3", "e4"]
+    assert tracker.needed([]) == []
+    assert tracker.needed(ids) == [True, True, True, True]
+    assert tracker.needed(["e2", "e3"]) is None  # e0 and e1 may be enough
+    tracker.count_stored(["wrong"], [None], ["e0"])
+    assert tracker.needed(["e4"]) == [True]  # if one of two is kept, of e1 to e4 two are
+    tracker.count_stored(["kept", "kept"], [None, None], ["e1", "e3"])
+    assert tracker.needed(ids) == [True, True, True, False]  # e2 may be kept, but e3 is needed until then
+    tracker.count_stored(["kept"], [None], ["e2"])
+    assert tracker.needed(ids) == [True, True, False, False]
+
+
+def test_tracker_lets_a_batch_begin_when_nothing_is_stored_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch at a time: what the others wait for may be queued behind them."""
+    tracker = ProgressTracker(make_spec("sample", total=2))
+    now = time.monotonic()
+    monkeypatch.setattr("pipelines.tracker.time.monotonic", lambda: now)
+    assert tracker.needed(["e2", "e3"]) is None
+    now += _PATIENCE_SECONDS
+    assert tracker.needed(["e2", "e3"]) == [True, True]
+    assert tracker.needed(["e4"]) is None
+
+
+def test_tracker_counts_in_a_selection_that_cannot_be_written_to() -> None:
+    """As Ray brings it to the tracker's actor."""
+    spec = make_spec("sample", total=2)
+    for array in (spec.selection.known_N, spec.selection.kept_N):
+        array.setflags(write=False)
+    tracker = ProgressTracker(spec)
+    tracker.count_stored(["kept", "kept"], [None, None], ["e0", "e1"])
+    assert tracker.needed(["e1", "e2"]) == [True, False]
+    assert not spec.selection.known_N.any()
+
+
+def test_tracker_forgets_actors_that_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = ProgressTracker(make_spec())
+    tracker.heartbeat("samplers", "a")
+    tracker.heartbeat("samplers", "b")
+    assert tracker.read().actors == {"samplers": 2}
+    now = time.monotonic()
+    tracker.heartbeat("samplers", "b")
+    monkeypatch.setattr("pipelines.tracker.time.monotonic", lambda: now + _ACTIVE_SECONDS)
+    assert tracker.read().actors == {"samplers": 1}
+
+
+def test_tracker_keeps_the_first_fatal_error() -> None:
+    tracker = ProgressTracker(make_spec())
+    for error in ("the cause", "what follows from it"):
+        tracker.report_fatal(error)
+    assert tracker.fatal_error() == "the cause"
+
+
+def test_tracker_of_a_resumed_run_starts_at_its_checkpoint() -> None:
+    tracker = ProgressTracker(replace(make_spec(), trained=5))
+    assert tracker.read().count("distill") == 5
