@@ -68,7 +68,7 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
         summary = read_run_summary(run)
         bootstrap = bootstrap or summary.bootstrap
         models = list(summary.curves)
-        # Of the first run all models, of the others the last one.
+        # All models of the first run, the last one of the others.
         for model in models[-1:] if entries else models:
             curve = summary.curves[model]
             entry = {

@@ -64,7 +64,7 @@ def _move(fs: Any, source: str, target: str) -> None:
 
 
 def _fingerprints(content: Mapping[str, Any]) -> dict[str, str]:
-    """Of the report, or of each model's results; none, if one is no hexadecimal number."""
+    """The fingerprint of the report, or those of each model's results; none if one is no hexadecimal number."""
     found = {}
     if isinstance(content.get("fingerprint"), str):
         found["all"] = content["fingerprint"]

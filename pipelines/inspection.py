@@ -186,7 +186,7 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
                     "right": answer["correct"],
                     "cut": answer["finish_reason"] == "length",
                 }
-                # Of another order of the distractors, the places of documents are not those of `order`.
+                # With another order of the distractors, documents are not at the places of `order`.
                 if not answer["correct"] and key[1] % orders == 0:
                     places = [order.index(index) + 1 for index in attribution(answer["text"]) if index in order]
                     row[name]["found_in_documents"] = sorted(places)
@@ -263,7 +263,7 @@ def _sample_rows(artifact: Artifact, entropy: "_TeacherEntropy | None") -> Itera
             "text": sample["text"],
             "kept_text": sample["truncated_text"],
             "error": sample["error"],
-            # Of those that are shown alone: the states of all samples may not fit the memory.
+            # Only for samples that are shown: the states of all may not fit the memory.
             **({"entropy": partial(entropy, store, index, ids, position)} if entropy and is_kept else {}),
             "build": build,
         }
@@ -284,7 +284,7 @@ class _TeacherEntropy:
         self.head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
 
     def __call__(self, store: SampleStore, index: StoreIndex, ids: pa.Array, position: int) -> Row:
-        """Of one sample the mean over tokens, and each token's text and entropy."""
+        """The mean over the tokens of one sample, and each token's text and entropy."""
         import torch
 
         from pos2distill.models.hidden_states import hidden_from_bytes

@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def analysis_stages(self) -> list[Stage]:
-        """The stages of the command `analyse`; none without the section. Of the distilled model, if there is one."""
+        """The stages of the command `analyse`; none without the section. The distilled model's too, if there is one."""
         if self.analyse_base is None or self.analyse_distilled is None:
             return []
         used = (*self._measured_for(self.evaluate_base), *self._measured_for(self.analyse_base))

@@ -153,7 +153,7 @@ def check_placement(task: Task) -> None:
         )
     if task.recipe.storage.startswith("memory://"):
         raise UserError(f"{task.recipe.storage}: ends with this process; set runtime.storage to a folder or URL")
-    # Of a name on a server, a revision only distinguishes models that had it at different times.
+    # For a name on a server, a revision only distinguishes models that had it at different times.
     has_revisions = model.is_served_name or is_hub_name(model.path)
     if model.revision is not None and not has_revisions:
         raise UserError(f"model.revision: {model.path} is no hub name and has no revisions; set model.revision=null")

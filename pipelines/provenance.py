@@ -50,7 +50,7 @@ class Provenance:
 
     @classmethod
     def now(cls, recipe: Recipe) -> "Provenance":
-        """Of what this process makes now."""
+        """The provenance of what this process makes now."""
         settings = {"name": recipe.name, "description": recipe.description, **recipe.study.model_dump(mode="json")}
         settings["runtime"] = recipe.runtime.model_dump(mode="json")
         return cls(
@@ -63,11 +63,11 @@ class Provenance:
         )
 
     def dated(self) -> "Provenance":
-        """Of what was finished now."""
+        """The same, finished now."""
         return replace(self, date=_now())
 
     def of_task(self, name: str, study: Study) -> "Provenance":
-        """Of what is made for another task (`evaluation.also_evaluate`): with the settings of its study."""
+        """The same for another task (`evaluation.also_evaluate`), with the settings of its study."""
         settings = _without_secrets(study.model_dump(mode="json"))
         return replace(self, settings={**self.settings, **settings, "task": name})
 
@@ -177,7 +177,7 @@ def describe_hardware() -> str:
     processor = models[0] if models else platform.machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     parts = [f"{processor}, {len(os.sched_getaffinity(0))} cores", f"{memory:.0f} GiB"]
-    # Of NVIDIA's driver. No library is asked: it would take memory on the GPU.
+    # From NVIDIA's driver: a library would take memory on the GPU.
     for description in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         parts += re.findall(r"^Model:\s*(.+)$", description.read_text(), re.MULTILINE)
     return ", ".join(parts)

@@ -193,7 +193,7 @@ def is_evaluated(task: TaskPlan) -> bool:
 
 
 def counts_and_seconds(stages: Sequence[Stage]) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
-    """Of the finished stages: what each counted, by its name, and what they measured, by the name of the time."""
+    """What each finished stage counted, by its name, and the seconds that they measured, by their name."""
     counts: dict[str, dict[str, int]] = {}
     seconds: dict[str, float] = {}
     for stage in stages:
@@ -226,7 +226,7 @@ class Results:
         return {name: details[name] for name in names}
 
     def comparisons(self) -> list[Comparison]:
-        """Of two models at every prompt length, the length of training first."""
+        """The comparisons of the two models at every prompt length, the length of training first."""
         before, after = self.models
         return [compare(before, after, documents, self.study) for documents in self.study.prompt_lengths]
 

@@ -20,10 +20,10 @@ _S3_NETWORK = "; check the network and AWS_ENDPOINT_URL"
 # As s3fs 2026.9 raises what an S3 answers with 409, 500 or 503, without the name of the object.
 _BUSY = (errno.EBUSY, errno.EREMOTEIO)
 
-# Of the network, or of a file system that is mounted over it; none of them is a ConnectionError.
+# Errors of the network, or of a file system that is mounted over it; none of them is a ConnectionError.
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.ENOTCONN)
 
-# Of an HTTP server that may answer the next time, beside those from 500 on.
+# An HTTP server may answer the next time after these, as after those from 500 on.
 _PASSING_STATUS = (408, 425, 429)
 
 # Fixes for errors of the operating system.
@@ -47,7 +47,7 @@ _FIXES = {
 # Parts of the class names of errors that wrong settings cause.
 _WRONG_SETTINGS = ("ProfileNotFound", "ParamValidation", "InvalidURL", "InvalidSchema", "MissingSchema")
 
-# Of botocore and google.auth.
+# Classes of botocore and google.auth.
 _CREDENTIALS_NOT_FOUND = ("NoCredentialsError", "CredentialRetrievalError", "DefaultCredentialsError")
 
 # Fixes for errors of remote storages, by a part of the exception's class name; the first that occurs counts.

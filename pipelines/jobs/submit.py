@@ -38,7 +38,7 @@ _STORAGE, _RECIPE = "pos2distill.storage", "pos2distill.recipe"  # in a job's me
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _SUBMIT_ATTEMPTS = 10
 _ID_FOLDER_LENGTH = 40  # characters of a storage's name in a submission id
-# Of a connection that breaks after the request was sent, unless `_never_connected`.
+# Errors of a connection that breaks after the request was sent, unless `_never_connected`.
 _LOST_CONNECTION = (
     requests.ConnectionError,
     requests.ReadTimeout,

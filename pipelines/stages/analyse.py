@@ -148,7 +148,7 @@ def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, A
     )
     found: dict[tuple[str, Slots], dict[str, Any]] = {}
     for row in predictions.filter(pc.field("documents") == study.data.documents).to_pylist():
-        # Of several orders of the distractors the data set's, in which the passes show them.
+        # The data set's order of the distractors alone, which the passes use.
         if row["placement"] % study.evaluation.distractor_orders == 0:
             found[row["example_id"], tuple(row["slots"])] = row
     process = response_processor(study, load_tokenizer(study.model))

@@ -89,7 +89,7 @@ class Stage:
 
     @property
     def fingerprint(self) -> str:
-        """Of the artifact."""
+        """The fingerprint of the artifact."""
         return self.artifact.fingerprint
 
     def output(self) -> Input:

@@ -59,7 +59,7 @@ def evaluation_recipe(
         raw["runtime"]["samplers"] = {"batch_size": 64}
         raw["runtime"]["endpoint"] = {"base_url": base_url}
     if slots is None:
-        # Of the recipe, since an override may set the number of documents. `make_recipe` changes what it is given.
+        # From the whole recipe, since an override may set the number of documents. `make_recipe` changes its argument.
         slots = min(DEFAULT_SLOTS, make_recipe(copy.deepcopy(raw), overrides, source="evaluate").study.data.documents)
     raw["evaluation"] = {"slots": slots}
     return make_recipe(raw, overrides, source="evaluate")

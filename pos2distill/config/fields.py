@@ -23,8 +23,8 @@ def restrict(study: Study, fields: Collection[str]) -> RestrictedStudy:
     """A copy of a resolved study in which every setting that is not named has a constant instead of its value.
 
     The constant is the setting's default, or a placeholder if the setting is required. So two restricted studies are
-    equal, and have equal fingerprints, if and only if the named settings are equal. Of the settings that are kept, each
-    was validated as a part of `study`.
+    equal, and have equal fingerprints, if and only if the named settings are equal. Each setting that
+    is kept was validated as a part of `study`.
 
     Args:
         fields: dotted names, for example `seed`, `data.prompt`, `training.lora`, or a whole section as `data`.

@@ -98,10 +98,10 @@ def _gold_documents(placements: Sequence[Sequence[Sequence[int]]], documents: in
 
 
 def _attention_of(attention_ESNP: Floats, gold_ESD: npt.NDArray[np.bool_], seed: int) -> dict[str, Any]:
-    """Of one kind of query. Sums over the tokens of a part, means over heads and examples."""
+    """The attention of one kind of query: sums over the tokens of a part, means over heads and examples."""
     documents = gold_ESD.shape[2]
     mean_ESP = attention_ESNP.mean(2)
-    # Of several gold documents, their sum.
+    # The sum over several gold documents.
     gold_ESN = np.einsum("esnd,esd->esn", attention_ESNP[..., :documents], gold_ESD)
     mean_SP = mean_ESP.mean(0)
     around = {name: mean_SP[:, documents + index].tolist() for index, name in enumerate(PARTS_AROUND)}

@@ -13,7 +13,7 @@ from pos2distill.evaluation.scores import format_slots
 Analyses = Mapping[str, Mapping[str, Any]]
 
 _MODELS = {"base": BEFORE, "distilled": AFTER}
-# Of each panel of a chart with several, so that one fits on a phone and two beside each other in the page.
+# The size of each panel of a chart with several, so that one fits on a phone and two beside each other in the page.
 _PANEL_WIDTH, _PANEL_HEIGHT = 300, 200
 _MOST_LABELS = 15
 _GOLD_TITLE = "gold position (from 1)"

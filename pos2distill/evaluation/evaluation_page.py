@@ -1,4 +1,4 @@
-"""The page of one model's evaluation: its curve, its verdict, its questions. Of two models, it is a report."""
+"""The page of one model's evaluation: its curve, its verdict, its questions. Two models have a report instead."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class EvaluationInputs:
 
 def render_evaluation(inputs: EvaluationInputs) -> dict[str, bytes]:
     """The page's files by name: `index.html`, `curves.csv`, and the charts as PNG."""
-    # Of a path or a hub name the last part, which fits into a legend.
+    # The last part of a path or hub name fits into a legend.
     model = inputs.evaluation.model.rstrip("/").rpartition("/")[2]
     shown = []
     for view, curve in enumerate(inputs.evaluation.curves):

@@ -67,7 +67,7 @@ def score_excess(correct_ES: Floats) -> float:
     """What few wrong answers leave open of max - min beyond its standard error: (u - d)^2 - z^2 v / n, or 0.
 
     d, v: mean and variance of the examples' differences between the best and the worst slot; u: the upper end of the
-    score interval of d. Near 0 where both slots have many wrong answers. Of equally good slots, the largest.
+    score interval of d. Near 0 where both slots have many wrong answers. The largest over equally good slots.
     """
     difference_EP = _differences_of_extremes(correct_ES)
     end = _score_end(difference_EP, Z)
@@ -103,8 +103,8 @@ def _variance_at(mean: float, difference_EP: Floats) -> Floats:
 def _score_end(difference_EP: Floats, quantile: float) -> float:
     """The upper end of the score interval of the mean d of differences: the largest g with g - d <= q sqrt(v(g) / n).
 
-    Of one difference as of a proportion this is Wilson's. Source: score intervals of paired proportions, as in Tango
-    1998, here with the variance of `_variance_at`. Of several pairs with the same d, the largest.
+    For a single proportion this is Wilson's interval. Source: score intervals of paired proportions, as in Tango
+    1998, here with the variance of `_variance_at`. The largest over pairs with the same d.
     """
     mean = float(difference_EP[:, 0].mean())
     low, high = mean, 1.0

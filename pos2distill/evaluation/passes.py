@@ -23,7 +23,7 @@ from pos2distill.records import PASSES_SCHEMA, Example, Slots, Tokens, example_f
 from pos2distill.tasks.permutations import evaluated_placements
 from pos2distill.tasks.prompts import AFTER, BEFORE, PromptBuilder
 
-# Of one forward pass, unless one row is longer. Results do not depend on it, up to rounding.
+# Tokens of one forward pass, unless one row is longer. Results do not depend on it, up to rounding.
 _PASS_TOKENS = 16_384
 
 

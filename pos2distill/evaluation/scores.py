@@ -82,7 +82,7 @@ class Curve:
         """What is wrong with a GAP of a model that answers nothing: the best of all; None where it means something."""
         if not self.mean:
             return "no answer is right"
-        # Of the best slot, since a model may answer at one slot of many alone.
+        # The best slot decides, since a model may answer at one slot of many alone.
         if max(high for _, high in self.accuracy_ci95) < _HARDLY_ANY:
             return "hardly any answer is right"
         return None

@@ -111,7 +111,7 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int
     single_E = part_E[total_E > 0] / total_E[total_E > 0]
     with np.errstate(over="ignore"):
         low, high = ratio * np.exp(-highest * error), ratio * np.exp(-lowest * error)
-    # Of equal examples, the ratio may differ from theirs by rounding.
+    # If all examples are equal, the ratio may differ from theirs by rounding.
     return min(ratio, max(float(low), float(single_E.min()))), max(ratio, min(float(high), float(single_E.max())))
 
 

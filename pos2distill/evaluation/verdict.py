@@ -22,7 +22,7 @@ def describe_change(before: Curve, after: Curve, paired: Mapping[str, Any]) -> s
     """
     nothing_before, nothing_after = before.why_gap_is_meaningless, after.why_gap_is_meaningless
     if nothing_before and nothing_after:
-        # Of two reasons the weaker one holds for both.
+        # The weaker of two reasons holds for both.
         reason = nothing_before if before.mean >= after.mean else nothing_after
         return f"{_capitalise(reason)}, before or after distillation ({_questions(before)}), so the GAP means nothing."
     first = f"{_capitalise(_loss(before))}{_chance(before)}; after distillation"

@@ -12,7 +12,7 @@ from pos2distill.scratch import locked, user_folder
 def checked_folder(model: ModelSection) -> str:
     """The model's folder on this machine, as of `local_folder`; of a hub model, after `check_weights` of its files.
 
-    Folders and URLs are checked before a run starts, and not again. Of the processes of a machine one checks a
+    Folders and URLs are checked before a run starts, and not again. One process of a machine checks a
     snapshot, and an empty file in the user's temporary folder records that it is valid.
 
     Raises:
@@ -30,7 +30,7 @@ def checked_folder(model: ModelSection) -> str:
 
 
 def _identity(folder: str) -> str:
-    """Of the files that are checked: changed ones are checked again."""
+    """A digest of the files that are checked, so that changed ones are checked again."""
     digest = hashlib.sha256()
     for path in sorted(Path(folder).iterdir()):
         if path.suffix in (".json", ".safetensors"):

@@ -297,7 +297,7 @@ def _nonempty_answers(answers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(answer for answer in answers if normalize(answer))
 
 
-# Of the published formats, beside fields of similar names. None of them is another one under a wrong name.
+# Fields of the published formats that have similar names. None of them is another one under a wrong name.
 _SIMILAR_FIELDS = frozenset({"positive_ctxs", "negative_ctxs", "hard_negative_ctxs", "answerable", "answer_aliases"})
 
 

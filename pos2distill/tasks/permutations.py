@@ -79,7 +79,7 @@ def slot_of_rank(slots: Sequence[int], accuracy: Sequence[float], measured: int,
         slots, accuracy: the model's accuracy at some slots, in the order of slots. Those between are interpolated.
         measured: documents of the prompts that it was measured with; documents: of the prompts to arrange. Slots of
             other lengths correspond by their relative position, the first to the first and the last to the last.
-    Returns: the slot of each rank. Of equally good slots the first comes first.
+    Returns: the slot of each rank. The first of equally good slots comes first.
     """
     relative = np.asarray(slots) / (measured - 1)
     accuracy_D = np.interp(np.arange(documents) / (documents - 1), relative, accuracy)

@@ -30,7 +30,7 @@ def use_bases(lm: PreTrainedModel, factors: Sequence[float], shown: str) -> None
     inv_freq = getattr(rotary, "inv_freq", None)
     if rotary is None or inv_freq is None or rope_types(lm.config) != ["default"]:
         raise UserError(f"{shown}: Attention Buckets needs plain RoPE, which {type(lm).__name__} does not have")
-    # Of a base b, frequency i of n is b^(-i/n): a factor on the base is a factor^(-i/n) on it.
+    # With base b, frequency i of n is b^(-i/n): a factor on the base is a factor^(-i/n) on it.
     exponent_F = torch.arange(len(inv_freq), device=inv_freq.device) / len(inv_freq)
     frequency_NF = torch.stack([inv_freq * factor**-exponent_F for factor in factors])
     rotary.register_forward_hook(_RotateByRow(frequency_NF), with_kwargs=True)

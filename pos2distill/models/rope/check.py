@@ -10,7 +10,7 @@ from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.models.rope.layer_scales import resolve_scales, rope_types, scale_layers
 from pos2distill.models.rope.ms_poe import apply_ms_poe
 
-# Of the classes of vLLM 0.32, those that compute their rotations in the plain way.
+# The classes of vLLM 0.32 that compute their rotations in the plain way.
 _VLLM_TYPES = ("default", "llama3")
 # Families (`model_type`) whose attention layers all rotate whole heads in halves, as Ms-PoE and Attention Buckets do.
 _PLAIN_FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")

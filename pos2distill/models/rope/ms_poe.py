@@ -84,7 +84,7 @@ def choose_scales(attention_BGNS: Tensor, attended_BS: Tensor, settings: MsPoeSe
     """The RoPE scale of each group of heads, (B, G), by how unevenly the last token of a prompt attends.
 
     A head's score is the fraction of keys with more than three times the mean attention; that of a group is the mean
-    over its N heads. The group with the highest score gets the smallest scale. Of equal scores the first comes first.
+    over its N heads. The group with the highest score gets the smallest scale. The first of equal scores comes first.
 
     Args:
         attention_BGNS: of the last token, with unrotated queries and keys. attended_BS: without padding.
@@ -117,7 +117,7 @@ def apply_ms_poe(lm: PreTrainedModel, settings: MsPoeSection, shown: str) -> MsP
     """
     decoder: Any = lm.get_decoder()
     rotary = getattr(decoder, "rotary_emb", None)
-    # Of several types of layers each would have frequencies of its own, and a factor on the rotation would count twice.
+    # With several types of layers each would have frequencies of its own; a factor on the rotation would count twice.
     # Other types were not tested; those of `dynamic` and `longrope` depend on the largest position of a pass, and
     # rotating back uses negative positions.
     has_plain_rope = getattr(rotary, "attention_scaling", None) == 1.0 and set(rope_types(lm.config)) <= set(
