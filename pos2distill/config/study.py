@@ -21,7 +21,8 @@ class EvaluationSection(Section):
     slots: Literal["all", "pairs"] | Count | tuple[int | tuple[int, ...], ...] = Field(
         "all",
         description="all; a number of slots spread evenly from first to last; a list (0-based). For several hops: "
-        "every ordered tuple of these; pairs: the paper's 12 in their three groups. Default: all; for several hops pairs",
+        "every ordered tuple of these; pairs: the paper's 12 in their three groups. Default: all; for several hops "
+        "pairs",
     )
     other_documents: tuple[int, ...] = Field((), description="further prompt lengths, in documents")
     other_slots: Literal["all", "pairs"] | Count = Field(
