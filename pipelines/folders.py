@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pos2distill.literal_paths import move, remove
 from pos2distill.store.artifacts import write_bytes, write_json
 from pos2distill.urls import open_url, storage_errors
 
@@ -54,13 +55,13 @@ def _keep_other(storage: str, name: str, index: str, content: Mapping[str, Any])
     _move(fs, f"{root}/{name}", f"{root}/{name}-{_last(shown)}")
     # The new results are written to NAME, so that a copy of them from before would be there twice.
     if fs.exists(f"{root}/{name}-{_last(new)}"):
-        fs.rm(f"{root}/{name}-{_last(new)}", recursive=True)
+        remove(fs, f"{root}/{name}-{_last(new)}")
 
 
 def _move(fs: Any, source: str, target: str) -> None:
     if fs.exists(target):
-        fs.rm(target, recursive=True)  # moved into it, the folder would be one level too deep
-    fs.mv(source, target, recursive=True)
+        remove(fs, target)  # moved into it, the folder would be one level too deep
+    move(fs, source, target)
 
 
 def _fingerprints(content: Mapping[str, Any]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pos2distill.errors import UserError
+from pos2distill.literal_paths import download
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training.job import MODEL_FOLDER
 from pos2distill.urls import storage_errors
@@ -75,5 +76,5 @@ def _local_folder(artifact: Artifact) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="pos2distill-") as temporary:
         with storage_errors(artifact.url, "RUN"):
-            artifact.fs.get(f"{artifact.path}/{MODEL_FOLDER}/", f"{temporary}/", recursive=True)
+            download(artifact.fs, f"{artifact.path}/{MODEL_FOLDER}", Path(temporary))
         yield Path(temporary)

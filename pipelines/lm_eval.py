@@ -17,6 +17,7 @@ import yaml
 
 from pos2distill.config import Study
 from pos2distill.errors import UserError
+from pos2distill.literal_paths import list_matching
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
@@ -109,7 +110,7 @@ def find_sample_logs(folder: str) -> list[str]:
     with storage_errors(folder, "RUN"):
         if fs.exists(f"{root}/{RUN_FILE}"):
             return []  # a run, whatever else was written into its folder
-        paths = sorted(str(path) for name in ("", "*/") for path in fs.glob(f"{root}/{name}samples_*.jsonl"))
+        paths = list_matching(fs, root, "samples_*.jsonl") + list_matching(fs, root, "*/samples_*.jsonl")
     folders = sorted({path.rpartition("/")[0] for path in paths})
     if len(folders) > 1:
         names = ", ".join(each.rpartition("/")[2] for each in folders)

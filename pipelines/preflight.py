@@ -4,6 +4,7 @@ Each check is a function of what a command is about to do. Ray is not imported, 
 """
 
 import functools
+import glob
 import os
 import shutil
 import socket
@@ -159,6 +160,21 @@ def check_placement(task: Task) -> None:
         raise UserError(f"model.revision: {model.path} is no hub name and has no revisions; set model.revision=null")
 
 
+def check_folder_names(task: Task) -> None:
+    """vLLM 0.32 finds weights by a pattern that begins with their folder, so that in some folders it finds none."""
+    if task.study.model.engine != "vllm":
+        return
+    folders = {"model.path": task.study.model.path}
+    if task.trains or task.plan.evaluate_distilled in task.pending:
+        folders["runtime.storage"] = task.recipe.storage
+    for setting, folder in folders.items():
+        if "://" not in folder and glob.escape(folder) != folder:
+            raise UserError(
+                f"{setting}: vLLM loads no model from {folder}, since it takes [, * and ? for a pattern; rename the "
+                f"folder, or set model.engine to hf"
+            )
+
+
 def check_rights(task: Task) -> None:
     """The storage and the folder for temporary files can be written to. What is written is removed at once."""
     storage = task.recipe.storage
@@ -299,6 +315,7 @@ def _state_bytes(study: Study) -> int:
 CHECKS: tuple[Callable[[Task], None], ...] = (
     check_needs_weights,
     check_placement,
+    check_folder_names,
     check_installed,
     check_ray,
     check_rights,

@@ -11,6 +11,7 @@ import pydantic
 
 from pos2distill.errors import UserError, did_you_mean_one, no_such_folder
 from pos2distill.evaluation.scores import Curve
+from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import RUN_FILE, Artifact
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -33,11 +34,11 @@ def list_artifacts(
     """
     fs, root = open_url(storage, "RUN")
     found = []
-    finished = [str(path).rsplit("/", 2)[-2] for path in fs.glob(f"{root}/*/manifest.json")]
+    finished = [path.rsplit("/", 2)[-2] for path in list_matching(fs, root, "*/manifest.json")]
     folders = [*finished]
     if unfinished:
         # The file can be left in a folder that was finished since.
-        marked = [str(path).rsplit("/", 2)[-2] for path in fs.glob(f"{root}/*/{UNFINISHED_FILE}")]
+        marked = [path.rsplit("/", 2)[-2] for path in list_matching(fs, root, f"*/{UNFINISHED_FILE}")]
         folders += [folder for folder in marked if folder not in finished]
     for folder in folders:
         name, _, fingerprint = folder.rpartition("-")
@@ -182,10 +183,10 @@ def read_summaries(folder: str) -> dict[str, dict[str, Any]]:
             raise UserError(f"{folder}: is a file; expected a folder of runs, or the storage of one run")
         if not fs.isdir(root):
             raise UserError(f"{folder}: no such folder; expected a folder of runs, or the storage of one run")
-        storages = root if fs.exists(f"{root}/{RUN_FILE}") else f"{root}/*"
-        reports = [_parent(path) for path in fs.glob(f"{storages}/report*/summary.json")]
+        storages = "" if fs.exists(f"{root}/{RUN_FILE}") else "*/"
+        reports = [_parent(path) for path in list_matching(fs, root, f"{storages}report*/summary.json")]
         reported = {_parent(report) for report in reports}
-        evaluations = [_parent(path) for path in fs.glob(f"{storages}/{_EVALUATION}*/summary.json")]
+        evaluations = [_parent(path) for path in list_matching(fs, root, f"{storages}{_EVALUATION}*/summary.json")]
         unreported = [evaluation for evaluation in evaluations if _parent(evaluation) not in reported]
         return {found: _read_summary(fs, found) for found in sorted(reports + unreported)}
 
@@ -302,4 +303,4 @@ def _command(folder: str) -> str:
 
 
 def _parent(path: str) -> str:
-    return str(path).rpartition("/")[0]
+    return path.rpartition("/")[0]

@@ -21,6 +21,7 @@ from pipelines.plan import Plan, make_plan
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import UserError
+from pos2distill.literal_paths import list_matching
 from pos2distill.store.samples import SampleStore
 
 
@@ -28,7 +29,7 @@ def mean_prompt_tokens(plan: Plan) -> float:
     """Mean length of the prompts at the advantageous slot; at other slots they are as long, up to a few tokens."""
     folder = SampleStore(plan.sample.artifact).folder
     lengths: list[int] = []
-    for part in plan.sample.artifact.fs.glob(f"{folder}/part-*.parquet"):
+    for part in list_matching(plan.sample.artifact.fs, folder, "part-*.parquet"):
         table = plan.sample.artifact.read_table(part.removeprefix(f"{plan.sample.artifact.path}/"), ["prompt_ids"])
         lengths += [len(ids) for ids in table["prompt_ids"]]
     return float(np.mean(lengths))

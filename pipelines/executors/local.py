@@ -17,6 +17,7 @@ import pydantic
 
 from pos2distill.config import PoolSection, Runtime
 from pos2distill.errors import CorruptPart, TransientError
+from pos2distill.literal_paths import download
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
@@ -240,7 +241,7 @@ class LocalSession:
             yield Path(path)
             return
         copy = scratch / "resume"
-        self.checkpoint.fs.get(f"{path}/", f"{copy}/", recursive=True)
+        download(self.checkpoint.fs, path, copy)
         yield copy
         shutil.rmtree(copy)
 

@@ -11,6 +11,7 @@ from typing import Any
 from pos2distill.config import Study
 from pos2distill.config.fields import restrict
 from pos2distill.errors import Stopped, UserError
+from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.job import STATE_FOLDER, STEPS_FOLDER, TrainingJob
@@ -201,11 +202,10 @@ def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
     Raises:
         UserError: if they are missing or corrupt.
     """
-    folder = f"{checkpoint.path}/{STEPS_FOLDER}"
     records = []
     with checkpoint.reading(STEPS_FOLDER):
         # File names are zero-padded step numbers, so their order is that of the steps.
-        for path in sorted(checkpoint.fs.glob(f"{folder}/*.jsonl")):
+        for path in list_matching(checkpoint.fs, f"{checkpoint.path}/{STEPS_FOLDER}", "*.jsonl"):
             for line in checkpoint.fs.cat_file(path).splitlines():
                 record = json.loads(line)
                 if not isinstance(record, dict) or not record.keys() >= set(_STEP_FIELDS):

@@ -14,6 +14,7 @@ import pydantic
 from pos2distill.config import ModelSection, Study
 from pos2distill.config.fields import replace_section, restrict
 from pos2distill.evaluation.report import render_scales_card
+from pos2distill.literal_paths import list_matching
 from pos2distill.models.files import is_hub_name
 from pos2distill.models.rope.curves import CONFIG_KEY, Genome, scales_of
 from pos2distill.models.rope.search import Candidate, best, fitness, next_genomes
@@ -155,8 +156,8 @@ def _best_so_far(generations: Sequence[Sequence[Candidate]]) -> list[float]:
 
 def _read_generations(artifact: Artifact) -> list[list[Candidate]]:
     generations: list[list[Candidate]] = []
-    for path in sorted(artifact.fs.glob(f"{artifact.path}/{_GENERATIONS}/*.json")):
-        with artifact.reading(f"{_GENERATIONS}/{str(path).rpartition('/')[2]}"):
+    for path in list_matching(artifact.fs, f"{artifact.path}/{_GENERATIONS}", "*.json"):
+        with artifact.reading(f"{_GENERATIONS}/{path.rpartition('/')[2]}"):
             candidates = _LATER if generations else _FIRST
             generations.append(candidates.validate_json(artifact.fs.cat_file(path)))
     return generations

@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError, warn
+from pos2distill.literal_paths import list_matching
 from pos2distill.models.attention import PACKED, register_kernels
 from pos2distill.models.files import is_hub_name, local_folder
 from pos2distill.models.load import (
@@ -151,7 +152,7 @@ def _weight_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
     if not has_index:
         if not fs.exists(root):
             raise UserError(f"{shown}: no such model folder (model.path)")
-        if fs.glob(f"{root}/*.safetensors"):
+        if list_matching(fs, root, "*.safetensors"):
             raise UserError(f"{shown}: expected {single} or {index}, found neither; copy the missing file too")
         raise UserError(
             f"{shown}: holds no weights in safetensors format; a model in another format is converted by loading it "

@@ -23,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import UserError
 from pos2distill.faults import is_fault
+from pos2distill.literal_paths import list_matching, remove
 from pos2distill.parquet import open_parquet
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.urls import open_url, storage_errors
@@ -113,7 +114,7 @@ class Artifact:
 
     def _remove_unpublished(self) -> None:
         if self._manifest_bytes() is None and self.fs.exists(self.path):
-            self.fs.rm(self.path, recursive=True)
+            remove(self.fs, self.path)
 
     def publish(
         self, *, counts: Mapping[str, int], seconds: Mapping[str, float], details: Mapping[str, Any] | None = None
@@ -224,7 +225,7 @@ class Artifact:
     def remove(self, name: str) -> None:
         """Remove a file or folder of the artifact, if it exists."""
         if self.fs.exists(f"{self.path}/{name}"):
-            self.fs.rm(f"{self.path}/{name}", recursive=True)
+            remove(self.fs, f"{self.path}/{name}")
 
     def upload(self, folder: Path, name: str) -> None:
         """Copy a local folder into the artifact."""
@@ -319,8 +320,8 @@ def other_fingerprints(storage: str, name: str, known: Collection[str]) -> list[
     """Fingerprints of the finished artifacts of this name in the storage, except the known ones."""
     fs, path = open_url(storage, "runtime.storage")
     others = []
-    for manifest_path in fs.glob(f"{path}/{name}-*/manifest.json"):
-        folder = str(manifest_path).rsplit("/", 2)[-2]
+    for manifest_path in list_matching(fs, path, f"{name}-*/{_MANIFEST}"):
+        folder = manifest_path.rsplit("/", 2)[-2]
         found = folder.removeprefix(f"{name}-")
         if found not in known:
             others.append(found)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pos2distill.literal_paths import list_matching
 from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact, is_corrupt, read_table, write_table
 from pos2distill.urls import storage_errors
@@ -77,12 +78,11 @@ class TableParts:
 
     def _paths(self) -> dict[int, str]:
         """The path of each part by its number, in order. Other files in the folder are no parts."""
-        self.artifact.fs.invalidate_cache(self.folder)  # listings of object stores are cached
         paths = {}
-        for path in self.artifact.fs.glob(f"{self.folder}/part-*.parquet"):
-            match = re.fullmatch(r"part-([0-9]+)\.parquet", str(path).rpartition("/")[2])
+        for path in list_matching(self.artifact.fs, self.folder, "part-*.parquet"):
+            match = re.fullmatch(r"part-([0-9]+)\.parquet", path.rpartition("/")[2])
             if match:
-                paths[int(match[1])] = str(path)
+                paths[int(match[1])] = path
         return dict(sorted(paths.items()))
 
     def _each_row_once(self, table: pa.Table) -> pa.Table:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import CorruptPart
+from pos2distill.literal_paths import list_matching, move
 from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact, write_table
@@ -95,9 +96,7 @@ class SampleStore:
 
     def part_names(self) -> list[str]:
         """Names of all parts, sorted."""
-        self.artifact.fs.invalidate_cache(self.folder)  # other processes write parts too
-        paths = self.artifact.fs.glob(f"{self.folder}/part-*.parquet")
-        return sorted(str(path).rsplit("/", 1)[-1] for path in paths)
+        return [path.rpartition("/")[2] for path in list_matching(self.artifact.fs, self.folder, "part-*.parquet")]
 
     def index(self, ids: Sequence[str] | pa.Array) -> StoreIndex:
         """Find the part of every example, and quarantine corrupt parts. Examples that `ids` lacks are ignored."""
@@ -230,7 +229,7 @@ class SampleStore:
         fs = self.artifact.fs
         fs.makedirs(self.quarantine, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # another process has moved it already
-            fs.mv(f"{self.folder}/{name}", f"{self.quarantine}/{name}")
+            move(fs, f"{self.folder}/{name}", f"{self.quarantine}/{name}")
         error = CorruptPart(
             f"{self.folder}/{name}: corrupt ({reason}); moved to {self.quarantine}, its examples will be sampled again"
         )

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import write_bytes
 from pos2distill.training.job import STEPS_FOLDER, TrainingJob
 from pos2distill.training.loop import StepRecord
@@ -59,12 +60,11 @@ class StepLog:
     def _remove_later_steps(self) -> None:
         fs = self.artifact.fs
         fs.makedirs(self.folder, exist_ok=True)
-        fs.invalidate_cache(self.folder)  # other processes write to this folder too
-        for path in fs.glob(f"{self.folder}/*.jsonl"):
+        for path in list_matching(fs, self.folder, "*.jsonl"):
             first_step = int(Path(path).stem)
             lines = fs.cat_file(path).splitlines()
             if first_step >= self.start:
-                fs.rm(path)
+                fs.rm_file(path)
             elif first_step + len(lines) > self.start:
                 # The other executor wrote on from an earlier checkpoint of its own.
                 write_bytes(fs, path, b"\n".join(lines[: self.start - first_step]) + b"\n")

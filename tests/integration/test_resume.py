@@ -23,6 +23,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.errors import Stopped
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.parts import TableParts
+from tests.support.paths import ODD_NAME
 
 EPOCHS = 2
 STEPS = 8  # 8 examples, 2 in a batch, in 2 epochs
@@ -111,7 +112,7 @@ def test_run_distill_resumes_bit_identically_after_every_step(
     expected = results(recipe)
     assert len(read_steps(recipe)) == STEPS
     for step in range(1, STEPS + 1):
-        interrupted = at_storage(tmp_path, tmp_path / f"after-{step}")
+        interrupted = at_storage(tmp_path, tmp_path / f"{ODD_NAME}-{step}")
         with monkeypatch.context() as patch:
             interrupt(patch, fault, step)
             finished = ended_by_itself(interrupted)
@@ -185,7 +186,7 @@ def test_run_distill_in_order_of_arrival_trains_on_each_example_once_an_epoch_af
         runtime={"executor": "local", "checkpoints": {"steps": 3}, "samplers": {"batch_size": 2}},
     )
     for step in range(1, STEPS + 1):
-        interrupted = at_storage(tmp_path, tmp_path / f"after-{step}")
+        interrupted = at_storage(tmp_path, tmp_path / f"{ODD_NAME}-{step}")
         with monkeypatch.context() as patch:
             interrupt(patch, fault, step)
             assert not ended_by_itself(interrupted)
@@ -202,7 +203,7 @@ def test_run_study_killed_before_each_stage_is_published_gives_the_same_results(
     expected = results(undisturbed) | predictions(undisturbed)
     assert len(predictions(undisturbed)) == 2
     publish = Artifact.publish
-    interrupted = at_storage(tmp_path, tmp_path / "interrupted")
+    interrupted = at_storage(tmp_path, tmp_path / ODD_NAME)
     killed = []
     published: list[str] = []
 
@@ -238,7 +239,7 @@ def test_run_evaluate_resumes_after_every_part(
     answered: list[int] = []
     append = TableParts.append
     for count in range(1, 5):
-        interrupted = at_storage(tmp_path, tmp_path / f"after-{count}")
+        interrupted = at_storage(tmp_path, tmp_path / f"{ODD_NAME}-{count}")
         answered.clear()
 
         def append_and_fail(parts: TableParts, table: pa.Table, last: int = count) -> None:
@@ -279,7 +280,7 @@ def test_run_distill_resumes_bit_identically_after_a_stop_within_a_step(
         polls += 1
         return polls == poll
 
-    interrupted = at_storage(tmp_path, tmp_path / "interrupted")
+    interrupted = at_storage(tmp_path, tmp_path / ODD_NAME)
     with monkeypatch.context() as patch:
         patch.setattr(LocalSession, "stop_requested", stop_requested)
         with pytest.raises(Stopped):

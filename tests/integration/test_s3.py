@@ -17,6 +17,7 @@ import pytest
 from pos2distill.errors import CorruptPart
 from pos2distill.store.artifacts import Artifact, claim_storage, other_fingerprints
 from pos2distill.store.lease import hold_lease
+from tests.support.paths import ODD_NAME
 from tests.support.s3_server import FAULTS, Faulty
 from tests.support.stores import make_samples, open_store
 
@@ -77,6 +78,22 @@ def test_sample_store_quarantines_corrupt_parts(storage: str) -> None:
         store.load(index, IDS[:24], np.arange(16, 24))
     assert store.index(IDS[:24]).parts == (good,)
     assert {path.rsplit("/", 1)[-1] for path in fs.ls(store.quarantine, detail=False)} == {scanned, loaded}
+
+
+def test_sample_store_in_a_folder_whose_name_is_a_pattern(storage: str) -> None:
+    neighbour = open_store(f"{storage}/a1-b")
+    left = neighbour.append(make_samples(*IDS[:8]))
+    store = open_store(f"{storage}/{ODD_NAME}")
+    names = [store.append(make_samples(*IDS[start : start + 8])) for start in (0, 8)]
+    assert store.part_names() == sorted(names)
+    store.artifact.fs.pipe_file(f"{store.folder}/{names[0]}", b"corrupt")
+    assert store.index(IDS[:16]).missing.tolist() == list(range(8))
+    assert store.artifact.fs.exists(f"{store.quarantine}/{names[0]}")
+    store.artifact.publish(counts={}, seconds={})
+    assert other_fingerprints(f"{storage}/{ODD_NAME}", "samples", []) == ["f00d"]
+    store.artifact.remove("parts")
+    assert store.part_names() == []
+    assert neighbour.part_names() == [left]
 
 
 def test_artifact_is_visible_once_it_is_published(storage: str, tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
-"""Folders that tests read."""
+"""Folders that tests read, and a name for those that they write."""
 
 import os
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
+
+# Of a folder. Taken for a pattern, it matches other names and not itself.
+ODD_NAME = "a[1]*b"
 
 # Stand-ins for published files, written for these tests: the same formats, other content.
 DATA = PROJECT / "tests" / "data"

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
+from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 
@@ -59,7 +60,7 @@ def _size(path: Path) -> int:
 def read_steps(recipe: Recipe) -> list[dict[str, Any]]:
     """The records of the training steps, in order."""
     checkpoint = artifact_of(recipe, "distill")
-    paths = sorted(checkpoint.fs.glob(f"{checkpoint.path}/steps/*.jsonl"))
+    paths = list_matching(checkpoint.fs, f"{checkpoint.path}/steps", "*.jsonl")
     return [json.loads(line) for path in paths for line in checkpoint.fs.cat_file(path).splitlines()]
 
 

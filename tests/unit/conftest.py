@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pos2distill.config import Study
+from tests.support.paths import ODD_NAME
 
 if TYPE_CHECKING:
     from tests.support.samples import Source
@@ -22,8 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(params=["disk", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh folder for a run, on disk or on an object store."""
-    return str(tmp_path / "run") if request.param == "disk" else f"memory://{uuid.uuid4().hex}/run"
+    """A fresh folder for a run, on disk or on an object store. As a pattern, its name would match others."""
+    return str(tmp_path / ODD_NAME) if request.param == "disk" else f"memory://{uuid.uuid4().hex}/{ODD_NAME}"
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from pos2distill.errors import UserError
+from pos2distill.literal_paths import list_matching, remove
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training.job import STATE_FOLDER
 from pos2distill.urls import storage_errors
@@ -22,7 +23,7 @@ _STATES = "checkpoint_"  # how the names of states begin
 
 def arrow_filesystem(artifact: Artifact) -> pyarrow.fs.FileSystem:
     """The artifact's file system as Ray Train takes it, so that both reach the storage in the same way."""
-    handler = _LocalFiles if artifact.is_local else pyarrow.fs.FSSpecHandler
+    handler = _LocalFiles if artifact.is_local else _Files
     return pyarrow.fs.PyFileSystem(handler(artifact.fs))
 
 
@@ -34,11 +35,11 @@ def remove_unlisted_states(checkpoint: Artifact) -> None:
     """
     folder = f"{checkpoint.path}/{STATE_FOLDER}"
     with storage_errors(checkpoint.url, "runtime.storage"):
-        states = [str(path) for path in checkpoint.fs.glob(f"{folder}/{_STATES}*")]
+        states = list_matching(checkpoint.fs, folder, f"{_STATES}*", with_folders=True)
         listed = _listed_states(checkpoint) if states else set()
         for path in states:
             if path.rstrip("/").rpartition("/")[2] not in {_LIST, *listed}:
-                checkpoint.fs.rm(path, recursive=True)
+                remove(checkpoint.fs, path)
 
 
 def _listed_states(checkpoint: Artifact) -> set[str]:
@@ -56,7 +57,15 @@ def _listed_states(checkpoint: Artifact) -> set[str]:
         ) from None
 
 
-class _LocalFiles(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
+class _Files(pyarrow.fs.FSSpecHandler):  # type: ignore[misc]  # untyped
+    """Files of any storage."""
+
+    def delete_dir(self, path: str) -> None:
+        """As pyarrow calls it. Its own takes `[`, `*` and `?` in the path for a pattern."""
+        remove(self.fs, path)
+
+
+class _LocalFiles(_Files):
     """Local files, of which the list appears whole or not at all.
 
     Ray Train 2.60 writes it in place: on a full disk, or if it is killed, an empty list would be left, with which no

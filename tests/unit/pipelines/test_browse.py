@@ -32,6 +32,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.job import STATE_FOLDER
 from tests.support.hub_server import hub_server, use_hub
+from tests.support.paths import ODD_NAME
 from tests.support.privileges import respecting_modes
 
 
@@ -43,7 +44,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, make_shared_recipe: Callabl
     (folder / "recipe.yaml").rename(other)
     recipe = make_shared_recipe(
         folder,
-        runtime={"executor": "local"},
+        runtime={"executor": "local", "storage": str(folder / ODD_NAME)},
         evaluation={"slots": "all", "other_documents": [], "also_evaluate": [str(other)]},
     )
     run_study(recipe)
@@ -708,9 +709,10 @@ def test_push_uploads_from_another_storage(
     recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = make_plan(recipe).distill.artifact
-    url = f"memory://runs/{tmp_path.name}/checkpoint-{checkpoint.fingerprint}"
+    url = f"memory://runs/{tmp_path.name}/{ODD_NAME}/checkpoint-{checkpoint.fingerprint}"
     fs, path = fsspec.url_to_fs(url)
-    fs.put(f"{checkpoint.path}/", f"{path}/", recursive=True)
+    for file in Path(checkpoint.path).rglob("*.*"):
+        fs.pipe_file(f"{path}/{file.relative_to(checkpoint.path)}", file.read_bytes())
     with hub_server() as hub:
         use_hub(monkeypatch, hub.address, tmp_path / "cache")
         command("push", url, "me/a-model")

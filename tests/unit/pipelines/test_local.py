@@ -12,6 +12,7 @@ from pipelines.executors.local import LocalSession, _EventLoop
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import Terminated
+from tests.support.paths import ODD_NAME
 
 
 def test_an_interrupt_leaves_no_traceback_behind(caplog: pytest.LogCaptureFixture) -> None:
@@ -36,7 +37,7 @@ def test_an_interrupt_leaves_no_traceback_behind(caplog: pytest.LogCaptureFixtur
 def test_last_checkpoint_is_copied_only_from_a_remote_storage(
     make_recipe: Callable[..., Recipe], tmp_path: Path, remote: bool
 ) -> None:
-    storage = f"memory://{uuid.uuid4().hex}/run" if remote else str(tmp_path / "run")
+    storage = f"memory://{uuid.uuid4().hex}/{ODD_NAME}" if remote else str(tmp_path / ODD_NAME)
     session = object.__new__(LocalSession)  # without samples
     session.checkpoint, session.keep = make_plan(make_recipe(runtime={"storage": storage})).distill.artifact, 1
     scratch = tmp_path / "scratch"

@@ -1,6 +1,7 @@
 """What the checks before a run accept, warn of and refuse. Wrong input of all kinds is in `test_wrong_input`."""
 
 import json
+import re
 import shutil
 import socket
 import tempfile
@@ -38,6 +39,20 @@ def test_preflight_leaves_nothing(make_recipe: Make, tmp_path: Path, monkeypatch
     run(recipe)
     assert not (tmp_path / "new").exists()
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])
+def test_preflight_refuses_names_of_folders_that_vllm_takes_for_patterns(
+    make_recipe: Make, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / name
+    ending = f"vLLM loads no model from {folder}, since it takes [, * and ? for a pattern; rename the folder, or set "
+    with pytest.raises(UserError, match=f"^runtime.storage: {re.escape(ending)}model.engine to hf$"):
+        run(make_recipe(model={"engine": "vllm"}, runtime={"storage": str(folder)}))
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=f"^model.path: {re.escape(ending)}model.engine to hf$"):
+        run(make_recipe(model={"engine": "vllm", "path": str(folder)}))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, UserError
 from pos2distill.training.distributed import DistContext
+from tests.support.paths import ODD_NAME
 
 
 class Blocks:
@@ -51,13 +52,15 @@ def test_restarted_workers_wait_for_a_storage_that_does_not_answer(
 
 
 def test_arrow_filesystem_wraps_the_artifacts_own(make_recipe: Callable[..., Recipe]) -> None:
-    artifact = make_plan(make_recipe(runtime={"storage": "memory://bucket/run"})).distill.artifact
+    artifact = make_plan(make_recipe(runtime={"storage": f"memory://bucket/{ODD_NAME}"})).distill.artifact
     filesystem = arrow_filesystem(artifact)
     assert filesystem is not None
     filesystem.create_dir(artifact.path)
-    with filesystem.open_output_stream(f"{artifact.path}/note") as file:
+    with filesystem.open_output_stream(f"{artifact.path}/state/note") as file:
         file.write(b"42")
-    assert artifact.fs.cat_file(f"{artifact.path}/note") == b"42"
+    assert artifact.fs.cat_file(f"{artifact.path}/state/note") == b"42"
+    filesystem.delete_dir(f"{artifact.path}/state")
+    assert not artifact.fs.exists(f"{artifact.path}/state")
 
 
 def test_arrow_filesystem_writes_a_local_list_whole_or_not_at_all(
@@ -93,8 +96,8 @@ class FullDisk(io.FileIO):
         return super().write(data[:2])
 
 
-def test_states_that_are_not_listed_are_removed(make_recipe: Callable[..., Recipe]) -> None:
-    artifact = make_plan(make_recipe()).distill.artifact
+def test_states_that_are_not_listed_are_removed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    artifact = make_plan(make_recipe(runtime={"storage": str(tmp_path / ODD_NAME)})).distill.artifact
     folder = Path(artifact.path) / "training"
     remove_unlisted_states(artifact)  # of a new run there is nothing
     for name in ("checkpoint_1", "checkpoint_2", "checkpoint_3"):

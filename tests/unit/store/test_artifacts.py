@@ -2,6 +2,7 @@ import errno
 import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def test_artifact_manifest_refuses_another_schema_version(storage: str) -> None:
 def test_artifact_manifest_reports_a_corrupt_file(storage: str, content: str) -> None:
     artifact = publish(storage)
     write_bytes(artifact.fs, f"{artifact.path}/manifest.json", content.encode())
-    with pytest.raises(UserError, match=f"corrupt manifest .*; delete {artifact.url} and run again"):
+    with pytest.raises(UserError, match=f"corrupt manifest .*; delete {re.escape(artifact.url)} and run again"):
         artifact.manifest()
 
 
@@ -231,7 +232,7 @@ def test_claim_storage_refuses_a_folder_with_foreign_files(storage: str) -> None
     fs, path = fsspec.url_to_fs(storage)
     fs.makedirs(path)
     claim_storage(storage, "mine")  # empty, so it can be claimed
-    fs.rm(f"{path}/run.json")
+    fs.rm_file(f"{path}/run.json")
     fs.pipe_file(f"{path}/thesis.tex", b"years of work")
     with pytest.raises(UserError, match=r"is not empty and holds no run \(no run.json\); choose another"):
         claim_storage(storage, "mine")

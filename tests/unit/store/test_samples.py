@@ -1,5 +1,6 @@
 import logging
 import os
+import re
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_load_refuses_an_index_without_a_sample(storage: str) -> None:
     store = open_store(storage)
     store.append(make_samples("a"))
     index = store.index(["a", "b", "c"])
-    with pytest.raises(ValueError, match=rf"^{store.artifact.url}: no sample at indices \[2, 1\]$"):
+    with pytest.raises(ValueError, match=rf"^{re.escape(store.artifact.url)}: no sample at indices \[2, 1\]$"):
         store.load(index, ["a", "b", "c"], indices(2, 0, 1))
 
 
@@ -240,11 +241,12 @@ def test_load_quarantines_a_part_with_corrupt_data(storage: str, caplog: pytest.
     index = store.index(["a", "b"])
     assert index.stored.all()  # the ids can be read
     assert store.load(index, ["a", "b"], indices(0)).num_rows == 1
-    with pytest.raises(CorruptPart, match=rf"^{path}: corrupt \(.*CRC checksum verification failed.*\); moved to "):
+    failed = r"corrupt \(.*CRC checksum verification failed.*\)"
+    with pytest.raises(CorruptPart, match=rf"^{re.escape(path)}: {failed}; moved to "):
         store.load(index, ["a", "b"], indices(0, 1))
     assert [str(record.message).startswith(f"{path}: corrupt") for record in caplog.records] == [True]
     # A later call with the same index fails too; a new index does not.
-    with pytest.raises(CorruptPart, match=rf"^{path}: not found; its examples will be sampled again$"):
+    with pytest.raises(CorruptPart, match=rf"^{re.escape(path)}: not found; its examples will be sampled again$"):
         store.tally(index, ["a", "b"])
     assert store.index(["a", "b"]).missing.tolist() == [1]
 
@@ -301,7 +303,7 @@ def test_quarantine_of_a_part_that_another_process_moved(storage: str, monkeypat
 
     def other_first(data: bytes) -> pa.BufferReader:
         if store.artifact.fs.exists(path):
-            store.artifact.fs.rm(path)
+            store.artifact.fs.rm_file(path)
         return parse(data)
 
     monkeypatch.setattr(pa, "BufferReader", other_first)

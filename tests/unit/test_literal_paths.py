@@ -1,0 +1,128 @@
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+
+from pos2distill.literal_paths import download, list_matching, move, remove
+from tests.support.paths import ODD_NAME
+
+NEIGHBOUR = "a1-b"  # which ODD_NAME matches, taken for a pattern
+
+
+class Opened:
+    """A folder of an odd name, and beside it a folder that the name would match as a pattern."""
+
+    def __init__(self, storage: str) -> None:
+        self.fs, self.path = fsspec.url_to_fs(storage)
+        self.neighbour = f"{self.path.rpartition('/')[0]}/{NEIGHBOUR}"
+        self.write(self.path, "part-2", "part-1", "part", "x-1/part-1", "x-1/part-2", "x-2/part-1", "x-1/y/part-1")
+        self.write(self.neighbour, "part-9", "x-9/part-9")
+
+    def write(self, folder: str, *names: str) -> None:
+        for name in names:
+            self.fs.makedirs(f"{folder}/{name}".rpartition("/")[0], exist_ok=True)
+            self.fs.pipe_file(f"{folder}/{name}", name.encode())
+
+    def matching(self, pattern: str, **options: Any) -> list[str]:
+        found = list_matching(self.fs, self.path, pattern, **options)
+        assert all(path.startswith(f"{self.path}/") for path in found)
+        return [path.removeprefix(f"{self.path}/") for path in found]
+
+
+@pytest.fixture
+def opened(storage: str) -> Opened:
+    assert storage.endswith(ODD_NAME)
+    return Opened(storage)
+
+
+def test_list_matching_reads_the_folder_literally_and_the_names_as_a_pattern(opened: Opened) -> None:
+    assert opened.matching("part-*") == ["part-1", "part-2"]
+    assert opened.matching("*/part-1") == ["x-1/part-1", "x-2/part-1"]
+    assert opened.matching("x-1/part-*") == ["x-1/part-1", "x-1/part-2"]
+    assert opened.matching("x-[2-9]/*") == ["x-2/part-1"]
+    assert opened.matching("y*") == []
+    assert list_matching(opened.fs, f"{opened.path}/nothing", "*") == []
+    assert list_matching(opened.fs, f"{opened.path}/part", "*") == []  # a file
+
+
+def test_list_matching_with_folders(opened: Opened) -> None:
+    assert opened.matching("x-*") == []
+    assert opened.matching("x-*", with_folders=True) == ["x-1", "x-2"]
+    assert opened.matching("*", with_folders=True) == ["part", "part-1", "part-2", "x-1", "x-2"]
+    assert opened.matching("*/*", with_folders=True) == ["x-1/part-1", "x-1/part-2", "x-1/y", "x-2/part-1"]
+
+
+def test_list_matching_sees_what_was_written_since(opened: Opened) -> None:
+    opened.matching("part-*")
+    opened.write(opened.path, "part-3")
+    assert opened.matching("part-*") == ["part-1", "part-2", "part-3"]
+
+
+def test_remove_leaves_what_a_pattern_would_match(opened: Opened) -> None:
+    remove(opened.fs, f"{opened.path}/part")
+    remove(opened.fs, f"{opened.path}/x-1")
+    assert opened.matching("*", with_folders=True) == ["part-1", "part-2", "x-2"]
+    remove(opened.fs, opened.path)
+    assert not opened.fs.exists(opened.path)
+    assert list_matching(opened.fs, opened.neighbour, "*", with_folders=True) != []
+    with pytest.raises(FileNotFoundError):
+        remove(opened.fs, opened.path)
+
+
+def test_move_of_a_folder_and_of_a_file(opened: Opened) -> None:
+    move(opened.fs, f"{opened.path}/x-1", f"{opened.path}/z")
+    assert opened.matching("*/*") == ["x-2/part-1", "z/part-1", "z/part-2"]
+    assert opened.fs.cat_file(f"{opened.path}/z/y/part-1") == b"x-1/y/part-1"
+    move(opened.fs, f"{opened.path}/part-1", f"{opened.path}/z/part-7")
+    assert opened.matching("z/*") == ["z/part-1", "z/part-2", "z/part-7"]
+    assert opened.matching("part-*") == ["part-2"]
+    with pytest.raises(FileNotFoundError):
+        move(opened.fs, f"{opened.path}/part-1", f"{opened.path}/part-8")
+
+
+def test_download_copies_the_whole_folder(opened: Opened, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    download(opened.fs, opened.path, copy)
+    files = {str(path.relative_to(copy)): path.read_text() for path in copy.rglob("*") if path.is_file()}
+    assert set(files) == {"part", "part-1", "part-2", "x-1/part-1", "x-1/part-2", "x-2/part-1", "x-1/y/part-1"}
+    assert all(name == text for name, text in files.items())
+    with pytest.raises(FileNotFoundError):
+        download(opened.fs, f"{opened.path}/nothing", tmp_path / "none")
+
+
+class Bucket(AsyncFileSystem):  # type: ignore[misc]  # untyped
+    """An object store that lists what begins with a prefix in one request, as S3 does."""
+
+    protocol = "bucket"
+    cachable = False
+
+    def __init__(self, *keys: str) -> None:
+        super().__init__()
+        self.keys = set(keys)
+        self.requests: list[str] = []
+
+    async def _find(self, path: str, prefix: str = "", **_: Any) -> list[str]:
+        self.requests.append(f"list {path} {prefix}".strip())
+        return sorted(key for key in self.keys if key == path or key.startswith(f"{path}/{prefix}"))
+
+    async def _rm_file(self, path: str, **_: Any) -> None:
+        self.requests.append(f"delete {path}")
+        self.keys.remove(path)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.requests.append(f"forget {path}")
+
+
+def test_list_matching_asks_an_object_store_once_for_what_can_match() -> None:
+    bucket = Bucket("b/[1]/part-1", "b/[1]/part-2", "b/1/part-3")
+    assert list_matching(bucket, "b/[1]", "part-*") == ["b/[1]/part-1", "b/[1]/part-2"]
+    assert bucket.requests == ["forget b/[1]", "list b/[1] part-"]
+
+
+def test_remove_asks_an_object_store_for_the_folder_alone() -> None:
+    bucket = Bucket("b/[1]/x/1", "b/[1]/x/2", "b/1/x/3")
+    remove(bucket, "b/[1]/x")
+    assert bucket.keys == {"b/1/x/3"}
+    assert bucket.requests == ["list b/[1]/x", "delete b/[1]/x/1", "delete b/[1]/x/2"]
