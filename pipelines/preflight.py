@@ -22,7 +22,7 @@ from pos2distill.config import ModelSection, PoolSection, Recipe, Study, Trainer
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
 from pos2distill.faults import reason
-from pos2distill.models.files import is_hub_name
+from pos2distill.models.files import files_version, is_hub_name
 from pos2distill.store.artifacts import check_storage
 from pos2distill.training.trackers import check_trackers
 from pos2distill.urls import open_url, storage_errors
@@ -209,10 +209,11 @@ def check_model(task: Task) -> None:
 
         check_endpoint(task.study.model, task.recipe.runtime.endpoint)
         if not task.study.model.is_served_name:
-            _check_tokenizer(task.study.model)
+            _check_tokenizer(task.study.model, files_version(task.study.model))
         return
+    version = files_version(task.study.model)
     check_against_model(task.study)
-    _check_weights(task.study.model)
+    _check_weights(task.study.model, version)
     runtime = task.recipe.runtime
     # Where the model computes packed rows: teachers and analyses read hidden states as training does.
     pools: list[PoolSection | TrainersSection] = []
@@ -224,7 +225,7 @@ def check_model(task: Task) -> None:
         from pos2distill.models.check import check_trainable
 
         check_trainable(task.study.model, on_gpu=on_gpu)
-    _check_tokenizer(task.study.model)
+    _check_tokenizer(task.study.model, version)
 
 
 def _encodes(task: Task) -> bool:
@@ -275,7 +276,7 @@ def check_space(task: Task) -> None:
         return
     study, runtime = task.study, task.recipe.runtime
     # Every round saves one.
-    model = _count_parameters(study.model) * (4 if study.model.dtype == "float32" else 2) * study.method.rounds
+    model = _parameters(study) * (4 if study.model.dtype == "float32" else 2) * study.method.rounds
     # One state more than is kept exists while it is written.
     states = _state_bytes(study) * (runtime.checkpoints.keep + 1)
     free = shutil.disk_usage(_existing(path)).free
@@ -309,7 +310,11 @@ def check_temporary_space(task: Task) -> None:
 
 def _state_bytes(study: Study) -> int:
     # With adapters, only they have a state.
-    return 0 if study.training.lora else _count_parameters(study.model) * _STATE_BYTES
+    return 0 if study.training.lora else _parameters(study) * _STATE_BYTES
+
+
+def _parameters(study: Study) -> int:
+    return _count_parameters(study.model, files_version(study.model))
 
 
 CHECKS: tuple[Callable[[Task], None], ...] = (
@@ -362,8 +367,8 @@ def check_against_model(study: Study) -> None:
 
 
 @functools.cache
-def _check_weights(model: ModelSection) -> None:
-    """Once for each model: the studies of a sweep share it."""
+def _check_weights(model: ModelSection, _version: str) -> None:
+    """Once for each model and version of its files: the studies of a sweep share it."""
     from pos2distill.models.check import check_weights
 
     check_weights(model)
@@ -380,7 +385,8 @@ def _warn_of_long_context(model: ModelSection) -> None:
 
 
 @functools.cache
-def _check_tokenizer(model: ModelSection) -> None:
+def _check_tokenizer(model: ModelSection, _version: str) -> None:
+    """Once for each model, as `_check_weights`."""
     from pos2distill.models.chat import check_template, stop_token_ids
     from pos2distill.models.load import load_tokenizer
 
@@ -390,7 +396,7 @@ def _check_tokenizer(model: ModelSection) -> None:
 
 
 @functools.cache
-def _count_parameters(model: ModelSection) -> int:
+def _count_parameters(model: ModelSection, _version: str) -> int:
     from pos2distill.models.load import empty_model
 
     return sum(parameter.numel() for parameter in empty_model(model).parameters())

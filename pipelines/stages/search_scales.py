@@ -52,13 +52,14 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     Counts: prompts = candidates * examples * slots.
     """
     with recorded_seconds(stage, "search") as seconds:
-        generations = _search(stage, context)
+        layers = _layers(stage.study.model)
+        generations = _search(stage, context, layers)
     settings = stage.study.inference.search
     candidates = [candidate for generation in generations for candidate in generation]
     chosen = best(candidates)
     placements = candidate_placements(stage.study.data.documents, stage.study.data.hops[0], settings.slots)
     examples = _count(stage)
-    scales = _scales(stage.study, chosen.genome)
+    scales = _scales(stage.study, chosen.genome, layers)
     _export(stage, scales)
     details = {
         "scales": list(scales),
@@ -76,7 +77,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     return stage.artifact.publish(counts=counts, seconds=seconds, details=details)
 
 
-def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
+def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candidate]]:
     """All generations; those that an earlier run has finished are read."""
     study = stage.study
     settings = study.inference.search
@@ -95,11 +96,11 @@ def _search(stage: Stage, context: RunContext) -> list[list[Candidate]]:
     ):
         while len(generations) < settings.rounds:
             measured = [candidate for generation in generations for candidate in generation]
-            layers, number = _layers(study.model), len(generations)
+            number = len(generations)
             genomes = next_genomes(settings, measured, number, layers=layers, seed=study.seed)
             so_far = f", best fitness {best(measured).fitness:.3f}" if measured else ""
             accuracies: dict[int, list[float]] = {}
-            for index, accuracy in measure([_scales(study, genome) for genome in genomes]):
+            for index, accuracy in measure([_scales(study, genome, layers) for genome in genomes]):
                 accuracies[index] = accuracy
                 shown.update(0, f"candidate {len(accuracies)} of {len(genomes)}{so_far}")
             generation = []
@@ -131,9 +132,8 @@ def _count(stage: Stage) -> int:
     return min(stage.study.inference.search.examples, available)
 
 
-@functools.lru_cache(maxsize=1)
 def _layers(model: ModelSection) -> int:
-    """Of the model. Read once: every candidate needs it."""
+    """The number of the model's layers."""
     # Imported here, so that a study is planned without torch.
     from pos2distill.models.load import load_config
 
@@ -141,8 +141,8 @@ def _layers(model: ModelSection) -> int:
     return layers
 
 
-def _scales(study: Study, genome: Genome) -> tuple[float, ...]:
-    return scales_of(genome, _layers(study.model), study.inference.search.curve)
+def _scales(study: Study, genome: Genome, layers: int) -> tuple[float, ...]:
+    return scales_of(genome, layers, study.inference.search.curve)
 
 
 def _best_so_far(generations: Sequence[Sequence[Candidate]]) -> list[float]:

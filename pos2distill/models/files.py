@@ -8,7 +8,9 @@ import os
 import shutil
 import urllib.request
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
 
 from pos2distill.config import ModelSection
@@ -88,6 +90,25 @@ def model_digest(model: ModelSection) -> str:
     return digest.hexdigest()[:16]
 
 
+def files_version(model: ModelSection) -> str:
+    """What changes when one of the model's files does: what a listing says of them, such as sizes and times.
+
+    A process that keeps something it made from the files keeps it under this version. No file is read, and nothing is
+    asked of the hub: of its models, it is the snapshot in this machine's cache.
+    """
+    if is_hub_name(model.path):
+        from huggingface_hub import try_to_load_from_cache
+
+        return str(try_to_load_from_cache(model.path, "config.json", revision=model.revision))
+    states = {}
+    fs, found = _list_files(model)
+    for path, state in found.items():
+        if path.endswith(_endings(weights=True)):
+            # fsspec 2026.9 lists the time of a link, not of its file.
+            states[path] = fs.info(path) if state.get("islink") else state
+    return hashlib.sha256(repr(sorted(states.items())).encode()).hexdigest()
+
+
 def copy_generation_config(model: ModelSection, folder: Path) -> None:
     """Copy the initial model's generation_config.json unchanged: transformers 5.19 refuses to write some it reads."""
     source = Path(local_folder(model, weights=False)) / "generation_config.json"
@@ -118,6 +139,15 @@ def read_licence(model: ModelSection) -> str | None:
 def _endings(*, weights: bool) -> tuple[str, ...]:
     """Of the files of a model that are used: many repositories hold the weights a second time in other formats."""
     return (*_MODEL_FILES, ".safetensors") if weights else _MODEL_FILES
+
+
+def _list_files(model: ModelSection) -> tuple[fsspec.AbstractFileSystem, dict[str, dict[str, Any]]]:
+    """The file system of a folder or URL, and all files in it with what their listing says of them."""
+    fs, root = open_url(model.path, "model.path")
+    with storage_errors(model.path, "model.path"):
+        require_listable(fs, root)
+        fs.invalidate_cache(root)
+        return fs, fs.find(root, detail=True)
 
 
 def _copy_of_url(model: ModelSection, *, weights: bool) -> Path:

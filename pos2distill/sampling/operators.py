@@ -141,7 +141,7 @@ def read_examples(batch: pa.Table, artifact: Artifact, file: str, per_example: i
 
 @functools.lru_cache(maxsize=4)
 def _open_parquet(artifact_url: str, file: str) -> ParquetFile:
-    """Opened once in a process, which may run many tasks."""
+    """Opened once in a process, which may run many tasks. The fingerprint in the URL decides what the file holds."""
     fs, path = open_url(f"{artifact_url}/{file}", "runtime.storage")
     return open_parquet(fs.open(path))
 

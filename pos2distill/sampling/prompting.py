@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pos2distill.config import Study
 from pos2distill.errors import UserError
+from pos2distill.models.files import files_version
 from pos2distill.randomness import derive_seed
 from pos2distill.records import (
     ANSWER_SCHEMA,
@@ -163,8 +164,13 @@ def prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder | Message
     return _token_builder(study, max_new_tokens)
 
 
-@functools.lru_cache(maxsize=2)
 def _token_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
+    """The builder of the model's files as they are now: in a notebook, they may have changed since the last call."""
+    return _create_token_builder(study, max_new_tokens, files_version(study.model))
+
+
+@functools.lru_cache(maxsize=2)
+def _create_token_builder(study: Study, max_new_tokens: int, _version: str) -> PromptBuilder:
     """Created once in a process, which may run many tasks.
 
     In a thread: Ray 2.60 cancels a task by interrupting the main thread. In the middle of importing torch, that would

@@ -20,7 +20,7 @@ from huggingface_hub import constants
 from pos2distill.config import ModelSection
 from pos2distill.errors import TransientError, UserError
 from pos2distill.models import files
-from pos2distill.models.files import local_folder, model_digest, read_licence
+from pos2distill.models.files import files_version, local_folder, model_digest, read_licence
 from pos2distill.models.load import load_tokenizer
 from pos2distill.scratch import user_folder
 from tests.support.hub_server import COMMIT, hub_server, use_hub
@@ -193,6 +193,58 @@ def test_model_digest_depends_on_every_byte_of_a_tokenizer(tmp_path: Path) -> No
     before = model_digest(ModelSection(path=str(tmp_path)))
     (tmp_path / "tokenizer.json").write_bytes(b"a" * (1 << 20) + b"b" + b"a" * ((2 << 20) - 1))
     assert model_digest(ModelSection(path=str(tmp_path))) != before
+
+
+@pytest.mark.parametrize("remote_files", [True, False])
+def test_files_version_changes_with_every_file_that_counts(
+    remote: ModelSection, copy_model: Callable[..., ModelSection], remote_files: bool
+) -> None:
+    model = remote if remote_files else copy_model()
+    fs, root = fsspec.url_to_fs(model.path)
+    versions = [files_version(model)]
+    fs.pipe_file(f"{root}/README.md", b"a note")
+    assert files_version(model) == versions[0]
+    for name in ("chat_template.jinja", "tokenizer.json", "model.safetensors"):
+        content = fs.cat_file(f"{root}/{name}")
+        fs.pipe_file(f"{root}/{name}", content[:-1] + b"?")  # as long as before
+        versions.append(files_version(model))
+    fs.pipe_file(f"{root}/generation_config.json", b"{}")
+    versions.append(files_version(model))
+    assert len(set(versions)) == len(versions) == 5
+
+
+def test_files_version_changes_with_the_file_that_a_link_names(
+    copy_model: Callable[..., ModelSection], tmp_path: Path
+) -> None:
+    model = copy_model()
+    link, template = Path(model.path, "chat_template.jinja"), tmp_path / "template"
+    link.rename(template)
+    link.symlink_to(template)
+    before = files_version(model)
+    template.write_text("?" * len(template.read_text()))
+    assert files_version(model) != before
+
+
+def test_files_version_reads_no_file(remote: ModelSection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(MemoryFileSystem, "cat_file")
+    monkeypatch.delattr(MemoryFileSystem, "_open")
+    files_version(remote)
+
+
+def test_files_version_of_a_hub_model_is_its_snapshot_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    model = ModelSection(path="org/name")
+    versions = [files_version(model)]  # nothing is there
+    for commit in ("a" * 40, "b" * 40):
+        cached = tmp_path / "models--org--name"
+        (cached / "snapshots" / commit).mkdir(parents=True)
+        (cached / "snapshots" / commit / "config.json").write_text("{}")
+        (cached / "refs").mkdir(exist_ok=True)
+        (cached / "refs" / "main").write_text(commit)
+        versions.append(files_version(model))
+    assert len(set(versions)) == 3
 
 
 def test_local_folder_copies_no_weights(remote: ModelSection, tiny_model_path: str) -> None:

@@ -1,6 +1,7 @@
 """The command `evaluate` on a model behind a server, which has no model and answers by a rule."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,23 @@ def test_evaluate_sends_the_token_ids_of_other_engines(
     for text in texts:
         assert text.startswith("<s><|user|>Title: Fox")
         assert text.endswith("<|end|><|assistant|>")
+
+
+def test_evaluate_uses_a_chat_template_that_was_changed_in_this_process(
+    server: FakeServer, tiny_model_path: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    words = [f"model.path={folder}", "model.api=completions", "runtime.endpoint.served_model=tiny"]
+    assert evaluate(server, *words) == 0
+    before = sorted(len(body["prompt"]) for body in server.bodies)
+    server.bodies.clear()
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + "{{ 'Answer:' }}")
+    assert evaluate(server, *words) == 0
+    after = sorted(len(body["prompt"]) for body in server.bodies)
+    assert after == [length + len("Answer:") for length in before]
+    summary = json.loads((tmp_path / "runs" / "tiny-questions" / "evaluation" / "summary.json").read_text())
+    assert summary["base"]["counts"]["prompt_tokens"] == sum(after)
 
 
 @pytest.mark.parametrize("words", [[], ["--dry-run"]])

@@ -41,6 +41,25 @@ def test_preflight_leaves_nothing(make_recipe: Make, tmp_path: Path, monkeypatch
     assert list(temporary.iterdir()) == []
 
 
+def test_preflight_checks_a_model_again_whose_files_changed(
+    make_recipe: Make, tiny_model_path: str, tmp_path: Path
+) -> None:
+    """In a notebook, the process is the same."""
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    recipe = make_recipe(model={"path": str(folder)})
+    run(recipe)
+    template, weights = folder / "chat_template.jinja", folder / "model.safetensors"
+    whole = template.read_text()
+    template.write_text("{{ raise_exception('no') }}")
+    with pytest.raises(UserError, match="chat template"):
+        run(recipe)
+    template.write_text(whole)
+    run(recipe)
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"model\.safetensors"):
+        run(recipe)
+
+
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])
 def test_preflight_refuses_names_of_folders_that_vllm_takes_for_patterns(
     make_recipe: Make, tmp_path: Path, name: str
@@ -141,7 +160,7 @@ _STATE_BYTES = 453_504
 
 
 def test_check_space_counts_parameters(make_recipe: Make) -> None:
-    parameters = preflight._count_parameters(make_recipe().study.model)
+    parameters = preflight._parameters(make_recipe().study)
     assert 4 * parameters == _MODEL_BYTES
     assert 12 * parameters == _STATE_BYTES
 

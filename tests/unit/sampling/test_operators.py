@@ -1,6 +1,7 @@
 """The operators, without an executor."""
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,11 +20,12 @@ from pos2distill.records import ANSWER_SCHEMA, EXAMPLE_SCHEMA, Tokens, example_t
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.generate import Generate
 from pos2distill.sampling.operators import read_examples, store_samples
-from pos2distill.sampling.prompting import PromptSpec, build_prompts, show_teacher_prompts
+from pos2distill.sampling.prompting import PromptSpec, build_prompts, prompt_builder, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import Placement, trivial_slots
+from pos2distill.tasks.prompts import PromptBuilder
 from tests.support.stores import make_samples
 
 SPECS = [PromptSpec(4, {1: (Placement((0,)),)})]
@@ -281,6 +283,23 @@ def test_store_samples_counts_and_fills_teacher_columns_with_nulls(tmp_path: Pat
     assert counter.calls == [(["kept", "kept"], [None, None], ["a", "b"])]
     assert returned.equals(samples if return_samples else samples.select(["example_id"]))
     assert store.load(store.index(["a", "b"]), ["a", "b"], np.arange(2)).equals(samples)
+
+
+def test_prompt_builder_is_created_again_only_for_changed_files(
+    make_recipe: Callable[..., Recipe], tiny_model_path: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model_path, tmp_path / "model")
+    study = make_recipe(model={"path": str(folder)}).study
+    builder = prompt_builder(study, 8)
+    (folder / "README.md").write_text("a note")
+    assert prompt_builder(study, 8) is builder
+    assert isinstance(builder, PromptBuilder)
+    assert builder.chat_frame() == ("<s><|user|>", "<|end|><|assistant|>")
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|end|>", "[|end|]"))  # as long as before
+    changed = prompt_builder(study, 8)
+    assert isinstance(changed, PromptBuilder)
+    assert changed.chat_frame() == ("<s><|user|>", "[|end|]<|assistant|>")
 
 
 INTERRUPTED = """
