@@ -26,7 +26,10 @@ _PLAIN = InferenceSection()  # the model as it is
 
 
 class HfEngine:
-    """Generates with transformers. Simple and exact rather than fast; the default on a laptop."""
+    """Generates with transformers. Simple and exact rather than fast.
+
+    `evaluate --model` uses it unless a setting names another engine; elsewhere the default is vLLM.
+    """
 
     def __init__(
         self,
