@@ -111,24 +111,24 @@ class StudyResult:
 
 def evaluate(
     recipe: AnyRecipe | None = None,
+    settings: Settings | None = None,
     *,
-    model: str | Path | None = None,
     data: Questions | None = None,
+    model: str | Path | None = None,
     base_url: str | None = None,
     documents: int | None = None,
     slots: int | str | Sequence[int] | None = None,
     examples: int | None = None,
-    settings: Settings | None = None,
 ) -> Evaluation:
     """Accuracy by slot, without training: of a recipe's checkpoint (of its base model before there is one), or of any
     model with a file of questions.
 
     Args:
         recipe: a built-in name, the path of a YAML file, a mapping of sections as in a file, or a `Recipe`.
-        model, base_url, documents, slots, examples: instead of a recipe, see `recipe_of_questions`.
+        settings: values by dotted name, for example `{"data.prompt": "plain"}`.
         data: questions, with a model or instead of the recipe's `data.path`: a file, or the records themselves, such as
             a list or a `datasets.Dataset`. Records are in the format `jsonl` (docs/data.md), or in the recipe's.
-        settings: values by dotted name, for example `{"data.prompt": "plain"}`.
+        model, base_url, documents, slots, examples: instead of a recipe, see `recipe_of_questions`.
     Raises:
         UserError: in one line, naming the setting at fault.
     """

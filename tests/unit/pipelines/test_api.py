@@ -1,6 +1,7 @@
 """`import pos2distill` in scripts and notebooks."""
 
 import asyncio
+import inspect
 import json
 import subprocess
 import sys
@@ -273,6 +274,7 @@ def test_evaluate_takes_a_mapping_and_changes_nothing_in_it(make_recipe: Callabl
     raw["runtime"] = recipe.runtime.model_dump(mode="json")
     before = repr(raw)
     assert pos2distill.evaluate(raw, settings={"evaluation.slots": 2}).curve.slots == (0, 3)
+    assert pos2distill.evaluate(raw, {"evaluation.slots": 2}).curve.slots == (0, 3)
     assert repr(raw) == before
 
 
@@ -293,6 +295,16 @@ def test_functions_refuse_what_does_not_fit(make_recipe: Callable[..., Recipe], 
         pos2distill.study(recipe_file, {"sweep.seed": [0, 1]})
     with pytest.raises(AttributeError, match="has no attribute 'distil'"):
         _ = pos2distill.distil
+
+
+@pytest.mark.parametrize("name", ["evaluate", "sample", "distill", "study"])
+def test_functions_begin_with_the_same_arguments(name: str) -> None:
+    parameters = list(inspect.signature(getattr(pos2distill, name)).parameters.values())
+    assert [(each.name, each.kind.name) for each in parameters[:3]] == [
+        ("recipe", "POSITIONAL_OR_KEYWORD"),
+        ("settings", "POSITIONAL_OR_KEYWORD"),
+        ("data", "KEYWORD_ONLY"),
+    ]
 
 
 def test_import_is_light(tmp_path: Path) -> None:
