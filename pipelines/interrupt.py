@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
@@ -35,10 +35,12 @@ def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> t
     """Run `work`, which ends soon after `request_stop` was called.
 
     It runs in a thread, since Python handles signals in the main one. A second signal ends the process immediately;
-    the processes that it started end with it.
+    the processes that it started end with it. Called in another thread, it runs `work` there, without any handler.
 
     Returns: what `work` returns, and the signal that was received, or 0.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return work(), 0
     received: list[int] = []
     # The one queue that a signal handler may use, whatever lock the interrupted code holds.
     requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -56,16 +58,32 @@ def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> t
             request_stop()
 
     # A handler must not wait, and `request_stop` may: so a thread of its own calls it.
-    stopper = threading.Thread(target=wait_for_request, name="stop")
-    stopper.start()
-    with ThreadPoolExecutor(1, "work") as worker:
-        previous = {number: signal.signal(number, handle) for number in _SIGNALS}
-        try:
-            result = worker.submit(work).result()
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            # Ends the thread `stop` if no signal has done so.
-            requests.put(False)
-            stopper.join()
+    stopper = threading.Thread(target=wait_for_request, name="stop", daemon=True)
+    previous = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        stopper.start()
+        result = _start(work).result()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        # Ends the thread `stop` if no signal has done so.
+        requests.put(False)
+        stopper.join()
     return result, received[0] if received else 0
+
+
+def _start(work: Callable[[], _T]) -> "Future[_T]":
+    """Run `work` in a thread, and return what will have its result.
+
+    A daemon, unlike the threads of `ThreadPoolExecutor`, so that it does not keep the process alive.
+    """
+    outcome: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # raised again in the thread that waits
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="work", daemon=True).start()
+    return outcome

@@ -5,7 +5,9 @@ import inspect
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,15 @@ def test_study_returns_both_evaluations_and_the_checkpoint(recipe_file: str) -> 
     assert checkpoint.path == result.checkpoint.path
     assert list(checkpoint.to_pandas()["step"]) == list(range(len(checkpoint.steps)))
     assert pos2distill.evaluate(recipe_file, settings=LOCAL).summary() == result.after.summary()
+
+
+def test_distill_runs_in_a_thread(recipe_file: str) -> None:
+    """As in a service. Handlers of signals belong to the main thread."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(pos2distill.sample, recipe_file, LOCAL).result()
+        checkpoint = pool.submit(pos2distill.distill, recipe_file, LOCAL).result()
+    assert checkpoint.steps
+    assert not [each.name for each in threading.enumerate() if each.name in ("stop", "work")]
 
 
 def test_evaluate_takes_a_model_and_data_inside_a_running_loop(tiny_model_path: str, tmp_path: Path) -> None:

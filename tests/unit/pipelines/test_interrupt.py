@@ -3,11 +3,17 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from pipelines.interrupt import interruptible
 
+ENDS_BEFORE_ITS_WORK = """
+import time
+from pipelines.interrupt import _start
+_start(lambda: time.sleep(60))
+"""
 LEAVES_AT_ONCE = """
 import os, signal, time
 from pipelines.interrupt import interruptible
@@ -47,3 +53,22 @@ def test_interruptible_raises_errors_of_the_work() -> None:
 def test_interruptible_quits_at_the_second_signal() -> None:
     ended = subprocess.run([sys.executable, "-c", LEAVES_AT_ONCE], timeout=30, check=False, capture_output=True)
     assert ended.returncode == 128 + signal.SIGTERM
+
+
+def test_interruptible_outside_the_main_thread_sets_no_handler_and_starts_no_thread() -> None:
+    """Python sets handlers in the main thread only."""
+
+    def work() -> tuple[object, int]:
+        return signal.getsignal(signal.SIGINT), threading.active_count()
+
+    with ThreadPoolExecutor(1) as pool:
+        result, number = pool.submit(interruptible, work, lambda: None).result()
+        assert result == (signal.getsignal(signal.SIGINT), threading.active_count())
+        assert number == 0
+        with pytest.raises(ZeroDivisionError):
+            pool.submit(interruptible, lambda: 1 // 0, lambda: None).result()
+
+
+def test_interruptible_keeps_no_process_alive() -> None:
+    """Whose main thread has ended, for example by an exception, while `work` was under way."""
+    subprocess.run([sys.executable, "-c", ENDS_BEFORE_ITS_WORK], timeout=30, check=True)
