@@ -12,10 +12,11 @@ from pydantic import ValidationError
 from pos2distill.config import AnalysisSection, Recipe, Study
 from pos2distill.config.fields import replace_section
 from pos2distill.config.load import sweep_cells, to_user_error
-from pos2distill.errors import UserError, warn
+from pos2distill.errors import TransientError, UserError, warn
 from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.evaluation.scores import count_warnings
+from pos2distill.startup import is_program
 from pos2distill.store.artifacts import (
     check_storage,
     claim_storage,
@@ -23,13 +24,14 @@ from pos2distill.store.artifacts import (
     release_storage,
     remove_if_empty,
 )
-from pos2distill.store.lease import hold_lease
+from pos2distill.store.lease import Lease, exit_immediately, hold_lease
 from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
 from pos2distill.urls import storage_errors
 
 from .data_checks import check_prompts
 from .evaluations import read_evaluations, write_evaluations
 from .executors import build_executor
+from .executors.leased import LeasedExecutor
 from .gate import check_evaluation, read_baseline
 from .plan import Plan, make_plan, make_plans
 from .preflight import preflight
@@ -63,8 +65,8 @@ def run_study(recipe: Recipe) -> None:
         return
     plan = make_plan(recipe)
     preflight(recipe, plan, plan.stages)
-    with _driver_lease(recipe):
-        _run_stages(recipe, plan, plan.stages)
+    with _driver_lease(recipe) as lease:
+        _run_stages(recipe, plan, plan.stages, lease)
     # All studies in a storage write the same report folder, so its summary says which study it shows.
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
@@ -91,8 +93,8 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
     # Before anything runs.
     compared = read_baseline(baseline, plan.study) if baseline else None
     preflight(recipe, plan, plan.evaluation_stages)
-    with _driver_lease(recipe):
-        _run_stages(recipe, plan, plan.evaluation_stages)
+    with _driver_lease(recipe) as lease:
+        _run_stages(recipe, plan, plan.evaluation_stages, lease)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
     method = recipe.study.inference.method
@@ -113,8 +115,8 @@ def run_analyse(recipe: Recipe) -> None:
     recipe = with_analysis(recipe)
     plan = make_plan(recipe)
     preflight(recipe, plan, plan.analysis_stages)
-    with _driver_lease(recipe):
-        _run_stages(recipe, plan, plan.analysis_stages)
+    with _driver_lease(recipe) as lease:
+        _run_stages(recipe, plan, plan.analysis_stages, lease)
         analyses = read_analyses(plan)
         write_analysis(recipe, analyses)
     for model, analysis in analyses.items():
@@ -142,8 +144,8 @@ def run_sample(recipe: Recipe) -> None:
     _require_one_study(recipe)
     plan = make_plan(recipe)
     preflight(recipe, plan, plan.sampling_stages)
-    with _driver_lease(recipe):
-        _run_stages(recipe, plan, plan.sampling_stages)
+    with _driver_lease(recipe) as lease:
+        _run_stages(recipe, plan, plan.sampling_stages, lease)
 
 
 def run_distill(recipe: Recipe) -> None:
@@ -151,11 +153,11 @@ def run_distill(recipe: Recipe) -> None:
     _require_one_study(recipe)
     plan = make_plan(recipe)
     preflight(recipe, plan, plan.training_stages)
-    with _driver_lease(recipe):
+    with _driver_lease(recipe) as lease:
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
         if recipe.runtime.mode == "staged":
             _require_finished(recipe, plan, [plan.sample])
-        _run_stages(recipe, plan, plan.training_stages)
+        _run_stages(recipe, plan, plan.training_stages, lease)
     print_paths(checkpoint=_model_url(plan))
 
 
@@ -207,7 +209,7 @@ def stages_of_command(command: str, plan: Plan) -> list[Stage]:
     return plan.stages
 
 
-def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
+def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease) -> None:
     streams = plan.distill in stages and recipe.runtime.mode == "streamed"
     # Built only when a stage must run, so that a finished study imports no Ray.
     context = provenance = None
@@ -221,12 +223,13 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
             if context is None or provenance is None:
                 provenance = Provenance.now(recipe)
                 logged_settings = plan.study.model_dump(mode="json")
-                executor = build_executor(recipe.runtime)
+                executor = LeasedExecutor(build_executor(recipe.runtime), lease)
                 context = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, executor)
             # Once the data of all tasks is prepared, and before anything expensive starts.
             if not checked and stage.artifact.name != plan.prepare.artifact.name:
                 checked = True
                 check_prompts(recipe, plan, stages)
+            lease.check()
             start = time.monotonic()
             try:
                 manifest = stage.run(stage, context)
@@ -254,8 +257,8 @@ def _run_sweep(recipe: Recipe) -> None:
         preflight(cell.recipe, cell.plan, cell.plan.stages)
     for number, cell in enumerate(cells, start=1):
         print(f"--- study {number} of {len(cells)}{format_settings(cell.settings)}", flush=True)
-        with _driver_lease(recipe):
-            _run_stages(cell.recipe, cell.plan, cell.plan.stages)
+        with _driver_lease(recipe) as lease:
+            _run_stages(cell.recipe, cell.plan, cell.plan.stages, lease)
     _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
 
 
@@ -338,18 +341,31 @@ def _made_with_other_settings(recipe: Recipe, plan: Plan, stage: Stage) -> list[
 
 
 @contextmanager
-def _driver_lease(recipe: Recipe) -> Iterator[None]:
-    """The right to make artifacts in the storage, which one driver at a time has."""
+def _driver_lease(recipe: Recipe) -> Iterator[Lease]:
+    """The right to make artifacts in the storage, which one driver at a time has.
+
+    If it is lost, the program ends at once. A process that only calls these functions, such as a notebook, is not
+    ended, but the call.
+
+    Raises:
+        TransientError: if the lease is lost in such a process.
+    """
     # Another recipe's storage is refused now, not after waiting for its driver to end.
     is_new = claim_storage(recipe.storage, recipe.name)
     try:
-        with hold_lease(recipe.storage):
+        with hold_lease(recipe.storage, on_lost=exit_immediately if is_program() else None) as lease:
             claim_storage(recipe.storage, recipe.name)  # again: the previous driver may have released it
             try:
-                yield
+                yield lease
+            except Exception as error:
+                # What failed after the loss may have failed because of it.
+                if not isinstance(error, TransientError):
+                    lease.check()
+                raise
             finally:
                 # The body's own outcome counts. A storage that stays claimed is this recipe's.
                 with contextlib.suppress(Exception):
+                    lease.check()
                     release_storage(recipe.storage)
     finally:
         if is_new:

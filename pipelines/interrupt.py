@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TypeVar
 
 from pos2distill.errors import Terminated
+from pos2distill.startup import is_program
 
 _T = TypeVar("_T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -34,10 +35,13 @@ def terminable() -> Iterator[None]:
 def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> tuple[_T, int]:
     """Run `work`, which ends soon after `request_stop` was called.
 
-    It runs in a thread, since Python handles signals in the main one. A second signal ends the process immediately;
-    the processes that it started end with it. Called in another thread, it runs `work` there, without any handler.
+    It runs in a thread, since Python handles signals in the main one. A second signal ends the program immediately; the
+    processes that it started end with it. A process that only calls this, such as a notebook, is not ended: there
+    `work` is left to end by itself. Called in another thread, it runs `work` there, without any handler.
 
     Returns: what `work` returns, and the signal that was received, or 0.
+    Raises:
+        KeyboardInterrupt: at the second signal, unless it ends the process.
     """
     if threading.current_thread() is not threading.main_thread():
         return work(), 0
@@ -46,10 +50,11 @@ def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> t
     requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def handle(number: int, _: FrameType | None) -> None:
-        if received:
-            # Not `sys.exit`, which would wait for the thread that runs `work`.
-            os._exit(128 + number)
         received.append(number)
+        if len(received) > 1:
+            if is_program():
+                os._exit(128 + number)
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
         print("\nsaving a checkpoint; press Ctrl-C again to force quit", file=sys.stderr, flush=True)
         requests.put(True)
 
@@ -68,7 +73,8 @@ def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> t
             signal.signal(number, handler)
         # Ends the thread `stop` if no signal has done so.
         requests.put(False)
-        stopper.join()
+        if len(received) < 2:
+            stopper.join()
     return result, received[0] if received else 0
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from pos2distill.errors import UserError
 from pos2distill.sampling.failure_guard import FailureGuard
 from pos2distill.store.selection import Selection
 
@@ -139,11 +140,17 @@ class ProgressTracker:
         self.stop = True
 
     def stop_requested(self) -> bool:
-        """Whether training is asked to stop."""
+        """Whether training is asked to save its state and stop.
+
+        Raises:
+            UserError: after a fatal error: nothing must be saved any more.
+        """
+        if self.fatal is not None:
+            raise UserError(self.fatal)
         return self.stop
 
     def report_fatal(self, line: str) -> None:
-        """Report an error of a worker that a restart would not fix."""
+        """Report an error that a restart of the workers would not fix."""
         # The first error is the cause; later ones may only follow from it.
         if self.fatal is None:
             self.fatal = line

@@ -16,6 +16,11 @@ def be_program() -> None:
     _program[:] = [os.getpid()]
 
 
+def is_program() -> bool:
+    """Whether this process is the program itself, which may end it; not so where a notebook calls its functions."""
+    return _program == [os.getpid()]
+
+
 @contextmanager
 def silent_interrupts() -> Iterator[None]:
     """Within this context, Ctrl-C ends the program at once and prints nothing. For imports, which leave nothing behind.
@@ -24,7 +29,7 @@ def silent_interrupts() -> Iterator[None]:
     as "ignore", in the background of a shell) stays.
     """
     is_main = threading.current_thread() is threading.main_thread()  # only there a handler can be set
-    if _program != [os.getpid()] or not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if not is_program() or not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     signal.signal(signal.SIGINT, _quit)

@@ -35,6 +35,9 @@ class Tracker(Protocol):
     def request_stop(self) -> None:
         """Request that training saves its state and stops."""
 
+    def report_fatal(self, line: str) -> None:
+        """Report an error that a restart of the workers would not fix: training ends with it and saves nothing."""
+
     def read(self) -> RunProgress:
         """The latest figures."""
 

@@ -12,7 +12,7 @@ The holder writes `driver.json` into the storage, rewrites it every period (a re
      another holder, dead: remove its file          │
                                                     │ the file is another holder's, or no renewal that succeeded
                                                     ▼ began in the last `_MISSED_PERIODS - 1` periods
-                                                  LOST: `on_lost` is called (by default, the process exits)
+                                                  LOST: `on_lost` is called; by default, `Lease.check` raises
 
 A holder is dead if its process no longer exists on this machine, or if its file did not change for `_MISSED_PERIODS`
 of its periods. The waiting process measures this with its own clock; clocks of different machines are never compared.
@@ -47,6 +47,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from pos2distill.errors import TransientError
 from pos2distill.faults import fix, reason
 from pos2distill.store.artifacts import DRIVER_FILE, write_bytes
 from pos2distill.urls import open_url
@@ -81,31 +82,93 @@ def exit_immediately(line: str) -> None:
     os._exit(2)
 
 
+class Lease:
+    """The lease of a driver whose process outlives it, such as a notebook: it asks whether the lease is lost."""
+
+    def __init__(self) -> None:
+        self._lost = ""
+        self._listeners: list[Callable[[str], None]] = []
+        self._changing = threading.Lock()
+        self._work = threading.Lock()
+
+    def lose(self, line: str) -> None:
+        """Called from a thread, with the reason."""
+        with self._changing:
+            self._lost = line
+            listeners = list(self._listeners)
+        for listener in listeners:
+            with contextlib.suppress(Exception):  # such as a Ray cluster that is gone too
+                listener(line)
+
+    def check(self) -> None:
+        """
+        Raises:
+            TransientError: if the lease is lost, with the reason.
+        """
+        if self._lost:
+            raise TransientError(self._lost)
+
+    @contextlib.contextmanager
+    def reported_to(self, listener: Callable[[str], None]) -> Iterator[None]:
+        """Inside, a loss is reported to the listener too, from a thread."""
+        with self._changing:
+            self._listeners.append(listener)
+        try:
+            self.check()
+            yield
+        finally:
+            with self._changing:
+                self._listeners.remove(listener)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """For work in a thread that the driver may leave behind: the lease is held until it ends."""
+        with self._work:
+            yield
+
+    def after_work(self, function: Callable[[], None]) -> None:
+        """Call the function now, or from a thread once the work ends that was left behind."""
+
+        def wait_and_call() -> None:
+            with self._work:
+                function()
+
+        if self._work.locked():
+            threading.Thread(target=wait_and_call, name="lease", daemon=True).start()
+        else:
+            function()
+
+
 @contextlib.contextmanager
 def hold_lease(
-    storage: str, *, period: float = _PERIOD, on_lost: Callable[[str], None] = exit_immediately
-) -> Iterator[None]:
+    storage: str, *, period: float = _PERIOD, on_lost: Callable[[str], None] | None = None
+) -> Iterator[Lease]:
     """Wait until no other driver uses this storage, and keep others waiting.
 
     Args:
         storage: an existing folder.
         period: seconds between renewals.
         on_lost: called from a thread, with the reason, if the lease is lost inside the body: another driver took over,
-            or the storage could not be reached for so long that one may have.
+            or the storage could not be reached for so long that one may have. Default: `Lease.lose`.
     """
     fs, path = open_url(f"{storage.rstrip('/')}/{DRIVER_FILE}", "runtime.storage")
     since = datetime.now().astimezone().isoformat(" ", "seconds")
     me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine_id(), os.getpid(), since, period)
     _acquire(fs, path, me, storage)
-    renewal = _Renewal(fs, path, me, storage, on_lost)
-    try:
-        yield
-    finally:
+    lease = Lease()
+    renewal = _Renewal(fs, path, me, storage, on_lost or lease.lose)
+
+    def release() -> None:
         # Whatever the storage does, the body's own outcome counts; a file that stays names a process that has ended.
         if renewal.end():
             with contextlib.suppress(Exception):
                 if _is_ours(_read(fs, path), me):
                     fs.rm_file(path)
+
+    try:
+        yield lease
+    finally:
+        lease.after_work(release)
 
 
 def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str) -> None:

@@ -105,7 +105,7 @@ class RayTracker:
         return self.actor.stop_requested.remote()
 
     def report_fatal(self, line: str) -> None:
-        """Report an error of a worker that a restart would not fix."""
+        """See `Tracker.report_fatal`."""
         ray.get(self.actor.report_fatal.remote(line))
 
     def fatal_error(self) -> str | None:

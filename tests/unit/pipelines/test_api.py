@@ -1,6 +1,7 @@
 """`import pos2distill` in scripts and notebooks."""
 
 import asyncio
+import functools
 import inspect
 import json
 import subprocess
@@ -17,11 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import pos2distill
+from pipelines import commands
 from pipelines.api_input import Questions, plain, questions_file, to_overrides, to_recipe
+from pipelines.progress import ProgressTracker
 from pos2distill.config import Recipe
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError
 from pos2distill.evaluation.result import Evaluation
+from pos2distill.store.lease import hold_lease
 from tests.support.paths import PROJECT
 from tests.support.tiny import write_examples
 
@@ -63,6 +67,37 @@ def test_distill_runs_in_a_thread(recipe_file: str) -> None:
         checkpoint = pool.submit(pos2distill.distill, recipe_file, LOCAL).result()
     assert checkpoint.steps
     assert not [each.name for each in threading.enumerate() if each.name in ("stop", "work")]
+
+
+def test_distill_ends_with_an_error_if_the_lease_is_lost(
+    recipe_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a storage does not answer. The process, here that of the tests, goes on."""
+    pos2distill.sample(recipe_file, LOCAL)
+    mark = tmp_path / "storage" / "driver.json"
+    report_fatal = ProgressTracker.report_fatal
+    told = threading.Event()
+
+    def lose_lease(*_: object) -> None:
+        mark.write_text("{}")  # of another driver
+        assert told.wait(30)
+
+    def report(tracker: ProgressTracker, line: str) -> None:
+        report_fatal(tracker, line)
+        told.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commands, "hold_lease", functools.partial(hold_lease, period=0.2))
+        patch.setattr(ProgressTracker, "count_step", lose_lease)
+        patch.setattr(ProgressTracker, "report_fatal", report)
+        with pytest.raises(TransientError, match=r"storage: another run took over .+; run the same command again to"):
+            pos2distill.distill(recipe_file, LOCAL)
+    assert mark.read_text() == "{}"
+    (checkpoint,) = (tmp_path / "storage").glob("checkpoint-*")
+    assert not (checkpoint / "training").exists(), "no state is saved that another driver may read"
+    assert not list((checkpoint / "steps").iterdir())
+    mark.unlink()
+    assert pos2distill.distill(recipe_file, LOCAL).steps
 
 
 def test_evaluate_takes_a_model_and_data_inside_a_running_loop(tiny_model_path: str, tmp_path: Path) -> None:

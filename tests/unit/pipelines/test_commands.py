@@ -2,7 +2,8 @@
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from pipelines.dry_run import describe
 from pipelines.plan import make_plan
 from pipelines.provenance import read_provenance
 from pos2distill.config import Recipe
-from pos2distill.errors import Stopped, UserError
+from pos2distill.errors import Stopped, TransientError, UserError
 from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.lease import Lease
 from scripts.model_families import save_tiny
 
 
@@ -123,6 +125,27 @@ def test_commands_that_write_artifacts_hold_the_lease(
     monkeypatch.setattr(commands, "_require_finished", lambda *arguments: None)
     with pytest.raises(Reached):
         COMMANDS[command](recipe)
+
+
+@pytest.mark.parametrize(("is_program", "ended"), [(True, ["lost"]), (False, [])])
+def test_a_lost_lease_ends_the_program_and_of_other_processes_the_call(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, is_program: bool, ended: list[str]
+) -> None:
+    reported: list[str] = []
+    monkeypatch.setattr(commands, "exit_immediately", reported.append)
+    monkeypatch.setattr(commands, "is_program", lambda: is_program)
+    monkeypatch.setattr(commands, "hold_lease", lose_at_once)
+    error: type[Exception] = Stopped if is_program else TransientError
+    with pytest.raises(error, match=r"^lost$"), commands._driver_lease(make_recipe()):
+        raise Stopped("lost", 130)
+    assert reported == ended
+
+
+@contextmanager
+def lose_at_once(storage: str, *, on_lost: Callable[[str], None] | None) -> Iterator[Lease]:
+    lease = Lease()
+    (on_lost or lease.lose)("lost")
+    yield lease
 
 
 def test_a_stage_that_is_stopped_after_it_was_published_keeps_its_provenance(

@@ -15,14 +15,21 @@ from pipelines.interrupt import _start
 _start(lambda: time.sleep(60))
 """
 LEAVES_AT_ONCE = """
-import os, signal, time
+import os, signal, sys, time
 from pipelines.interrupt import interruptible
+from pos2distill.startup import be_program
 def work():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), int(sys.argv[2]))
     time.sleep(60)
-interruptible(work, lambda: None)
+if sys.argv[1] == "program":
+    be_program()
+before = signal.getsignal(signal.SIGTERM)
+try:
+    interruptible(work, lambda: time.sleep(60))
+except KeyboardInterrupt as error:
+    print(type(error).__name__, signal.getsignal(signal.SIGTERM) is before)
 """
 
 
@@ -50,9 +57,19 @@ def test_interruptible_raises_errors_of_the_work() -> None:
         interruptible(lambda: 1 // 0, lambda: None)
 
 
-def test_interruptible_quits_at_the_second_signal() -> None:
-    ended = subprocess.run([sys.executable, "-c", LEAVES_AT_ONCE], timeout=30, check=False, capture_output=True)
-    assert ended.returncode == 128 + signal.SIGTERM
+@pytest.mark.parametrize(
+    ("process", "number", "code", "printed"),
+    [
+        ("program", signal.SIGTERM, 143, ""),
+        ("notebook", signal.SIGINT, 0, "KeyboardInterrupt True\n"),
+        ("notebook", signal.SIGTERM, 0, "Terminated True\n"),
+    ],
+)
+def test_interruptible_quits_at_the_second_signal(process: str, number: int, code: int, printed: str) -> None:
+    """The program ends. Another process goes on, whatever the work and the request to stop do."""
+    command = [sys.executable, "-c", LEAVES_AT_ONCE, process, str(int(number))]
+    ended = subprocess.run(command, timeout=30, check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (code, printed)
 
 
 def test_interruptible_outside_the_main_thread_sets_no_handler_and_starts_no_thread() -> None:

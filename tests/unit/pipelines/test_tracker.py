@@ -88,3 +88,12 @@ def test_tracker_keeps_the_first_fatal_error() -> None:
 def test_tracker_of_a_resumed_run_starts_at_its_checkpoint() -> None:
     tracker = ProgressTracker(replace(make_spec(), trained=5))
     assert tracker.read().count("distill") == 5
+
+
+def test_tracker_ends_training_after_a_fatal_error_instead_of_saving() -> None:
+    tracker = ProgressTracker(make_spec())
+    tracker.request_stop()
+    assert tracker.stop_requested()
+    tracker.report_fatal("the cause")
+    with pytest.raises(UserError, match=r"^the cause$"):
+        tracker.stop_requested()

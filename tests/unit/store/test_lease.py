@@ -17,6 +17,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from pos2distill.errors import TransientError
 from pos2distill.store import lease
 from pos2distill.store.artifacts import claim_storage, write_bytes
 from pos2distill.store.lease import hold_lease
@@ -321,9 +322,9 @@ def test_exit_immediately_cleans_nothing_up(tmp_path: Path) -> None:
     script = (
         "import sys, time\n"
         "from pos2distill.store.artifacts import Artifact\n"
-        "from pos2distill.store.lease import hold_lease\n"
+        "from pos2distill.store.lease import exit_immediately, hold_lease\n"
         "artifact = Artifact(sys.argv[1], 'samples', 'f00d')\n"
-        "with hold_lease(sys.argv[1], period=0.2), artifact.writing():\n"
+        "with hold_lease(sys.argv[1], period=0.2, on_lost=exit_immediately), artifact.writing():\n"
         "    open(sys.argv[1] + '/driver.json', 'w').write('{}')\n"
         "    time.sleep(30)\n"
     )
@@ -335,6 +336,51 @@ def test_exit_immediately_cleans_nothing_up(tmp_path: Path) -> None:
         f"error: {tmp_path}: another run took over because this one did not renew its lease; this run stops; {AGAIN}\n"
     )
     assert (tmp_path / "samples-f00d").is_dir()
+
+
+def test_hold_lease_tells_a_process_that_outlives_it(claimed: str) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    line = f"{claimed}: another run took over because this one did not renew its lease; this run stops; {AGAIN}"
+
+    def fail(_: str) -> None:
+        raise ConnectionError("a cluster that is gone")
+
+    with hold_lease(claimed, period=LIVE_PERIOD) as held, held.reported_to(fail), held.reported_to(told.put):
+        held.check()
+        write_holder(claimed)
+        assert told.get(timeout=20) == line
+        with pytest.raises(TransientError) as caught:
+            held.check()
+        assert str(caught.value) == line
+        with pytest.raises(TransientError), held.reported_to(told.put):
+            raise AssertionError("the lease was lost before")
+
+
+def test_hold_lease_reports_to_nobody_after_their_work(claimed: str) -> None:
+    told: queue.Queue[str] = queue.Queue()
+    with hold_lease(claimed, period=LIVE_PERIOD) as held:
+        with held.reported_to(told.put):
+            pass
+        held.lose("lost")
+    assert told.empty()
+
+
+def test_hold_lease_is_kept_until_the_work_ends_that_its_body_left_behind(claimed: str) -> None:
+    fs, path = lease_file(claimed)
+    started, ends = threading.Event(), threading.Event()
+
+    def work(held: lease.Lease) -> None:
+        with held.working():
+            started.set()
+            assert ends.wait(30)
+
+    with hold_lease(claimed, period=LIVE_PERIOD) as held:
+        threading.Thread(target=work, args=[held]).start()
+        assert started.wait(30)
+    assert fs.exists(path)
+    wait_for(lambda: json.loads(fs.cat_file(path))["beat"] >= 1)  # it is renewed
+    ends.set()
+    wait_for(lambda: not fs.exists(path))
 
 
 HOLD = (

@@ -1,0 +1,64 @@
+"""An executor whose results a driver gets only while it holds its lease."""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from pos2distill.config import PoolSection
+from pos2distill.sampling.operators import Operator
+from pos2distill.store.lease import Lease
+from pos2distill.training.job import TrainingJob
+
+from ..tracker import ProgressSpec
+from .protocol import ActorCalls, Executor, Stream, Tracker, TrainingOutcome
+
+_T = TypeVar("_T")
+
+
+class LeasedExecutor:
+    """Ends what another executor runs once the lease is lost: another driver may write to the storage by then."""
+
+    def __init__(self, executor: Executor, lease: Lease) -> None:
+        self.executor = executor
+        self.lease = lease
+
+    @contextmanager
+    def track(self, spec: ProgressSpec) -> Iterator[Tracker]:
+        """See `Executor.track`. The loss ends training through its tracker."""
+        with self.executor.track(spec) as tracker, self.lease.reported_to(tracker.report_fatal):
+            yield tracker
+
+    def map(
+        self,
+        blocks: Sequence[pa.Table],
+        operators: Sequence[Operator],
+        *,
+        label: str,
+        tracker: Tracker | None = None,
+    ) -> Iterator[pa.Table]:
+        """See `Executor.map`."""
+        return self._while_held(self.executor.map(blocks, operators, label=label, tracker=tracker))
+
+    @contextmanager
+    def actors(
+        self, create: Callable[[], Callable[[Any], Awaitable[Any]]], pool: PoolSection, *, label: str
+    ) -> Iterator[ActorCalls]:
+        """See `Executor.actors`."""
+        with self.executor.actors(create, pool, label=label) as call_all:
+            yield lambda arguments: self._while_held(call_all(arguments))
+
+    def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
+        """See `Executor.train`. After a second Ctrl-C it may outlive the command, and keeps the lease."""
+        with self.lease.working():
+            return self.executor.train(job, stream, tracker)
+
+    def _while_held(self, results: Iterator[_T]) -> Iterator[_T]:
+        """
+        Raises:
+            TransientError: instead of the next result, once the lease is lost.
+        """
+        for result in results:
+            self.lease.check()
+            yield result

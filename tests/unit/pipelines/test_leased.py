@@ -1,0 +1,68 @@
+"""An executor whose lease may be lost."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelines.executors.leased import LeasedExecutor
+from pos2distill.errors import TransientError
+from pos2distill.store.lease import Lease
+
+
+class Numbers:
+    """An executor whose results are numbers."""
+
+    def __init__(self) -> None:
+        self.reported: list[str] = []
+
+    @contextmanager
+    def track(self, spec: object) -> Iterator[Any]:
+        yield SimpleNamespace(report_fatal=self.reported.append)
+
+    def map(self, blocks: Sequence[int], operators: object, *, label: str, tracker: object = None) -> Iterator[int]:
+        return iter(blocks)
+
+    @contextmanager
+    def actors(self, create: object, pool: object, *, label: str) -> Iterator[Callable[[Sequence[int]], Iterator[int]]]:
+        yield iter
+
+    def train(self, job: Lease, stream: object, tracker: object) -> bool:
+        return job._work.locked()
+
+
+@pytest.fixture
+def lease() -> Lease:
+    return Lease()
+
+
+@pytest.fixture
+def executor(lease: Lease) -> Any:
+    return LeasedExecutor(Numbers(), lease)  # type: ignore[arg-type]
+
+
+def test_leased_executor_passes_on_what_another_makes(executor: Any, lease: Lease) -> None:
+    assert list(executor.map([1, 2], (), label="numbers")) == [1, 2]
+    with executor.actors(None, None, label="numbers") as call_all:
+        assert list(call_all([1, 2])) == list(call_all([1, 2])) == [1, 2]
+    assert executor.train(lease, None, None), "the lease is kept while training runs"
+    assert not lease._work.locked()
+
+
+def test_leased_executor_returns_no_result_after_the_loss(executor: Any, lease: Lease) -> None:
+    results = executor.map([1, 2, 3], (), label="numbers")
+    with executor.actors(None, None, label="numbers") as call_all:
+        calls = call_all([1, 2, 3])
+        assert (next(results), next(calls)) == (1, 1)
+        lease.lose("lost")
+        for each in (results, calls):
+            with pytest.raises(TransientError, match=r"^lost$"):
+                next(each)
+
+
+def test_leased_executor_reports_the_loss_to_the_tracker(executor: Any, lease: Lease) -> None:
+    with executor.track(None):
+        lease.lose("lost")
+    assert executor.executor.reported == ["lost"]
