@@ -10,7 +10,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 
 from pos2distill.config import ModelSection
@@ -25,6 +24,7 @@ _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256
 # The files of a model folder other than its weights. `.py` matters with trust_remote_code only; hashing it is harmless.
 _MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
+_NEVER_TELLING = {"name", "size", "type"}  # of a listing: they are the same for another file of that length
 _MISTRAL_COPY = "consolidated"  # Mistral's own copy of the same weights begins with this
 _HUB_SECONDS = 8.0  # until the hub counts as unreachable
 
@@ -54,6 +54,8 @@ def model_digest(model: ModelSection) -> str:
     distinguishes any two trained models, but not two files that differ in a few bytes. Of a model that is known by its
     name on a server only (`api: chat`): that name.
 
+    A process reads an unchanged URL once, since every sample is a request.
+
     Raises:
         UserError: if there is no such folder, URL or hub model.
     """
@@ -61,18 +63,34 @@ def model_digest(model: ModelSection) -> str:
         return f"served: {model.path}"
     if is_hub_name(model.path):
         return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"
-    fs, root = open_url(model.path, "model.path")
-    with storage_errors(model.path, "model.path"):
+    if "://" in model.path:
+        states = _file_states(model.path)
+        # A web server lists neither times nor hashes, so that a changed file may look the same.
+        if states and all(state.keys() - _NEVER_TELLING for state in states.values()):
+            return _digest_once(model.path, _hash_states(states))
+    return _digest_files(model.path)
+
+
+@functools.lru_cache(maxsize=16)
+def _digest_once(path: str, _version: str) -> str:
+    """`_version`: of the files, so that a changed model is another cache entry."""
+    return _digest_files(path)
+
+
+def _digest_files(model_path: str) -> str:
+    """The digest of a folder or URL."""
+    fs, root = open_url(model_path, "model.path")
+    with storage_errors(model_path, "model.path"):
         require_listable(fs, root)
     files = sorted(fs.find(root))
     if fs.isfile(root):
-        folder, _, name = model.path.rpartition("/")
+        folder, _, name = model_path.rpartition("/")
         hint = f"; did you mean '{folder}'?" if name.endswith((*_MODEL_FILES, ".safetensors")) and folder else ""
-        raise UserError(f"{model.path}: is a file, expected a model folder (model.path){hint}")
+        raise UserError(f"{model_path}: is a file, expected a model folder (model.path){hint}")
     if not files and fs.exists(root):
-        raise UserError(f"{model.path}: is empty, expected a model folder (model.path)")
+        raise UserError(f"{model_path}: is empty, expected a model folder (model.path)")
     if not files:
-        raise UserError(no_such_folder(model.path, "model folder (model.path)"))
+        raise UserError(no_such_folder(model_path, "model folder (model.path)"))
     digest = hashlib.sha256()
     for path in files:
         name = path[len(root) :].lstrip("/")
@@ -100,13 +118,7 @@ def files_version(model: ModelSection) -> str:
         from huggingface_hub import try_to_load_from_cache
 
         return str(try_to_load_from_cache(model.path, "config.json", revision=model.revision))
-    states = {}
-    fs, found = _list_files(model)
-    for path, state in found.items():
-        if path.endswith(_endings(weights=True)):
-            # fsspec 2026.9 lists the time of a link, not of its file.
-            states[path] = fs.info(path) if state.get("islink") else state
-    return hashlib.sha256(repr(sorted(states.items())).encode()).hexdigest()
+    return _hash_states(_file_states(model.path))
 
 
 def copy_generation_config(model: ModelSection, folder: Path) -> None:
@@ -141,13 +153,23 @@ def _endings(*, weights: bool) -> tuple[str, ...]:
     return (*_MODEL_FILES, ".safetensors") if weights else _MODEL_FILES
 
 
-def _list_files(model: ModelSection) -> tuple[fsspec.AbstractFileSystem, dict[str, dict[str, Any]]]:
-    """The file system of a folder or URL, and all files in it with what their listing says of them."""
-    fs, root = open_url(model.path, "model.path")
-    with storage_errors(model.path, "model.path"):
+def _file_states(path: str) -> dict[str, dict[str, Any]]:
+    """What a listing of a folder or URL says of each of the model's files."""
+    fs, root = open_url(path, "model.path")
+    with storage_errors(path, "model.path"):
         require_listable(fs, root)
         fs.invalidate_cache(root)
-        return fs, fs.find(root, detail=True)
+        found = fs.find(root, detail=True)
+        states = {}
+        for file, state in found.items():
+            if file.endswith(_endings(weights=True)):
+                # fsspec 2026.9 lists the time of a link, not of its file.
+                states[file] = fs.info(file) if state.get("islink") else state
+    return states
+
+
+def _hash_states(states: dict[str, dict[str, Any]]) -> str:
+    return hashlib.sha256(repr(sorted(states.items())).encode()).hexdigest()
 
 
 def _copy_of_url(model: ModelSection, *, weights: bool) -> Path:

@@ -21,7 +21,7 @@ from pos2distill.config import ModelSection
 from pos2distill.errors import TransientError, UserError
 from pos2distill.models import files
 from pos2distill.models.files import files_version, local_folder, model_digest, read_licence
-from pos2distill.models.load import load_tokenizer
+from pos2distill.models.load import context_length, load_config, load_model, load_tokenizer
 from pos2distill.scratch import user_folder
 from tests.support.hub_server import COMMIT, hub_server, use_hub
 
@@ -137,6 +137,75 @@ def test_local_folder_copies_a_url_again_if_the_model_changed(remote: ModelSecti
     with fsspec.open(f"{remote.path}/config.json", "w") as file:
         file.write('{"model_type": "changed"}')
     assert json.loads(Path(local_folder(remote), "config.json").read_text()) == {"model_type": "changed"}
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths that are read from memory, one for each request."""
+    paths: list[str] = []
+    cat_file, get_file = MemoryFileSystem.cat_file, MemoryFileSystem.get_file
+
+    def count_cat(fs: MemoryFileSystem, path: str, **options: Any) -> bytes:
+        paths.append(path)
+        return bytes(cat_file(fs, path, **options))
+
+    def count_get(fs: MemoryFileSystem, path: str, *arguments: str) -> None:
+        paths.append(path)
+        get_file(fs, path, *arguments)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", count_cat)
+    monkeypatch.setattr(MemoryFileSystem, "get_file", count_get)
+    return paths
+
+
+def test_model_digest_reads_an_unchanged_url_once(remote: ModelSection, reads: list[str]) -> None:
+    digest = model_digest(remote)
+    assert len(reads) > 50  # samples of the weights
+    reads.clear()
+    assert model_digest(remote) == digest
+    assert reads == []
+    fs, root = fsspec.url_to_fs(remote.path)
+    template = fs.cat_file(f"{root}/chat_template.jinja")
+    fs.pipe_file(f"{root}/chat_template.jinja", template[:-1] + b"?")
+    assert model_digest(remote) != digest
+    fs.pipe_file(f"{root}/chat_template.jinja", template)
+    assert model_digest(remote) == digest
+
+
+def test_model_digest_reads_a_url_each_time_whose_listing_does_not_tell_of_changes(
+    remote: ModelSection, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = MemoryFileSystem.find
+
+    def find_without_times(fs: MemoryFileSystem, path: str, **options: Any) -> Any:
+        found = find(fs, path, **options)
+        if not options.get("detail"):
+            return found
+        return {name: {"name": name, "size": state["size"], "type": "file"} for name, state in found.items()}
+
+    monkeypatch.setattr(MemoryFileSystem, "find", find_without_times)
+    digest = model_digest(remote)
+    fs, root = fsspec.url_to_fs(remote.path)
+    fs.pipe_file(f"{root}/chat_template.jinja", b"?" * fs.size(f"{root}/chat_template.jinja"))
+    assert model_digest(remote) != digest
+
+
+def test_a_model_at_a_url_is_hashed_and_copied_once(
+    remote: ModelSection, tiny_model_path: str, reads: list[str]
+) -> None:
+    model = remote.model_copy(update={"dtype": "float32"})
+    load_config(model)
+    assert len(reads) > 50  # samples of the weights
+    reads.clear()
+    load_config(model)
+    load_tokenizer(model)
+    assert context_length(model) == 512
+    assert reads == []
+    load_model(model)
+    assert sorted(Path(path).name for path in reads) == sorted(path.name for path in Path(tiny_model_path).iterdir())
+    reads.clear()
+    load_model(model, packed=True)
+    assert reads == []
 
 
 def test_model_digest_depends_on_content_and_not_on_the_path(
