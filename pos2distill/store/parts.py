@@ -89,9 +89,9 @@ class TableParts:
         # Of an example whose prompts were in part answered, all are answered again; the first answers count.
         ordered = table.sort_by([(name, "ascending") for name in self.key])
         numbered = ordered.select(self.key).append_column("row", pa.array(range(len(ordered)), pa.int64()))
-        # One thread keeps the order of the groups.
-        firsts = numbered.group_by(self.key, use_threads=False).aggregate([("row", "min")])
-        return ordered.take(firsts["row_min"])
+        firsts = numbered.group_by(self.key).aggregate([("row", "min")])
+        # pyarrow 26 returns groups in an order of its own.
+        return ordered.take(firsts["row_min"].take(pc.sort_indices(firsts["row_min"])))
 
 
 def prediction_parts(artifact: Artifact) -> TableParts:

@@ -1,6 +1,7 @@
 """Answers of an evaluation that is not finished."""
 
 import errno
+import random
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ def test_finished_examples_have_an_answer_to_every_prompt(storage: str) -> None:
     assert finished_examples(parts.read(), 2).to_pylist() == ["a"]
     parts.append(answers(("b", 1)))
     assert sorted(finished_examples(parts.read(), 2).to_pylist()) == ["a", "b"]
+
+
+def test_read_sorts_many_answers(storage: str) -> None:
+    prompts = [(f"fox-{number:04d}", placement) for number in range(40) for placement in range(4)]
+    parts = open_parts(storage)
+    for number in range(10):
+        some = random.Random(number).sample(prompts, 150)
+        parts.append(answers(*some, documents=4))
+        parts.append(answers(*some[::-1], documents=4))
+        assert keys(parts.read()) == sorted(set(keys(parts.read())))
+    assert keys(parts.read()) == prompts
 
 
 def test_read_leaves_out_a_corrupt_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
