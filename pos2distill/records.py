@@ -116,7 +116,8 @@ PROMPT_SCHEMA = pa.schema(
 #   sampled_ids, text: as generated; response_ids, truncated_text: what of it is kept, closed by the end-of-turn token.
 #   prompt_tokens, answer_tokens: their numbers, of which a server may tell none (null).
 #   correct: by the data set's metric; f1: of the part of the text that the metric compares.
-#   outcome: "kept", or the reason why not ("wrong", "empty", "failed"). error: what failed, else null.
+#   outcome: "kept", or the reason why not ("wrong", "empty", "failed"; where a model on a server is evaluated also
+#   "refused": the prompt, for its content). error: what failed or why it was refused, else null.
 #   top_ids, top_logprobs: `TopKLogprobs` row by row, at the first S positions of response_ids: those before which the
 #   engine had generated the very same tokens. Null if the answer is not kept or the teacher is another.
 ANSWER_SCHEMA = pa.schema(
@@ -177,6 +178,12 @@ PREDICTION_SCHEMA = pa.schema(
             "answer_tokens",
         )
     ],
+    metadata=_METADATA,
+)
+
+# A prompt of an evaluation that the server refused, for which its question is left out at every placement.
+REFUSAL_SCHEMA = pa.schema(
+    [ANSWER_SCHEMA.field(name) for name in ("example_id", "documents", "placement", "slots", "error")],
     metadata=_METADATA,
 )
 

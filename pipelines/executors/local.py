@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,7 +58,7 @@ class LocalExecutor:
         *,
         label: str,
         tracker: Tracker | None = None,
-    ) -> Iterator[pa.Table]:
+    ) -> Generator[pa.Table, None, None]:
         """See `Executor.map`. Results come in the order of the blocks."""
         with _Chain(operators, tracker) as chain:
             for block in blocks:

@@ -1,6 +1,6 @@
 """What an executor is: it runs operators over blocks of examples, and the training loop on workers."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -83,8 +83,8 @@ class Executor(Protocol):
         *,
         label: str,
         tracker: Tracker | None = None,
-    ) -> Iterator[pa.Table]:
-        """Run the operators over every block. Results come in any order.
+    ) -> Generator[pa.Table, None, None]:
+        """Run the operators over every block. Results come in any order. Closing it ends the operators.
 
         Args:
             label: what this is, for messages. tracker: shows which actors are working.

@@ -46,7 +46,7 @@ def plan(study: Study, storage: str, digests: Digests, prepare: Stage, measured:
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Evaluate the base model and record the best slots (the first of equal ones), their accuracy and interval.
 
-    Counts: prompts = right + wrong; hit_max_tokens of them were cut off at the length limit.
+    Counts: as of `count_answers`.
     """
     study = with_measured(stage.study, stage.inputs)
     # Both uses require a single number of hops, which `Study` has checked.
@@ -58,10 +58,10 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     count = min(study.method.auto_examples, len(training_ids(examples.artifact)))
     specs = [PromptSpec(documents, {hops: placements})]
     with recorded_seconds(stage, "choose") as seconds:
-        predictions = predict(stage, study, context, TRAIN, count, specs)
+        answers = predict(stage, study, context, TRAIN, count, specs)
     # The interval is only shown: with a number of bootstrap samples of its own, no setting of the report changes the
     # choice, and with it the samples and the checkpoint.
-    curve = to_curve(to_grid(predictions, documents), bootstrap_samples=_BOOTSTRAP_SAMPLES, seed=study.seed)
+    curve = to_curve(to_grid(answers.predictions, documents), bootstrap_samples=_BOOTSTRAP_SAMPLES, seed=study.seed)
     best = int(np.argmax(curve.accuracy_by_slot))
     details = {
         "slots": list(placements[best].slots),
@@ -69,4 +69,4 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         "ci95": curve.accuracy_ci95[best],
         "curve": asdict(curve),
     }
-    return publish(stage, predictions, count, seconds, details)
+    return publish(stage, answers, count, seconds, details)

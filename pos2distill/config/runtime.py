@@ -169,6 +169,7 @@ class Runtime(Section):
         0.05,
         ge=0,
         le=1,
-        description="sampling stops once more than this fraction of at least 20 samples has failed or is empty",
+        description="sampling stops once more than this fraction of at least 20 samples has failed or is empty; an "
+        "evaluation, once a server refuses prompts of more than this fraction of the questions for their content",
     )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()

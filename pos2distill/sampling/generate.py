@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
 from pos2distill.errors import UserError
@@ -33,7 +34,6 @@ class Generate:
     def __init__(self, study: Study, runtime: Runtime, params: SamplingParams, for_training: bool) -> None:
         model: ModelSection = study.model
         self.params = params
-        self.for_training = for_training
         self.candidates = study.sampling.candidates if for_training else 1
         self.prompt_column = "prompt_ids"
         self.process: ProcessFunction
@@ -66,7 +66,6 @@ class Generate:
             rope_scales: see `SamplingParams`.
         Returns: a table of `ANSWER_SCHEMA`; a row that failed holds its error and no answer.
         Raises:
-            UserError: for a failure where a model is evaluated.
             EngineDied: if the engine can answer no further call.
         """
         params = replace(self.params, rope_scales=rope_scales)
@@ -76,9 +75,6 @@ class Generate:
         columns: dict[str, list[Any]] = {name: [] for name in ANSWER_SCHEMA.names if name not in _PROMPT_COLUMNS}
         for row, (*results, right_answers) in enumerate(zip(*drawn, answers, strict=True)):
             result, response = self._choose(results, right_answers)
-            if isinstance(result, Failure) and not self.for_training:
-                example_id = batch["example_id"][row]
-                raise UserError(f"example {example_id}: the engine gave no answer ({result.error})")
             values = _answer_columns(result, response, len(batch["prompt_ids"][row]))
             for name, column in columns.items():
                 column.append(values[name])
@@ -92,7 +88,7 @@ class Generate:
     ) -> tuple[GenerationResult, ProcessedResponse]:
         """One of a prompt's results; a failure only if all are, an empty answer only if there is no other."""
         processed = [(result, self.process(result, answers)) for result in results]
-        answered = [each for each in processed if each[1].outcome != "failed"]
+        answered = [each for each in processed if not isinstance(each[0], Failure)]
         # An empty answer agrees with none, as one that no other resembles.
         candidates = [each for each in answered if each[1].truncated_text] or answered or processed
         if len(candidates) < 2:
@@ -122,6 +118,19 @@ class Generate:
     def _prompt(self, batch: pa.Table, row: int) -> Any:
         value = batch[self.prompt_column][row]
         return value.as_py() if self.prompt_column == "message" else value.values.to_numpy()
+
+
+def require_answers(answers: pa.Table) -> None:
+    """Refuse answers of which one is missing: a model is not evaluated by them, since a wrong answer is none.
+
+    Args:
+        answers: a table of `ANSWER_SCHEMA`.
+    Raises:
+        UserError: naming the first example whose prompt failed.
+    """
+    failed = answers.filter(pc.is_valid(answers["error"]))
+    if len(failed):
+        raise UserError(f"example {failed['example_id'][0]}: the engine gave no answer ({failed['error'][0]})")
 
 
 def torch_device(pool: PoolSection) -> str:

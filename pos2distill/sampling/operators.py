@@ -13,13 +13,14 @@ from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
 from pos2distill.parquet import ParquetFile, open_parquet
-from pos2distill.records import PREDICTION_SCHEMA, SAMPLE_SCHEMA
+from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA, SAMPLE_SCHEMA
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.generate import Generate, torch_device
-from pos2distill.sampling.prompting import PromptSpec, build_prompts
+from pos2distill.sampling.prompting import PromptKey, PromptSpec, build_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.urls import open_url
@@ -80,6 +81,7 @@ def generation_operators(
     params: SamplingParams,
     *,
     for_training: bool = False,
+    answered: frozenset[PromptKey] = frozenset(),
 ) -> list[Operator]:
     """Read examples, build their prompts and generate: index tables in, tables of `ANSWER_SCHEMA` out.
 
@@ -88,8 +90,9 @@ def generation_operators(
         examples, file: the artifact and its file that holds the examples.
         specs: prompt lengths and placements.
         params: without stop ids, which the model's tokenizer decides.
-        for_training: failures are recorded, and whole examples accompany their answers. Otherwise a failure is an
-            error: counted as a wrong answer, it would distort the curve.
+        for_training: prompts that are too long are recorded, and whole examples accompany their answers. Otherwise
+            such a prompt is an error.
+        answered: prompts to leave out.
     """
     pool = runtime.samplers
     per_example = study.method.responses_per_example if for_training else 1
@@ -105,6 +108,7 @@ def generation_operators(
             specs=tuple(specs),
             max_new_tokens=params.max_new_tokens,
             for_training=for_training,
+            answered=answered,
         ),
         pool.max,
     )
@@ -206,5 +210,12 @@ def to_samples(answers: pa.Table) -> pa.Table:
 
 
 def to_predictions(answers: pa.Table) -> pa.Table:
-    """The columns of answers that evaluation keeps, as a table of `PREDICTION_SCHEMA`."""
-    return answers.select(PREDICTION_SCHEMA.names).cast(PREDICTION_SCHEMA)
+    """What evaluation keeps of answers, as a table of `PREDICTION_SCHEMA`. Prompts without an answer are left out."""
+    answered = answers.filter(pc.is_null(answers["error"]))
+    return answered.select(PREDICTION_SCHEMA.names).cast(PREDICTION_SCHEMA)
+
+
+def to_refusals(answers: pa.Table) -> pa.Table:
+    """The prompts that a server refused, as a table of `REFUSAL_SCHEMA`."""
+    refused = answers.filter(pc.field("outcome") == "refused")
+    return refused.select(REFUSAL_SCHEMA.names).cast(REFUSAL_SCHEMA)

@@ -23,7 +23,8 @@ class ProcessedResponse:
     text: as generated; truncated_text: the part that is scored.
     response_ids: token ids of the truncated text and the end-of-turn token; the student is distilled on these. A text
         that was cut at `max_new_tokens` has no end-of-turn token, so that no student learns to stop there.
-    outcome: `kept`, or the reason why not: `wrong`, `empty` (no text), `failed` (no response).
+    outcome: `kept`, or the reason why not: `wrong`, `empty` (no text), `failed` (no response), `refused` (no response
+        either, since a server refuses the prompt for its content; only where a model is evaluated).
     top: the most likely tokens at the first S positions of `response_ids`; None if the engine recorded none or the
         response is not kept. The engine's distribution at a position holds only if it generated the same tokens
         before it, so S is the length of the common prefix of generated and kept tokens, plus 1. S is shorter than
@@ -35,18 +36,19 @@ class ProcessedResponse:
     response_ids: Tokens
     correct: bool
     f1: float
-    outcome: Literal["kept", "wrong", "empty", "failed"]
+    outcome: Literal["kept", "wrong", "empty", "failed", "refused"]
     top: TopKLogprobs | None = None
 
 
 _NO_TOKENS = np.empty(0, np.int32)
 _FAILED = ProcessedResponse("", "", _NO_TOKENS, False, 0.0, "failed")
+_REFUSED = ProcessedResponse("", "", _NO_TOKENS, False, 0.0, "refused")
 
 
 def process_text(result: GenerationResult, answers: Sequence[str], *, metric: Metric) -> ProcessedResponse:
     """Truncate and score a server's answer as `ResponseProcessor` does. It has no token ids, so none are kept."""
     if isinstance(result, Failure):
-        return _FAILED
+        return _REFUSED if result.is_refusal else _FAILED
     assert isinstance(result, TextCompletion)
     truncated_text = _truncate(metric, result.text)
     correct, f1 = score(metric, truncated_text, answers)

@@ -30,6 +30,9 @@ from pos2distill.records import (
 from pos2distill.tasks.permutations import Placement, sampled_slots, teacher_slots
 from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, PromptTooLong
 
+# Identifies a prompt of an evaluation: number of documents, example id and placement, as in `PROMPT_SCHEMA`.
+PromptKey = tuple[int, str, int]
+
 
 @dataclass(frozen=True, slots=True)
 class PromptSpec:
@@ -63,7 +66,12 @@ class PromptSpec:
 
 
 def build_prompts(
-    batch: pa.Table, study: Study, specs: Sequence[PromptSpec], max_new_tokens: int, for_training: bool
+    batch: pa.Table,
+    study: Study,
+    specs: Sequence[PromptSpec],
+    max_new_tokens: int,
+    for_training: bool,
+    answered: frozenset[PromptKey] = frozenset(),
 ) -> pa.Table:
     """Build one prompt for each example, number of documents and placement; for samples, one for each sample.
 
@@ -72,6 +80,7 @@ def build_prompts(
 
     Args:
         batch: as `read_examples` returns it.
+        answered: prompts to leave out.
     Returns: a table of `PROMPT_SCHEMA`.
     Raises:
         UserError: for a prompt that does not fit the context, unless `for_training`.
@@ -88,6 +97,8 @@ def build_prompts(
             documents = spec.documents_of(example)
             row_id, placements = _placements(example, spec, study, sample_number)
             for number, (placement, order) in enumerate(itertools.product(placements, range(spec.orders))):
+                if (documents, row_id, number) in answered:
+                    continue
                 prompt = _build_prompt(builder, example, spec, placement, order)
                 if prompt["error"] is not None and not for_training:
                     raise UserError(f"example {example.example_id}: {prompt['error']}")

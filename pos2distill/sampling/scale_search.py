@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pos2distill.config import Runtime, Study
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.generate import Generate
+from pos2distill.sampling.generate import Generate, require_answers
 from pos2distill.sampling.operators import read_examples
 from pos2distill.sampling.prompting import PromptSpec, build_prompts
 from pos2distill.store.artifacts import Artifact
@@ -32,10 +32,15 @@ class ScaledAccuracy:
         self.generate = Generate(study, runtime, SamplingParams(0.0, 1.0, tokens, stop_ids=()), for_training=False)
 
     async def __call__(self, scales: tuple[float, ...]) -> list[float]:
-        """The accuracy at each placement."""
+        """The accuracy at each placement.
+
+        Raises:
+            UserError: if the engine failed on a prompt.
+        """
         answers = pa.concat_tables(
             await asyncio.gather(*(self.generate(batch, rope_scales=scales) for batch in self.batches))
         )
+        require_answers(answers)
         placement_N = answers["placement"].to_numpy()
         correct_N = answers["correct"].to_numpy(zero_copy_only=False).astype(float)
         return [float(correct_N[placement_N == placement].mean()) for placement in np.unique(placement_N)]

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.literal_paths import list_matching
-from pos2distill.records import PREDICTION_SCHEMA
+from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA
 from pos2distill.store.artifacts import Artifact, is_corrupt, read_table, write_table
 from pos2distill.urls import storage_errors
 
-_PREDICTION_KEY = ("documents", "example_id", "placement")
+_PROMPT_KEY = ("documents", "example_id", "placement")
 
 _logger = logging.getLogger(__name__)
 
@@ -30,12 +30,14 @@ class TableParts:
 
     def __init__(self, artifact: Artifact, schema: pa.Schema, key: Sequence[str], folder: str = "parts") -> None:
         self.artifact, self.schema, self.key = artifact, schema, list(key)
-        self.folder = f"{artifact.path}/{folder}"
+        self.folder, self.url = f"{artifact.path}/{folder}", f"{artifact.url}/{folder}"
         self._name = folder
         self._next = self._first_free()
 
     def append(self, part: pa.Table) -> None:
-        """Write one part atomically."""
+        """Write one part atomically. Of no rows, nothing is written."""
+        if not len(part):
+            return
         self.artifact.fs.makedirs(self.folder, exist_ok=True)
         write_table(self.artifact.fs, f"{self.folder}/part-{self._next:06d}.parquet", part)
         self._next += 1
@@ -96,7 +98,12 @@ class TableParts:
 
 def prediction_parts(artifact: Artifact) -> TableParts:
     """The answers of an evaluation, each prompt once, sorted by prompt length, example and placement."""
-    return TableParts(artifact, PREDICTION_SCHEMA, _PREDICTION_KEY)
+    return TableParts(artifact, PREDICTION_SCHEMA, _PROMPT_KEY)
+
+
+def refusal_parts(artifact: Artifact) -> TableParts:
+    """The prompts of an evaluation that the server refused, sorted as the answers are."""
+    return TableParts(artifact, REFUSAL_SCHEMA, _PROMPT_KEY, "refused-parts")
 
 
 def finished_examples(predictions: pa.Table, prompts_per_example: int) -> pa.Array:

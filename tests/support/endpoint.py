@@ -38,6 +38,7 @@ class FakeServer:
     key: if set, other keys are refused. context: prompts are silently cut to so many words.
     counts_tokens: whether answers report their usage. max_model_len: the context that the list of models names.
     models_body: what is answered instead of the list of models, and its type.
+    instead: the status and the body that a prompt is answered with instead; None: as others.
     usage: what answers report instead of the tokens. starts: seconds at which the prompts of `bodies` came.
     """
 
@@ -50,6 +51,7 @@ class FakeServer:
     counts_tokens: bool = True
     max_model_len: int | None = None
     models_body: tuple[str, str] | None = None
+    instead: Callable[[Any], tuple[int, Any] | None] = lambda prompt: None
     finish_reason: Any = "stop"
     usage: Any = _COUNTED
     seed: int = 0
@@ -94,6 +96,10 @@ class FakeServer:
         self.most_running = max(self.most_running, self.running)
         try:
             await asyncio.sleep(0.001)
+            instead = self.instead(prompt)
+            if instead is not None:
+                status, content = instead
+                return web.json_response(content, status=status)
             fault = ""
             if self.random.random() < self.fault_probability:
                 fault = self.random.choice(self.kinds)

@@ -3,6 +3,7 @@ from dataclasses import replace
 from pos2distill.records import (
     EXAMPLE_SCHEMA,
     PREDICTION_SCHEMA,
+    REFUSAL_SCHEMA,
     SAMPLE_SCHEMA,
     SCHEMA_VERSION,
     Document,
@@ -38,8 +39,11 @@ def test_example_golds_and_distractors_partition_documents() -> None:
     assert EXAMPLE.distractors == (EXAMPLE.documents[0], EXAMPLE.documents[2])
 
 
+SCHEMAS = (EXAMPLE_SCHEMA, SAMPLE_SCHEMA, PREDICTION_SCHEMA, REFUSAL_SCHEMA)
+
+
 def test_schemas_have_a_version() -> None:
-    versions = {schema.metadata[b"schema_version"] for schema in (EXAMPLE_SCHEMA, SAMPLE_SCHEMA, PREDICTION_SCHEMA)}
+    versions = {schema.metadata[b"schema_version"] for schema in SCHEMAS}
     assert versions == {str(SCHEMA_VERSION).encode()}
 
 

@@ -1,6 +1,6 @@
 """The `ray` executor: operators on Ray Data, training on Ray Train."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +39,7 @@ class RayExecutor:
         *,
         label: str,
         tracker: Tracker | None = None,
-    ) -> Iterator[pa.Table]:
+    ) -> Generator[pa.Table, None, None]:
         """See `Executor.map`. Connects to Ray at once, so that progress is shown only once there is some."""
         assert tracker is None or isinstance(tracker, RayTracker)
         connect()
@@ -65,7 +65,7 @@ class RayExecutor:
 
 def _map(
     blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, tracker: RayTracker | None
-) -> Iterator[pa.Table]:
+) -> Generator[pa.Table, None, None]:
     with ray_session():
         cpus, gpus = _smallest_pools(operators)
         require_resources(label, cpus=cpus, gpus=gpus)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -17,6 +18,20 @@ from pos2distill.tasks.prompts import fewest_tokens
 # Of each request of a check: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_S = 8.0
 _STOP_REASONS = ("stop", "eos", "eos_token")  # as servers say that the model ended its answer
+_CONTENT_FILTER = "content_filter"
+# As servers say in an error (its code, its type or the whole message) that they refuse a prompt for its content: Azure,
+# Moonshot; OpenAI; OpenRouter, LiteLLM; DashScope; New API; DeepSeek. Other errors of a request (400) may be of the
+# settings, the account or the server, and so of all prompts.
+_REFUSALS = frozenset(
+    {
+        _CONTENT_FILTER,
+        "invalid_prompt",
+        "content_policy_violation",
+        "data_inspection_failed",
+        "sensitive_words_detected",
+        "Content Exists Risk",
+    }
+)
 
 
 class MalformedAnswerError(httpx2.RemoteProtocolError):
@@ -61,7 +76,7 @@ class OpenAiEngine:
                     return await self._chat(prompt, params)
                 return await self._complete(prompt, params)
             except openai.APIError as error:
-                return Failure.of(error)
+                return replace(Failure.of(error), is_refusal=_is_refusal(error.body))
 
     async def _wait_for_turn(self, request: httpx2.Request) -> None:
         await self.pace.wait()
@@ -79,7 +94,7 @@ class OpenAiEngine:
             body = response.json()
         except (ValueError, RecursionError):
             body = None
-        if _is_answer(body, self.model.api):
+        if _is_answer(body, self.model.api) or _holds_refusal(body):
             return
         expected = "choices[0].message.content" if self.model.api == "chat" else "choices[0].text"
         got = repr(response.text[:200])
@@ -98,7 +113,7 @@ class OpenAiEngine:
             temperature=params.temperature,
             max_tokens=params.max_new_tokens,
         )
-        if not response.choices:
+        if not getattr(response, "choices", None):
             return _no_choices(response)
         choice = response.choices[0]
         result = _to_completion(choice.message.content, choice, response)
@@ -124,7 +139,7 @@ class OpenAiEngine:
             temperature=params.temperature,
             max_tokens=params.max_new_tokens,
         )
-        if not response.choices:
+        if not getattr(response, "choices", None):
             return _no_choices(response)
         choice = response.choices[0]
         result = _to_completion(choice.text, choice, response)
@@ -311,11 +326,16 @@ def _is_answer(body: Any, api: str) -> bool:
     return isinstance(message, dict) and isinstance(message.get("content"), str | None)
 
 
+def _holds_refusal(body: Any) -> bool:
+    """Whether it holds the refusal of a prompt instead of choices, as gateways report it (see `_no_choices`)."""
+    return isinstance(body, dict) and not body.get("choices") and _is_refusal(body.get("error"))
+
+
 def _to_completion(text: str | None, choice: Any, response: Any) -> TextCompletion | Failure:
     # The client leaves out what a server leaves out.
     finish_reason, usage = getattr(choice, "finish_reason", None), getattr(response, "usage", None)
     if finish_reason not in (*_STOP_REASONS, "length"):
-        return Failure(f"the server ended the answer with {finish_reason!r}")
+        return Failure(f"the server ended the answer with {finish_reason!r}", finish_reason == _CONTENT_FILTER)
     # Servers without a tokenizer report 0, or no usage at all.
     prompt_tokens, answer_tokens = _count(usage, "prompt_tokens") or None, _count(usage, "completion_tokens")
     if prompt_tokens is None or answer_tokens is None:
@@ -330,5 +350,13 @@ def _count(usage: Any, name: str) -> int | None:
 
 
 def _no_choices(response: Any) -> Failure:
-    """The failure of an answer whose list of choices is empty. Some servers add an error."""
-    return Failure(f"the server returned no answer: {getattr(response, 'error', None)!r:.200}")
+    """The failure of an answer without a choice. Some servers add an error."""
+    error = getattr(response, "error", None)
+    return Failure(f"the server returned no answer: {error!r:.200}", _is_refusal(error))
+
+
+def _is_refusal(error: Any) -> bool:
+    """Whether the error object of a server says that it refuses this prompt for its content."""
+    if not isinstance(error, dict):
+        return False
+    return any(isinstance(error.get(name), str) and error[name] in _REFUSALS for name in ("code", "type", "message"))

@@ -53,9 +53,13 @@ class TextCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The engine failed on this prompt only and continues with others. error: the reason, in one line."""
+    """The engine failed on this prompt only and continues with others.
+
+    error: the reason, in one line. is_refusal: a server refuses this prompt for its content, and will again.
+    """
 
     error: str
+    is_refusal: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":

@@ -114,6 +114,62 @@ def test_openai_records_an_unknown_end_as_a_failure(reason: object) -> None:
         assert errors(ask(server, ["What?"])) == [f"the server ended the answer with {reason!r}"]
 
 
+def refusals(results: Sequence[GenerationResult]) -> list[bool]:
+    return [result.is_refusal for result in results if isinstance(result, Failure)]
+
+
+# The errors of servers as users of them report them; that of a gateway comes with success.
+FILTERED = [
+    (400, {"code": "content_filter", "param": "prompt", "type": None, "message": "filtered"}),
+    (400, {"code": 400, "param": "prompt", "type": "content_filter", "message": "high risk"}),
+    (400, {"code": "invalid_prompt", "param": None, "type": "invalid_request_error", "message": "Invalid prompt"}),
+    (400, {"code": "data_inspection_failed", "type": "data_inspection_failed", "message": "inappropriate"}),
+    (400, {"code": "sensitive_words_detected", "type": "new_api_error", "message": "sensitive words"}),
+    (400, {"code": "invalid_request_error", "type": "invalid_request_error", "message": "Content Exists Risk"}),
+    (403, {"code": "content_policy_violation", "message": "flagged"}),
+    (200, {"code": "content_policy_violation", "message": "flagged"}),
+]
+
+
+@pytest.mark.parametrize(("status", "error"), FILTERED)
+@pytest.mark.parametrize("model", [CHAT, COMPLETIONS])
+def test_openai_takes_a_filtered_prompt_for_refused(model: ModelSection, status: int, error: dict[str, object]) -> None:
+    prompt = "What?" if model is CHAT else np.arange(5, dtype=np.int32)
+    with serve(FakeServer(instead=lambda prompt: (status, {"error": error}))) as server:
+        results = ask(server, [prompt], model)
+    assert refusals(results) == [True]
+    assert str(error["message"]) in errors(results)[0]
+    assert len(server.bodies) == 1
+
+
+def test_openai_takes_a_filtered_answer_for_refused() -> None:
+    with serve(FakeServer(finish_reason="content_filter")) as server:
+        assert refusals(ask(server, ["What?"])) == [True]
+    with serve(FakeServer(instead=lambda prompt: (200, {"choices": [], "error": FILTERED[0][1]}))) as server:
+        assert refusals(ask(server, ["What?"])) == [True]
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (400, {"code": "context_length_exceeded", "param": "messages", "message": "too long"}),
+        (400, {"code": "unsupported_value", "param": "temperature", "message": "content_filter is no temperature"}),
+        (400, {"code": None, "type": "invalid_request_error", "message": "Your credit balance is too low"}),
+        (400, {"code": ["content_filter"], "message": None}),
+        (400, "content_filter"),
+        (401, {"code": "invalid_api_key", "message": "wrong key"}),
+        (404, {"code": "model_not_found", "message": "no such model"}),
+        (500, {"code": None, "message": "broken"}),
+    ],
+)
+def test_openai_takes_other_errors_for_failures(status: int, error: object) -> None:
+    with serve(FakeServer(instead=lambda prompt: (status, {"error": error}))) as server:
+        assert refusals(ask(server, ["What?"], max_retries=0)) == [False]
+    for reason in (None, "error", ["content_filter"]):
+        with serve(FakeServer(finish_reason=reason)) as server:
+            assert refusals(ask(server, ["What?"])) == [False]
+
+
 def test_openai_sends_greedy_requests_with_the_prompt() -> None:
     server = FakeServer(answer=lambda prompt: " 42\n")
     with serve(server):

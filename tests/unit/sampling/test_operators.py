@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from pos2distill.config import Recipe
@@ -18,8 +19,8 @@ from pos2distill.errors import UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import ANSWER_SCHEMA, EXAMPLE_SCHEMA, Tokens, example_tables, examples_to_table
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
-from pos2distill.sampling.generate import Generate
-from pos2distill.sampling.operators import read_examples, store_samples
+from pos2distill.sampling.generate import Generate, require_answers
+from pos2distill.sampling.operators import read_examples, store_samples, to_predictions
 from pos2distill.sampling.prompting import PromptSpec, build_prompts, prompt_builder, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
@@ -120,12 +121,29 @@ def test_generate_records_failures_of_the_engine(make_batch: Callable[..., tuple
     assert [row["example_id"] for row in rows] == batch["example_id"].to_pylist()
 
 
-def test_generate_refuses_a_failure_in_evaluation(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
-    recipe, batch = make_batch(False, runtime={"fake": {"fail_every": 1}})
-    with pytest.raises(
-        UserError, match=r"^example fox-\d+: the engine gave no answer \(the fake engine fails at every"
-    ):
-        answer(recipe, batch, for_training=False)
+def test_require_answers_refuses_a_failure(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
+    recipe, batch = make_batch(False, runtime={"fake": {"fail_every": 2}})
+    rows = answer(recipe, batch, for_training=False)
+    failed = [row["example_id"] for row in rows if row["outcome"] == "failed"]
+    assert 0 < len(failed) < len(rows)
+    answers = pa.Table.from_pylist(rows, schema=ANSWER_SCHEMA)
+    message = f"^example {failed[0]}: the engine gave no answer \\(the fake engine fails at every"
+    with pytest.raises(UserError, match=message):
+        require_answers(answers)
+    kept = to_predictions(answers)
+    assert kept["example_id"].to_pylist() == [row["example_id"] for row in rows if row["outcome"] != "failed"]
+    require_answers(answers.filter(pc.field("outcome") != "failed"))
+
+
+def test_build_prompts_leaves_out_answered_prompts(make_recipe: Callable[..., Recipe]) -> None:
+    recipe = make_recipe()
+    examples = examples_to_table(load_split(recipe.study.data, documents=4, seed=0).train[:2])
+    first, second = examples["example_id"].to_pylist()
+    specs = [PromptSpec(4, {1: (Placement((0,)), Placement((2,)))}, orders=2), PromptSpec("gold", SPECS[0].placements)]
+    answered = frozenset({(4, first, 1), (4, first, 2), (1, second, 0), (3, second, 1)})
+    prompts = build_prompts(examples, recipe.study, specs, 8, False, answered)
+    shown = [(row["documents"], row["example_id"], row["placement"]) for row in prompts.to_pylist()]
+    assert shown == [(4, first, 0), (4, first, 3), *[(4, second, number) for number in range(4)], (1, first, 0)]
 
 
 def test_generate_raises_if_the_engine_died(make_batch: Callable[..., tuple[Recipe, pa.Table]]) -> None:
