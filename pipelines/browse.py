@@ -48,7 +48,7 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     inspect.add_argument(
         "--outcome",
         metavar="NAME",
-        help="right, wrong, gained, lost, flipped, cut; of samples kept, wrong, empty, failed",
+        help="right, wrong, gained, lost, flipped, cut, refused; of samples kept, wrong, empty, failed",
     )
     inspect.add_argument("--limit", type=int, default=5, metavar="N", help="answers to show (default 5); 0: all")
     inspect.add_argument("--samples", action="store_true", help="the samples, not the answers of evaluations")
@@ -134,8 +134,8 @@ def _format_answers(row: dict[str, Any]) -> str:
         if "entropy" in row:
             tokens = "  ".join(f"{token.strip() or repr(token)} {nats:.2f}" for token, nats in row["entropy"]["tokens"])
             lines.append(f"entropy   mean {row['entropy']['mean']:.2f} nats: {tokens}")
-        if row["error"]:
-            lines.append(f"error     {row['error']}")
+    if row.get("error"):
+        lines.append(f"error     {row['error']}")
     return "\n".join(lines)
 
 
@@ -232,5 +232,6 @@ def _format_difference(difference: dict[str, Any] | None) -> str:
     gap_low, gap_high = difference["gap_change_ci95"]
     return (
         f"mean {difference['mean_difference']:+.3f} [{low:+.3f}, {high:+.3f}], corrected GAP "
-        f"{difference['gap_change']:+.3f} [{gap_low:+.3f}, {gap_high:+.3f}] (paired, 95 % intervals)"
+        f"{difference['gap_change']:+.3f} [{gap_low:+.3f}, {gap_high:+.3f}] (paired over {difference['questions']} "
+        f"questions, 95 % intervals)"
     )

@@ -6,7 +6,15 @@ import pyarrow.compute as pc
 
 from pos2distill.config.study import EvaluationSection
 from pos2distill.errors import UserError
-from pos2distill.evaluation.scores import Curve, Grid, format_slots, paired_difference, to_curve, to_grid
+from pos2distill.evaluation.scores import (
+    Curve,
+    Grid,
+    format_slots,
+    paired_difference,
+    share_examples,
+    to_curve,
+    to_grid,
+)
 
 from .lm_eval import find_sample_logs, read_sample_logs
 from .results import is_complete, read_run_summary, read_summaries, to_run_summary
@@ -48,7 +56,7 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
             to exported questions.
     Returns: `runs`, in order: report, name, path of the base model, method, positions, accuracy, interval, mean and GAP
     (with its interval, and corrected) of each run's last model; the base model of the first run comes before it.
-    `differences`: of all but the first, paired, or null where prompts differ.
+    `differences`: of all but the first, paired over so many `questions`, or null where prompts differ.
     Raises:
         UserError: if a run has none of these, or its summary is corrupt.
     """
@@ -80,7 +88,7 @@ def compare_runs(runs: list[str]) -> dict[str, Any]:
                 "inference": summary.inference,
             }
             entries.append(entry | _curve_values(curve))
-            grids.append(to_grid(summary.read_predictions(model), curve.documents))
+            grids.append(summary.read_grid(model))
     differences = [_difference(grids[0], grid, bootstrap) for grid in grids[1:]]
     return {"runs": entries, "differences": differences}
 
@@ -122,6 +130,7 @@ def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
 
 def _difference(first: Grid, other: Grid, bootstrap: dict[str, Any]) -> dict[str, Any] | None:
     try:
-        return paired_difference(first, other, **bootstrap)
+        first, other = share_examples(first, other)
     except ValueError:  # other questions or positions
         return None
+    return {"questions": len(first.example_ids), **paired_difference(first, other, **bootstrap)}

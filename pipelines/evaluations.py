@@ -15,7 +15,7 @@ from .folders import write_folder
 from .plan import Plan
 from .provenance import Provenance, read_provenance
 from .report import Results, counts_and_seconds, report_inputs
-from .stages.evaluate import PREDICTIONS
+from .stages.evaluate import PREDICTIONS, read_refused
 from .stages.measured import with_measured
 from .stages.stage import Stage
 
@@ -97,6 +97,7 @@ def _read(recipe: Recipe, plan: Plan, stage: Stage) -> Evaluation:
         plan.study,
         model,
         stage.artifact.read_table(PREDICTIONS),
+        read_refused(stage.artifact),
         stage.output().manifest().counts,
         recipe.runtime.endpoint,
         stage.fingerprint,

@@ -12,7 +12,7 @@ from pos2distill.evaluation.scores import Grid, to_grid
 from pos2distill.store.artifacts import read_table
 from pos2distill.urls import open_url
 
-from .stages.evaluate import PREDICTIONS
+from .stages.evaluate import PREDICTIONS, REFUSALS
 
 
 def read_baseline(url: str, study: Study) -> Grid:
@@ -23,8 +23,10 @@ def read_baseline(url: str, study: Study) -> Grid:
     """
     path = url if url.endswith(".parquet") else f"{url.rstrip('/')}/{PREDICTIONS}"
     fs, file = open_url(path, "--baseline")
+    refusals = f"{file.rpartition('/')[0]}/{REFUSALS}"
     try:
-        return to_grid(read_table(fs, file), study.data.documents)
+        refused = read_table(fs, refusals)["example_id"].to_pylist() if fs.exists(refusals) else ()
+        return to_grid(read_table(fs, file), study.data.documents, refused)
     except FileNotFoundError:
         raise UserError(
             f"--baseline: {path}: no such file; expected the folder of an evaluation in a storage"
@@ -47,7 +49,7 @@ def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline:
         GateError: if the data show that a limit is exceeded, or hardly any answer is right.
         UserError: if the baseline has other questions or slots.
     """
-    grid = to_grid(evaluation.predictions, study.data.documents)
+    grid = to_grid(evaluation.predictions, study.data.documents, evaluation.refused["example_id"].to_pylist())
     settings = study.evaluation
     try:
         passed = check_gate(

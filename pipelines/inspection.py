@@ -22,14 +22,14 @@ from pos2distill.store.samples import SampleStore, StoreIndex
 
 from .provenance import corrupt_provenance
 from .results import input_artifact, list_artifacts, open_artifact, provenance_of, task_of
-from .stages.evaluate import PREDICTIONS, eval_specs
+from .stages.evaluate import PREDICTIONS, eval_specs, read_refused
 from .stages.prepare import EVALUATION, TRAIN, read_locations, training_ids
 from .stages.stage import Input
 
 SCORES = ("distilled-scores", "base-scores")
 SAMPLES = ("samples",)
 _CHANGES = ("gained", "lost", "flipped")
-_ANSWER_OUTCOMES = ("right", "wrong", *_CHANGES, "cut")
+_ANSWER_OUTCOMES = ("right", "wrong", *_CHANGES, "cut", "refused")
 _SAMPLE_OUTCOMES = ("kept", "wrong", "empty", "failed", "cut")
 
 Row = dict[str, Any]
@@ -178,9 +178,12 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
                 "position": format_slots(slots),
                 "slots": list(slots),
                 "placement": key[1],
-                "prompt_tokens": first["prompt_tokens"],
+                "prompt_tokens": first.get("prompt_tokens"),
             }
             for name, answer in found.items():
+                if "error" in answer:
+                    row["error"] = answer["error"]
+                    continue
                 row[name] = {
                     "text": answer["text"],
                     "right": answer["correct"],
@@ -205,15 +208,20 @@ def _asked_with(artifact: Artifact) -> list[Any]:
 
 
 def _by_prompt(artifact: Artifact) -> dict[str, dict[tuple[int, int], Mapping[str, Any]]]:
-    """Predictions by example, then by (number of documents, number of the prompt)."""
+    """Predictions and refusals by example, then by (number of documents, number of the prompt)."""
     found: dict[str, dict[tuple[int, int], Mapping[str, Any]]] = {}
-    for row in artifact.read_table(PREDICTIONS).to_pylist():
+    for row in artifact.read_table(PREDICTIONS).to_pylist() + read_refused(artifact).to_pylist():
         found.setdefault(row["example_id"], {})[row["documents"], row["placement"]] = row
     return found
 
 
 def _outcomes(row: Row) -> list[str]:
-    """What became of the answer: right or wrong of the last model, and the change if there are two."""
+    """What became of the answer: right or wrong of the last model, and the change if there are two.
+
+    Or `refused`, of a prompt that a server refused.
+    """
+    if "error" in row:
+        return ["refused"]
     last = row["after"] if "after" in row else row["before"]
     outcomes = ["right" if last["right"] else "wrong"]
     if "before" in row and "after" in row and row["before"]["right"] != row["after"]["right"]:

@@ -70,8 +70,10 @@ def export_tasks(run: str, folder: Path) -> Export:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: expected a new or empty folder")
     found = inspect(artifact.url, Selection(limit=None), samples=False, prompts=True)
-    # Tasks are by position, which prompts with the gold documents alone, or with none, do not have.
-    rows = list(_checked((row for row in found if row["documents"] in study.prompt_lengths), study))
+    # Tasks are by position, which prompts with the gold documents alone, or with none, do not have. A question of which
+    # a server refused a prompt has no answer that another one could be compared with.
+    asked = (row for row in found if row["documents"] in study.prompt_lengths and "refused" not in row["outcomes"])
+    rows = list(_checked(asked, study))
     folder.mkdir(parents=True, exist_ok=True)
     run_name = "pos2distill_" + _as_name(artifact.url.rstrip("/").split("/")[-2])
     _write_yaml(folder / _COMMON, _common(study))

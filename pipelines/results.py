@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import fsspec
-import pyarrow as pa
 import pydantic
 
 from pos2distill.errors import UserError, did_you_mean_one, no_such_folder
-from pos2distill.evaluation.scores import Curve
+from pos2distill.evaluation.scores import Curve, Grid, to_grid
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import RUN_FILE, Artifact
 from pos2distill.urls import open_url, require_listable, storage_errors
 
 from .provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance
-from .stages.evaluate import PREDICTIONS
+from .stages.evaluate import PREDICTIONS, read_refused
 
 _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 
@@ -160,10 +159,12 @@ class RunSummary:
     artifacts: dict[str, str]
     bootstrap: dict[str, int]
 
-    def read_predictions(self, model: str) -> pa.Table:
-        """The answers of a model."""
+    def read_grid(self, model: str) -> Grid:
+        """The answers of a model, at the prompt length of its curve."""
         name, _, fingerprint = self.artifacts[model].rpartition("-")
-        return Artifact(self.folder.rpartition("/")[0], name, fingerprint).read_table(PREDICTIONS)
+        artifact = Artifact(self.folder.rpartition("/")[0], name, fingerprint)
+        refused = read_refused(artifact)["example_id"].to_pylist()
+        return to_grid(artifact.read_table(PREDICTIONS), self.curves[model].documents, refused)
 
 
 _RUN_SUMMARY = pydantic.TypeAdapter(RunSummary)

@@ -14,7 +14,7 @@ from functools import partial
 from pos2distill.errors import GateError
 from pos2distill.evaluation.formatting import format_lower, format_value
 from pos2distill.evaluation.gap import questions_above
-from pos2distill.evaluation.scores import Curve, Grid, paired_difference
+from pos2distill.evaluation.scores import Curve, Grid, paired_difference, share_examples
 from pos2distill.evaluation.statistics import Floats, questions_needed
 
 
@@ -43,8 +43,8 @@ class _Measured:
     """A value against its limit, in points.
 
     name: of the value. bound: its end of the 95 % interval on the side of the limit. needed: computes how many
-    questions would decide; None if that is not known. is_floor: the limit is the smallest value that passes, else the
-    largest.
+    questions would decide; None if that is not known. examples: that were measured. is_floor: the limit is the smallest
+    value that passes, else the largest.
     """
 
     name: str
@@ -52,6 +52,7 @@ class _Measured:
     bound: float
     limit: float
     needed: Callable[[], int | None]
+    examples: int
     is_floor: bool = False
 
     def is_beyond(self, value: float) -> bool:
@@ -79,26 +80,27 @@ def check_gate(
     # Limits of the mean are limits of a model that answers hardly anything, too.
     if reason and (gate.gap_above is not None or not curve.mean):
         raise GateError(f"{reason} (mean {100 * curve.mean:.1f}), so the GAP means nothing")
-    correct_ES = grid.correct_ES
+    correct_ES, examples = grid.correct_ES, curve.examples
     measured = []
     if gate.gap_above is not None:
         low = 100 * curve.gap_ci95[0]
         needed = partial(questions_above, correct_ES, gate.gap_above / 100, resamples=resamples, seed=seed)
-        measured.append(_Measured("GAP", 100 * curve.gap, low, gate.gap_above, needed))
+        measured.append(_Measured("GAP", 100 * curve.gap, low, gate.gap_above, needed, examples))
     if gate.mean_below is not None:
         value, high = 100 * curve.mean, 100 * curve.ci95[1]
         needed = partial(_needed, value - gate.mean_below, correct_ES.mean(1))
-        measured.append(_Measured("mean", value, high, gate.mean_below, needed, is_floor=True))
+        measured.append(_Measured("mean", value, high, gate.mean_below, needed, examples, is_floor=True))
     if gate.drop_above is not None:
         assert baseline is not None
-        paired = paired_difference(baseline, grid, bootstrap_samples=resamples, seed=seed)
+        before, after = share_examples(baseline, grid)
+        paired = paired_difference(before, after, bootstrap_samples=resamples, seed=seed)
         drop, low = -100 * paired["mean_difference"], -100 * paired["ci95"][1]
-        needed = partial(_needed, drop - gate.drop_above, (correct_ES - baseline.correct_ES).mean(1))
-        measured.append(_Measured("drop of the mean", drop, low, gate.drop_above, needed))
-    return [_check(value, curve.examples) for value in measured]
+        needed = partial(_needed, drop - gate.drop_above, (after.correct_ES - before.correct_ES).mean(1))
+        measured.append(_Measured("drop of the mean", drop, low, gate.drop_above, needed, len(after.example_ids)))
+    return [_check(value) for value in measured]
 
 
-def _check(measured: _Measured, examples: int) -> Passed:
+def _check(measured: _Measured) -> Passed:
     """A value that passes.
 
     Raises:
@@ -111,10 +113,10 @@ def _check(measured: _Measured, examples: int) -> Passed:
         raise GateError(f"{shown}, {bound}, is {side} {measured.limit:g}")
     if not measured.is_beyond(measured.value):
         return Passed(f"{shown} is not {side} {measured.limit:g}", is_undecided=False)
-    line = f"{shown} is {side} {measured.limit:g}, but {examples} questions cannot tell ({bound})"
+    line = f"{shown} is {side} {measured.limit:g}, but {measured.examples} questions cannot tell ({bound})"
     needed = measured.needed()
     if needed is not None:
-        line += f"; about {max(needed, examples + 1)} would, if it is as far {side} as estimated"
+        line += f"; about {max(needed, measured.examples + 1)} would, if it is as far {side} as estimated"
     return Passed(line, is_undecided=True)
 
 

@@ -42,7 +42,8 @@ class Evaluation:
     references: see `summarise_references`.
     questions_to_see: a difference between two slots, by its points (see `questions_to_see_positions`). Both are of the
     prompt length of training.
-    predictions: a table of `PREDICTION_SCHEMA`. counts: of the stage's manifest.
+    predictions: a table of `PREDICTION_SCHEMA`. refused: of `REFUSAL_SCHEMA`: the prompts that a server refused, whose
+    questions are left out of all the others. counts: of the stage's manifest.
     cost: of all requests that were answered, in the currency of the prices; None without prices or without counts.
     fingerprint: of everything the answers depend on.
     """
@@ -55,6 +56,7 @@ class Evaluation:
     references: Mapping[str, Any] | None
     questions_to_see: Mapping[str, int]
     predictions: pa.Table = field(repr=False)
+    refused: pa.Table = field(repr=False)
     counts: Mapping[str, int]
     cost: float | None
     fingerprint: str
@@ -99,6 +101,7 @@ def to_evaluation(
     study: Study,
     model: str,
     predictions: pa.Table,
+    refused: pa.Table,
     counts: Mapping[str, int],
     prices: EndpointSection,
     fingerprint: str,
@@ -123,6 +126,7 @@ def to_evaluation(
         references=summarise_references(predictions, study),
         questions_to_see=questions_to_see_positions(grids[0]),
         predictions=predictions,
+        refused=refused,
         counts=counts,
         cost=_cost(counts, prices),
         fingerprint=fingerprint,

@@ -4,8 +4,8 @@ A slot here is a placement: for several hops, an ordered tuple of slots.
 Shapes: E examples, S slots.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class Grid:
     groups: name of each placement's group; "" for none.
     correct_ES: 1 where the answer is correct, else 0; with several orders of the distractors, the fraction of orders.
     f1_ES: token F1 of the answer; its mean over orders. orders: of the distractors.
+    refused: ids of the examples that were evaluated too, but are left out, since a server refused a prompt of theirs.
     """
 
     documents: int
@@ -45,6 +46,7 @@ class Grid:
     correct_ES: Floats
     f1_ES: Floats
     orders: int = 1
+    refused: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,23 @@ def position_order(position: str) -> list[int]:
 
 def count_warnings(counts: Mapping[str, int]) -> list[str]:
     """What a reader of a stage's counts must know. Args: as `truncation_warning`."""
-    warnings = (truncation_warning(counts), shortage_warning(counts), usage_warning(counts))
+    warnings = (
+        refusal_warning(counts),
+        truncation_warning(counts),
+        shortage_warning(counts),
+        usage_warning(counts),
+    )
     return [warning for warning in warnings if warning is not None]
+
+
+def refusal_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if a server refused prompts, else None. Args: as `truncation_warning`."""
+    if not counts.get("refused"):
+        return None
+    return (
+        f"{counts['refused']} of {counts['examples']} questions are left out at every position, since the server "
+        f"refused a prompt of theirs for its content; refused.parquet beside the answers has its reasons"
+    )
 
 
 def usage_warning(counts: Mapping[str, int]) -> str | None:
@@ -145,12 +162,13 @@ def shortage_warning(counts: Mapping[str, int]) -> str | None:
     )
 
 
-def to_grid(predictions: pa.Table, documents: int) -> Grid:
+def to_grid(predictions: pa.Table, documents: int, refused: Iterable[str] = ()) -> Grid:
     """The predictions at one prompt length as a grid.
 
     Args:
         predictions: a table of `PREDICTION_SCHEMA`.
         documents: the prompt length to select.
+        refused: as of `Grid`; needed only to pair it with another one.
     Raises:
         ValueError: unless there is exactly one prediction for each example and placement.
     """
@@ -191,6 +209,7 @@ def to_grid(predictions: pa.Table, documents: int) -> Grid:
         correct_ES=correct_ES.reshape(shape).mean(2),
         f1_ES=f1_ES.reshape(shape).mean(2),
         orders=orders,
+        refused=frozenset(refused),
     )
 
 
@@ -272,14 +291,33 @@ def _broken_by_order(grid: Grid) -> tuple[float, ...]:
     return tuple(depends_ES.mean(0).tolist())
 
 
+def share_examples(before: Grid, after: Grid) -> tuple[Grid, Grid]:
+    """Both grids without the examples that are refused in one of them: an answer is compared with an answer.
+
+    Raises:
+        ValueError: if what is left are different prompts, or none.
+    """
+    left_out = before.refused | after.refused
+    before, after = _without(before, left_out), _without(after, left_out)
+    same = (before.documents, before.slots, before.example_ids) == (after.documents, after.slots, after.example_ids)
+    if not same or not before.example_ids:
+        raise ValueError("a paired comparison requires the same examples at the same slots")
+    return before, after
+
+
+def _without(grid: Grid, example_ids: frozenset[str]) -> Grid:
+    kept = [index for index, example_id in enumerate(grid.example_ids) if example_id not in example_ids]
+    ids = tuple(grid.example_ids[index] for index in kept)
+    return replace(grid, example_ids=ids, correct_ES=grid.correct_ES[kept], f1_ES=grid.f1_ES[kept])
+
+
 def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed: int) -> dict[str, Any]:
     """Changes, after - before, over the same prompts, with 95 % intervals: of the mean, the GAP and the best slot.
 
     Raises:
-        ValueError: if the two grids have different prompts.
+        ValueError: as `share_examples`.
     """
-    if (before.documents, before.slots, before.example_ids) != (after.documents, after.slots, after.example_ids):
-        raise ValueError("a paired comparison requires the same examples at the same slots")
+    before, after = share_examples(before, after)
     # The mean over slots leaves one number for each example, the unit that is resampled.
     difference_E = (after.correct_ES - before.correct_ES).mean(1)
     both = (before.correct_ES, after.correct_ES)

@@ -12,7 +12,7 @@ from pos2distill.evaluation.page import RunDescription
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.report import Comparison, ReportInputs, compare
 from pos2distill.evaluation.result import to_evaluation
-from pos2distill.records import examples_to_table
+from pos2distill.records import REFUSAL_SCHEMA, examples_to_table
 from tests.support.predictions import make_examples, predictions
 
 STUDY = Study(
@@ -118,7 +118,15 @@ def evaluation_inputs(task: EvaluatedTask, *ranks: float) -> EvaluationInputs:
             fingerprint="0123456789abcdef",
             prompt_lengths={"prompt_tokens": {"3": {"mean": None, "max": None}}, "context_tokens": None},
         ),
-        evaluation=to_evaluation(study, "models/tiny", table, {"prompts": 6}, EndpointSection(), "0123456789abcdef"),
+        evaluation=to_evaluation(
+            study,
+            "models/tiny",
+            table,
+            REFUSAL_SCHEMA.empty_table(),
+            {"prompts": 6},
+            EndpointSection(),
+            "0123456789abcdef",
+        ),
         task=task,
     )
 

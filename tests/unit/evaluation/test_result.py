@@ -2,6 +2,7 @@ import pytest
 
 from pos2distill.config import EndpointSection
 from pos2distill.evaluation.result import to_evaluation
+from pos2distill.records import REFUSAL_SCHEMA
 from tests.support.predictions import predictions
 from tests.support.reports import STUDY
 
@@ -19,4 +20,5 @@ def test_to_evaluation_has_a_cost_only_with_both_counts(counts: dict[str, int], 
     study = STUDY.model_copy(update={"data": STUDY.data.model_copy(update={"documents": 3})})
     prices = EndpointSection(price_input=2, price_output=5)
     table = predictions(3, [[True, False, True]] * 2)
-    assert to_evaluation(study, "models/tiny", table, counts, prices, "0123456789abcdef").cost == cost
+    refused = REFUSAL_SCHEMA.empty_table()
+    assert to_evaluation(study, "models/tiny", table, refused, counts, prices, "0123456789abcdef").cost == cost

@@ -11,6 +11,8 @@ from pos2distill.evaluation.scores import (
     format_slots,
     paired_difference,
     questions_to_see_positions,
+    refusal_warning,
+    share_examples,
     shortage_warning,
     to_curve,
     to_grid,
@@ -118,6 +120,42 @@ def test_paired_difference_refuses_different_prompts() -> None:
     ):
         with pytest.raises(ValueError, match="requires the same examples at the same slots"):
             paired_difference(one, other, bootstrap_samples=100, seed=0)
+
+
+def test_paired_difference_leaves_out_refused_examples() -> None:
+    """e1 is refused in one, e0 in the other: what is left is e2."""
+    both = grid_of([[1, 0], [0, 0], [0, 1]])
+    before = replace(
+        both,
+        example_ids=("e0000", "e0002"),
+        correct_ES=both.correct_ES[[0, 2]],
+        f1_ES=both.f1_ES[[0, 2]],
+        refused=frozenset({"e0001"}),
+    )
+    after = replace(
+        both,
+        example_ids=("e0001", "e0002"),
+        correct_ES=np.array([[1.0, 1.0], [1.0, 1.0]]),
+        f1_ES=both.f1_ES[1:],
+        refused=frozenset({"e0000"}),
+    )
+    shared = share_examples(before, after)
+    assert [grid.example_ids for grid in shared] == [("e0002",)] * 2
+    assert [grid.correct_ES.tolist() for grid in shared] == [[[0, 1]], [[1, 1]]]
+    assert [grid.f1_ES.tolist() for grid in shared] == [[[0, 1]]] * 2
+    assert paired_difference(before, after, bootstrap_samples=100, seed=0)["mean_difference"] == 0.5
+    with pytest.raises(ValueError, match="requires the same examples"):
+        share_examples(before, replace(after, refused=frozenset()))
+    with pytest.raises(ValueError, match="requires the same examples"):
+        share_examples(before, replace(after, refused=frozenset({"e0000", "e0002"})))
+
+
+def test_refusal_warning_counts_questions() -> None:
+    assert refusal_warning({"examples": 300, "prompts": 1500}) is None
+    assert refusal_warning({"examples": 300, "refused": 2, "prompts": 1490}) == (
+        "2 of 300 questions are left out at every position, since the server refused a prompt of theirs for its "
+        "content; refused.parquet beside the answers has its reasons"
+    )
 
 
 def test_to_curve_groups_of_pairs_by_hand() -> None:

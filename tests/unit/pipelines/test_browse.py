@@ -255,7 +255,10 @@ def test_inspect_refuses(tmp_path: Path, command: Command, words: list[str], mes
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--outcome", "rigth"], "expected one of right, wrong, gained, lost, flipped, cut; did you mean 'right'?"),
+        (
+            ["--outcome", "rigth"],
+            "expected one of right, wrong, gained, lost, flipped, cut, refused; did you mean 'right'?",
+        ),
         (["--outcome", "kept"], "--outcome: kept: is of samples; give --samples too"),
         (["--samples", "--outcome", "right"], "--outcome: right: expected one of kept, wrong, empty, failed, cut"),
     ],
