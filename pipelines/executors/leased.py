@@ -1,7 +1,7 @@
 """An executor whose results a driver gets only while it holds its lease."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -37,9 +37,10 @@ class LeasedExecutor:
         *,
         label: str,
         tracker: Tracker | None = None,
-    ) -> Iterator[pa.Table]:
+    ) -> Generator[pa.Table, None, None]:
         """See `Executor.map`."""
-        return self._while_held(self.executor.map(blocks, operators, label=label, tracker=tracker))
+        # Called at once, as the executor connects when it is called.
+        return self._closed_with(self.executor.map(blocks, operators, label=label, tracker=tracker))
 
     @contextmanager
     def actors(
@@ -53,6 +54,10 @@ class LeasedExecutor:
         """See `Executor.train`. After a second Ctrl-C it may outlive the command, and keeps the lease."""
         with self.lease.working():
             return self.executor.train(job, stream, tracker)
+
+    def _closed_with(self, results: Generator[pa.Table, None, None]) -> Generator[pa.Table, None, None]:
+        with closing(results):
+            yield from self._while_held(results)
 
     def _while_held(self, results: Iterator[_T]) -> Iterator[_T]:
         """
