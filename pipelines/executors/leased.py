@@ -60,7 +60,8 @@ class LeasedExecutor:
             yield from self._while_held(results)
 
     def _while_held(self, results: Iterator[_T]) -> Iterator[_T]:
-        """
+        """The results of another executor.
+
         Raises:
             TransientError: instead of the next result, once the lease is lost.
         """
