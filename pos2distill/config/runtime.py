@@ -172,4 +172,6 @@ class Runtime(Section):
         description="sampling stops once more than this fraction of at least 20 samples has failed or is empty; an "
         "evaluation, once a server refuses prompts of more than this fraction of the questions for their content",
     )
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        (), description="log the training steps (docs/running.md, Experiment trackers)"
+    )

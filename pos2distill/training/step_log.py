@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 
 from pos2distill.literal_paths import list_matching
-from pos2distill.store.artifacts import write_bytes
+from pos2distill.store.artifacts import write_bytes, write_json
 from pos2distill.training.job import STEPS_FOLDER, TrainingJob
 from pos2distill.training.loop import StepRecord
 from pos2distill.training.session import WorkerSession
-from pos2distill.training.trackers import open_trackers
+from pos2distill.training.trackers import TrackedRun, Tracker, open_trackers
+
+_TRACKERS_FILE = "trackers.json"
 
 
 class StepLog:
@@ -28,12 +30,7 @@ class StepLog:
         self.start = step
         self.folder = f"{self.artifact.path}/{STEPS_FOLDER}"
         self._remove_later_steps()
-        self.trackers = open_trackers(
-            job.runtime.trackers,
-            run=f"{job.name}-{self.artifact.fingerprint}",
-            folder=f"{job.storage}/tensorboard/{self.artifact.fingerprint}",
-            settings=job.logged_settings,
-        )
+        self.trackers = self._open_trackers(job)
 
     def __call__(self, record: StepRecord) -> None:
         """Log one step."""
@@ -52,10 +49,24 @@ class StepLog:
             self.lines = []
 
     def close(self) -> None:
-        """Write the remaining steps and close the trackers."""
-        self.flush()
+        """Close the trackers."""
         for tracker in self.trackers:
             tracker.close()
+
+    def _open_trackers(self, job: TrainingJob) -> list[Tracker]:
+        """The trackers, in which a run that resumes continues: its ids there are stored with the checkpoint."""
+        known = self.artifact.fs.exists(f"{self.artifact.path}/{_TRACKERS_FILE}")
+        run = TrackedRun(
+            name=f"{job.name}-{self.artifact.fingerprint}",
+            folder=f"{job.storage}/tensorboard/{self.artifact.fingerprint}",
+            settings=job.logged_settings,
+            step=self.start,
+            ids=self.artifact.read_json(_TRACKERS_FILE) if known else {},
+        )
+        trackers = open_trackers(job.runtime.trackers, run)
+        if run.ids:
+            write_json(self.artifact.fs, f"{self.artifact.path}/{_TRACKERS_FILE}", run.ids)
+        return trackers
 
     def _remove_later_steps(self) -> None:
         fs = self.artifact.fs

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from pos2distill.errors import UserError
 if TYPE_CHECKING:
     from pos2distill.training.loop import StepRecord
 
+_PROJECT = "pos2distill"
+"""The name of the project (Weights & Biases) or experiment (MLflow) that runs belong to."""
 _CONNECT_SECONDS = 8.0
 _LOGGED = ("loss", "loss_trivial", "loss_anchor", "grad_norm", "learning_rate")
 
@@ -112,13 +115,24 @@ def _without_login(url: str) -> str:
 _CHECKS = {"wandb": _check_wandb, "mlflow": _check_mlflow}
 
 
-def open_trackers(names: Sequence[str], *, run: str, folder: str, settings: dict[str, Any]) -> list["Tracker"]:
-    """Start each tracker.
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """A training run, as trackers know it.
 
-    Args:
-        run: the run's name. folder: where TensorBoard writes. settings: the study, logged once.
+    name: of a new run. folder: where TensorBoard writes. settings: the study, logged once. step: at which training
+    starts or resumes. ids: of this run by tracker, with which it continues there; those of new runs are added.
     """
-    return [_OPENERS[name](run, folder, settings) for name in names]
+
+    name: str
+    folder: str
+    settings: dict[str, Any]
+    step: int
+    ids: dict[str, str]
+
+
+def open_trackers(names: Sequence[str], run: TrackedRun) -> list["Tracker"]:
+    """Start each tracker, or continue the run there."""
+    return [_OPENERS[name](run) for name in names]
 
 
 class Tracker:
@@ -139,12 +153,13 @@ class Tracker:
         self._log(values, record.step)
 
 
-def _open_tensorboard(run: str, folder: str, settings: dict[str, Any]) -> Tracker:
+def _open_tensorboard(run: TrackedRun) -> Tracker:
     # The packages of trackers are optional, so each is imported only when a study names it.
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(folder)  # type: ignore[no-untyped-call]
-    writer.add_text("study", f"```\n{settings}\n```")  # type: ignore[no-untyped-call]
+    # What an earlier run logged from this step on is not shown: those steps are made again.
+    writer = SummaryWriter(run.folder, purge_step=run.step)  # type: ignore[no-untyped-call]
+    writer.add_text("study", f"```\n{run.settings}\n```", run.step)  # type: ignore[no-untyped-call]
 
     def log(values: dict[str, float], step: int) -> None:
         for name, value in values.items():
@@ -153,23 +168,40 @@ def _open_tensorboard(run: str, folder: str, settings: dict[str, Any]) -> Tracke
     return Tracker(log, writer.close)
 
 
-def _open_wandb(run: str, folder: str, settings: dict[str, Any]) -> Tracker:
+def _open_wandb(run: TrackedRun) -> Tracker:
     import wandb
 
-    session = wandb.init(project="pos2distill", name=run, config=settings)
+    known = run.ids.get("wandb")
+    session = wandb.init(
+        project=_unless_set("WANDB_PROJECT", _PROJECT),
+        name=_unless_set("WANDB_NAME", None if known else run.name),
+        id=_unless_set("WANDB_RUN_ID", known),
+        resume=_unless_set("WANDB_RESUME", "allow"),
+        config=run.settings,
+    )
+    run.ids["wandb"] = session.id
     return Tracker(lambda values, step: session.log(values, step=step), session.finish)
 
 
-def _open_mlflow(run: str, folder: str, settings: dict[str, Any]) -> Tracker:
+def _open_mlflow(run: TrackedRun) -> Tracker:
     import mlflow
 
-    mlflow.set_experiment("pos2distill")
-    mlflow.start_run(run_name=run)
-    mlflow.log_dict(settings, "study.json")
+    known = _unless_set("MLFLOW_RUN_ID", run.ids.get("mlflow"))
+    is_new = known is None and not os.environ.get("MLFLOW_RUN_ID")
+    if is_new and not any(map(os.environ.get, ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"))):
+        mlflow.set_experiment(_PROJECT)
+    started = mlflow.start_run(run_id=known, run_name=run.name if is_new else None)
+    run.ids["mlflow"] = started.info.run_id
+    mlflow.log_dict(run.settings, "study.json")
     return Tracker(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
 
 
-_OPENERS: dict[str, Callable[[str, str, dict[str, Any]], Tracker]] = {
+def _unless_set(variable: str, value: str | None) -> str | None:
+    """The value of an argument that counts more than an environment variable; None if the user has set the latter."""
+    return None if os.environ.get(variable) else value
+
+
+_OPENERS: dict[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,
     "mlflow": _open_mlflow,

@@ -1,5 +1,6 @@
 """What runs on each training worker: load, resume, train, save the model."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -53,11 +54,16 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
         if finished:
             _save_model(job, strategy, scratch, write=session.dist.rank == 0)
     except Exception as error:
+        # A restart in this process opens them again. What ended the run is what the user must see.
+        if log is not None:
+            with contextlib.suppress(Exception):
+                log.close()
         # Otherwise states that wait for their upload would keep the disk full.
         if disk_is_full(error):
             shutil.rmtree(scratch, ignore_errors=True)
         raise
     if log is not None:
+        log.flush()
         log.close()
     checkpointer.close()
     return finished, progress.step

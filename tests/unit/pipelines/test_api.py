@@ -26,6 +26,7 @@ from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError
 from pos2distill.evaluation.result import Evaluation
 from pos2distill.store.lease import hold_lease
+from pos2distill.training.step_log import StepLog
 from tests.support.paths import PROJECT
 from tests.support.tiny import write_examples
 
@@ -77,6 +78,7 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
     mark = tmp_path / "storage" / "driver.json"
     report_fatal = ProgressTracker.report_fatal
     told = threading.Event()
+    closed: list[StepLog] = []
 
     def lose_lease(*_: object) -> None:
         mark.write_text("{}")  # of another driver
@@ -86,13 +88,18 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
         report_fatal(tracker, line)
         told.set()
 
+    def close(log: StepLog) -> None:
+        closed.append(log)
+
     with monkeypatch.context() as patch:
         patch.setattr(commands, "hold_lease", functools.partial(hold_lease, period=0.2))
         patch.setattr(ProgressTracker, "count_step", lose_lease)
         patch.setattr(ProgressTracker, "report_fatal", report)
+        patch.setattr(StepLog, "close", close)
         with pytest.raises(TransientError, match=r"storage: another run took over .+; run the same command again to"):
             pos2distill.distill(recipe_file, LOCAL)
     assert mark.read_text() == "{}"
+    assert len(closed) == 1, "runs in trackers are closed, since the process opens them again"
     (checkpoint,) = (tmp_path / "storage").glob("checkpoint-*")
     assert not (checkpoint / "training").exists(), "no state is saved that another driver may read"
     assert not list((checkpoint / "steps").iterdir())

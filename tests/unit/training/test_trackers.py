@@ -2,18 +2,19 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import Thread
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pos2distill.errors import UserError
 from pos2distill.training.loop import StepRecord
-from pos2distill.training.trackers import Tracker, check_trackers, open_trackers
+from pos2distill.training.trackers import TrackedRun, Tracker, check_trackers, open_trackers
 
 RECORD = StepRecord(
     examples=("a", "b"),
@@ -144,4 +145,108 @@ def test_check_trackers_leaves_files_of_trackers_to_them(
 
 
 def test_check_trackers_accepts_none() -> None:
-    assert open_trackers([], run="r", folder="f", settings={}) == []
+    assert open_trackers([], tracked_run()) == []
+
+
+def tracked_run(step: int = 0, folder: str = "f", **ids: str) -> TrackedRun:
+    return TrackedRun("name", folder, {"seed": 1}, step, ids)
+
+
+def test_open_wandb_continues_its_run(installed: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+
+    def init(**arguments: Any) -> SimpleNamespace:
+        given.append(arguments)
+        return SimpleNamespace(id=arguments["id"] or "new", log=None, finish=None)
+
+    installed.setattr(sys.modules["wandb"], "init", init, raising=False)
+    run = tracked_run()
+    open_trackers(["wandb"], run)
+    assert run.ids == {"wandb": "new"}
+    open_trackers(["wandb"], run)
+    common = {"project": "pos2distill", "resume": "allow", "config": {"seed": 1}}
+    assert given == [{**common, "name": "name", "id": None}, {**common, "name": None, "id": "new"}]
+
+
+def test_open_wandb_leaves_names_of_the_environment_to_it(installed: pytest.MonkeyPatch) -> None:
+    """In wandb, arguments of `init` count more than variables."""
+    given: list[dict[str, Any]] = []
+
+    def init(**arguments: Any) -> SimpleNamespace:
+        given.append(arguments)
+        return SimpleNamespace(id=os.environ["WANDB_RUN_ID"], log=None, finish=None)
+
+    installed.setattr(sys.modules["wandb"], "init", init, raising=False)
+    for name in ("PROJECT", "NAME", "RUN_ID", "RESUME"):
+        installed.setenv(f"WANDB_{name}", "mine")
+    run = tracked_run(wandb="earlier")
+    open_trackers(["wandb"], run)
+    assert given == [{"project": None, "name": None, "id": None, "resume": None, "config": {"seed": 1}}]
+    assert run.ids == {"wandb": "mine"}
+
+
+class FakeMlflow:
+    """What is called of the package `mlflow`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        for name in ("set_experiment", "start_run", "log_dict", "end_run"):
+            monkeypatch.setattr(sys.modules["mlflow"], name, getattr(self, name), raising=False)
+
+    def set_experiment(self, name: str) -> None:
+        self.calls.append(("experiment", name))
+
+    def start_run(self, *, run_id: str | None, run_name: str | None) -> SimpleNamespace:
+        self.calls.append(("run", run_id, run_name))
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_id or os.environ.get("MLFLOW_RUN_ID", "new")))
+
+    def log_dict(self, settings: dict[str, Any], file: str) -> None:
+        assert (settings, file) == ({"seed": 1}, "study.json")
+
+    def end_run(self) -> None:
+        """Nothing."""
+
+
+def test_open_mlflow_continues_its_run(installed: pytest.MonkeyPatch) -> None:
+    fake = FakeMlflow(installed)
+    run = tracked_run()
+    open_trackers(["mlflow"], run)
+    assert run.ids == {"mlflow": "new"}
+    assert fake.calls == [("experiment", "pos2distill"), ("run", None, "name")]
+    open_trackers(["mlflow"], run)
+    assert fake.calls[2:] == [("run", "new", None)]
+
+
+@pytest.mark.parametrize(
+    ("variable", "call", "run_id"),
+    [
+        ("MLFLOW_EXPERIMENT_NAME", ("run", None, "name"), "new"),
+        ("MLFLOW_EXPERIMENT_ID", ("run", None, "name"), "new"),
+        ("MLFLOW_RUN_ID", ("run", None, None), "mine"),
+    ],
+)
+def test_open_mlflow_leaves_names_of_the_environment_to_it(
+    installed: pytest.MonkeyPatch, variable: str, call: tuple[Any, ...], run_id: str
+) -> None:
+    """In mlflow, `set_experiment` and the arguments of `start_run` count more than variables."""
+    fake = FakeMlflow(installed)
+    installed.setenv(variable, "mine")
+    run = tracked_run(mlflow="earlier") if variable == "MLFLOW_RUN_ID" else tracked_run()
+    open_trackers(["mlflow"], run)
+    assert fake.calls == [call]
+    assert run.ids == {"mlflow": run_id}
+
+
+def test_open_tensorboard_shows_repeated_steps_once(tmp_path: Path) -> None:
+    """A run is killed after step 9 and resumes at its checkpoint of step 8."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = str(tmp_path)
+    for start, loss in ((7, 0.5), (8, 0.25)):
+        (tracker,) = open_trackers(["tensorboard"], tracked_run(start, folder))
+        for step in range(start, 10):
+            tracker.log(replace(RECORD, step=step, loss=loss))
+        tracker.close()
+    events = EventAccumulator(folder).Reload()  # type: ignore[no-untyped-call]
+    shown = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert shown == [(7, 0.5), (8, 0.25), (9, 0.25)]

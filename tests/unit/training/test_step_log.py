@@ -1,0 +1,75 @@
+"""The records of training steps, and the trackers that show them."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pos2distill.errors import UserError
+from pos2distill.store.artifacts import Artifact
+from pos2distill.training import step_log
+from pos2distill.training.step_log import StepLog
+from pos2distill.training.trackers import TrackedRun
+
+
+def open_log(storage: str, step: int) -> StepLog:
+    job: Any = SimpleNamespace(
+        name="run",
+        storage=storage,
+        checkpoint=Artifact(storage, "checkpoint", "f00d"),
+        logged_settings={},
+        runtime=SimpleNamespace(trackers=("wandb",)),
+        study=SimpleNamespace(training=SimpleNamespace(epochs=1)),
+    )
+    session: Any = SimpleNamespace(count_step=lambda *_: None)
+    return StepLog(job, session, step, examples=8)
+
+
+def write_steps(log: StepLog, first: int, last: int) -> None:
+    """As training does between two checkpoints."""
+    for step in range(first, last + 1):
+        record: Any = SimpleNamespace(as_dict=lambda step=step: {"step": step}, fraction=0.5, step=step, loss=1.0)
+        log(record)
+    log.flush()
+
+
+def steps_of(log: StepLog) -> list[int]:
+    fs = log.artifact.fs
+    lines = [line for path in sorted(fs.glob(f"{log.folder}/*.jsonl")) for line in fs.cat_file(path).splitlines()]
+    return [json.loads(line)["step"] for line in lines]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, dict[str, str]]]:
+    """Name, first step and known ids of the runs that were opened in trackers, which call each run `id`."""
+    runs: list[tuple[str, int, dict[str, str]]] = []
+
+    def open_trackers(names: tuple[str, ...], run: TrackedRun) -> list[Any]:
+        assert names == ("wandb",)
+        runs.append((run.name, run.step, dict(run.ids)))
+        run.ids["wandb"] = "id"
+        return []
+
+    monkeypatch.setattr(step_log, "open_trackers", open_trackers)
+    return runs
+
+
+def test_step_log_continues_the_run_of_its_trackers(
+    storage: str, opened: list[tuple[str, int, dict[str, str]]]
+) -> None:
+    write_steps(open_log(storage, 0), 0, 5)
+    write_steps(open_log(storage, 6), 6, 9)
+    assert opened == [("run-f00d", 0, {}), ("run-f00d", 6, {"wandb": "id"})]
+    log = open_log(storage, 10)
+    log.artifact.fs.pipe_file(f"{log.artifact.path}/trackers.json", b"")
+    with pytest.raises(UserError, match=r"trackers.json: corrupt; delete .*/checkpoint-f00d and run again"):
+        open_log(storage, 10)
+
+
+def test_step_log_removes_steps_after_the_checkpoint(storage: str, opened: list[Any]) -> None:
+    write_steps(open_log(storage, 0), 0, 5)
+    log = open_log(storage, 4)
+    assert steps_of(log) == [0, 1, 2, 3]
+    write_steps(log, 4, 7)
+    assert steps_of(log) == list(range(8))
