@@ -12,9 +12,9 @@ _EXAMPLES = {
     ),
     "evaluate": (
         "evaluate quickstart --fail-if-gap-above 5",
-        "evaluate --model Qwen/Qwen3-0.6B --data questions.jsonl --documents 10",
-        "evaluate --model Qwen/Qwen3-0.6B --data questions.jsonl evaluation.reference_prompts=true",
-        "evaluate --model qwen3 --data questions.jsonl --base-url http://127.0.0.1:8000/v1 --documents 10",
+        "evaluate --model Qwen/Qwen2.5-0.5B-Instruct --data questions.jsonl --documents 10",
+        "evaluate --model Qwen/Qwen3-0.6B --data questions.jsonl model.chat_template_kwargs.enable_thinking=false",
+        "evaluate --model qwen2.5 --data questions.jsonl --base-url http://127.0.0.1:8000/v1 --documents 10",
         "evaluate nq_mistral_7b data.path=s3://bucket/nq-open-20_total_documents_gold_at_0.jsonl.gz",
     ),
     "analyse": ("analyse quickstart", "analyse quickstart analysis.examples=30"),

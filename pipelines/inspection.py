@@ -335,7 +335,7 @@ class _PromptText:
 
         self.tokenizer = load_tokenizer(study.model)
         length = context_length(study.model)
-        self.builder = PromptBuilder(self.tokenizer, study.data.prompt, max_length=length, reserve=0)
+        self.builder = PromptBuilder.of_study(study, self.tokenizer, max_length=length, reserve=0)
 
     def text(self, build: "Sequence[int] | _PromptParts") -> str:
         """build: token ids, or what the prompt was built from."""

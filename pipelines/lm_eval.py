@@ -32,10 +32,11 @@ _SCORING = '''\
 """Judges answers as pos2distill does, which must be installed beside lm-eval."""
 
 from pos2distill.tasks.metrics import score
+from pos2distill.tasks.thoughts import begun_thought
 
 
 def process_results(doc, results):
-    right, f1 = score(doc["metric"], results[0], doc["answers"])
+    right, f1 = score(doc["metric"], begun_thought(doc["prompt"]) + results[0], doc["answers"])
     return {"accuracy": float(right), "f1": f1}
 '''
 

@@ -226,6 +226,22 @@ def check_model(task: Task) -> None:
 
         check_trainable(task.study.model, on_gpu=on_gpu)
     _check_tokenizer(task.study.model, version)
+    if task.trains and task.study.method.spec.target == "gold":
+        _check_gold_responses(task.study)
+
+
+def _check_gold_responses(study: Study) -> None:
+    """The data set's answers are whole responses, which a model that must think first does not have."""
+    from pos2distill.models.chat import response_opening
+    from pos2distill.models.load import load_tokenizer
+
+    model = study.model
+    if response_opening(load_tokenizer(model), model.chat_template_kwargs):
+        raise UserError(
+            f"method.name: '{study.method.name}' trains on the data set's answers, but the chat template of "
+            f"{model.path} begins a thought (<think>) that they do not end; switch thinking off "
+            f"(model.chat_template_kwargs), or choose another method"
+        )
 
 
 def _encodes(task: Task) -> bool:
@@ -391,7 +407,7 @@ def _check_tokenizer(model: ModelSection, _version: str) -> None:
     from pos2distill.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(model)
-    check_template(tokenizer, model.path)
+    check_template(tokenizer, model)
     stop_token_ids(model, tokenizer)
 
 

@@ -1,6 +1,7 @@
 """Warnings before a run: settings without effect, and finished results that differ in precision alone."""
 
 import functools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
         _warn_once(f"{name}: has no effect, since {condition}")
     if difference := _other_precision(recipe, pending):
         _warn_once(difference)
-    if difference := _other_prompt(recipe):
+    for difference in _unlike_training(recipe):
         _warn_once(difference)
 
 
@@ -38,18 +39,29 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
         yield "method.view_weight", f"method.view is {method.view}"
 
 
-def _other_prompt(recipe: Recipe) -> str | None:
-    """The wording that a checkpoint of `study` was trained with, if it is another one."""
+# What makes the text of prompts, and its value where a record has none.
+_PROMPT_SETTINGS: Sequence[tuple[str, str, Any]] = (("data", "prompt", None), ("model", "chat_template_kwargs", {}))
+
+
+def _unlike_training(recipe: Recipe) -> Iterator[str]:
+    """The settings of prompts that differ from those which a checkpoint of `study` was trained with."""
     model = recipe.study.model.path
     made = checkpoint_of(model)
     if made is None:
-        return None
+        return
     storage, fingerprint = made
-    recorded = _recorded(Artifact(storage, "checkpoint", fingerprint), {"data": {}}) or {}
-    trained = (recorded.get("data") or {}).get("prompt")
-    if trained in (None, recipe.study.data.prompt):
-        return None
-    return f"data.prompt: {recipe.study.data.prompt}, but {model} was trained with data.prompt={trained}"
+    recorded = _recorded(Artifact(storage, "checkpoint", fingerprint), {"data": {}, "model": {}}) or {}
+    for section, name, default in _PROMPT_SETTINGS:
+        trained = (recorded.get(section) or {name: None}).get(name, default)
+        chosen = getattr(getattr(recipe.study, section), name)
+        if trained not in (None, chosen):
+            setting = f"{section}.{name}"
+            yield f"{setting}: {_shown(chosen)}, but {model} was trained with {setting}={_shown(trained)}"
+
+
+def _shown(value: Any) -> str:
+    """A value as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> str | None:

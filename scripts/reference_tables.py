@@ -9,7 +9,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -37,7 +37,10 @@ CLUSTER_SECTIONS: dict[str, type[Section]] = {
     "network.api_server`, `network.egress[i]": network.EgressRule,
 }
 
-_TYPE_NAMES = {type(None): "null", str: "string", int: "integer", float: "number", bool: "true or false"}
+_TYPE_NAMES: dict[Any, str] = {
+    **{type(None): "null", str: "string", int: "integer", float: "number", bool: "true or false"},
+    JsonValue: "value",
+}
 
 
 def render(page: str) -> str:

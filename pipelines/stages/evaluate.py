@@ -28,6 +28,7 @@ from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.parts import TableParts, finished_examples, prediction_parts, refusal_parts
 from pos2distill.tasks.permutations import Placement, evaluated_placements, slot_of_rank
 from pos2distill.tasks.prompts import MessageBuilder
+from pos2distill.tasks.thoughts import count_thoughts
 from pos2distill.training.job import MODEL_FOLDER
 
 from ..progress import show_stage
@@ -314,7 +315,8 @@ def count_answers(examples: int, answers: Answers) -> dict[str, int]:
     """What became of every example and prompt, and the tokens of both unless a server did not count them.
 
     Counts: refused of the examples are left out, because a server refuses a prompt of theirs; absent if there are none.
-    prompts = right + wrong, of the others; hit_max_tokens of them were cut off at the length limit.
+    prompts = right + wrong, of the others; hit_max_tokens of them were cut off at the length limit;
+    thoughts and unfinished_thoughts as of `count_thoughts`.
     """
     predictions = answers.predictions
     right = pc.sum(predictions["correct"]).as_py()
@@ -326,6 +328,7 @@ def count_answers(examples: int, answers: Answers) -> dict[str, int]:
         "right": right,
         "wrong": len(predictions) - right,
         "hit_max_tokens": pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py(),
+        **count_thoughts(predictions["text"].to_pylist()),
     }
     for name in ("prompt_tokens", "answer_tokens"):
         if predictions[name].null_count == 0:

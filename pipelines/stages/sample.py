@@ -213,7 +213,8 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
         progress: of this run; None if it had nothing to sample.
 
     Counts: sampled = kept + surplus + wrong + empty + failed; kept are trained on, at most as many as wanted, and
-    surplus is what was kept beyond; hit_max_tokens of all sampled were cut off at the length limit.
+    surplus is what was kept beyond; hit_max_tokens of all sampled were cut off at the length limit; thoughts and
+    unfinished_thoughts, if there are some, as of `count_thoughts`.
 
     Raises:
         UserError: if nothing was kept, or other nodes wrote where this one cannot read.
@@ -238,6 +239,7 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
     for outcome in ("wrong", "empty", "failed"):
         counts[outcome] = tally.outcomes[outcome]
     counts["hit_max_tokens"] = tally.finish_reasons["length"]
+    counts |= tally.thoughts
     if not counts["kept"]:
         most = max(("wrong", "empty", "failed"), key=lambda outcome: counts[outcome])
         storage = artifact.url.rpartition("/")[0]

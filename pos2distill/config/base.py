@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from pos2distill.hardware import cpu_is_faster_in_bfloat16
 
@@ -21,6 +21,17 @@ def _resolve_precision(name: str) -> str:
 
 
 Precision = Annotated[Literal["bfloat16", "float32", "auto"], AfterValidator(_resolve_precision)]
+
+
+class HashableMapping(dict[str, Any]):
+    """A mapping of JSON values that a section can have, since sections are hashable. It must not be changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
+
+
+Options = Annotated[dict[str, JsonValue], AfterValidator(HashableMapping)]
+"""Names and values that another program understands."""
 
 
 class Section(BaseModel):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from pos2distill.config.base import Precision, Section
+from pos2distill.config.base import HashableMapping, Options, Precision, Section
 
 
 def checkpoint_of(path: str) -> tuple[str, str] | None:
@@ -45,6 +45,13 @@ class ModelSection(Section):
     )
     attention: Literal["auto", "flash_attention_2", "sdpa", "eager"] = Field(
         "auto", description="auto: flash_attention_2 if it is available, else sdpa"
+    )
+    # Left out of dumps, and so of fingerprints, where there are none.
+    chat_template_kwargs: Options = Field(
+        HashableMapping(),
+        exclude_if=lambda kwargs: not kwargs,
+        description="further variables of the chat template, such as {enable_thinking: false}; of api chat sent to the "
+        "server, which must know the field (vLLM, SGLang)",
     )
     max_length: int | None = Field(None, gt=0, description="context in tokens; default: from the model's config")
     rope_scales: tuple[float, ...] = Field((), description="filled in from inference.scales")

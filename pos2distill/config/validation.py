@@ -180,6 +180,8 @@ def _describe_type(problem: Any, annotation: Any) -> str:
         return f"input should be a list, for example {_example_list(annotation, problem['input'])}"
     if problem["type"] == "model_type":
         return "expected a section with fields"
+    if problem["type"] == "dict_type":
+        return "input should be a mapping"
     if problem["type"] in ("bool_parsing", "bool_type"):
         return "input should be true or false"
     if problem["type"] == "too_short":

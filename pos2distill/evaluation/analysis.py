@@ -20,6 +20,7 @@ from pos2distill.evaluation.statistics import Floats
 from pos2distill.evaluation.token_shift import Shift, estimate_mean, summarise_shift
 from pos2distill.records import Document, Example, Slots
 from pos2distill.tasks.permutations import arrange, evaluated_placements
+from pos2distill.tasks.thoughts import without_thought
 
 PARTS_AROUND = ("before", "after", "response")
 QUERIES = ("answer", "last_prompt_token")
@@ -122,9 +123,8 @@ def _thought_shift(study: Study, predictions: pa.Table, examples: Mapping[str, E
     chains: list[tuple[str, str, Chain]] = []
     ambiguous = 0
     for prediction, example, shown in _shown(study, predictions, examples):
-        chain = judge_chain(
-            prediction["text"], correct=prediction["correct"], answers=example.answers, shown=shown, by=by
-        )
+        text = without_thought(prediction["text"])
+        chain = judge_chain(text, correct=prediction["correct"], answers=example.answers, shown=shown, by=by)
         if chain is None:
             ambiguous += 1
         else:

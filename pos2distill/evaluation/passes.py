@@ -43,11 +43,8 @@ class PositionPasses:
         self.documents = study.data.documents
         self.placements = evaluated_placements(self.documents, study.data.hops, study.evaluation.slots)
         self.with_attention = study.analysis is not None and study.analysis.attention
-        self.build = PromptBuilder(
-            load_tokenizer(model),
-            study.data.prompt,
-            max_length=context_length(model),
-            reserve=study.evaluation.max_new_tokens,
+        self.build = PromptBuilder.of_study(
+            study, load_tokenizer(model), max_length=context_length(model), reserve=study.evaluation.max_new_tokens
         )
         self.dtype = model.dtype
         self.lm = load_model(model, device=self.device, packed=True)

@@ -109,6 +109,7 @@ def count_warnings(counts: Mapping[str, int]) -> list[str]:
     warnings = (
         refusal_warning(counts),
         truncation_warning(counts),
+        thought_warning(counts),
         shortage_warning(counts),
         usage_warning(counts),
     )
@@ -141,14 +142,31 @@ def truncation_warning(counts: Mapping[str, int]) -> str | None:
     Args:
         counts: of the manifest of any stage; those of a stage that generates nothing give None.
     """
-    if "sampled" in counts:
-        section, answers = "sampling", counts["sampled"]
-    else:
-        section, answers = "evaluation", counts.get("prompts", 0)
+    section, answers = _answers(counts)
     truncated = counts.get("hit_max_tokens", 0)
     if 10 * truncated <= answers:
         return None
     return f"{truncated} of {answers} answers were cut at {section}.max_new_tokens; raise it if they are incomplete"
+
+
+def thought_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if more than a tenth of a stage's answers have a thought, else None. Args: as `truncation_warning`."""
+    section, answers = _answers(counts)
+    thoughts, unfinished = counts.get("thoughts", 0), counts.get("unfinished_thoughts", 0)
+    if 10 * thoughts <= answers:
+        return None
+    effect = "which is not judged; leave room for it in"
+    if unfinished:
+        effect = f"of which {unfinished} do not end, so that the answer is wrong; raise"
+    return (
+        f"{thoughts} of {answers} answers begin with a thought (<think>), {effect} {section}.max_new_tokens, or switch "
+        f"thinking off, in many models by model.chat_template_kwargs={{enable_thinking: false}}"
+    )
+
+
+def _answers(counts: Mapping[str, int]) -> tuple[str, int]:
+    """The section with the settings of a stage's answers, and their number."""
+    return ("sampling", counts["sampled"]) if "sampled" in counts else ("evaluation", counts.get("prompts", 0))
 
 
 def shortage_warning(counts: Mapping[str, int]) -> str | None:

@@ -1,33 +1,64 @@
-"""Which tokens end an assistant's turn, and generation."""
+"""What a chat template writes: which tokens end an assistant's turn and generation, and how a response begins."""
 
+import inspect
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from pos2distill.config import ModelSection
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, did_you_mean_one
 from pos2distill.models.files import local_folder
+from pos2distill.tasks.thoughts import begun_thought
 
 _PROBE = "pos2distill-probe"
 """An assistant's message that no chat template contains."""
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, shown: str) -> None:
-    """Render a question and its answer with the chat template.
+def check_template(tokenizer: PreTrainedTokenizerBase, model: ModelSection) -> None:
+    """Render a question and its answer with the chat template of a model.
 
     Raises:
-        UserError: if the template is not valid, or does not show what the messages say.
+        UserError: if the template is not valid, does not show what the messages say, or does not know a variable of
+            `model.chat_template_kwargs`.
     """
+    shown = model.path
+    kwargs: Mapping[str, Any] = model.chat_template_kwargs
+    if kwargs:
+        _check_kwargs(tokenizer, shown, kwargs)
     turns = [{"role": "user", "content": f"{_PROBE}-1"}, {"role": "assistant", "content": f"{_PROBE}-2"}]
     try:
-        rendered = str(tokenizer.apply_chat_template(turns, tokenize=False))
+        rendered = str(tokenizer.apply_chat_template(turns, tokenize=False, **kwargs))
     except Exception as error:  # a template is a program of the model's authors, and can raise anything
         reason = " ".join(str(error).split())
         raise UserError(f"{shown}: its chat template cannot be used ({reason}); correct it or copy it again") from error
     for message in (f"{_PROBE}-1", f"{_PROBE}-2"):
         if message not in rendered:
             raise UserError(f"{shown}: its chat template leaves out a message; correct it or copy it again")
+
+
+def _check_kwargs(tokenizer: PreTrainedTokenizerBase, shown: str, kwargs: Mapping[str, Any]) -> None:
+    """Refuse variables that the chat template does not name: jinja would ignore a misspelt one."""
+    reserved = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters}
+    words = set(re.findall(r"[A-Za-z_]\w*", tokenizer.get_chat_template())) - reserved
+    for name in kwargs:
+        if name in reserved:
+            raise UserError(f"model.chat_template_kwargs: {name}: is not for a user to set; leave it out")
+        if name not in words:
+            raise UserError(
+                f"model.chat_template_kwargs: {name}: the chat template of {shown} has no such variable"
+                f"{did_you_mean_one(name, words)}"
+            )
+
+
+def response_opening(tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Any]) -> str:
+    """`<think>` if the chat template begins each response with a thought, so that no response contains it; else ""."""
+    turns = [{"role": "user", "content": "?"}]
+    prompt = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, **kwargs)
+    return begun_thought(str(prompt))
 
 
 def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:

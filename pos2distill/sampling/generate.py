@@ -18,6 +18,7 @@ from pos2distill.sampling.consensus import most_consistent
 from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.sampling.postprocess import ProcessedResponse, ResponseProcessor, process_text, response_processor
+from pos2distill.tasks.thoughts import without_thought
 
 ProcessFunction = Callable[[GenerationResult, Sequence[str]], ProcessedResponse]
 
@@ -39,7 +40,7 @@ class Generate:
         self.process: ProcessFunction
         if model.engine == "openai":
             # The server knows when its model's answers end, and decodes them.
-            self.process = functools.partial(process_text, metric=study.data.metric)
+            self.process = functools.partial(process_text, metric=study.data.metric, opening=_opening(model))
             if model.is_served_name:
                 self.prompt_column = "message"
         else:
@@ -93,7 +94,9 @@ class Generate:
         candidates = [each for each in answered if each[1].truncated_text] or answered or processed
         if len(candidates) < 2:
             return candidates[0]
-        return candidates[most_consistent([response.truncated_text for _, response in candidates])]
+        # Thoughts are much longer than answers, and would decide the choice.
+        answers = [without_thought(response.truncated_text) for _, response in candidates]
+        return candidates[most_consistent(answers)]
 
     async def _generate(self, batch: pa.Table, params: SamplingParams, number: int) -> list[GenerationResult]:
         """One result for every row. Rows without a prompt do not reach the engine.
@@ -131,6 +134,16 @@ def require_answers(answers: pa.Table) -> None:
     failed = answers.filter(pc.is_valid(answers["error"]))
     if len(failed):
         raise UserError(f"example {failed['example_id'][0]}: the engine gave no answer ({failed['error'][0]})")
+
+
+def _opening(model: ModelSection) -> str:
+    """What the prompts of a server begin of each response; not known where the server makes them."""
+    if model.is_served_name:
+        return ""
+    from pos2distill.models.chat import response_opening
+    from pos2distill.models.load import load_tokenizer
+
+    return response_opening(load_tokenizer(model), model.chat_template_kwargs)
 
 
 def torch_device(pool: PoolSection) -> str:

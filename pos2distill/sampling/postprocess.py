@@ -1,5 +1,6 @@
 """Post-processing of generated responses: truncate, score, filter."""
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -10,7 +11,8 @@ from pos2distill.config import Study
 from pos2distill.config.data import Metric
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, Failure, GenerationResult, TextCompletion
-from pos2distill.tasks.metrics import first_line, score
+from pos2distill.tasks.metrics import score
+from pos2distill.tasks.thoughts import answer_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 class ProcessedResponse:
     """A response after truncation, scoring and filtering.
 
-    text: as generated; truncated_text: the part that is scored.
+    text: as generated, behind the `<think>` with which the chat template may have begun it; truncated_text: the part
+        that is kept, whose answer is scored. A thought before the answer is kept with it.
     response_ids: token ids of the truncated text and the end-of-turn token; the student is distilled on these. A text
         that was cut at `max_new_tokens` has no end-of-turn token, so that no student learns to stop there.
     outcome: `kept`, or the reason why not: `wrong`, `empty` (no text), `failed` (no response), `refused` (no response
@@ -45,28 +48,34 @@ _FAILED = ProcessedResponse("", "", _NO_TOKENS, False, 0.0, "failed")
 _REFUSED = ProcessedResponse("", "", _NO_TOKENS, False, 0.0, "refused")
 
 
-def process_text(result: GenerationResult, answers: Sequence[str], *, metric: Metric) -> ProcessedResponse:
+def process_text(
+    result: GenerationResult, answers: Sequence[str], *, metric: Metric, opening: str = ""
+) -> ProcessedResponse:
     """Truncate and score a server's answer as `ResponseProcessor` does. It has no token ids, so none are kept."""
     if isinstance(result, Failure):
         return _REFUSED if result.is_refusal else _FAILED
     assert isinstance(result, TextCompletion)
-    truncated_text = _truncate(metric, result.text)
+    text = opening + result.text
+    truncated_text = text[: _end(metric, text)].strip()
     correct, f1 = score(metric, truncated_text, answers)
-    return ProcessedResponse(
-        result.text, truncated_text, _NO_TOKENS, correct, f1, "kept" if truncated_text else "empty"
-    )
+    return ProcessedResponse(text, truncated_text, _NO_TOKENS, correct, f1, "kept" if truncated_text else "empty")
 
 
-def _truncate(metric: Metric, text: str) -> str:
-    """What the metric judges."""
-    return first_line(text) if metric == "sub_em" else text.strip()
+def _end(metric: Metric, text: str) -> int | None:
+    """Where the part of a text that is kept ends: of `sub_em` the first line of its answer with text. None: nowhere."""
+    if metric != "sub_em":
+        return None
+    start = answer_start(text)
+    start += len(text[start:]) - len(text[start:].lstrip())
+    end = text.find("\n", start)
+    return end if end >= 0 else None
 
 
 class ResponseProcessor:
     """Truncates, scores and filters generation results.
 
-    Retrieval (`sub_em`) keeps the first line only, which is what the benchmarks score; what other metrics judge is kept
-    whole.
+    Retrieval (`sub_em`) keeps the first line of an answer only, which is what the benchmarks score; what other metrics
+    judge is kept whole. A thought before the answer is kept as it is, since the answer depends on it, and not scored.
 
     Args:
         tokenizer: decodes token ids, and encodes a truncated line that ends inside a token.
@@ -74,6 +83,7 @@ class ResponseProcessor:
         end_of_turn: the id that ends an assistant's turn.
         stop_ids: all ids that end generation.
         keep: `correct` keeps correct answers only (paper), `all` keeps every response with text.
+        opening: what the chat template has already written of a response (`begun_thought`).
     """
 
     def __init__(
@@ -84,12 +94,14 @@ class ResponseProcessor:
         end_of_turn: int,
         stop_ids: Sequence[int],
         keep: Literal["correct", "all"],
+        opening: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         self.metric = metric
         self.end_of_turn = end_of_turn
         self.stop_ids = frozenset(stop_ids)
         self.keep = keep
+        self.opening = opening
 
     def __call__(self, result: GenerationResult, answers: Sequence[str]) -> ProcessedResponse:
         """Process one result.
@@ -104,15 +116,12 @@ class ResponseProcessor:
         # The stop token is no text. Whichever of them it was, `end_of_turn` replaces it below.
         if len(ids) and int(ids[-1]) in self.stop_ids:
             ids = ids[:-1]
-        text = self._decode(ids)
-        is_complete = result.finish_reason != "length"
-        truncated_text = _truncate(self.metric, text)
-        if self.metric == "sub_em":
-            kept_ids = self._truncate_to_line(ids, text)
-            # A line is complete when the next one has begun.
-            is_complete = is_complete or kept_ids is not ids
-        else:
-            kept_ids = ids
+        text = self.opening + self._decode(ids)
+        end = _end(self.metric, text)
+        truncated_text = text[:end].strip()
+        # A line is complete when the next one has begun.
+        is_complete = result.finish_reason != "length" or end is not None
+        kept_ids = ids if end is None else self._truncate_ids(ids, text[len(self.opening) : end])
         # After truncation, so that a correct answer on a later line does not count.
         correct, f1 = score(self.metric, truncated_text, answers)
         outcome: Literal["kept", "wrong", "empty"] = "kept"
@@ -127,23 +136,20 @@ class ResponseProcessor:
             top = result.top[: _known_positions(result.token_ids, response_ids)]
         return ProcessedResponse(text, truncated_text, response_ids, correct, f1, outcome, top)
 
-    def _truncate_to_line(self, ids: Tokens, text: str) -> Tokens:
-        """The generated tokens up to the end of the first line with text, and `ids` itself if that is all.
+    def _truncate_ids(self, ids: Tokens, kept: str) -> Tokens:
+        """The generated tokens up to the line break that follows the kept text.
 
-        If a token crosses the line break, the line is tokenized again.
+        If a token crosses the line break, the text is tokenized again.
         """
-        start = len(text) - len(text.lstrip())
-        end = text.find("\n", start)
-        if end < 0:
-            return ids
-        count = 0
+
         # Decoded from the beginning each time, since one character can consist of several tokens.
-        while self._decode(ids[: count + 1]).find("\n", start) < 0:
-            count += 1
-        line = text[:end]
-        if self._decode(ids[:count]).strip() == line.strip():
+        def reaches_line_break(count: int) -> bool:
+            return "\n" in self._decode(ids[: count + 1])[len(kept) :]
+
+        count = bisect.bisect_left(range(len(ids)), True, key=reaches_line_break)
+        if self._decode(ids[:count]).strip() == kept.strip():
             return ids[:count]
-        return np.asarray(self.tokenizer(line, add_special_tokens=False)["input_ids"], np.int32)
+        return np.asarray(self.tokenizer(kept, add_special_tokens=False)["input_ids"], np.int32)
 
     def _decode(self, ids: Tokens) -> str:
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
@@ -155,7 +161,7 @@ def response_processor(study: Study, tokenizer: "PreTrainedTokenizerBase") -> Re
     Args:
         tokenizer: of the study's model.
     """
-    from pos2distill.models.chat import end_of_turn_id, stop_token_ids
+    from pos2distill.models.chat import end_of_turn_id, response_opening, stop_token_ids
 
     return ResponseProcessor(
         tokenizer,
@@ -163,6 +169,7 @@ def response_processor(study: Study, tokenizer: "PreTrainedTokenizerBase") -> Re
         end_of_turn=end_of_turn_id(tokenizer),
         stop_ids=stop_token_ids(study.model, tokenizer),
         keep=study.sampling.keep,
+        opening=response_opening(tokenizer, study.model.chat_template_kwargs),
     )
 
 

@@ -196,4 +196,4 @@ def _load_token_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
 
     tokenizer = load_tokenizer(study.model)
     max_length = context_length(study.model)
-    return PromptBuilder(tokenizer, study.data.prompt, max_length=max_length, reserve=max_new_tokens)
+    return PromptBuilder.of_study(study, tokenizer, max_length=max_length, reserve=max_new_tokens)

@@ -25,6 +25,7 @@ from pos2distill.literal_paths import list_matching, move
 from pos2distill.parquet import open_parquet
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.artifacts import Artifact, write_table
+from pos2distill.tasks.thoughts import count_thoughts
 
 # Parts are small, and an object store serves many requests in parallel.
 _READ_THREADS = 16
@@ -62,10 +63,11 @@ class StoreIndex:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the stored examples by outcome and by finish reason."""
+    """Counts of the stored examples by outcome and by finish reason, and of their thoughts (`count_thoughts`)."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     finish_reasons: Counter[str] = field(default_factory=Counter)
+    thoughts: Counter[str] = field(default_factory=Counter)
 
 
 class SampleStore:
@@ -159,7 +161,7 @@ class SampleStore:
         return kept
 
     def tally(self, index: StoreIndex, ids: Sequence[str] | pa.Array) -> Tally:
-        """Count outcomes and finish reasons of the stored examples, each example once. Reads one part at a time.
+        """Count outcomes, finish reasons and thoughts of the stored examples, each once. Reads one part at a time.
 
         Raises:
             CorruptPart: as `load`.
@@ -167,10 +169,11 @@ class SampleStore:
         total = Tally()
         stored = np.flatnonzero(index.stored)
         by_part = np.argsort(index.part_of[stored], kind="stable")
-        columns = ["outcome", "finish_reason"]
+        columns = ["outcome", "finish_reason", "text"]
         for part in self._map_parts(_tally_table, index, ids, stored[by_part], columns):
             total.outcomes += part.outcomes
             total.finish_reasons += part.finish_reasons
+            total.thoughts += part.thoughts
         return total
 
     def _map_parts(
@@ -285,8 +288,8 @@ def _kept_rows(samples: pa.Table) -> npt.NDArray[np.bool_]:
 
 
 def _tally_table(samples: pa.Table) -> Tally:
-    outcomes, finish_reasons = samples.columns
-    return Tally(Counter(outcomes.to_pylist()), Counter(finish_reasons.to_pylist()))
+    outcomes, finish_reasons, texts = (column.to_pylist() for column in samples.columns)
+    return Tally(Counter(outcomes), Counter(finish_reasons), count_thoughts(text or "" for text in texts))
 
 
 def _to_array(ids: Sequence[str] | pa.Array) -> pa.Array:

@@ -1,5 +1,6 @@
 """The metrics of the benchmarks.
 
+A thought before the answer (`thoughts`) is left out first; without its end, no answer is left.
 `sub_em` (retrieval): an answer is contained in the first line. `em` (reasoning): the text after "The answer is:" equals
 an answer. Both compare texts after SQuAD's normalisation. `substring` (key-value retrieval): the whole text contains an
 answer, both in lower case. F1 is reported as well.
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pos2distill.config.data import Metric
+from pos2distill.tasks.thoughts import without_thought
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -48,11 +50,12 @@ def score(metric: Metric, text: str, answers: Sequence[str]) -> tuple[bool, floa
 
 def compared_text(metric: Metric, text: str) -> str:
     """The part of an answer that the metric compares: the first line, all, or what follows "The answer is" (or "")."""
+    answer = without_thought(text)
     if metric == "sub_em":
-        return first_line(text)
+        return first_line(answer)
     if metric == "substring":
-        return text
-    return parse_answer(text) or ""
+        return answer
+    return parse_answer(answer) or ""
 
 
 def sub_exact_match(text: str, answers: Sequence[str]) -> bool:

@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example, Slots, Tokens
 from pos2distill.tasks.encoding import text_encoder
@@ -135,6 +136,7 @@ class PromptBuilder:
     Args:
         tokenizer: with a chat template.
         style: the wording around the documents.
+        chat_template_kwargs: `model.chat_template_kwargs`.
         max_length: the model's context in tokens.
         reserve: tokens kept free for the response.
     """
@@ -146,12 +148,22 @@ class PromptBuilder:
         *,
         max_length: int,
         reserve: int,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.style = style
+        self.chat_template_kwargs = chat_template_kwargs or {}
         self.max_length = max_length
         self.reserve = reserve
         self.encode = text_encoder(tokenizer)
+
+    @classmethod
+    def of_study(
+        cls, study: Study, tokenizer: "PreTrainedTokenizerBase", *, max_length: int, reserve: int
+    ) -> "PromptBuilder":
+        """The builder of a study's prompts. Args: as of the class; tokenizer: of the study's model."""
+        kwargs = study.model.chat_template_kwargs
+        return cls(tokenizer, study.data.prompt, max_length=max_length, reserve=reserve, chat_template_kwargs=kwargs)
 
     def __call__(
         self,
@@ -188,7 +200,11 @@ class PromptBuilder:
 
     def _in_chat(self, content: str) -> str:
         message = {"role": "user", "content": content}
-        return str(self.tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False))
+        return str(
+            self.tokenizer.apply_chat_template(
+                [message], add_generation_prompt=True, tokenize=False, **self.chat_template_kwargs
+            )
+        )
 
     def chat_frame(self) -> tuple[str, str]:
         """What the chat template writes before and after a message."""

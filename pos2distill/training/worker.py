@@ -72,9 +72,8 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
 def make_prompt_builder(study: Study) -> PromptBuilder:
     """The prompts of a study, as in sampling."""
     # No room is reserved: the response exists, and fitted into the context behind the advantageous prompt.
-    return PromptBuilder(
-        load_tokenizer(study.model), study.data.prompt, max_length=context_length(study.model), reserve=0
-    )
+    tokenizer = load_tokenizer(study.model)
+    return PromptBuilder.of_study(study, tokenizer, max_length=context_length(study.model), reserve=0)
 
 
 def _empty_scratch(job: TrainingJob, session: WorkerSession) -> Path:

@@ -8,6 +8,7 @@ import yaml
 from transformers import LlamaConfig
 
 from benchmarks.validator.other_tools import REPORT, objects_and_pods
+from pipelines.help_texts import examples
 from pipelines.preflight import check_against_model
 from pos2distill.config import METHODS
 from pos2distill.config.inference import InferenceSection
@@ -81,6 +82,24 @@ def test_settings_of_running_are_those_of_a_recipe(block: str) -> None:
     for section, settings in yaml.safe_load(block).items():
         recipe[section] = {**recipe.get(section, {}), **settings}  # type: ignore[dict-item]
     make_recipe(recipe, [], source="running.md")
+
+
+def test_settings_of_evaluate_are_those_of_a_recipe() -> None:
+    (block,) = blocks("docs/evaluate.md", "yaml")
+    data = {"format": "jsonl", "path": "q.jsonl", "train_examples": 0}
+    make_recipe({"name": "mine", "description": "Mine.", "data": data, **yaml.safe_load(block)}, source="evaluate.md")
+
+
+def test_examples_of_models_that_think_switch_it_off() -> None:
+    shown = [
+        *blocks("docs/evaluate.md", "bash"),
+        *blocks("docs/evaluate.md", "yaml"),
+        *blocks("docs/python.md", "python"),
+    ]
+    lines = [line for block in shown for line in block.replace("\\\n", "").splitlines()]
+    lines += [line for command in ("evaluate", "study") for line in examples(command).splitlines()]
+    for line in lines:
+        assert "Qwen3" not in line or "enable_thinking=false" in line, line
 
 
 def test_own_data_is_what_the_readme_shows() -> None:

@@ -112,6 +112,7 @@ class OpenAiEngine:
             messages=[{"role": "user", "content": message}],
             temperature=params.temperature,
             max_tokens=params.max_new_tokens,
+            extra_body=_chat_options(self.model),
         )
         if not getattr(response, "choices", None):
             return _no_choices(response)
@@ -295,6 +296,12 @@ def _find(name: str, served: Mapping[str, Any]) -> str | None:
     if name in served:
         return name
     return next((each for each in served if each.startswith(f"{name}:")), None)
+
+
+def _chat_options(model: ModelSection) -> dict[str, Any] | None:
+    """What a request has besides the fields of OpenAI's API. vLLM 0.32 passes it to their chat template."""
+    kwargs = model.chat_template_kwargs
+    return {"chat_template_kwargs": dict(kwargs)} if kwargs else None
 
 
 class _Pace:

@@ -1,4 +1,5 @@
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
@@ -785,7 +786,7 @@ def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> 
         ("{method.k: 4}", "sweep: method.k: input should be a list, for example [4]"),
         ("{method: {name: [r2, sft]}}", "sweep: method: write method.name: [...]"),
         ("{training: {lora: {rank: [4, 8]}}}", "sweep: training: write training.lora.rank: [...]"),
-        ("[seed]", "sweep: input should be a valid dictionary, got ['seed']"),
+        ("[seed]", "sweep: input should be a mapping, got ['seed']"),
         ("{evaluation: [{slots: 2}]}", "sweep: evaluation: not a setting of a study"),
         ("{model.rope_scales: [[1.5]]}", "sweep: model.rope_scales: filled in from inference.scales; set those"),
         ("{model: [{path: m, rope_scales: [2]}]}", "sweep: model.rope_scales: filled in from inference.scales; set th"),
@@ -914,3 +915,28 @@ def test_load_recipe_lowers_the_default_slots_of_a_search_to_those_of_a_prompt()
     assert load_recipe("nq_mistral_7b", overrides).study.inference.search.slots == 3
     with pytest.raises(UserError, match=r"inference.search.slots: 4 slots, but there are 2; lower it"):
         load_recipe("nq_mistral_7b", [*overrides, "inference.search.slots=4"])
+
+
+@pytest.mark.parametrize(
+    "name", ["model.chat_template_kwargs={thinking: false}", "model.chat_template_kwargs.thinking=no"]
+)
+def test_chat_template_kwargs_are_a_part_of_the_model(load: Callable[..., Recipe], name: str) -> None:
+    study = load(name).study
+    assert study.model.chat_template_kwargs == {"thinking": False}
+    assert study.model.model_dump(mode="json")["chat_template_kwargs"] == {"thinking": False}
+    # Sections are keys of caches.
+    assert hash(study) == hash(load(name).study)
+    assert study.model != load().study.model
+    assert pickle.loads(pickle.dumps(study)) == study
+
+
+def test_chat_template_kwargs_are_in_no_dump_where_there_are_none(load: Callable[..., Recipe]) -> None:
+    """So that earlier fingerprints stay."""
+    for settings in ([], ["model.chat_template_kwargs={}"]):
+        assert "chat_template_kwargs" not in load(*settings).study.model_dump_json()
+
+
+def test_chat_template_kwargs_can_be_swept(load: Callable[..., Recipe]) -> None:
+    recipe = load("sweep={model.chat_template_kwargs: [{thinking: true}, {thinking: false}]}")
+    cells = [cell.study.model.chat_template_kwargs for _, cell in sweep_cells(recipe)]
+    assert cells == [{"thinking": True}, {"thinking": False}]

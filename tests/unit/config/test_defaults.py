@@ -8,6 +8,14 @@ from pos2distill.config.defaults import all_settings, changed_settings, changed_
 from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
 
 
+def test_changed_settings_keep_those_of_a_chat_template() -> None:
+    kwargs = {"enable_thinking": False}
+    recipe = load_recipe(
+        "quickstart", [f"model.chat_template_kwargs={yaml.safe_dump(kwargs, default_flow_style=True)}"]
+    )
+    assert changed_settings(recipe)["model"]["chat_template_kwargs"] == kwargs
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_changed_settings_load_as_the_same_recipe(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name)

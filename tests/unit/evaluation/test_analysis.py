@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -89,6 +90,22 @@ def test_summarise_analysis_means_of_passes_by_hand() -> None:
     assert attention["answer"]["response"] == pytest.approx([0.1, 0.1])
     assert [each["value"] for each in attention["answer"]["gold"]] == pytest.approx([0.5, 0.3])
     assert attention["last_prompt_token"]["gold_by_layer"] == [pytest.approx([0.2, 1.0])]
+
+
+def test_summarise_analysis_judges_the_chain_behind_the_thought() -> None:
+    """The thought names a wrong document, the chain the right ones."""
+    golds = tuple(replace(EXAMPLE.documents[index], hop=index) for index in (0, 1))
+    example = replace(EXAMPLE, documents=(*golds, EXAMPLE.documents[2]))
+    chains = study().model_copy(
+        update={
+            "data": study().data.model_copy(update={"hops": (2,), "metric": "em"}),
+            "evaluation": EvaluationSection(slots="pairs"),
+        }
+    )
+    text = "<think>Bear?</think>The fox and the owl say 40. The answer is: 40"
+    row = {**prediction(0, 0, text), "slots": [0, 1]}
+    summary = summarise_analysis(chains, PASSES_SCHEMA.empty_table(), predictions(row), {"e": example})
+    assert summary["thought_shift"]["overall"]["none"]["value"] == 1.0
 
 
 @pytest.mark.parametrize(

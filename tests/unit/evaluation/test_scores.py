@@ -7,6 +7,7 @@ import pytest
 
 from pos2distill.evaluation.scores import (
     Grid,
+    count_warnings,
     expected_accuracy,
     format_slots,
     paired_difference,
@@ -14,6 +15,7 @@ from pos2distill.evaluation.scores import (
     refusal_warning,
     share_examples,
     shortage_warning,
+    thought_warning,
     to_curve,
     to_grid,
     truncation_warning,
@@ -212,6 +214,22 @@ def test_truncation_warning_above_a_tenth_of_the_answers(counts: dict[str, int],
     else:
         assert actual is not None
         assert actual.startswith(warning)
+
+
+def test_thought_warning_above_a_tenth_of_the_answers() -> None:
+    off = ", or switch thinking off, in many models by model.chat_template_kwargs={enable_thinking: false}"
+    assert thought_warning({"prompts": 20, "thoughts": 3, "unfinished_thoughts": 2}) == (
+        "3 of 20 answers begin with a thought (<think>), of which 2 do not end, so that the answer is wrong; raise "
+        f"evaluation.max_new_tokens{off}"
+    )
+    counts = {"sampled": 20, "kept": 20, "thoughts": 20}
+    assert thought_warning(counts) == (
+        "20 of 20 answers begin with a thought (<think>), which is not judged; leave room for it in "
+        f"sampling.max_new_tokens{off}"
+    )
+    assert count_warnings(counts) == [thought_warning(counts)]
+    assert thought_warning({"prompts": 20, "thoughts": 2, "unfinished_thoughts": 2}) is None
+    assert thought_warning({"rows": 5}) is None
 
 
 def test_shortage_warning_if_fewer_are_kept_than_wanted() -> None:

@@ -1,13 +1,15 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.models.chat import end_of_turn_id, stop_token_ids
+from pos2distill.models.chat import check_template, end_of_turn_id, response_opening, stop_token_ids
 from pos2distill.models.load import load_tokenizer
+from tests.support.tiny import CHAT_TEMPLATE
 
 
 def test_end_of_turn_id_is_read_from_the_template(tiny_model_path: str) -> None:
@@ -36,3 +38,35 @@ def test_stop_token_ids_include_those_of_the_generation_config(
     assert end == 4
     tokenizer.eos_token = "<s>"
     assert stop_token_ids(model, tokenizer) == ([1, 4] if listed is None else [1, 4, 7])
+
+
+THINKING = (
+    CHAT_TEMPLATE.removesuffix("{% endif %}")
+    + "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}"
+)
+
+
+def test_response_opening_is_that_of_the_template(tiny_model_path: str) -> None:
+    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    assert response_opening(tokenizer, {}) == ""
+    tokenizer.chat_template = THINKING
+    assert response_opening(tokenizer, {}) == "<think>"
+    assert response_opening(tokenizer, {"enable_thinking": False}) == ""
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"enable_thinkin": False}, "enable_thinkin: the chat template of {} has no such variable; did you mean "),
+        ({"tokenize": False}, "tokenize: is not for a user to set; leave it out"),
+        ({"messages": []}, "messages: is not for a user to set; leave it out"),
+    ],
+)
+def test_check_template_refuses_unknown_variables(tiny_model_path: str, kwargs: dict[str, Any], words: str) -> None:
+    model = ModelSection(path=tiny_model_path, chat_template_kwargs=kwargs)
+    tokenizer = load_tokenizer(model)
+    tokenizer.chat_template = THINKING
+    with pytest.raises(UserError) as caught:
+        check_template(tokenizer, model)
+    assert str(caught.value).startswith(f"model.chat_template_kwargs: {words.format(tiny_model_path)}")
+    check_template(tokenizer, model.model_copy(update={"chat_template_kwargs": {"enable_thinking": True}}))

@@ -521,9 +521,11 @@ def test_export_writes_a_task_for_each_position(recipe: Recipe, command: Command
         assert [(doc["id"], doc["prompt"]) for doc in docs] == [(row["example_id"], row["prompt"]) for row in asked]
     scoring: dict[str, Any] = {}
     exec((folder / "scoring.py").read_text(), scoring)
-    doc = {"metric": "sub_em", "answers": ["Paris", "the Seine"]}
+    doc = {"metric": "sub_em", "answers": ["Paris", "the Seine"], "prompt": "Where?"}
     assert scoring["process_results"](doc, ["It is paris.\nNo."]) == {"accuracy": 1.0, "f1": pytest.approx(0.5)}
     assert scoring["process_results"](doc, ["Rome"]) == {"accuracy": 0.0, "f1": 0.0}
+    # Without its end, what follows is a thought and no answer.
+    assert scoring["process_results"](doc | {"prompt": "Where?<think>\n"}, ["Paris"]) == {"accuracy": 0.0, "f1": 0.0}
     shown = command("export", recipe.storage, str(tmp_path / "again"))
     assert shown[0] == f"{tmp_path / 'again'}: group {group}, 4 tasks"
     assert shown[1].startswith(f"lm_eval --include_path {tmp_path / 'again'} --tasks {group} --model hf ")

@@ -101,6 +101,33 @@ def test_evaluate_asks_without_documents_and_with_the_gold_document_alone(
     assert "reference   1.000 [0.839, 1.000] gold documents alone" in printed
 
 
+def test_evaluate_judges_what_follows_a_thought(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Thoughts name the first document's code, as the answers do. Those about foxes of odd numbers do not end."""
+    ended = set()
+
+    def answer(prompt: str) -> str:
+        fox = prompt.rpartition("Fox")[2][:4]
+        thought = f"<think>\nIt is {answer_with_the_first(prompt)}\n"
+        if int(fox) % 2:
+            return thought
+        ended.add(fox)
+        return f"{thought}</think>\n\n{answer_with_the_first(prompt)}"
+
+    server.answer = answer
+    assert evaluate(server, "model.chat_template_kwargs={enable_thinking: true}") == 0
+    assert {str(body["chat_template_kwargs"]) for body in server.bodies} == {"{'enable_thinking': True}"}
+    printed = capsys.readouterr()
+    unfinished = 80 - 4 * len(ended)
+    assert (
+        f"warning: evaluate base: 80 of 80 answers begin with a thought (<think>), of which {unfinished} do not end, "
+        "so that the answer is wrong; raise evaluation.max_new_tokens, or switch thinking off, in many models by "
+        "model.chat_template_kwargs={enable_thinking: false}\n"
+    ) in printed.err
+    # Right at the first of four slots.
+    assert f"right {len(ended)}, wrong {80 - len(ended)}, " in printed.out
+    assert f", thoughts 80, unfinished thoughts {unfinished}, " in printed.out
+
+
 def test_inspect_shows_the_message_that_a_server_got(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"method": {"teacher": "topk"}}, {SAMPLE, DISTILL, DISTILLED}),
         ({"model": {"dtype": "bfloat16"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"model": {"engine": "vllm"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
+        ({"model": {"chat_template_kwargs": {"thinking": False}}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"data": {"train_examples": 7}}, {PREPARE, SAMPLE, DISTILL, DISTILLED}),
         ({"data": {"eval_examples": 3}}, {PREPARE, BASE, DISTILLED}),
         ({"evaluation": {"seed": 1}}, {PREPARE, BASE, DISTILLED}),
@@ -120,6 +121,7 @@ def test_make_plan_settings_of_the_method_in_use_change_what_it_changes(
         {"evaluation": {"other_documents": []}},
         {"inference": {"bases": [1, 2]}},  # of a method that is not used
         {"method": {"view_weight": 2}},
+        {"model": {"chat_template_kwargs": {}}},
     ],
 )
 def test_make_plan_ignores_the_runtime(make_recipe: Make, override: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.tasks.datasets import load_split
+from tests.support.tiny import CHAT_TEMPLATE
 
 Make = Callable[..., Recipe]
 
@@ -311,3 +312,21 @@ def test_preflight_of_finished_stages_checks_the_owner_alone(
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     recipe = make_recipe()
     preflight.preflight(recipe, make_plan(recipe), [])
+
+
+def test_gold_answers_are_not_trained_on_in_a_thought(
+    make_recipe: Make, tiny_model_path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny_model_path, tmp_path / "thinking")
+    template = CHAT_TEMPLATE + "{% if enable_thinking is not false %}<think>\n{% endif %}"
+    (tmp_path / "thinking" / "chat_template.jinja").write_text(template)
+    model: dict[str, Any] = {"path": str(tmp_path / "thinking")}
+    with pytest.raises(UserError) as caught:
+        run(make_recipe(model=model, method={"name": "sft"}))
+    assert str(caught.value) == (
+        f"method.name: 'sft' trains on the data set's answers, but the chat template of {model['path']} begins a "
+        f"thought (<think>) that they do not end; switch thinking off (model.chat_template_kwargs), or choose another "
+        f"method"
+    )
+    run(make_recipe(model=model, method={"name": "seqkd"}))
+    run(make_recipe(model={**model, "chat_template_kwargs": {"enable_thinking": False}}, method={"name": "sft"}))

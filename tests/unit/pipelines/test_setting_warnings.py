@@ -134,15 +134,20 @@ def test_commands_warn_before_they_run(make_recipe: Make, tmp_path: Path, capsys
 def test_warns_of_another_wording_than_that_of_the_checkpoint(
     make_recipe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_url: bool
 ) -> None:
-    trained = make_recipe(data={"prompt": "plain"})
+    thinking = {"chat_template_kwargs": {"enable_thinking": True}}
+    trained = make_recipe(data={"prompt": "plain"}, model=thinking)
     artifact = Artifact(f"memory://{uuid.uuid4().hex}/runs" if is_url else str(tmp_path / "runs"), "checkpoint", "f1a0")
     model = f"{artifact.url}/model"
-    other, same = (make_recipe(model={"path": model}, data={"prompt": each}) for each in ("qa", "plain"))
-    assert setting_warnings._other_prompt(other) is None  # nothing tells how it was trained
+    same = make_recipe(model={"path": model, **thinking}, data={"prompt": "plain"})
+    other = make_recipe(model={"path": model}, data={"prompt": "qa"})
+    assert list(setting_warnings._unlike_training(other)) == []  # nothing tells how it was trained
     with artifact.writing():
         artifact.publish(counts={}, seconds={})
     record_provenance(artifact, Provenance.now(trained), "distill", {})
-    assert setting_warnings._other_prompt(same) is None
+    assert list(setting_warnings._unlike_training(same)) == []
     warn_of_settings(other, [])
-    line = f"warning: data.prompt: qa, but {model} was trained with data.prompt=plain\n"
-    assert capsys.readouterr().err == line
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: data.prompt: qa, but {model} was trained with data.prompt=plain",
+        f"warning: model.chat_template_kwargs: {{}}, but {model} was trained with "
+        'model.chat_template_kwargs={"enable_thinking": true}',
+    ]

@@ -231,6 +231,16 @@ SETTINGS = [
     ("model.rope_scales=[2]", "model.rope_scales: filled in from inference.scales"),
     ("model.dtype=float16", "model.dtype: "),
     ("model.engine=sglang", "model.engine: "),
+    ("model.chat_template_kwargs=off", "model.chat_template_kwargs: input should be a mapping, got False"),
+    ("model.chat_template_kwargs={day: 2020-01-01}", "model.chat_template_kwargs: "),
+    (
+        "model.chat_template_kwargs.enable_thinking=false",
+        "model.chat_template_kwargs: enable_thinking: the chat template of",
+    ),
+    (
+        "model.chat_template_kwargs={contnt: x}",
+        "contnt: the chat template of",
+    ),
     ("model.attention=flash", "model.attention: "),
     ("model.attention=flash_attention_2", "runtime.samplers.gpus and runtime.trainers.gpus are 0"),
     ("model.max_length=0", "model.max_length: "),

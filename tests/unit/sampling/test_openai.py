@@ -186,6 +186,13 @@ def test_openai_sends_greedy_requests_with_the_prompt() -> None:
     assert completed == [TextCompletion(" 42\n", "stop", 5, 1)]
 
 
+def test_openai_sends_variables_of_the_chat_template() -> None:
+    kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
+    with serve(FakeServer()) as server:
+        ask(server, ["Which code?"], ModelSection(path="tiny", engine="openai", **kwargs))  # type: ignore[arg-type]
+    assert server.bodies[0]["chat_template_kwargs"] == kwargs["chat_template_kwargs"]
+
+
 def test_openai_refuses_a_prompt_that_the_server_cut() -> None:
     with serve(FakeServer(context=4)) as server:
         chat = ask(server, ["one two three", "one two three four five six"])

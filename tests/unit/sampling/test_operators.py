@@ -206,6 +206,8 @@ def scripted(recipe: Recipe, texts: Sequence[str | None], *, for_training: bool 
         (["owl", None, "fox"], "owl"),
         ([None, "owl", None], "owl"),
         (["", "owl", "fox"], "owl"),
+        # Thoughts do not count: by them the first two would agree more.
+        (["<think>a b c</think>owl", "<think>a b c</think>bear", "<think>d</think>bear"], "<think>a b c</think>bear"),
         ([None, None, None], None),
     ],
 )

@@ -7,8 +7,8 @@ from pos2distill.config import ModelSection
 from pos2distill.models.chat import end_of_turn_id
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Tokens, TopKLogprobs
-from pos2distill.sampling.engines.protocol import Completion, Failure
-from pos2distill.sampling.postprocess import ResponseProcessor
+from pos2distill.sampling.engines.protocol import Completion, Failure, TextCompletion
+from pos2distill.sampling.postprocess import ResponseProcessor, process_text
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +214,74 @@ def test_response_processor_keeps_sampled_tokens_before_the_line_break(merging: 
         Completion(sampled, "length"), ["42"]
     )
     assert processed.response_ids.tolist() == [*two, 0]
+
+
+# --- thoughts before the answer
+
+
+@pytest.mark.parametrize(
+    ("metric", "text", "kept"),
+    [
+        ("sub_em", "<think>\n43?\n</think>\n\nIt is 42.\nOr 43.", "<think>\n43?\n</think>\n\nIt is 42."),
+        ("sub_em", "<think></think>42", "<think></think>42"),
+        ("em", "<think>\n\n</think>\nSo\nThe answer is: 42", "<think>\n\n</think>\nSo\nThe answer is: 42"),
+    ],
+)
+def test_response_processor_keeps_the_thought_and_scores_the_answer(
+    tokenizer: PreTrainedTokenizerBase, metric: str, text: str, kept: str
+) -> None:
+    processed = make_processor(tokenizer, metric=metric)(complete(encode(tokenizer, text)), ["42"])
+    assert (processed.text, processed.truncated_text, processed.outcome) == (text, kept, "kept")
+    assert processed.response_ids.tolist() == [*encode(tokenizer, kept), end_of_turn_id(tokenizer)]
+
+
+@pytest.mark.parametrize(("keep", "outcome"), [("correct", "wrong"), ("all", "kept")])
+def test_response_processor_of_a_thought_without_end_is_wrong(
+    tokenizer: PreTrainedTokenizerBase, keep: str, outcome: str
+) -> None:
+    ids = encode(tokenizer, "<think>\nIt is 42.\nIs it?")
+    processed = make_processor(tokenizer, keep=keep)(Completion(np.asarray(ids, np.int32), "length"), ["42"])
+    assert (processed.correct, processed.f1, processed.outcome) == (False, 0.0, outcome)
+    # Cut, so that it is not closed.
+    assert processed.response_ids.tolist() == ids
+
+
+def test_response_processor_knows_a_thought_that_the_chat_template_begins(tokenizer: PreTrainedTokenizerBase) -> None:
+    end = end_of_turn_id(tokenizer)
+    processor = ResponseProcessor(
+        tokenizer, metric="sub_em", end_of_turn=end, stop_ids=[end], keep="correct", opening="<think>"
+    )
+    text = "\n43?\n</think>\n42\n43"
+    processed = processor(complete(encode(tokenizer, text)), ["42"])
+    assert (processed.text, processed.correct) == (f"<think>{text}", True)
+    assert processed.response_ids.tolist() == [*encode(tokenizer, text[:-3]), end]
+    assert processor(complete(encode(tokenizer, "It is 42")), ["42"]).correct is False
+
+
+def test_process_text_leaves_out_the_thought() -> None:
+    def process(text: str, opening: str = "") -> tuple[str, bool]:
+        result = TextCompletion(text, "stop", None, None)
+        processed = process_text(result, ["42"], metric="sub_em", opening=opening)
+        return processed.text, processed.correct
+
+    assert process("<think>43</think>\n42\n43") == ("<think>43</think>\n42\n43", True)
+    assert process("43</think>42", "<think>") == ("<think>43</think>42", True)
+    assert process("It is 42", "<think>") == ("<think>It is 42", False)
+
+
+def test_response_processor_cuts_a_long_thought_in_little_time(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A thought has thousands of tokens, so that a cut that decodes once for each of them takes minutes."""
+    text = f"<think>{'Is it 42? ' * 3000}</think>42\n43"
+    ids = encode(tokenizer, text)
+    decoded = []
+    decode = tokenizer.decode
+
+    def count(*arguments: object, **settings: object) -> object:
+        decoded.append(arguments)
+        return decode(*arguments, **settings)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "decode", count)
+        processed = make_processor(tokenizer)(complete(ids), ["42"])
+    assert processed.response_ids.tolist() == [*ids[:-3], end_of_turn_id(tokenizer)]
+    assert len(decoded) < 30

@@ -146,6 +146,9 @@ def test_tally_counts_outcomes_and_finish_reasons(storage: str) -> None:
     tally = store.tally(store.index(ids), ids)
     assert tally.outcomes == Counter(kept=2, wrong=1)
     assert tally.finish_reasons == Counter(length=2, stop=1)
+    assert tally.thoughts == {}
+    store.append(make_samples("d", text="<think>It is"))
+    assert store.tally(store.index(ids), ids).thoughts == Counter(thoughts=1, unfinished_thoughts=1)
     empty = open_store(f"{storage}/empty")
     assert empty.tally(empty.index(ids), ids).outcomes == {}
 

@@ -2,7 +2,16 @@ from typing import Literal
 
 import pytest
 
-from pos2distill.tasks.metrics import exact_match, f1, first_line, normalize, parse_answer, score, sub_exact_match
+from pos2distill.tasks.metrics import (
+    compared_text,
+    exact_match,
+    f1,
+    first_line,
+    normalize,
+    parse_answer,
+    score,
+    sub_exact_match,
+)
 
 
 @pytest.mark.parametrize(
@@ -136,3 +145,12 @@ def test_score(metric: Literal["sub_em", "em"], text: str, scored: tuple[bool, f
     correct, value = score(metric, text, ["London town", "Paris"])
     assert correct == scored[0]
     assert value == pytest.approx(scored[1], abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", ["sub_em", "substring", "em"])
+def test_score_leaves_out_the_thought(metric: Literal["sub_em", "substring", "em"]) -> None:
+    right, wrong = "The answer is: Paris", "The answer is: Rome"
+    assert score(metric, f"<think>\n{wrong}\n</think>\n\n{right}\n{wrong}", ["Paris"])[0]
+    assert score(metric, f"<think>\n{right}\n</think>\n\n{wrong}", ["Paris"])[0] is False
+    assert score(metric, f"<think>\n{right}", ["Paris"]) == (False, 0.0)
+    assert compared_text("em", f"<think>{wrong}</think>{right}") == "Paris"

@@ -1,14 +1,16 @@
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pos2distill.config import ModelSection
+from pos2distill.config import ModelSection, Recipe
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Document, Example
 from pos2distill.tasks.prompts import AFTER, BEFORE, PromptBuilder, PromptTooLong
+from tests.support.tiny import CHAT_TEMPLATE
 
 EXAMPLE = Example(
     "fox",
@@ -176,3 +178,15 @@ def test_prompt_builder_refuses_to_locate_without_offsets(
     monkeypatch.setattr(type(builder.tokenizer), "__call__", tokenize)
     with pytest.raises(UserError, match=r"where its tokens are in the text; set analysis.attention to false$"):
         builder.locate(EXAMPLE, 3, (0,))
+
+
+def test_prompt_builder_passes_variables_to_the_chat_template(make_recipe: Callable[..., Recipe]) -> None:
+    """As those of Qwen3 that switch thinking off."""
+    study = make_recipe(model={"chat_template_kwargs": {"enable_thinking": False}}).study
+    tokenizer = load_tokenizer(study.model)
+    tokenizer.chat_template = CHAT_TEMPLATE + "{% if enable_thinking is false %}<think></think>{% endif %}"
+    builder = PromptBuilder.of_study(study, tokenizer, max_length=4096, reserve=8)
+    assert render(builder, 0).endswith("<|end|><|assistant|><think></think>")
+    ids, _ = builder.locate(EXAMPLE, 3, (0,))
+    assert str(tokenizer.decode(ids)) == render(builder, 0)
+    assert builder.chat_frame() == ("<s><|user|>", "<|end|><|assistant|><think></think>")
