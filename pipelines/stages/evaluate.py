@@ -213,10 +213,12 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
         results = context.executor.map(blocks, operators, label="evaluation")
         with closing(results), show_stage(stage.name, total, done=done, unit="prompt") as shown:
             for answers in results:
-                part = to_refusals(answers)
-                refused = pa.concat_tables([refused, part])
-                parts.append(to_predictions(answers))
-                refused_parts.append(part)
+                new, new_refused = to_predictions(answers), to_refusals(answers)
+                if len(new):
+                    parts.append(new)
+                if len(new_refused):
+                    refused_parts.append(new_refused)
+                refused = pa.concat_tables([refused, new_refused])
                 shown.update(len(answers))
                 # After all is stored, so that no answer that was paid for is lost.
                 require_answers(answers.filter(pc.field("outcome") != "refused"))

@@ -35,9 +35,7 @@ class TableParts:
         self._next = self._first_free()
 
     def append(self, part: pa.Table) -> None:
-        """Write one part atomically. Of no rows, nothing is written."""
-        if not len(part):
-            return
+        """Write one part atomically."""
         self.artifact.fs.makedirs(self.folder, exist_ok=True)
         write_table(self.artifact.fs, f"{self.folder}/part-{self._next:06d}.parquet", part)
         self._next += 1

@@ -66,15 +66,6 @@ def test_read_sorts_many_answers(storage: str) -> None:
     assert keys(parts.read()) == prompts
 
 
-def test_append_writes_no_part_without_rows(storage: str) -> None:
-    parts = open_parts(storage)
-    parts.append(answers())
-    parts.append(answers(("a", 0)))
-    assert [path.rsplit("/", 1)[-1] for path in parts.artifact.fs.ls(parts.folder, detail=False)] == [
-        "part-000000.parquet"
-    ]
-
-
 def test_read_leaves_out_a_corrupt_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     parts = open_parts(str(tmp_path))
     parts.append(answers(("a", 0)))

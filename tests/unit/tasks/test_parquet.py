@@ -46,7 +46,8 @@ def to_parquet(lines: Path, url: str) -> str:
 
 @pytest.mark.parametrize("storage", ["disk", "memory"], indirect=True)
 def test_read_records_of_parquet_equal_those_of_json_lines(lines: Path, storage: str) -> None:
-    url = to_parquet(lines, f"{storage}-data")  # recognised by its first bytes, not by its name
+    folder = storage.rpartition("/")[0]  # in a path of data, * is a pattern
+    url = to_parquet(lines, f"{folder}/table")  # recognised by its first bytes, not by its name
     from_lines = [record for _, record in read_records(str(lines))]
     rows = list(read_records(url))
     assert [location for location, _ in rows] == [f"row {number}" for number in range(1, 601)]
@@ -107,16 +108,17 @@ def shards(lines: Path, tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("storage", ["disk", "memory"], indirect=True)
 def test_read_records_of_several_files_are_those_of_one(lines: Path, shards: list[Path], storage: str) -> None:
+    folder = storage.rpartition("/")[0]  # in a path of data, * is a pattern
     for path in shards:
-        with fsspec.open(f"{storage}-parts/{path.name}", "wb", auto_mkdir=True) as file:
+        with fsspec.open(f"{folder}/parts/{path.name}", "wb", auto_mkdir=True) as file:
             file.write(path.read_bytes())
-    url = f"{storage}-parts/*.parquet"
+    url = f"{folder}/parts/*.parquet"
     found = list(read_records(url))
     assert [record for _, record in found] == [record for _, record in read_records(str(lines))]
     assert (found[0][0], found[-1][0]) == ("part-0.parquet, row 1", "part-2.parquet, row 200")
     assert data_bytes(url) == sum(path.stat().st_size for path in shards)
     digest = file_digest(url)
-    with fsspec.open(f"{storage}-parts/part-1.parquet", "wb") as file:
+    with fsspec.open(f"{folder}/parts/part-1.parquet", "wb") as file:
         file.write(shards[0].read_bytes())
     assert file_digest(url) != digest
 
