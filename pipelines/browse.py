@@ -26,7 +26,8 @@ prompt length.
 
 The prompts have the chat template of the run's model, so MODEL should be of its kind.
 """
-_PUSH = """Upload the checkpoint of a run and its model card to the Hugging Face hub.
+_PUSH = """Upload the checkpoint of a run and its model card to the Hugging Face hub. If it was trained with
+training.lora, the adapter by itself goes into the folder `adapter` of the repository.
 
 The token is that of `hf auth login`, or HF_TOKEN. The same command continues an interrupted upload.
 """

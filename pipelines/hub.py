@@ -8,10 +8,11 @@ from pathlib import Path
 from pos2distill.errors import UserError
 from pos2distill.literal_paths import download
 from pos2distill.store.artifacts import Artifact
-from pos2distill.training.job import MODEL_FOLDER
+from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER
 from pos2distill.urls import storage_errors
 
 from .results import open_artifact
+from .stages.distill import has_adapter
 
 CARD = "README.md"
 _TOKEN = "set HF_TOKEN, or log in with `hf auth login`"
@@ -19,6 +20,8 @@ _TOKEN = "set HF_TOKEN, or log in with `hf auth login`"
 
 def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     """Upload a run's model as a commit to OWNER/NAME, which is made if it does not exist. Returns its URL.
+
+    Adapters that the checkpoint has by themselves go into the folder `adapter` there, in a commit of their own.
 
     The hub's library knows the token (HF_TOKEN or `hf auth login`) and the hub's address (HF_ENDPOINT). It uploads no
     file twice, so the same call continues after an interruption.
@@ -43,8 +46,13 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
             hub.create_repo(repository, private=private or None, exist_ok=True)
             if private and not hub.repo_info(repository).private:
                 raise UserError(f"{repository}: is public already; make it private on the hub, or choose another name")
-        with _local_folder(artifact) as folder, _hub_errors(hub.endpoint):
-            message = f"Pos2Distill, study of {artifact.fingerprint}"
+        message = f"Pos2Distill, study of {artifact.fingerprint}"
+        if has_adapter(artifact):
+            with _local_folder(artifact, ADAPTER_FOLDER) as folder, _hub_errors(hub.endpoint):
+                hub.upload_folder(
+                    repo_id=repository, folder_path=folder, path_in_repo=ADAPTER_FOLDER, commit_message=message
+                )
+        with _local_folder(artifact, MODEL_FOLDER) as folder, _hub_errors(hub.endpoint):
             commit = hub.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
     except HFValidationError as error:
         raise UserError(f"{repository}: expected OWNER/NAME on the hub ({str(error).rstrip('.')})") from None
@@ -69,12 +77,12 @@ def _hub_errors(endpoint: str) -> Iterator[None]:
 
 
 @contextmanager
-def _local_folder(artifact: Artifact) -> Iterator[Path]:
-    """The model's folder on this machine; of another storage a copy that lasts as long as the context."""
+def _local_folder(artifact: Artifact, name: str) -> Iterator[Path]:
+    """A folder of the artifact on this machine; of another storage a copy that lasts as long as the context."""
     if artifact.is_local:
-        yield Path(artifact.path) / MODEL_FOLDER
+        yield Path(artifact.path) / name
         return
     with tempfile.TemporaryDirectory(prefix="pos2distill-") as temporary:
         with storage_errors(artifact.url, "RUN"):
-            download(artifact.fs, f"{artifact.path}/{MODEL_FOLDER}", Path(temporary))
+            download(artifact.fs, f"{artifact.path}/{name}", Path(temporary))
         yield Path(temporary)

@@ -31,7 +31,7 @@ from .folders import read_index, write_folder
 from .plan import Plan, TaskPlan
 from .provenance import Provenance, package_versions, read_provenance
 from .stages.analyse import ANALYSIS, read_analysis
-from .stages.distill import read_steps
+from .stages.distill import has_adapter, read_steps
 from .stages.evaluate import PREDICTIONS, eval_specs
 from .stages.measured import with_measured
 from .stages.prepare import EVALUATION, read_locations
@@ -174,6 +174,7 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
             "distilled": f"distilled-scores-{plan.evaluate_distilled.fingerprint}",
         },
         analyses=read_analyses(plan),
+        has_adapter=has_adapter(plan.distill.artifact),
     )
 
 

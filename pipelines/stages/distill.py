@@ -14,7 +14,7 @@ from pos2distill.errors import Stopped, UserError
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import STATE_FOLDER, STEPS_FOLDER, TrainingJob
+from pos2distill.training.job import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER, TrainingJob
 
 from ..executors.protocol import Tracker
 from ..interrupt import interruptible
@@ -88,7 +88,7 @@ def plan(
 
 
 def run(stage: Stage, context: RunContext) -> Manifest:
-    """Train, and write `model/` (Hugging Face format) and `steps/` (one line for each step).
+    """Train, and write `model/` (Hugging Face format), `adapter/` (of LoRA) and `steps/` (one line for each step).
 
     Samples that the store lacks are made at the same time and trained on as they arrive; then they are published here.
     An interrupted run continues from its last checkpoint.
@@ -194,6 +194,11 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
         samples=samples.artifact,
         checkpoint=stage.artifact,
     )
+
+
+def has_adapter(checkpoint: Artifact) -> bool:
+    """Whether a checkpoint has its adapters by themselves too; those of earlier versions do not."""
+    return bool(checkpoint.fs.exists(f"{checkpoint.path}/{ADAPTER_FOLDER}/adapter_config.json"))
 
 
 def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:

@@ -53,6 +53,7 @@ class ReportInputs:
     artifacts: the folders of both models' answers, `base` and `distilled`.
     base_model: the initial model's name on the hub; None of a folder. licence: the initial model's, as its card
     names it; None if it names none.
+    has_adapter: whether the checkpoint has its adapters by themselves too.
     """
 
     run: RunDescription
@@ -69,6 +70,7 @@ class ReportInputs:
     licence: str | None
     artifacts: Mapping[str, str]
     analyses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    has_adapter: bool = False
 
 
 def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison:

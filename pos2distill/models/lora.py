@@ -3,18 +3,26 @@
 Shapes: R rank, I and O a layer's inputs and outputs.
 """
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
+from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pos2distill.config import LoraSection, ModelSection
 from pos2distill.errors import UserError, did_you_mean
+from pos2distill.models.files import is_hub_name
 from pos2distill.models.load import empty_model
+
+_ADAPTER = "default"  # the name of the adapter inside a model
 
 
 def add_adapters(lm: PreTrainedModel, lora: LoraSection, *, seed: int) -> None:
@@ -27,11 +35,13 @@ def add_adapters(lm: PreTrainedModel, lora: LoraSection, *, seed: int) -> None:
     Raises:
         UserError: naming the first target that is not a linear layer of the model.
     """
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=_targets(lm, lora))
+    config = LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=_targets(lm, lora), task_type=TaskType.CAUSAL_LM
+    )
     # The global generator is restored afterwards, so that adapters do not change later random numbers.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, lm)
+        inject_adapter_in_model(config, lm, _ADAPTER)
 
 
 def check_targets(model: ModelSection, lora: LoraSection) -> None:
@@ -74,6 +84,31 @@ def merge(weights: Mapping[str, Tensor], lora: LoraSection) -> dict[str, Tensor]
         change_OI = lora.alpha / lora.rank * (up_OR.float() @ down_RI.float())
         merged[f"{layer}.weight"] = (weight_OI.float() + change_OI).to(weight_OI.dtype)
     return merged
+
+
+def save_adapter(lm: PreTrainedModel, weights: Mapping[str, Tensor], model: ModelSection, folder: Path) -> None:
+    """Write the adapters by themselves in peft's format, which peft and vLLM load for the model without them.
+
+    Args:
+        lm: with adapters; its own tensors are not read.
+        weights: of the adapters, by their names in `lm`.
+        model: that `lm` was before the adapters. A path of this machine is not written: the folder may be published.
+        folder: made if it does not exist.
+    """
+    named: dict[str, Tensor] = get_peft_model_state_dict(
+        lm, state_dict=dict(weights), adapter_name=_ADAPTER, save_embedding_layers=False
+    )
+    # peft 0.21 reads the names that its own wrapper of a model has.
+    tensors = {f"base_model.model.{name}": weight.detach().cpu().contiguous() for name, weight in named.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+    adapters: Any = lm.peft_config
+    config: LoraConfig = copy.copy(adapters[_ADAPTER])
+    config.inference_mode = True
+    config.target_modules = sorted(config.target_modules or ())  # a set, whose order is another in each process
+    if is_hub_name(model.path):
+        config.base_model_name_or_path, config.revision = model.path, model.revision
+    config.save_pretrained(str(folder))
 
 
 def _targets(lm: PreTrainedModel, lora: LoraSection) -> list[str]:

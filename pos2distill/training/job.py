@@ -8,6 +8,8 @@ from pos2distill.store.artifacts import Artifact
 
 # In a checkpoint: the model in Hugging Face format, what each step did, and the training state while training runs.
 MODEL_FOLDER, STEPS_FOLDER, STATE_FOLDER = "model", "steps", "training"
+# With `training.lora` also the adapters by themselves, in peft's format.
+ADAPTER_FOLDER = "adapter"
 
 
 @dataclass(frozen=True, slots=True)

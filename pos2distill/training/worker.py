@@ -2,6 +2,8 @@
 
 import contextlib
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,10 +15,11 @@ from pos2distill.models.files import copy_generation_config
 from pos2distill.models.load import context_length, load_tokenizer
 from pos2distill.records import sample_ids
 from pos2distill.scratch import user_folder
+from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.checkpointer import Checkpointer
-from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, TrainingJob
+from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER, TrainingJob
 from pos2distill.training.loader import BatchLoader, TrainingProgress
 from pos2distill.training.loop import Trainer
 from pos2distill.training.rows import RowBuilder
@@ -103,18 +106,28 @@ def _resume(
 
 
 def _save_model(job: TrainingJob, strategy: Strategy, scratch: Path, *, write: bool) -> None:
-    """Save weights and tokenizer. Every rank takes part, one writes."""
-    artifact = job.checkpoint
-    # A local artifact gets the model directly, without a second copy of many gigabytes.
+    """Save weights and tokenizer, and adapters by themselves too. Every rank takes part, one writes."""
+    # The adapters of a later round fit the checkpoint of the round before, and not the study's model.
+    if job.study.training.lora and job.initial == job.study.model:
+        with _artifact_folder(job.checkpoint, ADAPTER_FOLDER, scratch, write=write) as folder:
+            strategy.save_adapter(folder)
+    with _artifact_folder(job.checkpoint, MODEL_FOLDER, scratch, write=write) as folder:
+        # On every rank: under ZeRO-3, gathering the weights is a collective.
+        strategy.save(folder)
+        if write:
+            load_tokenizer(job.study.model).save_pretrained(folder)
+            copy_generation_config(job.study.model, folder)
+
+
+@contextmanager
+def _artifact_folder(artifact: Artifact, name: str, scratch: Path, *, write: bool) -> Iterator[Path]:
+    """A folder for what becomes a folder of the artifact when the context ends."""
+    # A local artifact gets the files directly, without a second copy of many gigabytes.
     parent = Path(artifact.path) if artifact.is_local else scratch
-    folder = parent / MODEL_FOLDER
+    folder = parent / name
     if write:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while it saved
-    # On every rank: under ZeRO-3, gathering the weights is a collective.
-    strategy.save(folder)
-    if write:
-        load_tokenizer(job.study.model).save_pretrained(folder)
-        copy_generation_config(job.study.model, folder)
-        if not artifact.is_local:
-            artifact.upload(folder, MODEL_FOLDER)
-            shutil.rmtree(folder)
+    yield folder
+    if write and not artifact.is_local:
+        artifact.upload(folder, name)
+        shutil.rmtree(folder)

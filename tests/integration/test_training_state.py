@@ -98,6 +98,8 @@ def begin(strategy: Any, batches: Any, folder: Path, rank: int, world: int) -> d
     torch.distributed.barrier()
     uninterrupted = steps(strategy, batches[BEFORE:], rank, world, within=folder / "within")
     strategy.load_state(folder / "state")
+    if strategy.study.training.lora:
+        strategy.save_adapter(folder / "adapter")
     strategy.save(folder / "model")
     return {"uninterrupted": uninterrupted, "again": steps(strategy, batches[BEFORE : BEFORE + AGAIN], rank, world)}
 
@@ -191,6 +193,10 @@ def test_load_state_of_adapters_at_another_number_of_ranks_and_in_one_process(
     assert resumed == pytest.approx(losses["uninterrupted"], rel=1e-3)
     alone = build_strategy(recipe.study, TrainersSection(strategy="torch", gradient_checkpointing=False), CPU)
     alone.load_state(folder / "state")
+    alone.save_adapter(tmp_path / "adapter")
+    # Both read the same state, so that the adapters of two ranks must be these bit for bit.
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (folder / "adapter" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
     alone.save(tmp_path)
     exports = [load_file(each / "model.safetensors") for each in (tmp_path, folder / "model-3")]
     assert (

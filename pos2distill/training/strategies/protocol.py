@@ -34,6 +34,9 @@ class Strategy(Protocol):
     def save(self, folder: Path) -> None:
         """Write the weights of a plain model in Hugging Face format. Called on every rank; rank 0 writes."""
 
+    def save_adapter(self, folder: Path) -> None:
+        """Write the adapters of a student that has some, in fp32, in peft's format. As `save`, and before it."""
+
     def save_state(self, folder: Path) -> None:
         """Write trained weights and optimizer state. Called on every rank; each writes its own files."""
 

@@ -87,6 +87,12 @@ class TorchStrategy:
         weights = plain_weights(lm.state_dict(), self.study)
         lm.to(torch_dtype(self.study.model.dtype)).save_pretrained(folder, state_dict=weights)
 
+    def save_adapter(self, folder: Path) -> None:
+        # Imported here: only students with adapters need peft.
+        from pos2distill.models.lora import save_adapter
+
+        save_adapter(self.student.lm, trainable(self.student.lm), self.study.model, folder)
+
     def save_state(self, folder: Path) -> None:
         parameters = trainable(self.student.lm)
         # A run that is stopped before its first step has no moments yet.

@@ -91,6 +91,20 @@ class Zero3Strategy:
         self.student.lm.config.dtype = torch_dtype(self.study.model.dtype)
         self.student.lm.save_pretrained(folder, state_dict=plain_weights(own, self.study))
 
+    def save_adapter(self, folder: Path) -> None:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        from pos2distill.models.lora import save_adapter
+
+        weights = {}
+        for name, parameter in self._parameters().items():
+            # A collective; copied to the CPU, so that the GPU holds one full tensor at a time.
+            weight = safe_get_full_fp32_param(parameter)
+            if self.rank == 0:
+                weights[name] = weight.cpu()
+        if self.rank == 0:
+            save_adapter(self.student.lm, weights, self.study.model, folder)
+
     def save_state(self, folder: Path) -> None:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 

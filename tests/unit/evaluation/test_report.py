@@ -290,6 +290,17 @@ def test_render_model_card_shows_no_paths_and_urls(inputs: ReportInputs, folder:
     assert folder not in card
 
 
+def test_render_model_card_describes_the_adapter(inputs: ReportInputs) -> None:
+    settings = {**inputs.run.settings, "training": {"lora": {"rank": 24}}}
+    with_adapter = replace(with_run(inputs, settings=settings), has_adapter=True)
+    card = render_model_card(with_adapter)
+    assert "as a LoRA adapter of rank 24 in peft's format. On the base model it computes what this model does" in card
+    assert "adapter" not in render_model_card(inputs)
+    scaled = {**settings, "model": {**settings["model"], "rope_scales": [1.2]}}
+    card = render_model_card(with_run(with_adapter, settings=scaled))
+    assert "On the base model with the scales above it computes" in card
+
+
 def test_render_model_card_shows_a_description_as_text(inputs: ReportInputs) -> None:
     card = render_model_card(with_run(inputs, description="R1 <script>alert(1)</script> & more"))
     assert "\n\nR1 &lt;script>alert(1)&lt;/script> & more\n\n" in card

@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
 
-from pos2distill.config import LoraSection, Recipe, Study, TrainersSection
+from pos2distill.config import LoraSection, ModelSection, Recipe, Study, TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
-from pos2distill.models.lora import add_adapters, merge
+from pos2distill.models.lora import add_adapters, merge, save_adapter
 from pos2distill.models.packing import ResponseBatch, collate, pack_rows
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import TrainingProgress
@@ -262,3 +263,68 @@ def test_merge_equals_peft(make_study: Callable[..., Study]) -> None:
         if hasattr(module, "get_delta_weight"):
             expected = module.get_base_layer().weight + module.get_delta_weight("default")
             torch.testing.assert_close(merged[f"{name}.weight"], expected, rtol=1e-5, atol=1e-5)
+
+
+# --- the adapters by themselves
+
+
+@pytest.mark.parametrize("targets", ["all", ("q_proj", "down_proj")])
+def test_save_adapter_is_read_by_peft_and_computes_what_the_merged_model_does(
+    make_study: Callable[..., Study], tmp_path: Path, targets: str | tuple[str, ...]
+) -> None:
+    study = make_study(method={"name": "seqkd"}, training={"lora": {"rank": 3, "alpha": 7, "targets": targets}})
+    strategy = moved_strategy(study)
+    strategy.save_adapter(tmp_path / "adapter")
+    strategy.save(tmp_path / "model")
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    input_ids = torch.from_numpy(np.random.default_rng(0).integers(5, 250, (2, 12)))
+
+    def logits(lm: Any) -> Tensor:
+        with torch.no_grad():
+            result: Tensor = lm.eval()(input_ids=input_ids).logits
+        return result
+
+    merged = logits(AutoModelForCausalLM.from_pretrained(tmp_path / "model"))
+    base = AutoModelForCausalLM.from_pretrained(study.model.path)
+    plain = logits(base)
+    adapted = logits(PeftModel.from_pretrained(base, str(tmp_path / "adapter")))
+    assert (adapted - merged).abs().max() < 1e-5 * merged.abs().max()
+    assert (plain - merged).abs().max() > 0.1
+
+
+def test_save_adapter_of_a_bfloat16_model_holds_the_trained_values_in_fp32(
+    make_study: Callable[..., Study], tmp_path: Path
+) -> None:
+    strategy = moved_strategy(make_study("bfloat16", "bfloat16", method={"name": "seqkd"}))
+    strategy.save_adapter(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    trained = trainable(strategy.student.lm)
+    assert len(saved) == len(trained)
+    for name, value in trained.items():
+        assert torch.equal(saved[f"base_model.model.{name.replace('.default', '')}"], value)
+        assert value.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (ModelSection(path="owner/name", revision="abc"), ("owner/name", "abc")),
+        (ModelSection(path="/home/me/models/name"), (None, None)),
+        (ModelSection(path="s3://mine/name"), (None, None)),
+    ],
+    ids=lambda value: getattr(value, "path", ""),
+)
+def test_save_adapter_names_a_model_of_the_hub_and_no_path(
+    make_study: Callable[..., Study], tmp_path: Path, model: ModelSection, expected: tuple[str | None, str | None]
+) -> None:
+    lm = load_model(make_study().model)
+    lora = LoraSection(rank=2, alpha=6)
+    add_adapters(lm, lora, seed=0)
+    save_adapter(lm, trainable(lm), model, tmp_path)
+    config = PeftConfig.from_pretrained(str(tmp_path))
+    assert (config.base_model_name_or_path, config.revision) == expected
+    assert (config.r, config.lora_alpha, config.task_type, config.inference_mode) == (2, 6, "CAUSAL_LM", True)
+    assert "/home/me" not in (tmp_path / "adapter_config.json").read_text()

@@ -725,6 +725,27 @@ def test_push_uploads_from_another_storage(
     assert hub.files["me/a-model"] == {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def test_push_uploads_the_adapter_that_lora_trained_too(
+    make_recipe: Callable[..., Recipe], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(training={"lora": {"rank": 2}}, runtime={"executor": "local"})
+    run_study(recipe)
+    checkpoint = make_plan(recipe).distill.artifact
+    url = f"memory://runs/{tmp_path.name}/checkpoint-{checkpoint.fingerprint}"
+    fs, path = fsspec.url_to_fs(url)
+    fs.put(f"{checkpoint.path}/", f"{path}/", recursive=True)
+    model, adapter = (Path(checkpoint.path) / name for name in ("model", "adapter"))
+    expected = {file.name: file.read_bytes() for file in model.iterdir()}
+    expected |= {f"adapter/{file.name}": file.read_bytes() for file in adapter.iterdir()}
+    assert {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"} < expected.keys()
+    with hub_server() as hub:
+        use_hub(monkeypatch, hub.address, tmp_path / "cache")
+        command("push", recipe.storage, "me/a-model")
+        command("push", url, "me/from-a-url")
+    assert hub.files == {"me/a-model": expected, "me/from-a-url": expected}
+    assert "in the folder `adapter`, as a LoRA adapter of rank 2" in expected["README.md"].decode()
+
+
 def test_push_refuses(recipe: Recipe, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("push", str(tmp_path), "me/a-model", code=2) == [
         f"error: {tmp_path}: is neither the storage of a run nor one of its artifacts"

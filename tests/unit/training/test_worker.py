@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from pos2distill.training.worker import _empty_scratch
+from pos2distill.config import ModelSection
+from pos2distill.store.artifacts import Artifact
+from pos2distill.training import worker
+from pos2distill.training.worker import _empty_scratch, _save_model
 
 
 def test_empty_scratch_removes_what_dead_workers_left_and_only_of_this_run(
@@ -24,3 +27,66 @@ def test_empty_scratch_removes_what_dead_workers_left_and_only_of_this_run(
     assert (scratch / "rank-5").exists()  # one worker of a node removes it
     assert not list(_empty_scratch(mine, first).iterdir())
     assert (kept / "rank-0").exists()
+
+
+BASE = ModelSection(path="base")
+
+
+class FakeStrategy:
+    """Records the order of its calls and writes a file for each."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def save(self, folder: Path) -> None:
+        self._write("save", folder)
+
+    def save_adapter(self, folder: Path) -> None:
+        self._write("save_adapter", folder)
+
+    def _write(self, call: str, folder: Path) -> None:
+        self.calls.append(call)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "new").write_text(call)
+
+
+@pytest.fixture
+def save_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`save_model(storage, lora=…, initial=…)`: the strategy's calls, and the files of the checkpoint."""
+    tokenizer = SimpleNamespace(save_pretrained=lambda folder: (folder / "tokenizer").write_text(""))
+    monkeypatch.setattr(worker, "load_tokenizer", lambda _: tokenizer)
+    monkeypatch.setattr(worker, "copy_generation_config", lambda *_: None)
+
+    def save(storage: str, *, lora: Any, initial: ModelSection = BASE) -> tuple[list[str], set[str]]:
+        scratch = tmp_path / "scratch"
+        study = SimpleNamespace(model=BASE, training=SimpleNamespace(lora=lora))
+        artifact = Artifact(storage, "checkpoint", "f")
+        killed = Path(artifact.path if artifact.is_local else scratch)
+        for folder in ("model", "adapter"):  # of a run that was killed while it saved
+            (killed / folder).mkdir(parents=True)
+            (killed / folder / "old").write_text("")
+        strategy: Any = FakeStrategy()
+        job: Any = SimpleNamespace(study=study, initial=initial, checkpoint=artifact)
+        _save_model(job, strategy, scratch, write=True)
+        found = artifact.fs.find(artifact.path)
+        return strategy.calls, {path.removeprefix(f"{artifact.path}/") for path in found}
+
+    return save
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_save_model_writes_adapters_by_themselves_too(save_model: Any, tmp_path: Path, scheme: str) -> None:
+    calls, files = save_model(f"{scheme}{tmp_path}/storage", lora=object())
+    assert calls == ["save_adapter", "save"]  # `save` may round the weights
+    assert files == {"adapter/new", "model/new", "model/tokenizer"}
+
+
+@pytest.mark.parametrize(
+    ("lora", "initial"), [(None, BASE), (object(), ModelSection(path="storage/checkpoint-a/model"))]
+)
+def test_save_model_writes_no_adapter_that_would_not_fit_the_studys_model(
+    save_model: Any, tmp_path: Path, lora: Any, initial: ModelSection
+) -> None:
+    calls, files = save_model(f"memory://{tmp_path}/storage", lora=lora, initial=initial)
+    assert calls == ["save"]
+    assert files == {"model/new", "model/tokenizer"}
