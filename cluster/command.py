@@ -24,6 +24,8 @@ def run_cluster(
     source: str,
     words: Sequence[str],
     *,
+    command: str = "study",
+    flags: Sequence[str] = (),
     out: str | None = None,
     crds: str | None = None,
     server: bool = False,
@@ -34,6 +36,7 @@ def run_cluster(
         action: render, validate, submit, status, logs or delete.
         source: a cluster spec; for validate, also a file of manifests.
         words: a recipe, its overrides, and `spec.section.field=value` for the spec.
+        command: of `run.py`, that the job runs. flags: its options, `--name=value`.
         out: for render, a folder in which NAME.yaml is written; None: print the manifests.
         crds: for validate, a file or folder with KubeRay's CRDs.
         server: for validate, also ask the cluster that kubectl is configured for, which applies nothing.
@@ -50,7 +53,7 @@ def run_cluster(
         raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
 
     # Every other action checks its manifests first, so that nothing invalid is printed, written or applied.
-    manifests, warnings = _load_manifests(action, source, words)
+    manifests, warnings = _load_manifests(action, source, words, command, flags)
     findings = _check(source, manifests, warnings, crds=crds, server=server)
     is_refused = any(finding.is_refused for finding in findings)
     exit_code = ExitCode.USER_ERROR if is_refused else ExitCode.SUCCESS
@@ -120,7 +123,9 @@ def _write(manifests: Sequence[KubeManifest], out: str | None) -> None:
     print(path)
 
 
-def _load_manifests(action: str, source: str, words: Sequence[str]) -> tuple[list[KubeManifest], list[str]]:
+def _load_manifests(
+    action: str, source: str, words: Sequence[str], command: str, flags: Sequence[str]
+) -> tuple[list[KubeManifest], list[str]]:
     """The manifests in a file (validate only), or those that a spec and its recipe are rendered to, with warnings."""
     if action == "validate" and os.path.isfile(source):  # Path raises an error for a name that is too long
         manifests = load_manifests(Path(source))
@@ -130,7 +135,8 @@ def _load_manifests(action: str, source: str, words: Sequence[str]) -> tuple[lis
             return manifests, []
     recipe, overrides = _split_words(words)
     spec = _load_spec(source, words)
-    return render(spec, recipe, overrides), spec_warnings(spec, recipe, overrides)
+    manifests = render(spec, recipe, overrides, command=command, flags=flags)
+    return manifests, spec_warnings(spec, recipe, overrides, command=command)
 
 
 def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:

@@ -26,12 +26,20 @@ _RESOURCES = ("gpus", "cpus")
 _CHECKOUT = Path(__file__).parent.parent
 
 
-def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str] = ()) -> str:
-    """The shell command of the job: `run.py study` in the image, with storage that all pods can reach.
+def make_entrypoint(
+    spec: ClusterSpec,
+    recipe_name: str,
+    overrides: Sequence[str] = (),
+    *,
+    command: str = "study",
+    flags: Sequence[str] = (),
+) -> str:
+    """The shell command of the job: `run.py COMMAND` in the image, with storage that all pods can reach.
 
     Args:
         recipe_name: a recipe of the project; the image contains no others.
         overrides: `section.field=value`, applied to the recipe.
+        flags: options of the command, `--name=value`.
     Raises:
         UserError: for a recipe, setting, file or pool size that cannot work on this cluster.
     """
@@ -41,6 +49,8 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     for override in overrides:
         if looks_secret(override):
             raise UserError("command line: an override contains what looks like a secret; use pods.secrets instead")
+    if any(looks_secret(flag) for flag in flags):
+        raise UserError("command line: an option contains what looks like a secret; use pods.secrets instead")
     recipe = load_recipe(recipe_name, overrides)
     for name in recipe.study.evaluation.also_evaluate:
         if name not in recipe_names():
@@ -48,13 +58,23 @@ def make_entrypoint(spec: ClusterSpec, recipe_name: str, overrides: Sequence[str
     sets_storage = overridden_storage(overrides) is not None
     for field, path in _paths(recipe, with_storage=sets_storage).items():
         _check_path(spec, recipe, field, path, overrides)
+    for flag in flags:
+        option, _, value = flag.partition("=")
+        if option == "--baseline":
+            _check_path(spec, recipe, option, value, flags)
     _check_hub(spec, recipe)
-    _check_pools(spec, recipe)
-    words = ["python", "run.py", "study", recipe_name, *overrides]
+    _check_pools(spec, recipe, trained=trains(command))
+    words = ["python", "run.py", command, recipe_name, *overrides]
     if not sets_storage:
         words.append(f"runtime.storage={spec.storage.url.rstrip('/')}/{recipe.name}")
+    words += flags
     # The driver does not start in the image's working directory. `cd` would change that of the submitter's shell only.
     return shlex.join(["env", f"--chdir={spec.pods.project}", f"{JOB_DASHBOARD_VARIABLE}={_DASHBOARD}", *words])
+
+
+def trains(command: str) -> bool:
+    """Whether a command of `run.py` trains, so that its pool of trainers must fit."""
+    return command in ("study", "distill")
 
 
 def overridden_storage(overrides: Sequence[str]) -> str | None:
@@ -66,7 +86,7 @@ def overridden_storage(overrides: Sequence[str]) -> str | None:
 def storage_of_entrypoint(entrypoint: str) -> str | None:
     """The storage that a job's shell command sets; None if it sets none, or is no command that can be split."""
     try:
-        words = shlex.split(entrypoint)
+        words = [word for word in shlex.split(entrypoint) if not word.startswith("--")]
         overrides = list(itertools.takewhile(lambda word: "=" in word, reversed(words)))
         return overridden_storage(overrides[::-1])
     except (ValueError, UserError):  # a quote that is not closed, a value that is no YAML
@@ -129,13 +149,18 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
     raise UserError(f"{recipe.name}: {field}: {path} does not exist in the pods; {', '.join(remedies)}")
 
 
-def _check_pools(spec: ClusterSpec, recipe: Recipe) -> None:
-    """Refuse pools that would wait forever, because their actors do not fit on one node or on all nodes together."""
+def _check_pools(spec: ClusterSpec, recipe: Recipe, *, trained: bool) -> None:
+    """Refuse pools that would wait forever, because their actors do not fit on one node or on all nodes together.
+
+    Args:
+        trained: whether the job's command trains.
+    """
     runtime = recipe.runtime
     sampling = list(spec.sampling_groups.values())
     _check_pool(recipe, "samplers", "max", "sampling", sampling)
     _check_pool(recipe, "teachers", "max", "sampling", sampling)
-    _check_pool(recipe, "trainers", "workers", "training", [spec.training])
+    if trained:
+        _check_pool(recipe, "trainers", "workers", "training", [spec.training])
     for resource in _RESOURCES:
         needed = sum(pool.max * _exact(getattr(pool, resource)) for pool in (runtime.samplers, runtime.teachers))
         available = sum(group.max * _exact(getattr(group.node, resource)) for group in sampling)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pos2distill.errors import ExitCode, UserError, status_name
-from pos2distill.placement import DEADLINE_PASSED, JOB_DEADLINE_VARIABLE, NOT_RETRIED
+from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED
 
 from .entrypoint import storage_of_entrypoint
 from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
@@ -314,6 +314,8 @@ def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
         print(f"{spec.name} was stopped{why}; run the same command to resume from its storage")
     elif exit_code == ExitCode.SUCCESS:
         print(f"{spec.name} succeeded")
+    elif job_status.get("jobStatus") == "STOPPED":
+        print(f"{spec.name} has ended, and its gate failed, as the end of its log says")
     else:
         causes = [str(job_status[field]) for field in ("reason", "message") if job_status.get(field)]
         print(f"{spec.name} failed: {_one_line(': '.join(causes))}")
@@ -328,8 +330,11 @@ def _exit_code(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode | None:
     if stage == "ValidationFailed":
         return ExitCode.USER_ERROR
     if job_status == "STOPPED":
-        # A job that stopped itself, so that it is not tried again, has ended with a user error.
-        return ExitCode.USER_ERROR if NOT_RETRIED in _log_tail(spec) else ExitCode.STOPPED
+        # A job stops itself, so that it is not tried again, after a user error and where its gate failed.
+        tail = _log_tail(spec)
+        if GATE_FAILED in tail:
+            return ExitCode.FAILED
+        return ExitCode.USER_ERROR if NOT_RETRIED in tail else ExitCode.STOPPED
     return ExitCode.SUCCESS if stage == "Complete" and job_status == "SUCCEEDED" else ExitCode.FAILED
 
 

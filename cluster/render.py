@@ -12,7 +12,7 @@ import yaml
 from pos2distill.config.load import load_recipe
 from pos2distill.placement import POOLS_LABEL, SAMPLING, TRAINING, Pool
 
-from .entrypoint import make_entrypoint, overridden_storage
+from .entrypoint import make_entrypoint, overridden_storage, trains
 from .names import ELASTIC_ANNOTATION, GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL
 from .network import EgressRule
 from .nodes import NodeSection, quantity_bytes
@@ -28,12 +28,20 @@ SUBMITTER_RETRIES = 6
 _HEAD_LABELS = {NODE_TYPE_LABEL: "head"}
 
 
-def render(spec: ClusterSpec, recipe: str | None = None, overrides: Sequence[str] = ()) -> list[KubeManifest]:
+def render(
+    spec: ClusterSpec,
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    command: str = "study",
+    flags: Sequence[str] = (),
+) -> list[KubeManifest]:
     """All objects of a cluster, in the order in which they must be applied.
 
     Args:
         recipe: the study that the job runs; None for a cluster without a job.
         overrides: `section.field=value`, applied to the recipe.
+        command: of `run.py`, that the job runs. flags: its options, `--name=value`.
     Raises:
         UserError: if the recipe cannot run on this cluster.
     """
@@ -41,9 +49,9 @@ def render(spec: ClusterSpec, recipe: str | None = None, overrides: Sequence[str
     if recipe is None:
         manifests.append(ray_cluster(spec, node_disks(spec)))
     else:
-        entrypoint = make_entrypoint(spec, recipe, overrides)
+        entrypoint = make_entrypoint(spec, recipe, overrides, command=command, flags=flags)
         loaded = load_recipe(recipe, overrides)
-        check_gpu_memory(spec, loaded)
+        check_gpu_memory(spec, loaded, trained=trains(command))
         disks = node_disks(spec, loaded, overridden_storage(overrides))
         manifests.append(ray_job(spec, entrypoint, disks))
     return manifests

@@ -91,14 +91,17 @@ def node_disks(spec: ClusterSpec, recipe: Recipe | None = None, storage: str | N
     return disks
 
 
-def check_gpu_memory(spec: ClusterSpec, recipe: Recipe) -> None:
+def check_gpu_memory(spec: ClusterSpec, recipe: Recipe, *, trained: bool) -> None:
     """Refuse what does not fit the GPUs of the machines, where these are known.
 
+    Args:
+        trained: whether the job's command trains.
     Raises:
         UserError: naming how many workers, or GPUs of an engine, suffice.
     """
     for _, cell in sweep_cells(recipe):
-        _check_trainers(spec, cell)
+        if trained:
+            _check_trainers(spec, cell)
         _check_samplers(spec, cell)
 
 

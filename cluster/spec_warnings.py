@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells
 
-from .entrypoint import overridden_storage
+from .entrypoint import overridden_storage, trains
 from .names import ENDPOINTS
 from .nodes import quantity_bytes
 from .pods import RAY_SHUTDOWN_S
@@ -29,8 +29,10 @@ _CREDENTIALS = {
 }
 
 
-def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: Sequence[str] = ()) -> list[str]:
-    """One line for each risk, which begins with the field. The spec and recipe are those that `render` accepts."""
+def spec_warnings(
+    spec: ClusterSpec, recipe_name: str | None = None, overrides: Sequence[str] = (), *, command: str = "study"
+) -> list[str]:
+    """One line for each risk, which begins with the field. The arguments are those that `render` accepts."""
     recipe = load_recipe(recipe_name, overrides) if recipe_name else None
     storage = overridden_storage(overrides) or spec.storage.url
     disks = node_disks(spec, recipe, storage)
@@ -39,10 +41,10 @@ def spec_warnings(spec: ClusterSpec, recipe_name: str | None = None, overrides: 
     if recipe is not None:
         warnings += [
             *_unused_gpus(spec, recipe),
-            *_short_grace(spec, disks),
-            *tight_memory(spec, recipe),
             *_small_scratch(spec, recipe),
         ]
+    if recipe is not None and trains(command):
+        warnings += [*_short_grace(spec, disks), *tight_memory(spec, recipe)]
     return warnings
 
 

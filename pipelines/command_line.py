@@ -2,7 +2,7 @@
 
 COMMAND RECIPE [section.field=value ...] [--dry-run [--full]]
 submit [COMMAND] RECIPE [section.field=value ...] --address URL
-cluster ACTION SPEC [RECIPE] [section.field=value ...] [spec.section.field=value ...]
+cluster ACTION SPEC [[COMMAND] RECIPE] [section.field=value ...] [spec.section.field=value ...]
 """
 
 import argparse
@@ -32,12 +32,11 @@ from pos2distill.errors import (
     Terminated,
     TransientError,
     UserError,
-    did_you_mean,
     one_line,
 )
 from pos2distill.faults import describe as describe_fault
 from pos2distill.faults import may_pass
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE
+from pos2distill.placement import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
 from pos2distill.secrets import mask_secrets
 from pos2distill.startup import is_interrupt, silent_interrupts
 
@@ -45,19 +44,12 @@ from .argument_parser import OneLineParser, refuse_unknown
 from .browse import BROWSING, add_browsing, run_browsing
 from .gate_options import add_gate, gate_arguments, gate_flags
 from .help_texts import CLUSTER, CLUSTER_EXAMPLES, SUBMIT, examples
+from .job_command import COMMANDS, WORDS_HELP, job_flags, split_command
 from .model_options import add_model_options, load_evaluated_recipe
-
-COMMANDS = {
-    "study": "the whole chain: evaluate, sample, distil, evaluate again, report; finished stages are skipped",
-    "evaluate": "accuracy at every slot: of a recipe's base model and checkpoint if there is one, or of any --model",
-    "analyse": "why answers differ by position: KL by token, recovery, attention, failed steps; models as of evaluate",
-    "sample": "advantaged responses into the sample store, with the teacher's hidden states",
-    "distill": "train on the stored samples; with runtime.mode=streamed, sample what is missing at the same time",
-    "report": "the HTML page and summary.json, from finished results",
-}
 
 # Actions of `cluster` that take these options: the output of others is a manifest or a log.
 _CLUSTER_OUTPUT = {"json": ("submit", "status", "validate"), "quiet": ("submit", "validate", "delete")}
+_RENDERING = ("render", "validate", "submit")  # the actions of `cluster` that take a job's command
 # How long an attempt of a job on a cluster waits before it ends with an error that may pass.
 _OUTAGE_S = 900.0
 
@@ -81,6 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     except GateError as error:
         print(f"gate: {error}", file=sys.stderr)
+        _stop_retries(GATE_FAILED)
         return 1
     except UserError as error:
         exit_code = _report_error(str(error))
@@ -126,12 +119,12 @@ def _prepare_retries(error: UserError) -> None:
         _stop_retries()
 
 
-def _stop_retries() -> None:
-    """On a cluster whose operator repeats failed jobs, stop the job, since it would fail with the same error."""
+def _stop_retries(why: str = NOT_RETRIED) -> None:
+    """On a cluster whose operator repeats failed jobs, stop the job, since it would fail in the same way."""
     if os.environ.get(JOB_DASHBOARD_VARIABLE):
         from .jobs.own_job import stop_own_job
 
-        stop_own_job()
+        stop_own_job(why)
 
 
 def _wait_out() -> None:
@@ -269,12 +262,7 @@ def _add_output(command: argparse.ArgumentParser) -> None:
 def _add_submit(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
     text = "run a command as a job on a running Ray cluster; follow its log to its end and exit code"
     command = _add_command(commands, "submit", text, SUBMIT)
-    command.add_argument(
-        "words",
-        nargs="+",
-        metavar="[COMMAND] RECIPE or setting",
-        help=f"{', '.join(COMMANDS)} (study if left out); a recipe; section.field=value",
-    )
+    command.add_argument("words", nargs="+", metavar="[COMMAND] RECIPE or setting", help=WORDS_HELP)
     command.add_argument(
         "--address", required=True, metavar="URL", help="of the cluster's dashboard, for example http://127.0.0.1:8265"
     )
@@ -294,8 +282,8 @@ def _add_cluster(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
         "words",
         nargs="*",
         default=[],
-        metavar="RECIPE or setting",
-        help="section.field=value, spec.section.field=value",
+        metavar="[COMMAND] RECIPE or setting",
+        help=f"{WORDS_HELP}, spec.section.field=value",
     )
     command.add_argument("--out", metavar="FOLDER", help="render: write FOLDER/NAME.yaml instead of printing")
     command.add_argument("--crds", metavar="PATH", help="file or folder with KubeRay's CRDs, to check the schema too")
@@ -303,20 +291,12 @@ def _add_cluster(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
         "--server", action="store_true", help="validate: also ask the cluster (kubectl apply --dry-run=server)"
     )
     _add_output(command)
+    add_gate(command)
 
 
 def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
-    first = words[0]
-    # The command may be left out, so a misspelt one would be read as a recipe and the recipe as a setting.
-    if first not in COMMANDS and words[1:] and (words[1] in recipe_names() or os.path.isfile(words[1])):
-        raise UserError(f"submit: {first}: no such command{did_you_mean(first, COMMANDS)}")
-    command = words.pop(0) if first in COMMANDS else "study"
-    if not words or "=" in words[0]:
-        raise UserError("submit: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing")
-    flags = gate_flags(options)
-    if flags and command != "evaluate":
-        name = flags[0].partition("=")[0]
-        raise UserError(f"{name}: is an option of evaluate, not of {command}")
+    command, words = split_command("submit", words)
+    flags = job_flags(options, command)
     # Before the import of ray: Ray 2.60 reads its authentication mode when it is imported.
     use_ray_token()
     with silent_interrupts():
@@ -335,13 +315,27 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
     for name, actions in _CLUSTER_OUTPUT.items():
         if getattr(options, name) and options.action not in actions:
             raise UserError(f"--{name}: is an option of cluster {', '.join(actions)}, not of {options.action}")
+    job_command, flags = "study", gate_flags(options)
+    if options.action in _RENDERING:
+        job_command, words = split_command(f"cluster {options.action}", words, needs_recipe=False)
+        flags = job_flags(options, job_command)
+    elif flags:
+        name = flags[0].partition("=")[0]
+        raise UserError(f"{name}: is an option of cluster {', '.join(_RENDERING)}, not of {options.action}")
     # `cluster` is beside this package: in a checkout both are top-level packages, in a wheel both are in pos2distill.
     parent = (__package__ or "").removesuffix("pipelines")
     with silent_interrupts():
         command = importlib.import_module(f"{parent}cluster.command")
     with _redirected_output(options):
         outcome = command.run_cluster(
-            options.action, options.spec, words, out=options.out, crds=options.crds, server=options.server
+            options.action,
+            options.spec,
+            words,
+            command=job_command,
+            flags=flags,
+            out=options.out,
+            crds=options.crds,
+            server=options.server,
         )
     if options.json:
         print(json.dumps(outcome.summary, ensure_ascii=False))

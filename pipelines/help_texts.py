@@ -74,7 +74,7 @@ Submitting again follows a job that still runs; if it has ended, a new job resum
 following, not the job. For a cluster with token authentication set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH.
 """
 
-CLUSTER = """A study on Kubernetes by KubeRay, from a cluster spec (docs/cluster.md).
+CLUSTER = """A study or another command on Kubernetes by KubeRay, from a cluster spec (docs/cluster.md).
 
   render     print the manifests: of a job if a recipe is given, else of a cluster
   validate   report the first error of a spec, or every error of a file of manifests
@@ -83,6 +83,7 @@ CLUSTER = """A study on Kubernetes by KubeRay, from a cluster spec (docs/cluster
   logs       the job's log so far
   delete     delete the job or the cluster, and everything that was created with it; results stay in the storage
 
+The job runs `study RECIPE`, or the COMMAND that is written before the recipe; `evaluate` takes the options of its gate.
 submit follows a job that already runs. A job that has ended is deleted and applied again: it resumes from its storage.
 Ctrl-C stops following, not the job. The Kubernetes cluster is that of kubectl's current context.
 """
@@ -92,12 +93,13 @@ CLUSTER_EXAMPLES = """examples:
   python run.py cluster validate my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl --crds crds/
   python run.py cluster render my_cluster.yaml spec.sampling.max=16 --out manifests
   python run.py cluster submit my_cluster.yaml nq_mistral_7b data.path=gs://bucket/nq.jsonl runtime.trainers.workers=8
+  python run.py cluster submit my_cluster.yaml evaluate nq_mistral_7b data.path=gs://b/nq.jsonl --fail-if-gap-above 5
   python run.py cluster status my_cluster.yaml --json
   python run.py cluster logs my_cluster.yaml
   python run.py cluster delete my_cluster.yaml
 
 """ + _exit_codes(
-    "1 the job failed",
+    "1 the job or its gate failed",
     _FAULT,
     "3 the job was stopped, at its deadline or by someone, or deleted",
     "130 ended by Ctrl-C",

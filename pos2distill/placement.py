@@ -61,12 +61,14 @@ TASK_CPUS = 0.5  # of one task of a stateless operator of Ray Data
 # the node's grace period, so `cluster/` sets it for each group.
 DRAIN_VARIABLE = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
 
-# Set on a head whose jobs are retried by others, to the address of its dashboard: a job that fails with a user error is
-# then stopped instead, so that it is not tried again. And the time (seconds since 1970) at which a job is stopped.
+# Set on a head whose jobs are retried by others, to the address of its dashboard: a job that fails with a user error,
+# or by its gate, is then stopped instead, so that it is not tried again. And the time (seconds since 1970) at which a
+# job is stopped.
 JOB_DASHBOARD_VARIABLE = "POS2DISTILL_JOB_DASHBOARD"
 JOB_DEADLINE_VARIABLE = "POS2DISTILL_JOB_DEADLINE"
 # In the last lines of the log of such a job.
 NOT_RETRIED = "stopped, since another attempt would fail with the same error"
+GATE_FAILED = "stopped, since the gate would fail in another attempt too"
 DEADLINE_PASSED = "its deadline has passed"
 
 SAMPLING = Pool(label=SUBCLUSTER_LABEL, value="sampling", resource="sampler")

@@ -7,22 +7,25 @@ import time
 from ray.job_submission import JobSubmissionClient
 
 from pos2distill.environment import ignore_ray_addresses
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED
+from pos2distill.placement import JOB_DASHBOARD_VARIABLE
 
 _STOP_S = 60.0
 
 
-def stop_own_job() -> None:
+def stop_own_job(why: str) -> None:
     """Stop the Ray job that this process is the driver of.
 
     KubeRay 1.7 retries every job that fails, on a new cluster, and no job that is stopped.
+
+    Args:
+        why: printed before; `cluster submit` finds it at the end of the log.
     """
     # Ray 2.60 passes the job's metadata to its driver in this variable.
     config = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
     job = config.get("metadata", {}).get("job_submission_id")
     if job is None:
         return  # a command that somebody runs in the head's pod
-    print(NOT_RETRIED, flush=True)
+    print(why, flush=True)
     ignore_ray_addresses()
     try:
         JobSubmissionClient(os.environ[JOB_DASHBOARD_VARIABLE]).stop_job(job)

@@ -18,7 +18,7 @@ from cluster.render import render
 from cluster.spec import load_cluster
 from pipelines import command_line
 from pos2distill.errors import UserError
-from pos2distill.placement import DEADLINE_PASSED, NOT_RETRIED
+from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED
 from scripts.render_presets import PRESETS, RENDERED
 
 WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]
@@ -62,6 +62,7 @@ NONE: Reply = {}
 RUNNING = job("Running", jobStatus="RUNNING", rayClusterName="nq-mistral-x")
 DONE = job("Complete", jobStatus="SUCCEEDED")
 NO_PODS = json.dumps({"items": []})
+SECRET = "hunter2"  # in the position of a password
 
 
 @pytest.fixture
@@ -225,6 +226,104 @@ def test_submit_reports_a_job_that_stopped_itself_as_a_user_error(
     kubectl({"get rayjob": [NONE, RUNNING, job("Complete", jobStatus="STOPPED")], "logs": [{"out": log}]})
     assert command_line.main(["cluster", "submit", *WORDS]) == 2
     assert capfd.readouterr().out.splitlines()[-1].startswith("nq-mistral has ended with a user error")
+
+
+def test_submit_runs_another_command_with_its_gate(
+    kubectl: Callable[..., Callable[[], list[Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = kubectl({"get rayjob": [NONE, DONE]})
+    gate = ["--fail-if-gap-above", "5", "--fail-if-drop-above=2", "--baseline", "gs://bucket/base"]
+    assert command_line.main(["cluster", "submit", "gke", "evaluate", *WORDS[1:], *gate, "--json"]) == 0
+    created = yaml.safe_load(next(text for words, text in calls() if words[0] == "create"))
+    flags = "--fail-if-gap-above=5 --fail-if-drop-above=2 --baseline=gs://bucket/base"
+    assert created["spec"]["entrypoint"] == f"{ENTRYPOINT.replace(' study ', ' evaluate ')} {flags}"
+    assert json.loads(capsys.readouterr().out)["storage"] == "gs://my-bucket/runs/nq_mistral_7b"
+
+
+def test_submit_and_status_report_a_gate_that_failed(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Such a job has stopped itself too, since KubeRay would try it again on a new cluster."""
+    stopped, log = job("Complete", jobStatus="STOPPED"), {"out": f"gate: the GAP is 9\n{GATE_FAILED}\n"}
+    kubectl({"get rayjob": [NONE, RUNNING, stopped], "logs": [log], "get pods": [{"out": NO_PODS}]})
+    words = ["gke", "evaluate", *WORDS[1:], "--fail-if-gap-above=5"]
+    assert command_line.main(["cluster", "submit", *words]) == 1
+    assert capfd.readouterr().out.splitlines()[-1] == (
+        "nq-mistral has ended, and its gate failed, as the end of its log says"
+    )
+    assert command_line.main(["cluster", "status", "gke", "--json"]) == 0
+    shown = json.loads(capfd.readouterr().out)
+    assert (shown["status"], shown["exit_code"]) == ("failed", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["submit", "gke", "evalute", *WORDS[1:]], "cluster submit: evalute: no such command; did you mean 'evaluate'"),
+        (["render", "gke", "evalute", "quickstart"], "cluster render: evalute: no such command; did you mean 'evalu"),
+        (
+            ["render", "gke", "evaluate"],
+            "cluster render: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing",
+        ),
+        (
+            ["validate", "gke", "evaluate", "spec.sampling.max=3"],
+            "cluster validate: expected [COMMAND] RECIPE [section.field=value ...]; the recipe is missing",
+        ),
+        (
+            ["submit", *WORDS, "--fail-if-gap-above=5"],
+            "--fail-if-gap-above: is an option of evaluate, not of study",
+        ),
+        (["render", "gke", "--fail-if-mean-below=5"], "--fail-if-mean-below: is an option of evaluate, not of study"),
+        (
+            ["status", "gke", "--fail-if-gap-above=5"],
+            "--fail-if-gap-above: is an option of cluster render, validate, submit, not of status",
+        ),
+        (
+            ["render", "gke", "evaluate", *WORDS[1:], "--fail-if-drop-above=5"],
+            "--fail-if-drop-above and --baseline: expected both or none",
+        ),
+        (
+            ["render", "gke", "evaluate", *WORDS[1:], "--fail-if-drop-above=5", "--baseline=runs/base"],
+            "nq_mistral_7b: --baseline: runs/base does not exist in the pods; set a URL",
+        ),
+        (
+            ["render", "gke", "evaluate", *WORDS[1:], "--fail-if-drop-above=5", f"--baseline=s3://k:{SECRET}@b/x"],
+            "command line: an option contains what looks like a secret; use pods.secrets instead",
+        ),
+    ],
+)
+def test_run_cluster_refuses_a_wrong_command_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line.main(["cluster", *words]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"error: {message}")
+    assert printed.err.count("\n") == 1
+    assert SECRET not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        (["runtime.trainers.workers=2"], "error: nq_mistral_7b: runtime.trainers.workers: 2 workers need"),
+        (["runtime.trainers.workers=400"], "error: nq_mistral_7b: runtime.trainers.workers: 400, but only 8 fit"),
+        ([], "warning: gke: runtime.trainers.workers: 4 workers need about"),
+        (
+            ["runtime.trainers.workers=8", "spec.training.grace_s=60"],
+            "warning: gke: training.grace_s: 60 leaves 45 s to write a checkpoint",
+        ),
+    ],
+)
+def test_run_cluster_checks_trainers_only_of_a_command_that_trains(
+    settings: list[str], refused: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS[1:3], *settings]
+    for command in ("study", "distill"):
+        command_line.main(["cluster", "render", "gke", command, *words])
+        assert capsys.readouterr().err.startswith(refused)
+    assert command_line.main(["cluster", "render", "gke", "evaluate", *words]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_submit_sets_one_deadline_for_all_attempts(

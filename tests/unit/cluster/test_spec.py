@@ -423,6 +423,7 @@ def test_overridden_storage_is_none_where_no_override_sets_it() -> None:
     [
         ("env --chdir=/p A=b python run.py study quickstart 'runtime.storage=s3://b/a b'", "s3://b/a b"),
         ("python run.py study quickstart", None),
+        ("python run.py evaluate q runtime.storage=s3://b/x --fail-if-gap-above=2 --baseline=s3://b/y", "s3://b/x"),
         ("python run.py 'runtime.storage=s3://b", None),
         ("python run.py runtime.storage=[", None),
         ("env X=[ python run.py study quickstart runtime.storage=s3://b/x", "s3://b/x"),

@@ -13,8 +13,8 @@ from ray.exceptions import RayTaskError
 from pipelines import command_line
 from pipelines.executors.ray.errors import find_fault, find_user_error
 from pipelines.jobs import own_job
-from pos2distill.errors import TransientError, UserError
-from pos2distill.placement import JOB_DASHBOARD_VARIABLE, NOT_RETRIED
+from pos2distill.errors import GateError, TransientError, UserError
+from pos2distill.placement import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
 
 
 class Client:
@@ -55,6 +55,14 @@ def test_main_stops_its_own_job_after_a_user_error(
     assert run(monkeypatch, UserError("data.path: not found")) == 2
     assert Client.stopped == [("http://127.0.0.1:8265", "nq-x7k2p")]
     assert capsys.readouterr().out == f"{NOT_RETRIED}\n"
+
+
+def test_main_stops_its_own_job_where_its_gate_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, GateError("the GAP is 9 percentage points")) == 1
+    assert Client.stopped == [("http://127.0.0.1:8265", "nq-x7k2p")]
+    assert capsys.readouterr() == (f"{GATE_FAILED}\n", "gate: the GAP is 9 percentage points\n")
 
 
 @pytest.mark.parametrize("words", [["study", "quickstart", "--no-such-option"], ["stduy"], ["recipes", "quickstart"]])
