@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
-from pos2distill.config.load import load_recipe, recipe_names
+from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.overrides import override_value
 from pos2distill.errors import UserError, did_you_mean
@@ -17,6 +17,7 @@ from pos2distill.placement import JOB_DASHBOARD_VARIABLE, TASK_CPUS, TRAINING
 from pos2distill.secrets import looks_secret
 
 from .nodes import NodeGroup
+from .recipe_file import own_recipe
 from .routes import missing_route
 from .sections import READABLE, STORES, has_parent_segment
 from .spec import ClusterSpec
@@ -24,6 +25,7 @@ from .spec import ClusterSpec
 _DASHBOARD = "http://127.0.0.1:8265"  # of the head, on which the driver runs
 _RESOURCES = ("gpus", "cpus")
 _CHECKOUT = Path(__file__).parent.parent
+_EXAMPLES = _CHECKOUT / "examples"  # the only folder of data and models in the image
 
 
 def make_entrypoint(
@@ -37,14 +39,12 @@ def make_entrypoint(
     """The shell command of the job: `run.py COMMAND` in the image, with storage that all pods can reach.
 
     Args:
-        recipe_name: a recipe of the project; the image contains no others.
+        recipe_name: a recipe of the project, or the path of the user's own (see `recipe_file`).
         overrides: `section.field=value`, applied to the recipe.
         flags: options of the command, `--name=value`.
     Raises:
         UserError: for a recipe, setting, file or pool size that cannot work on this cluster.
     """
-    if recipe_name not in recipe_names() and os.path.isfile(recipe_name):
-        raise UserError(f"{recipe_name}: not in the image; copy it to pipelines/recipes/ and rebuild the image")
     # Overrides become part of the RayJob, which stores its command in clear text.
     for override in overrides:
         if looks_secret(override):
@@ -52,19 +52,24 @@ def make_entrypoint(
     if any(looks_secret(flag) for flag in flags):
         raise UserError("command line: an option contains what looks like a secret; use pods.secrets instead")
     recipe = load_recipe(recipe_name, overrides)
+    own = own_recipe(recipe_name)
     for name in recipe.study.evaluation.also_evaluate:
         if name not in recipe_names():
-            raise UserError(f"evaluation.also_evaluate: {name}: not in the image; copy it to pipelines/recipes/")
+            raise UserError(
+                f"evaluation.also_evaluate: {name}: not in the image; copy it to pipelines/recipes/ and rebuild the "
+                f"image"
+            )
     sets_storage = overridden_storage(overrides) is not None
     for field, path in _paths(recipe, with_storage=sets_storage).items():
-        _check_path(spec, recipe, field, path, overrides)
+        _check_path(spec, recipe, field, path)
     for flag in flags:
         option, _, value = flag.partition("=")
         if option == "--baseline":
-            _check_path(spec, recipe, option, value, flags)
+            _check_path(spec, recipe, option, value)
     _check_hub(spec, recipe)
     _check_pools(spec, recipe, trained=trains(command))
-    words = ["python", "run.py", command, recipe_name, *overrides]
+    name_in_image = find_yaml(recipe_name, RECIPES, "recipe").stem
+    words = ["python", "run.py", command, own.path if own else name_in_image, *overrides]
     if not sets_storage:
         words.append(f"runtime.storage={spec.storage.url.rstrip('/')}/{recipe.name}")
     words += flags
@@ -101,7 +106,10 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
     if not looks_like_hub_name(recipe.study.model.path):
         paths["model.path"] = recipe.study.model.path
     for name, other in recipe.other_tasks.items():
-        paths[f"evaluation.also_evaluate: {name}: data.path"] = other.data.path
+        path = Path(other.data.path)
+        # Absolute by now, also where its recipe names a file of the project.
+        in_project = str(path.relative_to(_CHECKOUT)) if path.is_relative_to(_CHECKOUT) else other.data.path
+        paths[f"evaluation.also_evaluate: {name}: data.path"] = in_project
     return paths
 
 
@@ -118,7 +126,7 @@ def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
         )
 
 
-def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overrides: Sequence[str]) -> None:
+def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str) -> None:
     """A local file exists in the pods only if the image contains it or the mounted volume holds it."""
     if has_parent_segment(path) and ("://" in path or path.startswith("/")):
         raise UserError(f"{recipe.name}: {field}: {path}: expected a path without '..'")
@@ -135,18 +143,21 @@ def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str, overri
     mounts = spec.writable_mounts if field == "runtime.storage" else spec.mounts
     if any(PurePosixPath(path).is_relative_to(mount) for mount in mounts):
         return
-    # The image has the project in another folder, so that an absolute path of this machine does not exist there.
-    from_override = any(path in override for override in overrides)
-    in_examples = Path(path).is_relative_to(_CHECKOUT / "examples")
-    if in_examples and not from_override and field != "runtime.storage":
+    # As it was written: `load_recipe` has made local paths absolute on this machine, and the job reads them there.
+    if _is_in_image(recipe.written_paths.get(field, path)) and field != "runtime.storage":
         return
     remedies = ["set a URL"]
     holds_data = [mount for mount in mounts if mount in spec.claim_mounts]
     if holds_data:
         remedies.append(f"or a folder below {' or '.join(holds_data)}")
-    if from_override and field != "runtime.storage":
-        remedies.append("or a path relative to the project")
+    if Path(path).is_relative_to(_EXAMPLES) and field != "runtime.storage":
+        remedies.append(f"or the path relative to the project, {Path(path).relative_to(_CHECKOUT)}")
     raise UserError(f"{recipe.name}: {field}: {path} does not exist in the pods; {', '.join(remedies)}")
+
+
+def _is_in_image(path: str) -> bool:
+    """Whether a path leads to the examples from the project's folder, in which the job runs."""
+    return not os.path.isabs(path) and not has_parent_segment(path) and (_CHECKOUT / path).is_relative_to(_EXAMPLES)
 
 
 def _check_pools(spec: ClusterSpec, recipe: Recipe, *, trained: bool) -> None:

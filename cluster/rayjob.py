@@ -21,6 +21,7 @@ from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VAR
 from .entrypoint import storage_of_entrypoint
 from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
 from .names import GROUP_LABEL
+from .pods import recipe_map_name
 from .render import companions, to_yaml
 from .spec import ClusterSpec
 from .types import KubeManifest, Outcome
@@ -211,7 +212,7 @@ def delete(spec: ClusterSpec) -> ExitCode:
     """Delete the job, or the cluster without a job, and all other objects of the spec. Results are kept."""
     # The name of a job's cluster is not known here, but KubeRay deletes it together with the job. A cluster without a
     # job has the name of the spec. Neither is rendered: without the recipe, its disks may be too small for the spec.
-    objects = [f"rayjob/{spec.name}", f"raycluster/{spec.name}"]
+    objects = [f"rayjob/{spec.name}", f"raycluster/{spec.name}", f"configmap/{recipe_map_name(spec)}"]
     for manifest in companions(spec):
         objects.append(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}")
     output = _delete_and_wait(*objects, "--namespace", spec.namespace, "--ignore-not-found")

@@ -16,7 +16,15 @@ from .entrypoint import make_entrypoint, overridden_storage, trains
 from .names import ELASTIC_ANNOTATION, GROUP_LABEL, MARKET_LABEL, NODE_TYPE_LABEL, QUEUE_LABEL
 from .network import EgressRule
 from .nodes import NodeSection, quantity_bytes
-from .pods import autoscaler_options, collector_options, group_template, head_template, submitter_template
+from .pods import (
+    autoscaler_options,
+    collector_options,
+    group_template,
+    head_template,
+    recipe_map_name,
+    submitter_template,
+)
+from .recipe_file import RecipeFile, own_recipe
 from .sizing import OBJECT_STORE_FRACTION, Disks, check_gpu_memory, disk_of, node_disks
 from .spec import ClusterSpec
 from .types import KubeManifest
@@ -53,7 +61,10 @@ def render(
         loaded = load_recipe(recipe, overrides)
         check_gpu_memory(spec, loaded, trained=trains(command))
         disks = node_disks(spec, loaded, overridden_storage(overrides))
-        manifests.append(ray_job(spec, entrypoint, disks))
+        own = own_recipe(recipe)
+        if own is not None:
+            manifests.append(recipe_map(spec, own))
+        manifests.append(ray_job(spec, entrypoint, disks, has_own_recipe=own is not None))
     return manifests
 
 
@@ -78,7 +89,17 @@ def to_yaml(manifests: Sequence[KubeManifest]) -> str:
     return "---\n".join(documents)
 
 
-def ray_job(spec: ClusterSpec, entrypoint: str, disks: Disks) -> KubeManifest:
+def recipe_map(spec: ClusterSpec, recipe: RecipeFile) -> KubeManifest:
+    """The user's recipe, which the head mounts."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(spec, recipe_map_name(spec)),
+        "data": {recipe.name: recipe.text},
+    }
+
+
+def ray_job(spec: ClusterSpec, entrypoint: str, disks: Disks, *, has_own_recipe: bool = False) -> KubeManifest:
     """The job and its cluster.
 
     KubeRay's fault tolerance of the head is not used, because it does not survive a retry of the job. A retry starts a
@@ -98,7 +119,7 @@ def ray_job(spec: ClusterSpec, entrypoint: str, disks: Disks) -> KubeManifest:
             "backoffLimit": spec.job.backoff_limit,
             "submitterConfig": {"backoffLimit": SUBMITTER_RETRIES},
             "submitterPodTemplate": submitter_template(spec, entrypoint),
-            "rayClusterSpec": cluster_spec(spec, disks),
+            "rayClusterSpec": cluster_spec(spec, disks, has_own_recipe=has_own_recipe),
         },
     }
 
@@ -113,11 +134,12 @@ def ray_cluster(spec: ClusterSpec, disks: Disks) -> KubeManifest:
     }
 
 
-def cluster_spec(spec: ClusterSpec, disks: Disks) -> KubeManifest:
+def cluster_spec(spec: ClusterSpec, disks: Disks, *, has_own_recipe: bool = False) -> KubeManifest:
     """The head and the node groups.
 
     Args:
         disks: what `node_disks` returns.
+        has_own_recipe: whether the head mounts the user's recipe.
     """
     fields: KubeManifest = {
         "rayVersion": spec.ray_version,
@@ -132,7 +154,7 @@ def cluster_spec(spec: ClusterSpec, disks: Disks) -> KubeManifest:
         "labels": dict(POOLS_LABEL),
         # No CPUs, so that Ray places no work on the head: the driver and Ray's own processes request none.
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store(spec.head)},
-        "template": head_template(spec),
+        "template": head_template(spec, has_own_recipe=has_own_recipe),
     }
     fields["workerGroupSpecs"] = [_worker_group(spec, name, disks[name]) for name in spec.groups]
     return fields
@@ -294,10 +316,17 @@ def _queued_metadata(spec: ClusterSpec) -> KubeManifest:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes no anchors, and indents lists below their key."""
+    """Writes no anchors, texts of several lines as blocks, and indents lists below their key."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
         super().increase_indent(flow, False)
+
+    def represent_text(self, data: str) -> yaml.ScalarNode:
+        """A text; PyYAML quotes what cannot be a block."""
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+
+
+_PlainDumper.add_representer(str, _PlainDumper.represent_text)

@@ -84,6 +84,7 @@ CLUSTER = """A study or another command on Kubernetes by KubeRay, from a cluster
   delete     delete the job or the cluster, and everything that was created with it; results stay in the storage
 
 The job runs `study RECIPE`, or the COMMAND that is written before the recipe; `evaluate` takes the options of its gate.
+RECIPE may be a file of your own, which a ConfigMap takes to the cluster.
 submit follows a job that already runs. A job that has ended is deleted and applied again: it resumes from its storage.
 Ctrl-C stops following, not the job. The Kubernetes cluster is that of kubectl's current context.
 """

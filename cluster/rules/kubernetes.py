@@ -23,7 +23,7 @@ from .network import check_port, check_protocol
 _RAY_KINDS = ("RayJob", "RayCluster", "RayService", "RayCronJob")
 # KubeRay derives the names of services and pods from these names.
 _RAY_NAME_LENGTHS = {"RayJob": RAY_JOB_NAME_LENGTH, "RayCluster": RAY_CLUSTER_NAME_LENGTH}
-_OBJECT_KINDS = ("ServiceAccount", "NetworkPolicy", "PodDisruptionBudget")
+_OBJECT_KINDS = ("ServiceAccount", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget")
 _GENERATED_LENGTH = 5  # characters that Kubernetes appends to generateName
 
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # services may not begin with a digit

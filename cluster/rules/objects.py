@@ -14,6 +14,7 @@ API_VERSIONS = {
     "RayJob": RAY_API,
     "RayCluster": RAY_API,
     "ServiceAccount": "v1",
+    "ConfigMap": "v1",
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
     "PodMonitor": "monitoring.coreos.com/v1",
@@ -25,7 +26,7 @@ _DNS_PORT = 53
 
 
 def kind_is_rendered(manifest: Fields) -> Iterator[Violation]:
-    """This project renders six kinds; another one with its label is a misspelt one."""
+    """This project renders seven kinds; another one with its label is a misspelt one."""
     kind, api_version = manifest.text("kind"), manifest.text("apiVersion")
     if kind not in API_VERSIONS:
         yield manifest.violation(

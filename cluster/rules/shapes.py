@@ -171,12 +171,14 @@ _SERVICE_ACCOUNT = _closed(
     imagePullSecrets=_list_of(_closed(name=_TEXT)),
     secrets=_list_of(_ANY),
 )
+_CONFIG_MAP = _closed(**_IDENTITY, data=_TEXTS, binaryData=_TEXTS, immutable=_BOOLEAN)
 
 # What every manifest has.
 IDENTITY = Draft202012Validator({**_open(**_IDENTITY), "required": ["apiVersion", "kind", "metadata"]})
 # By API version and kind. `status` is what `kubectl get` adds.
 SHAPES = {
     ("v1", "ServiceAccount"): Draft202012Validator(_SERVICE_ACCOUNT),
+    ("v1", "ConfigMap"): Draft202012Validator(_CONFIG_MAP),
     ("networking.k8s.io/v1", "NetworkPolicy"): Draft202012Validator(
         _closed(**_IDENTITY, spec=_NETWORK_POLICY, status=_ANY)
     ),

@@ -17,6 +17,7 @@ from cluster import rayjob
 from cluster.render import render
 from cluster.spec import load_cluster
 from pipelines import command_line
+from pos2distill.config.load import RECIPES
 from pos2distill.errors import UserError
 from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED
 from scripts.render_presets import PRESETS, RENDERED
@@ -326,6 +327,31 @@ def test_run_cluster_checks_trainers_only_of_a_command_that_trains(
     assert capsys.readouterr().err == ""
 
 
+def test_submit_takes_a_recipe_of_the_user_to_the_cluster(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(RECIPES.parents[1])
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((RECIPES / "quickstart.yaml").read_text())
+    calls = kubectl({"get rayjob": [NONE, DONE]})
+    assert command_line.main(["cluster", "submit", "kind", str(mine)]) == 0
+    applied = list(yaml.safe_load_all(next(text for words, text in calls() if words[0] == "apply")))
+    created = yaml.safe_load(next(text for words, text in calls() if words[0] == "create"))
+    (recipe_map,) = (each for each in applied if each["kind"] == "ConfigMap")
+    ((name, text),) = recipe_map["data"].items()
+    assert text == mine.read_text()
+    entrypoint = created["spec"]["entrypoint"]
+    assert f" study /etc/pos2distill/{name} " in entrypoint
+    # While this job runs, a changed recipe is another command.
+    mine.write_text(f"{text}# changed\n")
+    kubectl({"get rayjob": [job("Running", entrypoint)]})
+    assert command_line.main(["cluster", "submit", "kind", str(mine)]) == 2
+    assert f"error: try: runs another command ({entrypoint})" in capsys.readouterr().err
+
+
 def test_submit_sets_one_deadline_for_all_attempts(
     kubectl: Callable[..., Callable[[], list[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,7 +564,7 @@ def test_status_logs_and_delete_print_what_kubectl_reports(
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     kinds = [word.split("/")[0] for word in deleted if "/" in word]
     assert kinds == [
-        *("rayjob", "raycluster", "serviceaccount", "networkpolicy", "networkpolicy"),
+        *("rayjob", "raycluster", "configmap", "serviceaccount", "networkpolicy", "networkpolicy"),
         *("poddisruptionbudget", "poddisruptionbudget"),
     ]
     assert {"--ignore-not-found", "--wait=true", "--timeout=180s", "--request-timeout=200s"} <= set(deleted)

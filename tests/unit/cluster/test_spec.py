@@ -442,7 +442,6 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
     ("recipe", "overrides", "message"),
     [
         ("quickstrat", [], "quickstrat: no such recipe; did you mean 'quickstart'?"),
-        ("RECIPE", [], "not in the image; copy it to pipelines/recipes/ and rebuild the image"),
         ("quickstart", ["training.epoch=1"], "training.epoch: unknown field; did you mean 'epochs'?"),
         ("nq_mistral_7b", [], "nq-open-20_total_documents_gold_at_0.jsonl.gz does not exist in the pods; set a URL"),
         ("quickstart", ["model.path=/models/x"], "model.path: /models/x does not exist in the pods; set a URL"),
@@ -514,12 +513,12 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         (
             "quickstart",
             [f"data.path={CHECKOUT}/examples/toy/data.jsonl.gz"],
-            "does not exist in the pods; set a URL, or a path relative to the project",
+            "does not exist in the pods; set a URL, or the path relative to the project, examples/toy/data.jsonl.gz",
         ),
         (
             "quickstart",
             ["evaluation.also_evaluate=[TRANSFER]"],
-            "mine.yaml: not in the image; copy it to pipelines/recipes/",
+            "mine.yaml: not in the image; copy it to pipelines/recipes/ and rebuild the image",
         ),
         (
             "nq_mistral_7b",
@@ -541,7 +540,7 @@ def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
     of_spec = [override.removeprefix("spec.") for override in overrides if override.startswith("spec.")]
     overrides = [each.replace("TRANSFER", str(mine)) for each in overrides if not each.startswith("spec.")]
     with pytest.raises(UserError) as caught:
-        make_entrypoint(load(*of_spec), str(mine) if recipe == "RECIPE" else recipe, overrides)
+        make_entrypoint(load(*of_spec), recipe, overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert WORD not in str(caught.value)

@@ -1,0 +1,58 @@
+"""A recipe that the image does not contain: the user's own file, which a ConfigMap brings into the head's pod."""
+
+import hashlib
+from dataclasses import dataclass
+
+from pos2distill.config.load import RECIPES, find_yaml
+from pos2distill.errors import UserError
+from pos2distill.secrets import looks_secret
+
+FOLDER = "/etc/pos2distill"  # where the file is mounted; a spec cannot mount a volume in /etc
+# `kubectl apply` writes the whole object a second time, as JSON, into an annotation; all annotations of an object may
+# have 256 KiB. A ConfigMap itself may have 1 MiB.
+MAX_BYTES = 128 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeFile:
+    """The text of a user's recipe."""
+
+    text: str
+
+    @property
+    def name(self) -> str:
+        """Of the file in the pod. A changed recipe has another name, so that its job has another command."""
+        return f"recipe-{hashlib.sha256(self.text.encode()).hexdigest()[:8]}.yaml"
+
+    @property
+    def path(self) -> str:
+        """Of the file in the pod."""
+        return f"{FOLDER}/{self.name}"
+
+
+def own_recipe(recipe_name: str) -> RecipeFile | None:
+    """The file of a recipe; None of a recipe of the project, which the image contains.
+
+    Args:
+        recipe_name: of a recipe that `load_recipe` accepts.
+    Raises:
+        UserError: if the file is too large, or contains a secret.
+    """
+    path = find_yaml(recipe_name, RECIPES, "recipe")
+    if path.resolve().parent == RECIPES.resolve():
+        return None
+    text = path.read_text(encoding="utf-8")
+    size = len(text.encode())
+    if size > MAX_BYTES:
+        raise UserError(
+            f"{recipe_name}: {size} bytes; a recipe of a job has at most {MAX_BYTES}, since a ConfigMap holds it; "
+            f"shorten it, or copy it to pipelines/recipes/ and rebuild the image"
+        )
+    # Also in comments, which `load_recipe` does not see.
+    for number, line in enumerate(text.splitlines(), 1):
+        if looks_secret(line):
+            raise UserError(
+                f"{recipe_name}: line {number} contains what looks like a secret, and a ConfigMap is no place for it; "
+                f"use pods.secrets instead"
+            )
+    return RecipeFile(text)
