@@ -1,6 +1,6 @@
 """An executor whose lease may be lost."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +22,13 @@ class Numbers:
     def track(self, spec: object) -> Iterator[Any]:
         yield SimpleNamespace(report_fatal=self.reported.append)
 
-    def map(self, blocks: Sequence[int], operators: object, *, label: str, tracker: object = None) -> Iterator[int]:
-        return iter(blocks)
+    def map(
+        self, blocks: Sequence[int], operators: object, *, label: str, tracker: object = None
+    ) -> Generator[int, None, None]:
+        try:
+            yield from blocks
+        finally:
+            self.reported.append("closed")
 
     @contextmanager
     def actors(self, create: object, pool: object, *, label: str) -> Iterator[Callable[[Sequence[int]], Iterator[int]]]:
@@ -60,9 +65,17 @@ def test_leased_executor_returns_no_result_after_the_loss(executor: Any, lease: 
         for each in (results, calls):
             with pytest.raises(TransientError, match=r"^lost$"):
                 next(each)
+    assert executor.executor.reported == ["closed"]
 
 
 def test_leased_executor_reports_the_loss_to_the_tracker(executor: Any, lease: Lease) -> None:
     with executor.track(None):
         lease.lose("lost")
     assert executor.executor.reported == ["lost"]
+
+
+def test_leased_executor_closes_what_is_left_of_a_map(executor: Any) -> None:
+    results = executor.map([1, 2, 3], (), label="numbers")
+    next(results)
+    results.close()
+    assert executor.executor.reported == ["closed"]

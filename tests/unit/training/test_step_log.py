@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pos2distill.errors import UserError
+from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact
 from pos2distill.training import step_log
 from pos2distill.training.step_log import StepLog
@@ -36,7 +37,7 @@ def write_steps(log: StepLog, first: int, last: int) -> None:
 
 def steps_of(log: StepLog) -> list[int]:
     fs = log.artifact.fs
-    lines = [line for path in sorted(fs.glob(f"{log.folder}/*.jsonl")) for line in fs.cat_file(path).splitlines()]
+    lines = [line for path in list_matching(fs, log.folder, "*.jsonl") for line in fs.cat_file(path).splitlines()]
     return [json.loads(line)["step"] for line in lines]
 
 
