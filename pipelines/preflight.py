@@ -29,6 +29,7 @@ from pos2distill.urls import open_url, storage_errors
 
 from .plan import Plan
 from .setting_warnings import warn_of_settings
+from .stages.distill import check_executor
 from .stages.stage import Stage
 
 _CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10
@@ -136,6 +137,13 @@ def _answers_as_ray(target: urllib.parse.SplitResult, seconds: float) -> bool:
             # Whatever else the server says, it is there, and Ray says what it lacks.
             return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
     return True
+
+
+def check_executors(task: Task) -> None:
+    """No training that is to be continued was begun by the other executor."""
+    for each in task.plan.rounds:
+        if each.distill in task.pending:
+            check_executor(each.distill, task.recipe.runtime.executor)
 
 
 def check_installed(task: Task) -> None:
@@ -340,6 +348,7 @@ CHECKS: tuple[Callable[[Task], None], ...] = (
     check_installed,
     check_ray,
     check_rights,
+    check_executors,
     check_model,
     check_gpus,
     check_space,

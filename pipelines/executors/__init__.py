@@ -3,8 +3,11 @@
 from typing import assert_never
 
 from pos2distill.config import Runtime
+from pos2distill.store.artifacts import Artifact
 
+from .local import saved_folders
 from .protocol import Executor
+from .ray.states import listed_states
 
 
 def build_executor(runtime: Runtime) -> Executor:
@@ -18,3 +21,9 @@ def build_executor(runtime: Runtime) -> Executor:
 
         return RayExecutor(runtime)
     assert_never(runtime.executor)
+
+
+def saved_by(checkpoint: Artifact) -> list[str]:
+    """The executors that have saved training states in a checkpoint. Each has a list of its own."""
+    found = {"local": saved_folders(checkpoint), "ray": listed_states(checkpoint)}
+    return [name for name, states in found.items() if states]

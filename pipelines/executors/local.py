@@ -232,7 +232,7 @@ class LocalSession:
     @contextmanager
     def last_checkpoint(self, scratch: Path) -> Iterator[Path | None]:
         """See `WorkerSession.last_checkpoint`."""
-        saved = _saved_folders(self.checkpoint)
+        saved = saved_folders(self.checkpoint)
         if not saved:
             yield None
             return
@@ -251,7 +251,7 @@ class LocalSession:
         name = f"{step:08d}-{uuid.uuid4().hex[:8]}"
         self.checkpoint.upload(folder, f"{_STATE}/{name}")
         shutil.rmtree(folder)
-        saved = [*_saved_folders(self.checkpoint), name]
+        saved = [*saved_folders(self.checkpoint), name]
         write_json(self.checkpoint.fs, f"{self.checkpoint.path}/{_STATE}/{_LATEST}", saved[-self.keep :])
         # Last, so that a run that is killed here leaves unused folders and never a list with missing ones.
         for old in saved[: -self.keep]:
@@ -270,7 +270,7 @@ class LocalSession:
         self.tracker.count_step(examples, steps, loss)
 
 
-def _saved_folders(checkpoint: Artifact) -> list[str]:
+def saved_folders(checkpoint: Artifact) -> list[str]:
     """Names of the saved training states, oldest first."""
     latest = f"{_STATE}/{_LATEST}"
     if not checkpoint.fs.exists(f"{checkpoint.path}/{latest}"):

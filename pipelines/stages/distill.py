@@ -15,7 +15,9 @@ from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.job import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER, TrainingJob
+from pos2distill.urls import storage_errors
 
+from ..executors import saved_by
 from ..executors.protocol import Tracker
 from ..interrupt import interruptible
 from ..progress import is_quiet
@@ -136,6 +138,25 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     return manifest
 
 
+def check_executor(stage: Stage, executor: str) -> None:
+    """Training that was stopped continues under the executor that began it.
+
+    Raises:
+        UserError: if the other one has saved training states, with what to do.
+    """
+    artifact = stage.artifact
+    with storage_errors(artifact.url, "runtime.storage"):
+        saved = saved_by(artifact)
+    for other in saved:
+        if other == executor:
+            continue
+        continue_it = "" if executor in saved else f"set runtime.executor={other} to continue it, or "
+        raise UserError(
+            f"runtime.executor: {executor}, but executor {other} has begun the training in {artifact.url}; "
+            f"{continue_it}delete that folder to train again from the samples"
+        )
+
+
 def _resumed(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
     """The progress of a run that continues from a checkpoint; its steps are logged up to that."""
     # A run that saves its first checkpoint writes the first steps.
@@ -221,8 +242,18 @@ def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
 
 
 def count_rows(checkpoint: Artifact) -> dict[str, int]:
-    """What was trained on, by the step records: examples and rows of the first epoch, epochs, steps."""
+    """What was trained on, by the step records: examples and rows of the first epoch, epochs, steps.
+
+    Raises:
+        UserError: if a step has no record, or more than one: the counts would be wrong.
+    """
     steps = read_steps(checkpoint)
+    for expected, step in enumerate(steps):
+        if step["step"] != expected:
+            raise UserError(
+                f"{checkpoint.url}/{STEPS_FOLDER}: expected the record of step {expected}, found that of step "
+                f"{step['step']}; delete {checkpoint.url} to train again from the samples"
+            )
     first_epoch = [step for step in steps if step["epoch"] == 0]
     return {
         # Each once, although on-policy methods have several samples of an example.

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from pos2distill.errors import UserError
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import write_bytes, write_json
 from pos2distill.training.job import STEPS_FOLDER, TrainingJob
@@ -69,13 +70,22 @@ class StepLog:
         return trackers
 
     def _remove_later_steps(self) -> None:
+        """Remove the records of steps that are trained again.
+
+        Raises:
+            UserError: if records of earlier steps are missing: the finished log would lack them too.
+        """
         fs = self.artifact.fs
         fs.makedirs(self.folder, exist_ok=True)
+        records = 0
         for path in list_matching(fs, self.folder, "*.jsonl"):
-            first_step = int(Path(path).stem)
-            lines = fs.cat_file(path).splitlines()
-            if first_step >= self.start:
+            # A file holds the steps from one checkpoint to the next.
+            if int(Path(path).stem) >= self.start:
                 fs.rm_file(path)
-            elif first_step + len(lines) > self.start:
-                # The other executor wrote on from an earlier checkpoint of its own.
-                write_bytes(fs, path, b"\n".join(lines[: self.start - first_step]) + b"\n")
+            else:
+                records += len(fs.cat_file(path).splitlines())
+        if records != self.start:
+            raise UserError(
+                f"{self.artifact.url}/{STEPS_FOLDER}: holds {records} records of the {self.start} steps before the "
+                f"last checkpoint; delete {self.artifact.url} to train again from the samples"
+            )

@@ -36,13 +36,18 @@ def remove_unlisted_states(checkpoint: Artifact) -> None:
     folder = f"{checkpoint.path}/{STATE_FOLDER}"
     with storage_errors(checkpoint.url, "runtime.storage"):
         states = list_matching(checkpoint.fs, folder, f"{_STATES}*", with_folders=True)
-        listed = _listed_states(checkpoint) if states else set()
+        listed = listed_states(checkpoint) if states else set()
         for path in states:
             if path.rstrip("/").rpartition("/")[2] not in {_LIST, *listed}:
                 remove(checkpoint.fs, path)
 
 
-def _listed_states(checkpoint: Artifact) -> set[str]:
+def listed_states(checkpoint: Artifact) -> set[str]:
+    """Names of the states that a run can resume from.
+
+    Raises:
+        UserError: if the list is corrupt, with what to do.
+    """
     try:
         text = checkpoint.fs.cat_file(f"{checkpoint.path}/{STATE_FOLDER}/{_LIST}")
     except FileNotFoundError:  # not `exists`, which says no of a file that it cannot look at

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import command_line
-from pipelines.executors.local import _saved_folders
+from pipelines.executors.local import saved_folders
 from pipelines.stages.search_scales import _best_so_far, _read_generations
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
@@ -269,14 +269,14 @@ def test_read_generations_accepts_an_empty_one_but_not_as_the_first(tmp_path: Pa
 @pytest.mark.parametrize("content", ["garbage", "{}", "[1]"])
 def test_saved_folders_refuses_a_damaged_list(tmp_path: Path, content: str) -> None:
     artifact = Artifact(str(tmp_path), "checkpoint", "abcd")
-    assert _saved_folders(artifact) == []
+    assert saved_folders(artifact) == []
     folder = Path(artifact.path) / "training" / "local"
     folder.mkdir(parents=True)
     (folder / "latest.json").write_text('["a", "b"]')
-    assert _saved_folders(artifact) == ["a", "b"]
+    assert saved_folders(artifact) == ["a", "b"]
     (folder / "latest.json").write_text(content)
     with pytest.raises(UserError, match=rf"latest\.json: corrupt; delete {artifact.path} {AGAIN}"):
-        _saved_folders(artifact)
+        saved_folders(artifact)
 
 
 def test_a_deleted_artifact_is_made_again(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

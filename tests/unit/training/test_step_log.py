@@ -69,8 +69,24 @@ def test_step_log_continues_the_run_of_its_trackers(
 
 
 def test_step_log_removes_steps_after_the_checkpoint(storage: str, opened: list[Any]) -> None:
-    write_steps(open_log(storage, 0), 0, 5)
+    log = open_log(storage, 0)
+    write_steps(log, 0, 3)
+    write_steps(log, 4, 5)
     log = open_log(storage, 4)
     assert steps_of(log) == [0, 1, 2, 3]
     write_steps(log, 4, 7)
     assert steps_of(log) == list(range(8))
+
+
+@pytest.mark.parametrize(("checkpoint", "records"), [(100, 4), (3, 4)])
+def test_step_log_refuses_to_continue_without_the_records_of_earlier_steps(
+    storage: str, opened: list[Any], checkpoint: int, records: int
+) -> None:
+    write_steps(open_log(storage, 0), 0, 3)
+    with pytest.raises(UserError) as caught:
+        open_log(storage, checkpoint)
+    url = f"{storage}/checkpoint-f00d"
+    assert str(caught.value) == (
+        f"{url}/steps: holds {records} records of the {checkpoint} steps before the last checkpoint; delete {url} to "
+        f"train again from the samples"
+    )
