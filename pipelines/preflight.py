@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fsspec.implementations.local import LocalFileSystem
 
+from pos2distill import hardware
 from pos2distill.config import ModelSection, PoolSection, Recipe, Study, TrainersSection
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
@@ -28,7 +29,7 @@ from pos2distill.training.trackers import check_trackers
 from pos2distill.urls import open_url, storage_errors
 
 from .plan import Plan
-from .setting_warnings import warn_of_settings
+from .setting_warnings import warn_of_settings, warn_of_unused_gpus
 from .stages.distill import check_executor
 from .stages.stage import Stage
 
@@ -268,11 +269,28 @@ def _without_samplers(plan: Plan) -> list[Stage]:
     return [plan.prepare, *others, *(each.distill for each in plan.rounds)]
 
 
+def _model_pools(task: Task) -> list[str]:
+    """The pools that run a model here."""
+    pools = []
+    others = _without_samplers(task.plan)
+    if task.study.model.engine in ("vllm", "hf") and any(stage not in others for stage in task.pending):
+        pools.append("samplers")
+    if _encodes(task) or _analyses(task):
+        pools.append("teachers")
+    if task.trains:
+        pools.append("trainers")
+    return pools
+
+
 def check_gpus(task: Task) -> None:
-    """A warning if what is to run asks for GPUs and this machine has none: it would end only once it needs them."""
+    """A warning if what is to run asks for GPUs and this machine has none: it would end only once it needs them.
+
+    Another one if this machine has GPUs and nothing asks for them.
+    """
     runtime = task.recipe.runtime
     if runtime.executor == "ray" and names_cluster():
         return
+    warn_of_unused_gpus(task.recipe, _model_pools(task), hardware.visible_gpus())
     pools: dict[str, float] = {}
     if runtime.executor == "ray":
         others = _without_samplers(task.plan)

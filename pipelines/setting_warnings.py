@@ -1,13 +1,13 @@
-"""Warnings before a run: settings without effect, and finished results that differ in precision alone."""
+"""Warnings before a run: settings without effect, unused GPUs, finished results that differ in precision alone."""
 
-import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from pos2distill.config import Recipe, Study
 from pos2distill.config.model import checkpoint_of
-from pos2distill.errors import UserError, warn
+from pos2distill.errors import UserError, warn_once
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
 from .provenance import read_provenance
@@ -17,11 +17,38 @@ from .stages.stage import Stage
 def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
     for name, condition in _without_effect(recipe.study):
-        _warn_once(f"{name}: has no effect, since {condition}")
+        warn_once(f"{name}: has no effect, since {condition}")
     if difference := _other_precision(recipe, pending):
-        _warn_once(difference)
+        warn_once(difference)
     for difference in _unlike_training(recipe):
-        _warn_once(difference)
+        warn_once(difference)
+
+
+def warn_of_unused_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> None:
+    """Print the settings with which a run would use this machine's GPUs, if none of its pools asks for one.
+
+    Args:
+        pools: that run a model. gpus: of this machine.
+    """
+    if not gpus or not pools or any(getattr(recipe.runtime, pool).gpus for pool in pools):
+        return
+    found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
+    # That of PyTorch's index; its build for GPUs has another ending or none.
+    install = "install the packages for GPUs and " if version("torch").endswith("+cpu") else ""
+    settings = " ".join(_settings_for_gpus(recipe, pools, gpus))
+    warn_once(f"this machine has {found} that this run does not use; {install}add {settings} (docs/running.md)")
+
+
+def _settings_for_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> list[str]:
+    # Samplers and teachers run at the same time; in streamed mode trainers too.
+    is_shared = gpus == 1 and "samplers" in pools and "teachers" in pools
+    shares = {pool: 0.5 if is_shared and pool != "trainers" else 1.0 for pool in pools}
+    settings = [f"runtime.{pool}.gpus={share:g}" for pool, share in shares.items()]
+    if is_shared and recipe.study.model.engine == "vllm":
+        settings.append("runtime.vllm.gpu_memory_utilization=0.5")
+    if "trainers" in pools and sum(shares.values()) > gpus and recipe.runtime.mode == "streamed":
+        settings.append("runtime.mode=staged")
+    return settings
 
 
 def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
@@ -103,9 +130,3 @@ def _changes(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str
             if values.get(name) != other.get(name):
                 changes[f"{section}.{name}"] = other.get(name)
     return changes
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    """Once in a process: the studies of a sweep share most settings."""
-    warn(text)

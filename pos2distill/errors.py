@@ -2,6 +2,7 @@
 
 import difflib
 import enum
+import functools
 import os
 import sys
 from collections.abc import Iterable
@@ -35,6 +36,12 @@ MESSAGE_LENGTH = 1000
 def warn(text: str) -> None:
     """Print one warning, in one line on stderr."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """As `warn`, once in a process: the studies of a sweep share most settings."""
+    warn(text)
 
 
 class UserError(Exception):

@@ -1,11 +1,27 @@
-"""What this machine's processor can do."""
+"""What this machine's processor can do, and how many GPUs it has."""
 
+import itertools
+import os
 import platform
 import re
 from pathlib import Path
 
 _BFLOAT16_FLAGS = {"x86_64": "amx_bf16", "aarch64": "bf16"}
 """By machine, the flag of Linux 6 for instructions that multiply matrices in bfloat16."""
+
+
+def visible_gpus(devices: Path = Path("/dev")) -> int:
+    """How many NVIDIA GPUs this process may use: those with a device file, as far as CUDA_VISIBLE_DEVICES names them.
+
+    No library is asked: that would take seconds, and memory on the GPU. A container has the files of its own GPUs only.
+    """
+    found = sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.glob("nvidia*"))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return found
+    # Of CUDA: what follows an entry that is none is not visible either.
+    named = list(itertools.takewhile(lambda entry: entry.strip() not in ("", "-1"), chosen.split(",")))
+    return min(found, len(named))
 
 
 def cpu_is_faster_in_bfloat16(cpu_info: Path = Path("/proc/cpuinfo")) -> bool:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 from hypothesis import settings
 
+from pos2distill import hardware
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from tests.support.tiny import CHAT_TEMPLATE, SPECIALS, write_examples
@@ -29,6 +30,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The same examples on every run, and no deadline on a busy machine.
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
 settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests expect the same warnings on every machine. Those that use GPUs ask torch."""
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 0)
 
 
 @pytest.fixture(scope="session")

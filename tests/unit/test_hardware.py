@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from pos2distill.config.load import load_recipe
-from pos2distill.hardware import cpu_is_faster_in_bfloat16
+from pos2distill.hardware import cpu_is_faster_in_bfloat16, visible_gpus
 
 
 def make_cpu_info(folder: Path, line: str) -> Path:
@@ -46,3 +46,17 @@ def test_auto_precision_is_resolved_when_a_recipe_is_loaded(
     assert (auto.study.model.dtype, auto.study.training.precision) == (expected, expected)
     # So their fingerprints are equal too.
     assert auto.study == explicit.study
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"), [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1", 2), ("0,1,2", 2), ("0,-1,1", 1)]
+)
+def test_visible_gpus_counts_device_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: int
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-caps", "tty0"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert visible_gpus(tmp_path) == expected

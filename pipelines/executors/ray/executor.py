@@ -15,7 +15,7 @@ from ...tracker import ProgressSpec
 from ..protocol import ActorCalls, Stream, Tracker, TrainingOutcome
 from .actors import start_actors
 from .data import build_dataset
-from .session import connect, ray_session, require_resources
+from .session import connect, ray_session, require_resources, warn_of_unused_gpus
 from .tracker import RayTracker, track
 from .train import fit
 
@@ -29,8 +29,10 @@ class RayExecutor:
     @contextmanager
     def track(self, spec: ProgressSpec) -> Iterator[RayTracker]:
         """See `Executor.track`."""
-        with ray_session(), track(spec) as tracker:
-            yield tracker
+        with ray_session():
+            warn_of_unused_gpus(self.runtime)
+            with track(spec) as tracker:
+                yield tracker
 
     def map(
         self,
@@ -43,6 +45,7 @@ class RayExecutor:
         """See `Executor.map`. Connects to Ray at once, so that progress is shown only once there is some."""
         assert tracker is None or isinstance(tracker, RayTracker)
         connect()
+        warn_of_unused_gpus(self.runtime)
         return _map(blocks, operators, label, tracker)
 
     @contextmanager
@@ -51,6 +54,7 @@ class RayExecutor:
     ) -> Iterator[ActorCalls]:
         """See `Executor.actors`."""
         with ray_session():
+            warn_of_unused_gpus(self.runtime)
             require_resources(label, cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
             with start_actors(create, pool) as call_all:
                 yield call_all

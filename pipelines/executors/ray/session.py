@@ -14,9 +14,9 @@ from ray.data import ActorPoolStrategy, DataContext, ExecutionOptions
 from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pos2distill.config import PoolSection, TrainersSection
+from pos2distill.config import PoolSection, Runtime, TrainersSection
 from pos2distill.environment import names_cluster, set_ray_variables
-from pos2distill.errors import TransientError, UserError
+from pos2distill.errors import TransientError, UserError, warn_once
 from pos2distill.placement import POOLS_LABEL, SAMPLER_UNITS_PER_ACTOR, SAMPLING, TRAINING
 
 from .errors import find_corrupt_part, find_fault, find_user_error
@@ -151,6 +151,20 @@ def require_resources(label: str, *, cpus: float, gpus: float) -> None:
                 f"{available.get(resource, 0):g}; lower the actors, workers or {resource.lower()}s under runtime, or "
                 f"run on a cluster"
             )
+
+
+def warn_of_unused_gpus(runtime: Runtime) -> None:
+    """Say if this cluster has GPUs and no pool asks for one. What this machine has is checked before a run."""
+    pools = (runtime.samplers, runtime.teachers, runtime.trainers)
+    # With an endpoint, a server has the model.
+    if not names_cluster() or runtime.endpoint.base_url or any(pool.gpus for pool in pools):
+        return
+    gpus = ray.cluster_resources().get("GPU", 0)
+    if gpus:
+        warn_once(
+            f"the cluster has {gpus:g} GPUs that this run does not use; add runtime.samplers.gpus=1 "
+            f"runtime.teachers.gpus=1 runtime.trainers.gpus=1 (docs/running.md)"
+        )
 
 
 def _has_pools() -> bool:

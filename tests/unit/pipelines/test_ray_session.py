@@ -1,8 +1,9 @@
 import pytest
 import ray
 
-from pipelines.executors.ray.session import require_resources
-from pos2distill.errors import UserError
+from pipelines.executors.ray.session import require_resources, warn_of_unused_gpus
+from pos2distill.config import EndpointSection, PoolSection, Runtime
+from pos2distill.errors import UserError, warn_once
 
 
 @pytest.mark.parametrize("address", [None, "local"])
@@ -21,3 +22,33 @@ def test_require_resources_refuses_what_this_machine_lacks(
 def test_require_resources_leaves_a_cluster_to_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     require_resources("sampling", cpus=4, gpus=100)
+
+
+@pytest.mark.parametrize(
+    ("address", "gpus", "runtime", "warns"),
+    [
+        ("10.0.0.1:6379", 8.0, Runtime(storage="s"), True),
+        ("10.0.0.1:6379", 0.0, Runtime(storage="s"), False),
+        ("10.0.0.1:6379", 8.0, Runtime(storage="s", samplers=PoolSection(gpus=1)), False),
+        ("10.0.0.1:6379", 8.0, Runtime(storage="s", endpoint=EndpointSection(base_url="http://h")), False),
+        ("local", 8.0, Runtime(storage="s"), False),  # checked before Ray starts
+    ],
+)
+def test_warn_of_unused_gpus_of_a_cluster(
+    address: str,
+    gpus: float,
+    runtime: Runtime,
+    warns: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    warn_once.cache_clear()
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0} | ({"GPU": gpus} if gpus else {}))
+    for _ in range(2):
+        warn_of_unused_gpus(runtime)
+    line = (
+        "warning: the cluster has 8 GPUs that this run does not use; add runtime.samplers.gpus=1 "
+        "runtime.teachers.gpus=1 runtime.trainers.gpus=1 (docs/running.md)\n"
+    )
+    assert capsys.readouterr().err == (line if warns else "")

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from pipelines import command_line, setting_warnings
+from pipelines import command_line, preflight, setting_warnings
 from pipelines.commands import run_evaluate
 from pipelines.plan import make_plan
 from pipelines.provenance import Provenance, record_provenance
 from pipelines.setting_warnings import warn_of_settings
+from pos2distill import hardware
 from pos2distill.config import Recipe
+from pos2distill.config.load import load_recipe
+from pos2distill.errors import warn_once
 from pos2distill.store.artifacts import Artifact
 
 Make = Callable[..., Recipe]
@@ -21,9 +24,9 @@ Make = Callable[..., Recipe]
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Each warning is printed once in a process; here once in a test."""
-    setting_warnings._warn_once.cache_clear()
+    warn_once.cache_clear()
     yield
-    setting_warnings._warn_once.cache_clear()
+    warn_once.cache_clear()
 
 
 @pytest.fixture
@@ -151,3 +154,75 @@ def test_warns_of_another_wording_than_that_of_the_checkpoint(
         f"warning: model.chat_template_kwargs: {{}}, but {model} was trained with "
         'model.chat_template_kwargs={"enable_thinking": true}',
     ]
+
+
+ALL = ["runtime.samplers.gpus=1", "runtime.teachers.gpus=1", "runtime.trainers.gpus=1"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "stages", "added"),
+    [
+        (3, {}, "stages", ALL),
+        (2, {}, "stages", [*ALL, "runtime.mode=staged"]),
+        (2, {"runtime": {"mode": "staged"}}, "stages", ALL),
+        (
+            1,
+            {"model": {"engine": "vllm"}},
+            "stages",
+            [
+                *("runtime.samplers.gpus=0.5", "runtime.teachers.gpus=0.5", "runtime.trainers.gpus=1"),
+                *("runtime.vllm.gpu_memory_utilization=0.5", "runtime.mode=staged"),
+            ],
+        ),
+        (1, {"runtime": {"executor": "local"}}, "evaluation_stages", ["runtime.samplers.gpus=1"]),
+        (1, {"model": {"engine": "fake"}}, "evaluation_stages", []),
+        (1, {"runtime": {"trainers": {"gpus": 1}}}, "stages", []),
+        (0, {}, "stages", []),
+    ],
+)
+def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
+    make_recipe: Make,
+    gpus: int,
+    settings: dict[str, Any],
+    stages: str,
+    added: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr(setting_warnings, "version", lambda _: "2.13.0")
+    recipe = make_recipe(**settings)
+    plan = make_plan(recipe)
+    for _ in range(2):  # as for two studies of a sweep
+        preflight.check_gpus(preflight.Task(recipe, plan, getattr(plan, stages)))
+    found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
+    line = f"warning: this machine has {found} that this run does not use; add {' '.join(added)} (docs/running.md)\n"
+    assert capsys.readouterr().err == (line if added else "")
+    # The settings are right: with them, nothing more is said.
+    with_gpus = load_recipe(str(Path(recipe.study.data.path).with_name("recipe.yaml")), added)
+    plan = make_plan(with_gpus)
+    preflight.check_gpus(preflight.Task(with_gpus, plan, getattr(plan, stages)))
+    assert capsys.readouterr().err == ""
+
+
+def test_check_gpus_leaves_those_of_a_cluster_to_it(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(hardware, "visible_gpus", lambda: 1)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    recipe = make_recipe()
+    plan = make_plan(recipe)
+    preflight.check_gpus(preflight.Task(recipe, plan, plan.stages))
+    assert capsys.readouterr().err == ""
+
+
+def test_warn_of_unused_gpus_says_that_torch_was_built_for_cpus(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setting_warnings, "version", lambda _: "2.13.0+cpu")
+    setting_warnings.warn_of_unused_gpus(make_recipe(), ["samplers"], 4)
+    assert capsys.readouterr().err == (
+        "warning: this machine has 4 GPUs that this run does not use; install the packages for GPUs and add "
+        "runtime.samplers.gpus=1 (docs/running.md)\n"
+    )
