@@ -13,7 +13,7 @@ from pos2distill.records import Example, Tokens, example_from_row
 from pos2distill.sampling.prompting import prompt_builder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.datasets import load_split, read_examples
-from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens
+from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens, joined_text
 from pos2distill.tasks.readers import data_bytes
 
 from .plan import Plan
@@ -119,9 +119,14 @@ def _check_prompts(
         build = prompt_builder(study, reserve)
         prompts = []
         for example in examples:
-            prompt = build(example, documents, tuple(range(len(example.golds))))
+            slots = tuple(range(len(example.golds)))
+            prompt: str | Tokens
+            if isinstance(build, MessageBuilder):
+                prompt = joined_text(build(example, documents, slots))
+            else:
+                prompt = build(example, documents, slots)
             _require_room(example, prompt, reserve, served_context, endpoint)
-            # Of a message, only the server knows the tokens.
+            # Of messages, only the server knows the tokens.
             if not isinstance(prompt, str) and prompt.max(initial=0) >= vocabulary:
                 raise UserError(
                     f"{study.model.path}: its tokenizer gives token {prompt.max()}, its config.json describes "
@@ -172,7 +177,7 @@ def _served_context(study: Study, endpoint: EndpointSection) -> int | None:
 def _require_room(
     example: Example, prompt: str | Tokens, reserve: int, context: int | None, endpoint: EndpointSection
 ) -> None:
-    """Refuse a prompt that the server would cut or refuse. Of a message, at least its words are tokens."""
+    """Refuse a prompt that the server would cut or refuse. Of messages, at least their words are tokens."""
     tokens = fewest_tokens(prompt) if isinstance(prompt, str) else len(prompt)
     if context and tokens + reserve > context:
         least = "at least " if isinstance(prompt, str) else ""

@@ -19,6 +19,7 @@ from pos2distill.evaluation.scores import format_slots, position_order
 from pos2distill.records import Example, example_from_row, sample_ids
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore, StoreIndex
+from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, joined_text
 
 from .provenance import corrupt_provenance
 from .results import input_artifact, list_artifacts, open_artifact, provenance_of, task_of
@@ -202,7 +203,7 @@ def _asked_with(artifact: Artifact) -> list[Any]:
     """The settings that decide which model is asked which prompts, before it is distilled."""
     study = study_of(artifact)
     asked: list[Any] = [study.model, study.inference]
-    asked += [getattr(study.data, name) for name in ("prompt", "metric", "hops", "documents")]
+    asked += [getattr(study.data, name) for name in ("prompt", "template", "metric", "hops", "documents")]
     names = ("slots", "other_documents", "other_slots", "distractor_orders", "reference_prompts", "max_new_tokens")
     return asked + [getattr(study.evaluation, name) for name in names]
 
@@ -320,15 +321,13 @@ class _PromptParts:
 class _PromptText:
     """The text of prompts, special tokens included: of stored token ids, or of prompts that are built again.
 
-    Of a model behind a server, the user's message: only the server has its chat template.
+    Of a model behind a server, the messages: only the server has its chat template.
     """
 
     def __init__(self, study: Study) -> None:
-        from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder
-
         self.builder: MessageBuilder | PromptBuilder
         if study.model.is_served_name:
-            self.builder = MessageBuilder(study.data.prompt, max_length=None, reserve=0)
+            self.builder = MessageBuilder(study.data.wording, max_length=None, reserve=0)
             return
         # Imported where needed: transformers takes seconds to import.
         from pos2distill.models.load import context_length, load_tokenizer
@@ -349,7 +348,7 @@ class _PromptText:
                 order="reshuffled" if build.order else "fixed",
                 seed=build.order,
             )
-        return prompt if isinstance(prompt, str) else str(self.tokenizer.decode(prompt))
+        return joined_text(prompt) if isinstance(self.builder, MessageBuilder) else str(self.tokenizer.decode(prompt))
 
 
 def require_limit(limit: int) -> None:

@@ -218,7 +218,7 @@ def check_model(task: Task) -> None:
 
         check_endpoint(task.study.model, task.recipe.runtime.endpoint)
         if not task.study.model.is_served_name:
-            _check_tokenizer(task.study.model, files_version(task.study.model))
+            _check_tokenizer(task.study.model, files_version(task.study.model), has_system=_has_system(task.study))
         return
     version = files_version(task.study.model)
     check_against_model(task.study)
@@ -234,9 +234,13 @@ def check_model(task: Task) -> None:
         from pos2distill.models.check import check_trainable
 
         check_trainable(task.study.model, on_gpu=on_gpu)
-    _check_tokenizer(task.study.model, version)
+    _check_tokenizer(task.study.model, version, has_system=_has_system(task.study))
     if task.trains and task.study.method.spec.target == "gold":
         _check_gold_responses(task.study)
+
+
+def _has_system(study: Study) -> bool:
+    return study.data.template is not None and bool(study.data.template.system)
 
 
 def _check_gold_responses(study: Study) -> None:
@@ -428,13 +432,13 @@ def _warn_of_long_context(model: ModelSection) -> None:
 
 
 @functools.cache
-def _check_tokenizer(model: ModelSection, _version: str) -> None:
+def _check_tokenizer(model: ModelSection, _version: str, *, has_system: bool) -> None:
     """Once for each model, as `_check_weights`."""
     from pos2distill.models.chat import check_template, stop_token_ids
     from pos2distill.models.load import load_tokenizer
 
     tokenizer = load_tokenizer(model)
-    check_template(tokenizer, model)
+    check_template(tokenizer, model, has_system=has_system)
     stop_token_ids(model, tokenizer)
 
 

@@ -239,7 +239,7 @@ class Results:
             prompts.append(EvaluatedPrompts(label, documents, self.models, spec.slot_of_rank, spec.orders))
         data, examples = self.study.data, self.examples.read_table(EVALUATION)
         chat = self.evaluation.details().get("chat")  # not of a server, which applies its own template
-        return EvaluatedTask(data.metric, data.prompt, examples, read_locations(self.examples), prompts, chat)
+        return EvaluatedTask(data.metric, data.wording, examples, read_locations(self.examples), prompts, chat)
 
 
 def _shown_settings(study: Study, checkpoint: Artifact) -> dict[str, Any]:

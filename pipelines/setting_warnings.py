@@ -22,6 +22,8 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
         warn_once(difference)
     for difference in _unlike_training(recipe):
         warn_once(difference)
+    if _asks_for_other_answers(recipe.study):
+        warn_once("data.template.without_documents: does not ask for 'The answer is', which data.metric em judges")
 
 
 def warn_of_unused_gpus(recipe: Recipe, pools: Sequence[str], gpus: int) -> None:
@@ -66,6 +68,14 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
         yield "method.view_weight", f"method.view is {method.view}"
 
 
+def _asks_for_other_answers(study: Study) -> bool:
+    """Whether prompts without documents do not ask for what the metric judges, as those with documents may."""
+    template = study.data.template
+    if template is None or not study.evaluation.reference_prompts or study.data.metric != "em":
+        return False
+    return not template.asks_for_conclusion_without_documents
+
+
 # What makes the text of prompts, and its value where a record has none.
 _PROMPT_SETTINGS: Sequence[tuple[str, str, Any]] = (("data", "prompt", None), ("model", "chat_template_kwargs", {}))
 
@@ -80,10 +90,15 @@ def _unlike_training(recipe: Recipe) -> Iterator[str]:
     recorded = _recorded(Artifact(storage, "checkpoint", fingerprint), {"data": {}, "model": {}}) or {}
     for section, name, default in _PROMPT_SETTINGS:
         trained = (recorded.get(section) or {name: None}).get(name, default)
-        chosen = getattr(getattr(recipe.study, section), name)
+        chosen = getattr(recipe.study, section).model_dump(mode="json").get(name, default)
         if trained not in (None, chosen):
             setting = f"{section}.{name}"
             yield f"{setting}: {_shown(chosen)}, but {model} was trained with {setting}={_shown(trained)}"
+    template = (recorded.get("data") or {}).get("template")
+    chosen = recipe.study.data.template
+    # Of one of them alone, `prompt` says so.
+    if template is not None and chosen is not None and template != chosen.model_dump(mode="json"):
+        yield f"data.template: another one than {model} was trained with"
 
 
 def _shown(value: Any) -> str:

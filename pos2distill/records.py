@@ -89,7 +89,7 @@ _EXAMPLE = pa.struct(list(EXAMPLE_SCHEMA))
 
 # One prompt to generate from: an example with its gold documents at slots of `documents`.
 #   placement, group: which of the evaluated placements this is, and the group it belongs to ("" for none).
-#   message: the user's message in place of prompt_ids, for a server that makes a prompt of it; else null.
+#   messages: in place of prompt_ids, for a server that makes a prompt of them; else null.
 #   example: the whole example for training; null for evaluation.
 #   error: why there is no prompt, else null.
 PROMPT_SCHEMA = pa.schema(
@@ -101,7 +101,7 @@ PROMPT_SCHEMA = pa.schema(
         ("group", pa.string()),
         ("slots", _SLOTS),
         ("prompt_ids", _TOKENS),
-        ("message", pa.string()),
+        ("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
         ("seed", pa.int64()),
         ("example", _EXAMPLE),
         ("error", pa.string()),

@@ -129,7 +129,7 @@ def _default(field: FieldInfo) -> str:
         return "see text"  # computed from other settings
     if field.default is PydanticUndefined:
         return "required"
-    if isinstance(field.default, str):
+    if isinstance(field.default, str) and field.default.isprintable():
         return field.default
     return json.dumps(field.default, default=lambda section: section.model_dump(mode="json"))
 

@@ -40,7 +40,7 @@ PREDICTIONS = "predictions.parquet"
 REFUSALS = "refused.parquet"
 
 # What prompts and answers are made with; the data itself is an input.
-PROMPT_FIELDS = ("model", "data.prompt", "data.metric", "data.hops", "data.documents")
+PROMPT_FIELDS = ("model", "data.template", "data.prompt", "data.metric", "data.hops", "data.documents")
 # By method. The others change the model alone, by the scales in its section.
 _INFERENCE = {
     "reorder": ("inference.method",),

@@ -20,7 +20,7 @@ TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
 _LOCATIONS = "locations.json"
 
 # How questions are worded and scored does not matter here, and `longest_prompt` stands for the prompt lengths.
-_UNUSED = ("prompt", "metric", "documents")
+_UNUSED = ("template", "prompt", "metric", "documents")
 _FIELDS = (*(f"data.{name}" for name in DataSection.model_fields if name not in _UNUSED), "seed", "evaluation.seed")
 _NOT_FOR_TRAINING = ("data.eval_examples", "evaluation.seed")
 _NOT_FOR_EVALUATION = ("data.train_examples", "data.train_candidates", "seed")

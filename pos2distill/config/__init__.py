@@ -23,6 +23,7 @@ from pos2distill.config.runtime import (
     VllmSection,
 )
 from pos2distill.config.study import EvaluationSection, Study
+from pos2distill.config.template import TemplateSection
 from pos2distill.config.training import LoraSection, SamplingSection, TrainingSection
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "SamplingSection",
     "Section",
     "Study",
+    "TemplateSection",
     "TrainersSection",
     "TrainingSection",
     "VllmSection",

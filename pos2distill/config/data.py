@@ -1,16 +1,26 @@
 """The questions of a study."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from pos2distill.config.base import Section
 from pos2distill.config.formats import FORMATS, Format, FormatName
+from pos2distill.config.template import TemplateSection
 
+PromptStyle = Literal["qa", "kv", "plain", "coc", "reasoning", "template"]
 Metric = Literal["sub_em", "substring", "em"]
 
 _METRICS: dict[str, Metric] = {"kv": "substring", "reasoning": "em", "coc": "em"}
 """By prompt, where it is not sub_em."""
+
+
+def _default_metric(settings: Mapping[str, Any]) -> Metric:
+    template: TemplateSection | None = settings.get("template")
+    if template is not None and template.asks_for_conclusion:
+        return "em"
+    return _METRICS.get(settings.get("prompt", ""), "sub_em")
 
 
 class DataSection(Section):
@@ -18,16 +28,20 @@ class DataSection(Section):
 
     format: FormatName = Field(description="see docs/data.md")
     path: str = Field(description="a file, gzip or plain: a path or any fsspec URL")
-    prompt: Literal["qa", "kv", "plain", "coc", "reasoning"] = Field(
-        "qa",
+    # Before `prompt`, whose default follows from it. Left out of dumps, and so of fingerprints, where there is none.
+    template: TemplateSection | None = Field(None, exclude_if=lambda section: section is None)
+    prompt: PromptStyle = Field(
+        default_factory=lambda settings: "template" if settings.get("template") else "qa",
         description="wording: qa and kv are the benchmarks' own (Liu et al. 2024); reasoning: a chain of thought as in "
-        "the paper's R2; coc: one with a source for every claim; plain: documents, then the question",
+        "the paper's R2; coc: one with a source for every claim; plain: documents, then the question; template: that "
+        "of data.template. Default: template if there is that section, else qa",
     )
     metric: Metric = Field(
-        default_factory=lambda settings: _METRICS.get(settings.get("prompt", ""), "sub_em"),
+        default_factory=_default_metric,
         description="sub_em: the first line contains an answer, after SQuAD's normalisation; substring: the whole text "
         "contains an answer, in lower case, as the key-value benchmark judges; em: the text after 'The answer is:' "
-        "equals an answer. Default: substring for prompt kv, em for reasoning and coc, else sub_em",
+        "equals an answer. Default: substring for prompt kv, em for reasoning, coc and a template that asks for 'The "
+        "answer is', else sub_em",
     )
     hops: tuple[int, ...] = Field(
         (1,), description="gold documents of an example; of files that mix numbers of hops, those used"
@@ -64,6 +78,21 @@ class DataSection(Section):
         """The format's entry in the table."""
         return FORMATS[self.format]
 
+    @property
+    def wording(self) -> TemplateSection | PromptStyle:
+        """The template, or the name of a built-in one."""
+        return self.template or self.prompt
+
+    @model_validator(mode="after")
+    def _one_wording(self) -> "DataSection":
+        if self.template is not None and self.prompt != "template":
+            raise ValueError(
+                f"prompt: '{self.prompt}', but data.template is the prompt; leave data.prompt out or set it to template"
+            )
+        if self.template is None and self.prompt == "template":
+            raise ValueError("prompt: 'template' needs the section data.template")
+        return self
+
     @model_validator(mode="after")
     def _hops_fit_the_format(self) -> "DataSection":
         # No published data set that is supported has more than four hops.
@@ -73,8 +102,9 @@ class DataSection(Section):
             raise ValueError(f"hops: records of format '{self.format}' have one gold document; set [1]")
         if self.spec.hops == "several" and 1 in self.hops:
             raise ValueError(f"hops: records of format '{self.format}' have several gold documents; set [2]")
-        # `plain` does not ask for a form of the answer: the model may have learned either.
-        if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and self.prompt != "plain":
+        # `plain` does not ask for a form of the answer: the model may have learned either. So may one with a template.
+        is_free = self.prompt in ("plain", "template")
+        if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and not is_free:
             asks = "does not ask" if self.metric == "em" else "asks"
             other = "sub_em" if self.metric == "em" else "em"
             raise ValueError(

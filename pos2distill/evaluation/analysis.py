@@ -119,7 +119,11 @@ def _thought_shift(study: Study, predictions: pa.Table, examples: Mapping[str, E
         return _skipped("questions of one hop are answered without a chain (data.hops)")
     if study.data.metric != "em":
         return _skipped("answers are not chains of thought with a conclusion (data.metric is not em)")
-    by: Literal["number", "title"] = "number" if study.data.prompt == "coc" else "title"
+    template = study.data.template
+    if template is not None and not template.names_documents:
+        return _skipped("documents cannot be named in a chain: data.template shows neither their numbers nor titles")
+    by_number = study.data.prompt == "coc" if template is None else template.asks_for_numbers
+    by: Literal["number", "title"] = "number" if by_number else "title"
     chains: list[tuple[str, str, Chain]] = []
     ambiguous = 0
     for prediction, example, shown in _shown(study, predictions, examples):

@@ -9,18 +9,19 @@ import base64
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config.data import Metric
+from pos2distill.config.template import DOCUMENTS
 from pos2distill.evaluation.attribution import Attribution
 from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import Document, Example, Slots, example_from_row
 from pos2distill.tasks.permutations import arrange
-from pos2distill.tasks.prompts import MESSAGE_TEMPLATES, PromptStyle
+from pos2distill.tasks.prompts import Wording, raw_messages, to_template
 
 # Bits of an answer's flags.
 RIGHT, CUT = 1, 2
@@ -52,11 +53,12 @@ class EvaluatedTask:
     """The questions of one task and the prompts that were made of them.
 
     examples: a table of `EXAMPLE_SCHEMA`. locations: where the data set has each example, by its id.
-    chat: what the chat template writes before and after a message; None if it is not known.
+    chat: what the chat template writes before and after the message with the documents, with the other message
+    (`PromptBuilder.chat_frame`); None if it is not known.
     """
 
     metric: Metric
-    style: PromptStyle
+    wording: Wording
     examples: pa.Table
     locations: Mapping[str, str]
     prompts: Sequence[EvaluatedPrompts]
@@ -129,8 +131,18 @@ def _collect_task(task: EvaluatedTask) -> dict[str, Any]:
     examples = [example_from_row(row) for row in task.examples.to_pylist() if row["example_id"] in answered]
     questions = [_to_question(example, task.locations) for example in examples]
     views = [_to_view(prompts, task.metric, examples) for prompts in task.prompts]
-    template = {**asdict(MESSAGE_TEMPLATES[task.style]), "chat": task.chat}
-    return {"questions": questions, "template": template, "views": views}
+    return {"questions": questions, "template": _page_template(task.wording, task.chat), "views": views}
+
+
+def _page_template(wording: Wording, chat: tuple[str, str] | None) -> dict[str, Any]:
+    """What the page puts prompts together from. Without a chat frame, the messages follow each other."""
+    template = to_template(wording)
+    texts = list(raw_messages(template).values())
+    if chat is not None:
+        texts = [text for text in texts if DOCUMENTS in text]
+    before, _, after = "\n\n".join(texts).partition(DOCUMENTS)
+    shown = {"document": template.document, "separator": template.separator, "json_strings": template.json_strings}
+    return {"before": before, "after": after, **shown, "chat": chat}
 
 
 def _to_question(example: Example, locations: Mapping[str, str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ _PROBE = "pos2distill-probe"
 """An assistant's message that no chat template contains."""
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, model: ModelSection) -> None:
+def check_template(tokenizer: PreTrainedTokenizerBase, model: ModelSection, *, has_system: bool = False) -> None:
     """Render a question and its answer with the chat template of a model.
 
+    Args:
+        has_system: prompts have a system message.
     Raises:
         UserError: if the template is not valid, does not show what the messages say, or does not know a variable of
             `model.chat_template_kwargs`.
@@ -38,6 +40,25 @@ def check_template(tokenizer: PreTrainedTokenizerBase, model: ModelSection) -> N
     for message in (f"{_PROBE}-1", f"{_PROBE}-2"):
         if message not in rendered:
             raise UserError(f"{shown}: its chat template leaves out a message; correct it or copy it again")
+    if has_system:
+        _check_system(tokenizer, shown, turns, kwargs)
+
+
+def _check_system(
+    tokenizer: PreTrainedTokenizerBase, shown: str, turns: Sequence[Mapping[str, str]], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse a chat template, which is valid otherwise, that takes no system message, as that of Gemma 2."""
+    messages = [{"role": "system", "content": f"{_PROBE}-3"}, *map(dict, turns)]
+    why = ""
+    try:
+        rendered = str(tokenizer.apply_chat_template(messages, tokenize=False, **kwargs))
+    except Exception as error:  # as above
+        rendered, why = "", f" ({' '.join(str(error).split())})"
+    if f"{_PROBE}-3" not in rendered:
+        raise UserError(
+            f"data.template.system: the chat template of {shown} takes no system message{why}; write its text into "
+            f"data.template.user"
+        )
 
 
 def _check_kwargs(tokenizer: PreTrainedTokenizerBase, shown: str, kwargs: Mapping[str, Any]) -> None:

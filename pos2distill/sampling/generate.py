@@ -42,7 +42,7 @@ class Generate:
             # The server knows when its model's answers end, and decodes them.
             self.process = functools.partial(process_text, metric=study.data.metric, opening=_opening(model))
             if model.is_served_name:
-                self.prompt_column = "message"
+                self.prompt_column = "messages"
         else:
             self.process = self._response_processor(study)
         pool = runtime.samplers
@@ -120,7 +120,7 @@ class Generate:
 
     def _prompt(self, batch: pa.Table, row: int) -> Any:
         value = batch[self.prompt_column][row]
-        return value.as_py() if self.prompt_column == "message" else value.values.to_numpy()
+        return value.as_py() if self.prompt_column == "messages" else value.values.to_numpy()
 
 
 def require_answers(answers: pa.Table) -> None:

@@ -146,10 +146,10 @@ def _build_prompt(
         )
     except PromptTooLong as too_long:
         error = str(too_long).removeprefix(f"example {example.example_id}: ")
-        return {"prompt_ids": (), "message": None, "error": error}
+        return {"prompt_ids": (), "messages": None, "error": error}
     if isinstance(builder, MessageBuilder):
-        return {"prompt_ids": (), "message": prompt, "error": None}
-    return {"prompt_ids": prompt, "message": None, "error": None}
+        return {"prompt_ids": (), "messages": prompt, "error": None}
+    return {"prompt_ids": prompt, "messages": None, "error": None}
 
 
 def show_teacher_prompts(answers: pa.Table, study: Study) -> pa.Table:
@@ -171,7 +171,7 @@ def show_teacher_prompts(answers: pa.Table, study: Study) -> pa.Table:
 def prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder | MessageBuilder:
     """What builds the prompts of a study: token ids, or messages for a server that makes prompts of them."""
     if study.model.is_served_name:
-        return MessageBuilder(study.data.prompt, max_length=study.model.max_length, reserve=max_new_tokens)
+        return MessageBuilder(study.data.wording, max_length=study.model.max_length, reserve=max_new_tokens)
     return _token_builder(study, max_new_tokens)
 
 

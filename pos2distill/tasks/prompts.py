@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pos2distill.config import Study
+from pos2distill.config import Study, TemplateSection
+from pos2distill.config.data import PromptStyle
+from pos2distill.config.template import DOCUMENTS
 from pos2distill.errors import UserError
 from pos2distill.records import Document, Example, Slots, Tokens
 from pos2distill.tasks.encoding import text_encoder
@@ -19,25 +21,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-PromptStyle = Literal["qa", "kv", "plain", "coc", "reasoning"]
+Messages = Sequence[Mapping[str, str]]
+"""Of a chat, each with `role` and `content`."""
 
-
-@dataclass(frozen=True, slots=True)
-class MessageTemplate:
-    """The wording of the user's message, with the fields `{question}`, and `{number}` (from 1), `{title}`, `{text}`.
-
-    before, after: around the documents. document: each of them. separator: between two of them. closed_book: the
-    whole message of a prompt without documents.
-    json_strings: title and text are written as JSON strings.
-    """
-
-    before: str
-    document: str
-    separator: str
-    after: str
-    closed_book: str
-    json_strings: bool = False
-
+Wording = PromptStyle | TemplateSection
+"""The name of a built-in template, or one of one's own."""
 
 # As the benchmark shows search results (Liu et al. 2024, figure 2): one a line.
 _SEARCH_RESULT = "Document [{number}](Title: {title}) {text}"
@@ -65,47 +53,88 @@ _REASON_WITHOUT_DOCUMENTS = (
 )
 # Published wording too (Liu et al. 2024, figure 6): one record a line, inside one JSON object.
 _KEY_VALUE = "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
+_KEY = 'Key: "{question}"\nCorresponding value:'
 
-MESSAGE_TEMPLATES: dict[PromptStyle, MessageTemplate] = {
-    "qa": MessageTemplate(
-        f"{_ANSWER_FROM_RESULTS}\n\n", _SEARCH_RESULT, "\n", f"\n\n{_QUESTION_ALONE}", _QUESTION_ALONE
+_BUILT_IN: dict[PromptStyle, TemplateSection] = {
+    "qa": TemplateSection(
+        user=f"{_ANSWER_FROM_RESULTS}\n\n{DOCUMENTS}\n\n{_QUESTION_ALONE}",
+        document=_SEARCH_RESULT,
+        separator="\n",
+        without_documents=_QUESTION_ALONE,
     ),
-    "kv": MessageTemplate(
-        _KEY_VALUE,
-        "{title}: {text}",
-        ",\n ",
-        '}\n\nKey: "{question}"\nCorresponding value:',
-        'Key: "{question}"\nCorresponding value:',
+    "kv": TemplateSection(
+        user=f"{_KEY_VALUE}{DOCUMENTS}}}\n\n{_KEY}",
+        document="{title}: {text}",
+        separator=",\n ",
+        without_documents=_KEY,
         json_strings=True,
     ),
-    "plain": MessageTemplate("", "Title: {title}\n{text}\n", "", "Question: {question}", "Question: {question}"),
-    "coc": MessageTemplate(
-        f"{_CHAIN_OF_CITATION}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}", _REASON_WITHOUT_DOCUMENTS
+    "plain": TemplateSection(
+        user=f"{DOCUMENTS}Question: {{question}}",
+        document="Title: {title}\n{text}\n",
+        separator="",
+        without_documents="Question: {question}",
     ),
-    "reasoning": MessageTemplate(
-        f"{_REASONING}\n\n", _SEARCH_RESULT, "\n", "\n\nQuestion: {question}", _REASON_WITHOUT_DOCUMENTS
+    "coc": TemplateSection(
+        user=f"{_CHAIN_OF_CITATION}\n\n{DOCUMENTS}\n\nQuestion: {{question}}",
+        document=_SEARCH_RESULT,
+        separator="\n",
+        without_documents=_REASON_WITHOUT_DOCUMENTS,
+    ),
+    "reasoning": TemplateSection(
+        user=f"{_REASONING}\n\n{DOCUMENTS}\n\nQuestion: {{question}}",
+        document=_SEARCH_RESULT,
+        separator="\n",
+        without_documents=_REASON_WITHOUT_DOCUMENTS,
     ),
 }
 _FIELD = re.compile(r"\{(question|number|title|text)\}")
 
 
+def to_template(wording: Wording) -> TemplateSection:
+    """The template of a wording."""
+    return wording if isinstance(wording, TemplateSection) else _BUILT_IN[wording]
+
+
+def raw_messages(template: TemplateSection) -> dict[str, str]:
+    """The texts of the messages with documents, by role, before anything is filled in; none of them is empty."""
+    texts = {"system": template.system, "user": template.user}
+    return {role: text for role, text in texts.items() if text}
+
+
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """The user's message in parts, which are joined as they are. documents: each with what separates it."""
+    """A message in parts, which are joined as they are.
 
+    documents: each with what separates it; empty in a message that does not show them.
+    """
+
+    role: str
     before: str
-    documents: Sequence[str]
-    after: str
+    documents: Sequence[str] = ()
+    after: str = ""
 
     @property
     def text(self) -> str:
         return self.before + "".join(self.documents) + self.after
 
 
-def _to_message(style: PromptStyle, question: str, documents: Sequence[Document]) -> _Message:
-    template = MESSAGE_TEMPLATES[style]
+def _to_messages(template: TemplateSection, question: str, documents: Sequence[Document]) -> list[_Message]:
+    texts = raw_messages(template)
     if not documents:
-        return _Message(_fill(template.closed_book, question=question), (), "")
+        texts["user"] = template.without_documents
+        texts = {role: text for role, text in texts.items() if DOCUMENTS not in text}
+    messages = []
+    for role, text in texts.items():
+        # Before the question is filled in, which may contain the name of a field.
+        before, shows_documents, after = text.partition(DOCUMENTS)
+        shown = _show(template, documents) if shows_documents else ()
+        messages.append(_Message(role, _fill(before, question=question), shown, _fill(after, question=question)))
+    return messages
+
+
+def _show(template: TemplateSection, documents: Sequence[Document]) -> list[str]:
+    """Each document with what separates it from the next one."""
     shown = []
     for number, document in enumerate(documents, start=1):
         title, text = document.title, document.text
@@ -113,8 +142,7 @@ def _to_message(style: PromptStyle, question: str, documents: Sequence[Document]
             title, text = json.dumps(title), json.dumps(text)
         separator = template.separator if number < len(documents) else ""
         shown.append(_fill(template.document, number=str(number), title=title, text=text) + separator)
-    before, after = (_fill(part, question=question) for part in (template.before, template.after))
-    return _Message(before, shown, after)
+    return shown
 
 
 def _fill(template: str, **values: str) -> str:
@@ -135,7 +163,7 @@ class PromptBuilder:
 
     Args:
         tokenizer: with a chat template.
-        style: the wording around the documents.
+        wording: around the documents.
         chat_template_kwargs: `model.chat_template_kwargs`.
         max_length: the model's context in tokens.
         reserve: tokens kept free for the response.
@@ -144,14 +172,14 @@ class PromptBuilder:
     def __init__(
         self,
         tokenizer: "PreTrainedTokenizerBase",
-        style: PromptStyle,
+        wording: Wording,
         *,
         max_length: int,
         reserve: int,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.style = style
+        self.template = to_template(wording)
         self.chat_template_kwargs = chat_template_kwargs or {}
         self.max_length = max_length
         self.reserve = reserve
@@ -163,7 +191,7 @@ class PromptBuilder:
     ) -> "PromptBuilder":
         """The builder of a study's prompts. Args: as of the class; tokenizer: of the study's model."""
         kwargs = study.model.chat_template_kwargs
-        return cls(tokenizer, study.data.prompt, max_length=max_length, reserve=reserve, chat_template_kwargs=kwargs)
+        return cls(tokenizer, study.data.wording, max_length=max_length, reserve=reserve, chat_template_kwargs=kwargs)
 
     def __call__(
         self,
@@ -196,20 +224,25 @@ class PromptBuilder:
         return ids
 
     def _chat(self, example: Example, shown: Sequence[Document]) -> str:
-        return self._in_chat(_to_message(self.style, example.question, shown).text)
+        return self._in_chat({each.role: each.text for each in _to_messages(self.template, example.question, shown)})
 
-    def _in_chat(self, content: str) -> str:
-        message = {"role": "user", "content": content}
+    def _in_chat(self, texts: Mapping[str, str]) -> str:
+        """Args: texts: of the messages by role."""
+        messages = [{"role": role, "content": text} for role, text in texts.items()]
         return str(
             self.tokenizer.apply_chat_template(
-                [message], add_generation_prompt=True, tokenize=False, **self.chat_template_kwargs
+                messages, add_generation_prompt=True, tokenize=False, **self.chat_template_kwargs
             )
         )
 
     def chat_frame(self) -> tuple[str, str]:
-        """What the chat template writes before and after a message."""
+        """What the chat template writes before and after the message with the documents.
+
+        With the other message, in which `{question}` is not filled in.
+        """
         probe = "pos2distill-probe"  # which no chat template contains
-        before, _, after = self._in_chat(probe).partition(probe)
+        texts = {role: probe if DOCUMENTS in text else text for role, text in raw_messages(self.template).items()}
+        before, _, after = self._in_chat(texts).partition(probe)
         return before, after
 
     def locate(self, example: Example, documents: int, slots: Slots) -> tuple[Tokens, npt.NDArray[np.int32]]:
@@ -222,11 +255,14 @@ class PromptBuilder:
                 contain the message as it is.
         """
         shown = arrange(example, documents, slots)
-        message = _to_message(self.style, example.question, shown)
+        messages = _to_messages(self.template, example.question, shown)
+        (message,) = (each for each in messages if each.documents)
         text = self._chat(example, shown)
-        # Templates may strip the message, whose first part never begins with white space.
-        start = text.find(message.text.rstrip())
-        if start < 0:
+        # Chat templates may strip the message.
+        content = message.text
+        found = text.find(content.strip())
+        start = found - (len(content) - len(content.lstrip()))
+        if found < 0:
             raise UserError(
                 f"example {example.example_id}: its documents cannot be located in the prompt, because the chat "
                 f"template changes the message"
@@ -250,15 +286,15 @@ class PromptBuilder:
 
 
 class MessageBuilder:
-    """Builds the user's message of an example, for a server that applies the chat template itself.
+    """Builds the messages of an example, for a server that applies the chat template itself.
 
     Args:
-        style, reserve: as of `PromptBuilder`.
+        wording, reserve: as of `PromptBuilder`.
         max_length: the model's context in tokens; None if it is not known.
     """
 
-    def __init__(self, style: PromptStyle, *, max_length: int | None, reserve: int) -> None:
-        self.style = style
+    def __init__(self, wording: Wording, *, max_length: int | None, reserve: int) -> None:
+        self.template = to_template(wording)
         self.max_length = max_length
         self.reserve = reserve
 
@@ -271,8 +307,8 @@ class MessageBuilder:
         order: Literal["fixed", "reshuffled"] = "fixed",
         seed: int = 0,
         slot_of_rank: Slots = (),
-    ) -> str:
-        """The message.
+    ) -> Messages:
+        """The messages.
 
         Args:
             documents, slots, order, seed, slot_of_rank: as of `PromptBuilder`.
@@ -281,14 +317,21 @@ class MessageBuilder:
                 is for the server to refuse.
         """
         shown = arrange(example, documents, slots, order=order, seed=seed, slot_of_rank=slot_of_rank)
-        message = _to_message(self.style, example.question, shown).text
-        if self.max_length and fewest_tokens(message) + self.reserve > self.max_length:
+        parts = _to_messages(self.template, example.question, shown)
+        messages = [{"role": each.role, "content": each.text} for each in parts]
+        tokens = fewest_tokens(joined_text(messages))
+        if self.max_length and tokens + self.reserve > self.max_length:
             raise PromptTooLong(
-                f"example {example.example_id}: prompt of at least {fewest_tokens(message)} tokens ({documents} "
-                f"documents) + {self.reserve} for the response exceed the model's context of {self.max_length}; "
-                f"lower data.documents or max_new_tokens, or raise model.max_length"
+                f"example {example.example_id}: prompt of at least {tokens} tokens ({documents} documents) + "
+                f"{self.reserve} for the response exceed the model's context of {self.max_length}; lower "
+                f"data.documents or max_new_tokens, or raise model.max_length"
             )
-        return message
+        return messages
+
+
+def joined_text(messages: Messages) -> str:
+    """The texts of messages one below the other, as people are shown them."""
+    return "\n\n".join(message["content"] for message in messages)
 
 
 def fewest_tokens(text: str) -> int:

@@ -11,14 +11,14 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from pos2distill.config import ModelSection
+from pos2distill.config import ModelSection, TemplateSection
 from pos2distill.evaluation.evaluation_page import render_evaluation
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.report import compare, render_analysis, render_report
 from pos2distill.evaluation.sweep import CellResult, render_sweep
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Document, Example, examples_to_table
-from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder
+from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, joined_text
 from tests.support.chromium import NoChromiumError, open_browser
 from tests.support.predictions import make_examples, predictions
 from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs
@@ -27,6 +27,11 @@ from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inp
 CHAT = ("<s><|user|>", "<|end|><|assistant|>")
 HTML = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
 
+# A prompt of one's own, whose second message is a part of the chat frame.
+TEMPLATE = TemplateSection(
+    system="Use this:\n{documents}\nNo more.", user="Q: {question}", document="<{number}> {text}"
+)
+
 # 25 questions at 3 slots. Question 0 is gained at slot 0, question 1 is lost at slot 2, the others are always right.
 BEFORE = [[0, 1, 1], [1, 1, 1], *([[1, 1, 1]] * 23)]
 AFTER = [[1, 1, 1], [1, 1, 0], *([[1, 1, 1]] * 23)]
@@ -34,7 +39,7 @@ AFTER = [[1, 1, 1], [1, 1, 0], *([[1, 1, 1]] * 23)]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four pages: `index.html` in the folders `study`, `evaluation`, `sweep` and `analysis`."""
+    """Five pages: `index.html` in the folders `study`, `evaluation`, `template`, `sweep` and `analysis`."""
     examples = questions()
     before, after = predictions(3, BEFORE, wrong=HTML), predictions(3, AFTER, wrong="1001")
     shorter = predictions(2, [[1, 1]] * 25)
@@ -44,6 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     task = EvaluatedTask("sub_em", "qa", table, locations, prompts, chat=CHAT)
     answers = EvaluatedPrompts("3 documents", 3, [before])
     served = EvaluatedTask("sub_em", "kv", table, locations, [answers])  # of a server: without the chat template
+    chat = ("<s><|system|>", "<|end|><|user|>Q: {question}<|end|><|assistant|>")
+    own = EvaluatedTask("sub_em", TEMPLATE, table, locations, [answers], chat=chat)
     inputs = report_inputs()
     study = replace(
         inputs,
@@ -57,6 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pages = {
         "study": render_report(study),
         "evaluation": render_evaluation(evaluation_inputs(served)),
+        "template": render_evaluation(evaluation_inputs(own)),
         "sweep": render_sweep("sweep", "Two methods.", cells, {}),
         "analysis": render_analysis("analysis", analyses()),
     }
@@ -178,12 +186,21 @@ def test_report_page_shows_the_prompt_that_the_model_read(page: Page, slot: int,
     assert shown_prompt(page) == str(tokenizer.decode(builder(questions()[0], 3, (slot,))))
 
 
+def test_evaluation_page_shows_a_prompt_of_ones_own(browser: Browser, folder: Path, tiny_model_path: str) -> None:
+    tokenizer = load_tokenizer(ModelSection(path=tiny_model_path))
+    builder = PromptBuilder(tokenizer, TEMPLATE, max_length=4096, reserve=8)
+    with opened(browser, folder / "template" / "index.html") as page:
+        open_question(page)
+        page.select_option(".question select", "1")
+        assert shown_prompt(page) == str(tokenizer.decode(builder(questions()[0], 3, (1,))))
+
+
 def test_evaluation_page_shows_the_message_that_the_server_got(evaluation_page: Page) -> None:
     """Of the style `kv`, whose documents are JSON."""
     open_question(evaluation_page)
     evaluation_page.select_option(".question select", "1")
     builder = MessageBuilder("kv", max_length=None, reserve=8)
-    assert shown_prompt(evaluation_page) == builder(questions()[0], 3, (1,))
+    assert shown_prompt(evaluation_page) == joined_text(builder(questions()[0], 3, (1,)))
     assert "without the chat template" in evaluation_page.inner_text(".question")
 
 

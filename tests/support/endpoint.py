@@ -81,7 +81,8 @@ class FakeServer:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        return await self._respond(request, body, body["messages"][0]["content"])
+        text = "\n\n".join(message["content"] for message in body["messages"])
+        return await self._respond(request, body, text)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -14,6 +14,8 @@ from pos2distill.config import METHODS
 from pos2distill.config.inference import InferenceSection
 from pos2distill.config.load import load_recipe, make_recipe
 from pos2distill.config.paths import project_root
+from pos2distill.records import Document, Example
+from pos2distill.tasks.prompts import MessageBuilder
 from scripts.reference_tables import CLUSTER_PAGE, PAGE, render, render_cluster
 from scripts.render_presets import RENDERED
 
@@ -82,6 +84,18 @@ def test_settings_of_running_are_those_of_a_recipe(block: str) -> None:
     for section, settings in yaml.safe_load(block).items():
         recipe[section] = {**recipe.get(section, {}), **settings}  # type: ignore[dict-item]
     make_recipe(recipe, [], source="running.md")
+
+
+def test_template_of_the_data_page_makes_the_prompt_that_it_shows() -> None:
+    (block,) = blocks("docs/data.md", "yaml")
+    recipe = {"name": "mine", "description": "Mine.", "model": {"path": "m"}, **yaml.safe_load(block)}
+    data = make_recipe(recipe, source="data.md").study.data
+    example = Example("e", "Who?", ("A",), (Document("Fox", "It is A.", 0), Document("Owl", "It is B.")))
+    system, user = MessageBuilder(data.wording, max_length=None, reserve=8)(example, 2, (1,))
+    sentence = "You are the assistant of Example Ltd. Answer from the context alone, in one short sentence."
+    assert system == {"role": "system", "content": sentence}
+    content = "Context:\n[1] Owl: It is B.\n[2] Fox: It is A.\n\nQuestion: Who?"
+    assert user == {"role": "user", "content": content}
 
 
 def test_settings_of_evaluate_are_those_of_a_recipe() -> None:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import httpx2
+import numpy as np
 import openai
 
 from pos2distill.config import EndpointSection, ModelSection
 from pos2distill.errors import UserError, did_you_mean
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
-from pos2distill.tasks.prompts import fewest_tokens
+from pos2distill.tasks.prompts import Messages, fewest_tokens, joined_text
 
 # Of each request of a check: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_S = 8.0
@@ -64,17 +65,17 @@ class OpenAiEngine:
         self.context = min(limits, default=None)
 
     async def generate(
-        self, prompts: Sequence[Tokens | str], params: SamplingParams, seeds: Sequence[int]
+        self, prompts: Sequence[Tokens | Messages], params: SamplingParams, seeds: Sequence[int]
     ) -> list[GenerationResult]:
-        """See `Engine.generate`. Prompts are messages where `model.api` is chat, else token ids."""
+        """See `Engine.generate`. A prompt is a list of messages where `model.api` is chat, else token ids."""
         return list(await asyncio.gather(*[self._generate_one(prompt, params) for prompt in prompts]))
 
-    async def _generate_one(self, prompt: Tokens | str, params: SamplingParams) -> GenerationResult:
+    async def _generate_one(self, prompt: Tokens | Messages, params: SamplingParams) -> GenerationResult:
         async with self.running:
             try:
-                if isinstance(prompt, str):
-                    return await self._chat(prompt, params)
-                return await self._complete(prompt, params)
+                if isinstance(prompt, np.ndarray):
+                    return await self._complete(prompt, params)
+                return await self._chat(prompt, params)
             except openai.APIError as error:
                 return replace(Failure.of(error), is_refusal=_is_refusal(error.body))
 
@@ -106,10 +107,11 @@ class OpenAiEngine:
             f"(runtime.endpoint.base_url)"
         )
 
-    async def _chat(self, message: str, params: SamplingParams) -> GenerationResult:
+    async def _chat(self, messages: Messages, params: SamplingParams) -> GenerationResult:
+        listed: Any = messages
         response = await self.client.chat.completions.create(
             model=self.name,
-            messages=[{"role": "user", "content": message}],
+            messages=listed,
             temperature=params.temperature,
             max_tokens=params.max_new_tokens,
             extra_body=_chat_options(self.model),
@@ -120,7 +122,7 @@ class OpenAiEngine:
         result = _to_completion(choice.message.content, choice, response)
         if isinstance(result, Failure) or result.prompt_tokens is None:
             return result
-        fewest, most = fewest_tokens(message), self.context
+        fewest, most = fewest_tokens(joined_text(messages)), self.context
         if result.prompt_tokens < fewest:
             return Failure(
                 f"the server counts {result.prompt_tokens} tokens in a prompt of {fewest} words, so it cut the prompt; "

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pos2distill.config import AnalysisSection, DataSection, EvaluationSection, ModelSection, Study
+from pos2distill.config import AnalysisSection, DataSection, EvaluationSection, ModelSection, Study, TemplateSection
 from pos2distill.evaluation.analysis import summarise_analysis
 from pos2distill.records import PASSES_SCHEMA, PREDICTION_SCHEMA, Document, Example
 from pos2distill.tasks.permutations import arrange
@@ -106,6 +106,38 @@ def test_summarise_analysis_judges_the_chain_behind_the_thought() -> None:
     row = {**prediction(0, 0, text), "slots": [0, 1]}
     summary = summarise_analysis(chains, PASSES_SCHEMA.empty_table(), predictions(row), {"e": example})
     assert summary["thought_shift"]["overall"]["none"]["value"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("user", "document", "by"),
+    [
+        ("{documents} {question}", "[{number}] {title}: {text}", "title"),
+        ("Cite as [1]. {documents} {question}", "[{number}] {title}: {text}", "number"),
+        ("{documents} {question}", "[{number}] {text}", "number"),
+        ("{documents} {question}", "{text}", None),
+    ],
+)
+def test_summarise_analysis_recognises_documents_as_the_template_shows_them(
+    user: str, document: str, by: str | None
+) -> None:
+    template = TemplateSection(user=user, document=document)
+    golds = tuple(replace(EXAMPLE.documents[index], hop=index) for index in (0, 1))
+    example = replace(EXAMPLE, documents=(*golds, EXAMPLE.documents[2]))
+    data = {"hops": (2,), "metric": "em", "template": template, "prompt": "template"}
+    chains = study().model_copy(
+        update={"data": study().data.model_copy(update=data), "evaluation": EvaluationSection(slots="pairs")}
+    )
+    text = "The fox [1] and the owl [2] say 40. The answer is: 40"
+    row = {**prediction(0, 0, text), "slots": [0, 1]}
+    thoughts = summarise_analysis(chains, PASSES_SCHEMA.empty_table(), predictions(row), {"e": example})[
+        "thought_shift"
+    ]
+    if by is None:
+        assert thoughts == {
+            "skipped": "documents cannot be named in a chain: data.template shows neither their numbers nor titles"
+        }
+    else:
+        assert (thoughts["documents_named_by"], thoughts["overall"]["none"]["value"]) == (by, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Against plain transformers: one forward pass for each prompt, without packing."""
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -139,3 +140,12 @@ def test_position_passes_without_attention(batch: pa.Table) -> None:
     study = load_recipe("quickstart", [*OVERRIDES, "analysis.attention=false"]).study
     (row,) = PositionPasses(study, study.model, RECIPE.runtime.teachers)(batch.slice(0, 1)).to_pylist()
     assert (row["layers"], row["attention"]) == (0, [])
+
+
+def test_position_passes_of_a_template_are_those_of_the_wording_that_it_has(
+    batch: pa.Table, passes: list[dict[str, Any]]
+) -> None:
+    template = {"user": "{documents}Question: {question}", "document": "Title: {title}\n{text}\n", "separator": ""}
+    overrides = [*OVERRIDES, "analysis.examples=2", f"data.template={json.dumps(template)}", "data.prompt=template"]
+    recipe = load_recipe("quickstart", overrides)
+    assert PositionPasses(recipe.study, recipe.study.model, recipe.runtime.teachers)(batch).to_pylist() == passes

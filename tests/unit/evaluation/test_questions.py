@@ -1,6 +1,7 @@
 import pyarrow as pa
 import pytest
 
+from pos2distill.config import TemplateSection
 from pos2distill.evaluation.questions import (
     CUT,
     RIGHT,
@@ -12,6 +13,7 @@ from pos2distill.evaluation.questions import (
 )
 from pos2distill.records import Example, examples_to_table
 from pos2distill.tasks.permutations import arrange
+from pos2distill.tasks.prompts import MessageBuilder, joined_text
 from tests.support.predictions import make_examples, predictions
 
 
@@ -86,3 +88,37 @@ def test_document_order_is_that_of_the_prompt(slots: tuple[int, ...], ranks: tup
     golds_first = (*example.golds, *example.distractors)
     shown = [golds_first[index] for index in document_order(4, slots, ranks)]
     assert shown == list(arrange(example, 4, slots, slot_of_rank=ranks))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        TemplateSection(system="Be brief.", user="{documents}\n\nQ: {question}", document="[{number}] {title} {text}"),
+        TemplateSection(system="Use this: {documents} That is all.", user="{question}", separator=" | "),
+    ],
+)
+def test_encode_questions_holds_the_parts_of_an_own_prompt(template: TemplateSection) -> None:
+    """The page fills in what the template has, as `page.js.j2` does."""
+    (example,) = make_examples(1, 3)
+    table = predictions(3, [[1, 0]])
+
+    def shown(chat: tuple[str, str] | None) -> str:
+        prompts = EvaluatedPrompts("3 documents", 3, [table])
+        one = EvaluatedTask("sub_em", template, examples_to_table([example]), {}, [prompts], chat)
+        (found,) = decode_questions(encode_questions([one]))["tasks"]
+        parts = found["template"]
+        before, after = parts["chat"] or ["", ""]
+        documents = []
+        for number, document in enumerate(arrange(example, 3, (0,)), start=1):
+            text = parts["document"].replace("{number}", str(number))
+            documents.append(text.replace("{title}", document.title).replace("{text}", document.text))
+        text = before + parts["before"] + parts["separator"].join(documents) + parts["after"] + after
+        return str(text.replace("{question}", example.question))
+
+    messages = MessageBuilder(template, max_length=None, reserve=1)(example, 3, (0,))
+    assert shown(None) == joined_text(messages)
+    # With a chat template, whose frame has the other message.
+    holder = 0 if template.user == "{question}" else 1
+    chat = ("<", "> {question}") if holder == 0 else ("Be brief. <", ">")
+    content = messages[holder]["content"]
+    assert shown(chat) == (f"<{content}> {example.question}" if holder == 0 else f"Be brief. <{content}>")

@@ -70,3 +70,28 @@ def test_check_template_refuses_unknown_variables(tiny_model_path: str, kwargs: 
         check_template(tokenizer, model)
     assert str(caught.value).startswith(f"model.chat_template_kwargs: {words.format(tiny_model_path)}")
     check_template(tokenizer, model.model_copy(update={"chat_template_kwargs": {"enable_thinking": True}}))
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        # As that of Gemma 2, and one that leaves the message out.
+        ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}", True),
+        ("{% set messages = messages | rejectattr('role', 'equalto', 'system') | list %}", False),
+    ],
+)
+def test_check_template_refuses_a_system_message_that_is_not_shown(
+    tiny_model_path: str, template: str, why: bool
+) -> None:
+    model = ModelSection(path=tiny_model_path)
+    tokenizer = load_tokenizer(model)
+    check_template(tokenizer, model, has_system=True)
+    tokenizer.chat_template = template + CHAT_TEMPLATE
+    check_template(tokenizer, model)
+    with pytest.raises(UserError) as caught:
+        check_template(tokenizer, model, has_system=True)
+    reason = " (System role not supported)" if why else ""
+    assert str(caught.value) == (
+        f"data.template.system: the chat template of {tiny_model_path} takes no system message{reason}; write its text "
+        f"into data.template.user"
+    )

@@ -1,6 +1,7 @@
 """The command `evaluate` on a model behind a server, which has no model and answers by a rule."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -358,3 +359,45 @@ def test_commands_that_train_refuse_a_server(
     for words in ([], ["--dry-run"]):
         assert command_line.main([command, str(tmp_path / "recipe.yaml"), *words]) == 2
         assert capsys.readouterr().err.startswith("error: model.engine: 'openai' is for the command evaluate only: ")
+
+
+TEMPLATE = {
+    "system": "You answer from the context alone.",
+    "user": "Context:\n{documents}\n\nQuestion: {question}",
+    "document": "[{number}] {text}",
+    "without_documents": "No context. {question}",
+}
+
+
+def test_evaluate_asks_with_a_prompt_of_ones_own(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", "--model", "tiny", "--data", "questions.jsonl", "--base-url", server.url, "--documents", "4"]
+    words += ["--examples", "10", "--slots", "2", "evaluation.reference_prompts=true"]
+    words += ["runtime.endpoint.api_key_env=SERVER_KEY", f"data.template={json.dumps(TEMPLATE)}"]
+    assert command_line.main([*words, "--dry-run"]) == 0
+    dry = capsys.readouterr().out
+    assert "#   | You answer from the context alone." in dry
+    assert "    user: 'Context:" in dry
+    assert command_line.main(words) == 0
+    assert len(server.bodies) == 10 * (2 + 2)
+    alone = 0
+    for body in server.bodies:
+        system, user = body["messages"]
+        assert system == {"role": "system", "content": TEMPLATE["system"]}
+        if user["content"].startswith("No context. Which code has Fox"):
+            alone += 1
+        else:
+            assert re.fullmatch(
+                r"Context:\n\[1\] The code of .+\.(\n\n\[\d\] .+){0,3}\n\nQuestion: Which code has .+\?",
+                user["content"],
+            )
+    assert alone == 10
+    capsys.readouterr()
+    storage = tmp_path / "runs" / "tiny-questions"
+    assert command_line.main(["inspect", str(storage), "--prompts", "--position", "1", "--limit", "1", "--json"]) == 0
+    prompt = json.loads(capsys.readouterr().out)["prompt"]
+    assert prompt in {"\n\n".join(message["content"] for message in body["messages"]) for body in server.bodies}
+    # The answer is that of the first document, so the prompts were understood.
+    (summary,) = json.loads((storage / "evaluation" / "summary.json").read_text())["base"]["curves"]
+    assert summary["accuracy_by_slot"] == [1, 0]

@@ -23,6 +23,8 @@ PREPARE, BASE, SAMPLE, DISTILL, DISTILLED = STAGES = (
     "evaluate distilled",
 )
 
+OWN_PROMPT = {"user": "{documents}Question: {question}", "document": "Title: {title}\n{text}\n", "separator": ""}
+
 Make = Callable[..., Recipe]
 
 
@@ -68,6 +70,7 @@ def changed(before: Recipe, after: Recipe) -> set[str]:
         ({"inference": {"method": "ms_poe"}}, {BASE, DISTILLED}),
         ({"inference": {"method": "attention_buckets"}}, {BASE, DISTILLED}),
         ({"data": {"prompt": "qa"}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
+        ({"data": {"prompt": "template", "template": OWN_PROMPT}}, {BASE, SAMPLE, DISTILL, DISTILLED}),
         ({"evaluation": {"other_documents": [6]}}, {PREPARE, BASE, DISTILLED}),
         ({"evaluation": {"bootstrap_samples": 300}}, set()),  # of the report only
         ({"method": {"name": "kl"}}, {DISTILL, DISTILLED}),
@@ -368,6 +371,21 @@ def test_reference_prompts_change_evaluations_alone(make_recipe: Make) -> None:
     assert without.fingerprint == make_plan(make_recipe()).fingerprint
     assert without.evaluate_base.fingerprint != asked.evaluate_base.fingerprint
     assert without.distill.fingerprint == asked.distill.fingerprint
+
+
+def test_template_changes_all_that_depends_on_prompts(make_recipe: Make) -> None:
+    """Each of its texts."""
+    own, other = (
+        make_recipe(
+            data={"prompt": "template", "template": {**OWN_PROMPT, **changed_text}},
+            method={"advantageous_slot": "auto"},
+            inference={"method": "lpes", "scales": []},
+            analysis={"examples": 2},
+        )
+        for changed_text in ({}, {"system": "Be brief."})
+    )
+    one, two = fingerprints(own), fingerprints(other)
+    assert {name for name in one if one[name] == two[name]} == {PREPARE}
 
 
 def test_report_depends_on_the_retrievers_ranks(make_recipe: Make) -> None:

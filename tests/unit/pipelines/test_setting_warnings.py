@@ -71,6 +71,19 @@ def test_warn_of_settings_names_those_of_a_method_that_is_not_chosen(
     assert warnings_of(recipe) == []  # as for the next study of a sweep
 
 
+def test_warn_of_settings_names_a_prompt_without_documents_that_asks_for_no_conclusion(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]]
+) -> None:
+    template = {"user": "{documents} {question} End with: The answer is"}
+    asked = {**template, "without_documents": "{question} End with: The answer is"}
+    for own, references, count in ((template, False, 0), (asked, True, 0), (template, True, 1)):
+        data = {"prompt": "template", "template": own}
+        lines = warnings_of(make_recipe(data=data, evaluation={"reference_prompts": references}))
+        assert lines == count * [
+            "warning: data.template.without_documents: does not ask for 'The answer is', which data.metric em judges"
+        ]
+
+
 def test_warn_of_settings_says_nothing_of_those_in_use(
     make_recipe: Make, warnings_of: Callable[[Recipe], list[str]]
 ) -> None:
@@ -153,6 +166,29 @@ def test_warns_of_another_wording_than_that_of_the_checkpoint(
         f"warning: data.prompt: qa, but {model} was trained with data.prompt=plain",
         f"warning: model.chat_template_kwargs: {{}}, but {model} was trained with "
         'model.chat_template_kwargs={"enable_thinking": true}',
+    ]
+
+
+def test_warns_of_another_template_than_that_of_the_checkpoint(make_recipe: Make, tmp_path: Path) -> None:
+    def data(user: str) -> dict[str, Any]:
+        return {"prompt": "template", "template": {"user": user}}
+
+    trained = make_recipe(data=data("{documents} {question}"))
+    artifact = Artifact(str(tmp_path / "runs"), "checkpoint", "f1a0")
+    with artifact.writing():
+        artifact.publish(counts={}, seconds={})
+    record_provenance(artifact, Provenance.now(trained), "distill", {})
+    model = {"path": f"{artifact.url}/model"}
+    same, other = (
+        make_recipe(model=model, data=data(text)) for text in ("{documents} {question}", "{documents}{question}")
+    )
+    assert list(setting_warnings._unlike_training(same)) == []
+    assert list(setting_warnings._unlike_training(other)) == [
+        f"data.template: another one than {model['path']} was trained with"
+    ]
+    plain = make_recipe(model=model, data={"prompt": "plain", "template": None})
+    assert list(setting_warnings._unlike_training(plain)) == [
+        f"data.prompt: plain, but {model['path']} was trained with data.prompt=template"
     ]
 
 

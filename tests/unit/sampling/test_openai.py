@@ -13,6 +13,7 @@ from pos2distill.errors import UserError
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.openai import OpenAiEngine, check_endpoint, read_api_key, served_context
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
+from pos2distill.tasks.prompts import Messages
 from tests.support.endpoint import FAULTS, MALFORMED, SLOW_S, FakeServer, serve
 
 GREEDY = SamplingParams(0.0, 1.0, 8, ())
@@ -21,10 +22,15 @@ COMPLETIONS = ModelSection(path="tiny", engine="openai", api="completions")
 
 
 def ask(
-    server: FakeServer, prompts: Sequence[Tokens | str], model: ModelSection = CHAT, **settings: object
+    server: FakeServer, prompts: Sequence[Tokens | Messages | str], model: ModelSection = CHAT, **settings: object
 ) -> list[GenerationResult]:
     engine = OpenAiEngine(model, EndpointSection.model_validate({"base_url": server.url, **settings}))
-    return asyncio.run(engine.generate(prompts, GREEDY, [0] * len(prompts)))
+    asked = [user(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    return asyncio.run(engine.generate(asked, GREEDY, [0] * len(prompts)))
+
+
+def user(text: str) -> Messages:
+    return [{"role": "user", "content": text}]
 
 
 def errors(results: Sequence[GenerationResult]) -> list[str]:
@@ -186,6 +192,16 @@ def test_openai_sends_greedy_requests_with_the_prompt() -> None:
     assert completed == [TextCompletion(" 42\n", "stop", 5, 1)]
 
 
+def test_openai_sends_a_system_message_and_counts_its_words() -> None:
+    messages = [{"role": "system", "content": "one two three"}, {"role": "user", "content": "four"}]
+    with serve(FakeServer(context=3)) as server:
+        assert errors(ask(server, [messages])) == [
+            "the server counts 3 tokens in a prompt of 4 words, so it cut the prompt; raise its context length or "
+            "lower data.documents"
+        ]
+    assert server.bodies[0]["messages"] == messages
+
+
 def test_openai_sends_variables_of_the_chat_template() -> None:
     kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
     with serve(FakeServer()) as server:
@@ -242,7 +258,7 @@ def test_openai_limits_concurrency_and_rate() -> None:
         loop = asyncio.get_running_loop()
         start = loop.time()
         settings = EndpointSection(base_url=server.url, requests_per_minute=600)
-        await OpenAiEngine(CHAT, settings).generate(["What?"] * 6, GREEDY, [0] * 6)
+        await OpenAiEngine(CHAT, settings).generate([user("What?")] * 6, GREEDY, [0] * 6)
         return loop.time() - start
 
     with serve(server):

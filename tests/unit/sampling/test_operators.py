@@ -338,7 +338,7 @@ try:
     prompt_builder(study, 8)
 except KeyboardInterrupt:
     print("interrupted")
-print(prompt_builder(study, 8).style)
+print(prompt_builder(study, 8).reserve)
 """
 
 
@@ -347,4 +347,4 @@ def test_prompt_builder_survives_a_cancelled_task(make_recipe: Callable[..., Rec
     make_recipe()
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "recipe.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.stdout.split() == ["interrupted", "plain"], done.stderr
+    assert done.stdout.split() == ["interrupted", "8"], done.stderr

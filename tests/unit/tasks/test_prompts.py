@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pos2distill.config import ModelSection, Recipe
+from pos2distill.config import ModelSection, Recipe, TemplateSection
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Document, Example
-from pos2distill.tasks.prompts import AFTER, BEFORE, PromptBuilder, PromptTooLong
+from pos2distill.tasks.prompts import AFTER, BEFORE, MessageBuilder, PromptBuilder, PromptTooLong, joined_text
 from tests.support.tiny import CHAT_TEMPLATE
 
 EXAMPLE = Example(
@@ -190,3 +190,98 @@ def test_prompt_builder_passes_variables_to_the_chat_template(make_recipe: Calla
     ids, _ = builder.locate(EXAMPLE, 3, (0,))
     assert str(tokenizer.decode(ids)) == render(builder, 0)
     assert builder.chat_frame() == ("<s><|user|>", "<|end|><|assistant|><think></think>")
+
+
+# --- templates of one's own
+
+SYSTEM_AND_USER = TemplateSection(
+    system="Be brief.", user="Context:\n{documents}\n\nQ: {question}", document="[{number}] {title}: {text}"
+)
+IN_SYSTEM = TemplateSection(
+    system="\n{documents}\nUse this.", user="{question}?", document="{text}", separator=" | ", json_strings=True
+)
+
+
+def build_own(tiny_model_path: str, template: TemplateSection) -> PromptBuilder:
+    return PromptBuilder(load_tokenizer(ModelSection(path=tiny_model_path)), template, max_length=4096, reserve=8)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            SYSTEM_AND_USER,
+            '<|system|>Be brief.<|end|><|user|>Context:\n[1] Owl: It is\n17.\n\n[2] Fox: It is "42".\n\n'
+            'Q: Which "code"?<|end|>',
+        ),
+        (IN_SYSTEM, '<|system|>\n"It is\\n17." | "It is \\"42\\"."\nUse this.<|end|><|user|>Which "code"??<|end|>'),
+    ],
+)
+def test_prompt_builder_of_an_own_template(tiny_model_path: str, template: TemplateSection, expected: str) -> None:
+    builder = build_own(tiny_model_path, template)
+    assert render(builder, 1, documents=2) == f"<s>{expected}<|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (SYSTEM_AND_USER, "<|system|>Be brief.<|end|><|user|>"),
+        (IN_SYSTEM, "<|user|>"),  # a system message about documents would ask for some
+    ],
+)
+def test_prompt_builder_of_an_own_template_without_documents(
+    tiny_model_path: str, template: TemplateSection, expected: str
+) -> None:
+    text = render(build_own(tiny_model_path, template), documents=0)
+    assert text == f"<s>{expected}{EXAMPLE.question}<|end|><|assistant|>"
+
+
+def test_prompt_builder_fills_each_field_once(tiny_model_path: str) -> None:
+    """Questions and documents may contain the names of fields."""
+    example = replace(
+        EXAMPLE,
+        question="What is {documents} and {question}?",
+        documents=(Document("{text}", "{title} {documents} {question}", 0), Document("Owl", "{number}")),
+    )
+    text = render(build_own(tiny_model_path, SYSTEM_AND_USER), 0, documents=2, example=example)
+    shown = "[1] {text}: {title} {documents} {question}\n\n[2] Owl: {number}\n\nQ: What is {documents} and {question}?"
+    assert f"<|user|>Context:\n{shown}<|end|>" in text
+
+
+@pytest.mark.parametrize("template", [SYSTEM_AND_USER, IN_SYSTEM, TemplateSection(user=" \n{documents}\n{question}")])
+@pytest.mark.parametrize("strips", [False, True])
+def test_prompt_builder_locates_the_documents_of_an_own_template(
+    tiny_model_path: str, template: TemplateSection, strips: bool
+) -> None:
+    """Also where the chat template strips messages, which may begin with white space."""
+    builder = build_own(tiny_model_path, template)
+    if strips:
+        builder.tokenizer.chat_template = CHAT_TEMPLATE.replace("m['content']", "m['content'] | trim")
+    ids, part_L = builder.locate(EXAMPLE, 3, (1,))
+    assert np.array_equal(ids, builder(EXAMPLE, 3, (1,)))
+    order = [EXAMPLE.documents[1], EXAMPLE.documents[0], EXAMPLE.documents[2]]
+    for slot, document in enumerate(order):
+        text = str(builder.tokenizer.decode(ids[part_L == slot]))
+        shown = json.dumps(document.text) if template.json_strings else document.text
+        assert shown in text
+        first = f"[{slot + 1}]" if template is SYSTEM_AND_USER else shown[0]
+        assert text.startswith(first)
+    assert EXAMPLE.question in str(builder.tokenizer.decode(ids[part_L == AFTER]))
+
+
+@pytest.mark.parametrize("template", [SYSTEM_AND_USER, IN_SYSTEM])
+def test_chat_frame_holds_the_message_without_documents(tiny_model_path: str, template: TemplateSection) -> None:
+    before, after = build_own(tiny_model_path, template).chat_frame()
+    if template is IN_SYSTEM:
+        assert (before, after) == ("<s><|system|>", "<|end|><|user|>{question}?<|end|><|assistant|>")
+    else:
+        assert (before, after) == ("<s><|system|>Be brief.<|end|><|user|>", "<|end|><|assistant|>")
+
+
+def test_message_builder_of_an_own_template() -> None:
+    messages = MessageBuilder(SYSTEM_AND_USER, max_length=None, reserve=8)(EXAMPLE, 2, (1,))
+    user = 'Context:\n[1] Owl: It is\n17.\n\n[2] Fox: It is "42".\n\nQ: Which "code"?'
+    assert messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": user}]
+    assert joined_text(messages) == f"Be brief.\n\n{user}"
+    with pytest.raises(PromptTooLong, match=r"prompt of at least 16 tokens \(2 documents\) \+ 8 for the response"):
+        MessageBuilder(SYSTEM_AND_USER, max_length=20, reserve=8)(EXAMPLE, 2, (1,))
