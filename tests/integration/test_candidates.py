@@ -58,8 +58,8 @@ def test_longfaith_trains_on_the_chains_with_a_right_answer(make_recipe: Callabl
     """The fake engine repeats the last 25 tokens of its prompt, so the end of the question is the response."""
     questions = []
     rows = write_examples(tmp_path / "data.jsonl", 40, 6).read_text().splitlines()
-    for index, row in enumerate(map(json.loads, rows)):
-        answer = row["answers"][0] if index % 2 else "unknown"
+    for number, row in enumerate(map(json.loads, rows)):
+        answer = row["answers"][0] if number % 2 else "unknown"
         questions.append(json.dumps({**row, "question": f"{row['id']}? [1] The answer is: {answer}"}))
     (tmp_path / "data.jsonl").write_text("\n".join(questions) + "\n")
     recipe = make_recipe(

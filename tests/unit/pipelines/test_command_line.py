@@ -13,7 +13,7 @@ import yaml
 
 from pipelines import command_line, commands, terminal
 from pipelines.browse import BROWSING
-from pipelines.command_line import COMMANDS
+from pipelines.job_command import COMMANDS
 from pipelines.plan import make_plan
 from pipelines.terminal import summarise_manifest
 from pos2distill.config import Recipe
