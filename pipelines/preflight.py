@@ -3,7 +3,6 @@
 Each check is a function of what a command is about to do. Ray is not imported, and nothing is left behind.
 """
 
-import functools
 import glob
 import os
 import shutil
@@ -19,15 +18,22 @@ from pathlib import Path
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill import hardware
-from pos2distill.config import ModelSection, PoolSection, Recipe, Study, TrainersSection
+from pos2distill.config import PoolSection, Recipe, Study, TrainersSection
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
 from pos2distill.faults import reason
-from pos2distill.models.files import files_version, is_hub_name
+from pos2distill.models.files import is_hub_name
 from pos2distill.store.artifacts import check_storage
 from pos2distill.training.trackers import check_trackers
 from pos2distill.urls import open_url, storage_errors
 
+from .model_checks import (
+    check_against_model,
+    check_gold_responses,
+    check_tokenizer,
+    check_weights_once,
+    count_parameters,
+)
 from .plan import Plan
 from .setting_warnings import warn_of_settings, warn_of_unused_gpus
 from .stages.distill import check_executor
@@ -218,11 +224,10 @@ def check_model(task: Task) -> None:
 
         check_endpoint(task.study.model, task.recipe.runtime.endpoint)
         if not task.study.model.is_served_name:
-            _check_tokenizer(task.study.model, files_version(task.study.model), has_system=_has_system(task.study))
+            check_tokenizer(task.study)
         return
-    version = files_version(task.study.model)
     check_against_model(task.study)
-    _check_weights(task.study.model, version)
+    check_weights_once(task.study.model)
     runtime = task.recipe.runtime
     # Where the model computes packed rows: teachers and analyses read hidden states as training does.
     pools: list[PoolSection | TrainersSection] = []
@@ -234,27 +239,9 @@ def check_model(task: Task) -> None:
         from pos2distill.models.check import check_trainable
 
         check_trainable(task.study.model, on_gpu=on_gpu)
-    _check_tokenizer(task.study.model, version, has_system=_has_system(task.study))
+    check_tokenizer(task.study)
     if task.trains and task.study.method.spec.target == "gold":
-        _check_gold_responses(task.study)
-
-
-def _has_system(study: Study) -> bool:
-    return study.data.template is not None and bool(study.data.template.system)
-
-
-def _check_gold_responses(study: Study) -> None:
-    """The data set's answers are whole responses, which a model that must think first does not have."""
-    from pos2distill.models.chat import response_opening
-    from pos2distill.models.load import load_tokenizer
-
-    model = study.model
-    if response_opening(load_tokenizer(model), model.chat_template_kwargs):
-        raise UserError(
-            f"method.name: '{study.method.name}' trains on the data set's answers, but the chat template of "
-            f"{model.path} begins a thought (<think>) that they do not end; switch thinking off "
-            f"(model.chat_template_kwargs), or choose another method"
-        )
+        check_gold_responses(task.study)
 
 
 def _encodes(task: Task) -> bool:
@@ -322,7 +309,7 @@ def check_space(task: Task) -> None:
         return
     study, runtime = task.study, task.recipe.runtime
     # Every round saves one.
-    model = _parameters(study) * (4 if study.model.dtype == "float32" else 2) * study.method.rounds
+    model = count_parameters(study.model) * (4 if study.model.dtype == "float32" else 2) * study.method.rounds
     # One state more than is kept exists while it is written.
     states = _state_bytes(study) * (runtime.checkpoints.keep + 1)
     free = shutil.disk_usage(_existing(path)).free
@@ -356,11 +343,7 @@ def check_temporary_space(task: Task) -> None:
 
 def _state_bytes(study: Study) -> int:
     # With adapters, only they have a state.
-    return 0 if study.training.lora else _parameters(study) * _STATE_BYTES
-
-
-def _parameters(study: Study) -> int:
-    return _count_parameters(study.model, files_version(study.model))
+    return 0 if study.training.lora else count_parameters(study.model) * _STATE_BYTES
 
 
 CHECKS: tuple[Callable[[Task], None], ...] = (
@@ -376,77 +359,6 @@ CHECKS: tuple[Callable[[Task], None], ...] = (
     check_space,
     check_temporary_space,
 )
-
-
-def check_against_model(study: Study) -> None:
-    """Refuse settings that the model's config contradicts."""
-    # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
-    from pos2distill.models.load import context_length, load_config, require_position_room
-    from pos2distill.models.rope.check import check_inference
-
-    config = load_config(study.model).get_text_config()
-    if getattr(config, "num_hidden_layers", 1) < 1:
-        raise UserError(f"{study.model.path}: its config.json describes no layers (num_hidden_layers)")
-    if study.method.teacher == "topk" and study.method.teacher_topk > config.vocab_size:
-        raise UserError(
-            f"method.teacher_topk: {study.method.teacher_topk}, but {study.model.path} has {config.vocab_size} tokens"
-        )
-    if study.training.lora:
-        from pos2distill.models.lora import check_targets
-
-        check_targets(study.model, study.training.lora)
-    if study.method.view != "none":
-        from pos2distill.training.views import POSITIONS
-
-        positions = POSITIONS[study.method.view]
-        if study.inference.searches_scales:
-            # Scales below 1 may be found, and they need more positions.
-            positions /= min(1.0, study.inference.search.smallest)
-        require_position_room(study.model, positions)
-    check_inference(study.model, study.inference)
-    context = context_length(study.model)
-    for name, tokens in (
-        ("sampling.max_new_tokens", study.sampling.max_new_tokens),
-        ("evaluation.max_new_tokens", study.evaluation.max_new_tokens),
-    ):
-        if tokens >= context:
-            raise UserError(f"{name}: {tokens}, but prompt and response together may have {context} tokens")
-
-
-@functools.cache
-def _check_weights(model: ModelSection, _version: str) -> None:
-    """Once for each model and version of its files: the studies of a sweep share it."""
-    from pos2distill.models.check import check_weights
-
-    check_weights(model)
-    _warn_of_long_context(model)
-
-
-def _warn_of_long_context(model: ModelSection) -> None:
-    """The model's quality beyond the positions it was made for is unknown, but not all models have a limit."""
-    from pos2distill.models.load import load_config
-
-    positions = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
-    if model.max_length and positions and model.max_length > positions:
-        warn(f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions")
-
-
-@functools.cache
-def _check_tokenizer(model: ModelSection, _version: str, *, has_system: bool) -> None:
-    """Once for each model, as `_check_weights`."""
-    from pos2distill.models.chat import check_template, stop_token_ids
-    from pos2distill.models.load import load_tokenizer
-
-    tokenizer = load_tokenizer(model)
-    check_template(tokenizer, model, has_system=has_system)
-    stop_token_ids(model, tokenizer)
-
-
-@functools.cache
-def _count_parameters(model: ModelSection, _version: str) -> int:
-    from pos2distill.models.load import empty_model
-
-    return sum(parameter.numel() for parameter in empty_model(model).parameters())
 
 
 def _existing(path: str) -> str:

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 
 from benchmarks.validator.other_tools import REPORT, objects_and_pods
 from pipelines.help_texts import examples
-from pipelines.preflight import check_against_model
+from pipelines.model_checks import check_against_model
 from pos2distill.config import METHODS
 from pos2distill.config.inference import InferenceSection
 from pos2distill.config.load import load_recipe, make_recipe

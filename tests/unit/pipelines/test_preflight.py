@@ -18,6 +18,7 @@ import pytest
 from pipelines import data_checks, preflight
 from pipelines.commands import run_study
 from pipelines.dry_run import describe
+from pipelines.model_checks import count_parameters
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
@@ -161,7 +162,7 @@ _STATE_BYTES = 453_504
 
 
 def test_check_space_counts_parameters(make_recipe: Make) -> None:
-    parameters = preflight._parameters(make_recipe().study)
+    parameters = count_parameters(make_recipe().study.model)
     assert 4 * parameters == _MODEL_BYTES
     assert 12 * parameters == _STATE_BYTES
 

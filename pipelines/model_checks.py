@@ -1,0 +1,111 @@
+"""Checks of a model's files against the settings of a study: its config, weights, tokenizer and chat template.
+
+What a check says of a model is kept in this process for as long as the model's files do not change: the studies of a
+sweep share it.
+"""
+
+import functools
+
+from pos2distill.config import ModelSection, Study
+from pos2distill.errors import UserError, warn
+from pos2distill.models.files import files_version
+
+
+def check_against_model(study: Study) -> None:
+    """Refuse settings that the model's config contradicts."""
+    # Imported where needed: torch and transformers take longer to import than a cached study takes to show.
+    from pos2distill.models.load import context_length, load_config, require_position_room
+    from pos2distill.models.rope.check import check_inference
+
+    config = load_config(study.model).get_text_config()
+    if getattr(config, "num_hidden_layers", 1) < 1:
+        raise UserError(f"{study.model.path}: its config.json describes no layers (num_hidden_layers)")
+    if study.method.teacher == "topk" and study.method.teacher_topk > config.vocab_size:
+        raise UserError(
+            f"method.teacher_topk: {study.method.teacher_topk}, but {study.model.path} has {config.vocab_size} tokens"
+        )
+    if study.training.lora:
+        from pos2distill.models.lora import check_targets
+
+        check_targets(study.model, study.training.lora)
+    if study.method.view != "none":
+        from pos2distill.training.views import POSITIONS
+
+        positions = POSITIONS[study.method.view]
+        if study.inference.searches_scales:
+            # Scales below 1 may be found, and they need more positions.
+            positions /= min(1.0, study.inference.search.smallest)
+        require_position_room(study.model, positions)
+    check_inference(study.model, study.inference)
+    context = context_length(study.model)
+    for name, tokens in (
+        ("sampling.max_new_tokens", study.sampling.max_new_tokens),
+        ("evaluation.max_new_tokens", study.evaluation.max_new_tokens),
+    ):
+        if tokens >= context:
+            raise UserError(f"{name}: {tokens}, but prompt and response together may have {context} tokens")
+
+
+def check_weights_once(model: ModelSection) -> None:
+    """The weights fit the config. A warning if its context is longer than the model was made for."""
+    _check_weights(model, files_version(model))
+
+
+@functools.cache
+def _check_weights(model: ModelSection, _version: str) -> None:
+    from pos2distill.models.check import check_weights
+
+    check_weights(model)
+    _warn_of_long_context(model)
+
+
+def _warn_of_long_context(model: ModelSection) -> None:
+    """The model's quality beyond the positions it was made for is unknown, but not all models have a limit."""
+    from pos2distill.models.load import load_config
+
+    positions = getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
+    if model.max_length and positions and model.max_length > positions:
+        warn(f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions")
+
+
+def check_tokenizer(study: Study) -> None:
+    """The tokenizer has a chat template that shows what the prompts of the study say."""
+    template = study.data.template
+    has_system = template is not None and bool(template.system)
+    _check_tokenizer(study.model, files_version(study.model), has_system=has_system)
+
+
+@functools.cache
+def _check_tokenizer(model: ModelSection, _version: str, *, has_system: bool) -> None:
+    from pos2distill.models.chat import check_template, stop_token_ids
+    from pos2distill.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    check_template(tokenizer, model, has_system=has_system)
+    stop_token_ids(model, tokenizer)
+
+
+def check_gold_responses(study: Study) -> None:
+    """The data set's answers are whole responses, which a model that must think first does not have."""
+    from pos2distill.models.chat import response_opening
+    from pos2distill.models.load import load_tokenizer
+
+    model = study.model
+    if response_opening(load_tokenizer(model), model.chat_template_kwargs):
+        raise UserError(
+            f"method.name: '{study.method.name}' trains on the data set's answers, but the chat template of "
+            f"{model.path} begins a thought (<think>) that they do not end; switch thinking off "
+            f"(model.chat_template_kwargs), or choose another method"
+        )
+
+
+def count_parameters(model: ModelSection) -> int:
+    """The number of the model's parameters."""
+    return _count_parameters(model, files_version(model))
+
+
+@functools.cache
+def _count_parameters(model: ModelSection, _version: str) -> int:
+    from pos2distill.models.load import empty_model
+
+    return sum(parameter.numel() for parameter in empty_model(model).parameters())
