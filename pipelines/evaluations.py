@@ -15,7 +15,7 @@ from .folders import write_folder
 from .plan import Plan
 from .provenance import Provenance, read_provenance
 from .report import Results, counts_and_seconds, report_inputs
-from .stages.evaluate import PREDICTIONS, read_refused
+from .stages.answers import PREDICTIONS, read_refused
 from .stages.measured import with_measured
 from .stages.stage import Stage
 

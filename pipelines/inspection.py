@@ -23,7 +23,8 @@ from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, joined_text
 
 from .provenance import corrupt_provenance
 from .results import input_artifact, list_artifacts, open_artifact, provenance_of, task_of
-from .stages.evaluate import PREDICTIONS, eval_specs, read_refused
+from .stages.answers import PREDICTIONS, read_refused
+from .stages.evaluate import eval_specs
 from .stages.prepare import EVALUATION, TRAIN, read_locations, training_ids
 from .stages.stage import Input
 

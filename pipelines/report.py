@@ -31,8 +31,9 @@ from .folders import read_index, write_folder
 from .plan import Plan, TaskPlan
 from .provenance import Provenance, package_versions, read_provenance
 from .stages.analyse import ANALYSIS, read_analysis
+from .stages.answers import PREDICTIONS
 from .stages.distill import has_adapter, read_steps
-from .stages.evaluate import PREDICTIONS, eval_specs
+from .stages.evaluate import eval_specs
 from .stages.measured import with_measured
 from .stages.prepare import EVALUATION, read_locations
 from .stages.stage import Stage

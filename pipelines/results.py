@@ -15,7 +15,7 @@ from pos2distill.store.artifacts import RUN_FILE, Artifact
 from pos2distill.urls import open_url, require_listable, storage_errors
 
 from .provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance
-from .stages.evaluate import PREDICTIONS, read_refused
+from .stages.answers import PREDICTIONS, read_refused
 
 _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from pipelines.executors.local import LocalExecutor
 from pipelines.plan import make_plan
-from pipelines.stages.evaluate import with_model
+from pipelines.stages.measured import with_model
 from pipelines.stages.prepare import EVALUATION
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells

@@ -26,11 +26,11 @@ from pos2distill.tasks.permutations import advantageous_slots
 from pos2distill.training.job import MODEL_FOLDER
 
 from ..progress import show_stage
-from .evaluate import PREDICTIONS, PROMPT_FIELDS, recorded_seconds, with_model
-from .measured import with_measured
+from .answers import PREDICTIONS, PROMPT_FIELDS
+from .measured import with_measured, with_model
 from .prepare import EVALUATION, evaluation_examples
 from .sample import TEACHERS
-from .stage import Digests, Input, RunContext, Stage
+from .stage import Digests, Input, RunContext, Stage, recorded_seconds
 
 ANALYSIS = "analysis.json"
 PASSES = "passes.parquet"

@@ -15,10 +15,10 @@ from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import candidate_placements
 
-from .evaluate import PROMPT_FIELDS, predict, publish, recorded_seconds
+from .answers import PROMPT_FIELDS, predict, publish
 from .measured import with_measured
 from .prepare import TRAIN, training_examples, training_ids
-from .stage import Digests, Input, RunContext, Stage
+from .stage import Digests, Input, RunContext, Stage, recorded_seconds
 
 _BOOTSTRAP_SAMPLES = 2000
 

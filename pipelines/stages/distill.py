@@ -23,8 +23,8 @@ from ..interrupt import interruptible
 from ..progress import is_quiet
 from ..tracker import ProgressSpec, RunProgress
 from . import sample
-from .evaluate import PROMPT_FIELDS, model_url, with_model
-from .measured import with_measured
+from .answers import PROMPT_FIELDS
+from .measured import model_url, with_measured, with_model
 from .prepare import TRAIN, training_examples
 from .stage import Digests, Input, RunContext, Stage
 

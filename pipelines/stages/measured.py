@@ -1,9 +1,10 @@
-"""What earlier stages measured of the model, put in the place of the settings that ask for it."""
+"""What earlier stages made, put in the place of the settings that ask for it: slots, scales, a distilled model."""
 
 from collections.abc import Mapping
 
 from pos2distill.config import Section, Study
 from pos2distill.config.fields import replace_section
+from pos2distill.training.job import MODEL_FOLDER
 
 from .stage import Input
 
@@ -24,6 +25,21 @@ def with_measured(study: Study, inputs: Mapping[str, Input]) -> Study:
             model=_replace(study.model, rope_scales=scales),
         )
     return study
+
+
+def model_url(checkpoint: Input) -> str:
+    """The folder of the model that a checkpoint holds."""
+    return f"{checkpoint.artifact.url}/{MODEL_FOLDER}"
+
+
+def with_model(study: Study, path: str) -> Study:
+    """The study with another model folder of the same kind."""
+    raw = study.model.model_dump(mode="json")
+    raw["path"] = path
+    # A revision belongs to a hub name, and the new path is a folder.
+    raw["revision"] = None
+    model = type(study.model).model_validate(raw)
+    return replace_section(study, model=model)
 
 
 def _replace(section: Section, **values: object) -> Section:

@@ -36,8 +36,8 @@ from pos2distill.store.selection import Selection
 
 from ..executors.protocol import Stream, Tracker
 from ..tracker import ProgressSpec, RunProgress
-from .evaluate import PROMPT_FIELDS, model_url, with_model
-from .measured import with_measured
+from .answers import PROMPT_FIELDS
+from .measured import model_url, with_measured, with_model
 from .prepare import TRAIN, training_examples, training_ids
 from .stage import Digests, Input, RunContext, Stage
 

@@ -24,9 +24,9 @@ from pos2distill.store.artifacts import Artifact, Manifest, write_bytes, write_j
 from pos2distill.tasks.permutations import candidate_placements
 
 from ..progress import show_stage
-from .evaluate import PROMPT_FIELDS, recorded_seconds
+from .answers import PROMPT_FIELDS
 from .prepare import TRAIN, training_examples, training_ids
-from .stage import Digests, RunContext, Stage
+from .stage import Digests, RunContext, Stage, recorded_seconds
 
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
 _GENERATIONS = "generations"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,3 +122,18 @@ class Digests:
         input_fingerprints = {name: each.fingerprint for name, each in (inputs or {}).items()}
         # With the schema version, so that a new version makes new artifacts instead of misreading old ones.
         return fingerprint(SCHEMA_VERSION, settings, input_fingerprints, dict(derived or {}))
+
+
+@contextmanager
+def recorded_seconds(stage: Stage, name: str) -> Iterator[dict[str, float]]:
+    """Measure the body's seconds; if it is stopped, add them to those that the stage's manifest will count."""
+    start = time.monotonic()
+    seconds: dict[str, float] = {}
+    try:
+        yield seconds
+        seconds[name] = time.monotonic() - start
+    except (UserError, KeyboardInterrupt):
+        # What ended the run is what the user must see, whatever happens to this record of its time.
+        with suppress(Exception):
+            stage.artifact.add_seconds({name: time.monotonic() - start})
+        raise

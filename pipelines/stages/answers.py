@@ -1,0 +1,206 @@
+"""Greedy answers of one model to the first examples of a file, which the stages that measure accuracy share.
+
+A question of which a server refuses a prompt for its content is left out at every placement, so that placements stay
+comparable. Its prompts that were refused are in a second table, which is not there if there are none.
+"""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pos2distill.config import Study
+from pos2distill.errors import TransientError, UserError
+from pos2distill.records import REFUSAL_SCHEMA
+from pos2distill.sampling.blocks import examples_per_block, index_blocks
+from pos2distill.sampling.engines.protocol import SamplingParams
+from pos2distill.sampling.generate import require_answers
+from pos2distill.sampling.operators import generation_operators, to_predictions, to_refusals
+from pos2distill.sampling.prompting import PromptKey, PromptSpec
+from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.parts import TableParts, finished_examples, prediction_parts, refusal_parts
+from pos2distill.tasks.thoughts import count_thoughts
+
+from ..progress import show_stage
+from .stage import Input, RunContext, Stage
+
+PREDICTIONS = "predictions.parquet"
+REFUSALS = "refused.parquet"
+
+# What prompts and answers are made with; the data itself is an input.
+PROMPT_FIELDS = ("model", "data.template", "data.prompt", "data.metric", "data.hops", "data.documents")
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The answers of one model to some examples.
+
+    predictions: a table of `PREDICTION_SCHEMA`, sorted by prompt length, example and placement, of the examples that
+    are answered at every placement. refused: of `REFUSAL_SCHEMA`, of all others.
+    """
+
+    predictions: pa.Table
+    refused: pa.Table
+
+
+def predict(stage: Stage, study: Study, context: RunContext, file: str, count: int, specs: list[PromptSpec]) -> Answers:
+    """Greedy answers to the first `count` examples of a file of the stage's input `examples`, at every placement.
+
+    Answers and refusals are stored in the stage's artifact as they come, also those that came with a failure which
+    ends the run, and an earlier run's are not asked for again.
+
+    Args:
+        study: the stage's, with the model that answers.
+    Raises:
+        UserError: if the engine fails on a prompt, or more examples are refused than `runtime.max_failed_fraction`.
+    """
+    examples, runtime = stage.inputs["examples"], context.runtime
+    # Temperature 0 is greedy, so a difference between slots is not sampling noise.
+    params = SamplingParams(0.0, 1.0, study.evaluation.max_new_tokens, stop_ids=())
+    prompts_per_example = sum(spec.prompts_per_example for spec in specs)
+    total = count * prompts_per_example
+    parts, refused_parts = prediction_parts(stage.artifact), refusal_parts(stage.artifact)
+    predictions, refused = parts.read(), refused_parts.read()
+    _require_few_refused(refused, count, runtime.max_failed_fraction, refused_parts.url)
+    finished = pa.concat_arrays([finished_examples(predictions, prompts_per_example), _ids(refused)])
+    missing = _missing(examples, file, count, finished)
+    # Of examples that an earlier run did not finish.
+    answered = _prompt_keys(_without(predictions, finished))
+    operators = generation_operators(study, runtime, examples.artifact, file, specs, params, answered=answered)
+    blocks = index_blocks(missing, examples_per_block(len(missing), prompts_per_example, runtime.samplers))
+    done = total - len(missing) * prompts_per_example + len(answered)
+    if blocks:
+        # Before the bar: an executor connects at once, and a bar is shown only when there is something to show.
+        results = context.executor.map(blocks, operators, label="evaluation")
+        with closing(results), show_stage(stage.name, total, done=done, unit="prompt") as shown:
+            for answers in results:
+                new, new_refused = to_predictions(answers), to_refusals(answers)
+                if len(new):
+                    parts.append(new)
+                if len(new_refused):
+                    refused_parts.append(new_refused)
+                refused = pa.concat_tables([refused, new_refused])
+                shown.update(len(answers))
+                # After all is stored, so that no answer that was paid for is lost.
+                require_answers(answers.filter(pc.field("outcome") != "refused"))
+                _require_few_refused(refused, count, runtime.max_failed_fraction, refused_parts.url)
+    return _read_answers(parts, refused_parts, count, prompts_per_example)
+
+
+def _read_answers(parts: TableParts, refused_parts: TableParts, count: int, prompts_per_example: int) -> Answers:
+    """All that is stored of `count` examples.
+
+    Raises:
+        TransientError: if that is not all.
+    """
+    refused = refused_parts.read()
+    predictions = _without(parts.read(), _ids(refused))
+    expected = (count - _count_examples(refused)) * prompts_per_example
+    if len(predictions) != expected:
+        raise TransientError(
+            f"{parts.artifact.url}: {len(predictions)} of {expected} answers are readable; run the same command again"
+        )
+    return Answers(predictions, refused)
+
+
+def _require_few_refused(refused: pa.Table, count: int, max_fraction: float, url: str) -> None:
+    """Refuse to leave out too many of `count` examples. It depends on no order in which they are asked.
+
+    Args:
+        url: where the refusals are stored.
+    Raises:
+        UserError: with the reason of the first one.
+    """
+    left_out = _count_examples(refused)
+    if left_out > max_fraction * count:
+        limit = f"more than runtime.max_failed_fraction={max_fraction:g}; with a larger one they are left out"
+    elif left_out and left_out == count:
+        limit = "so nothing is measured"
+    else:
+        return
+    first = refused.sort_by("example_id").slice(0, 1).to_pylist()[0]
+    raise UserError(
+        f"the server refuses a prompt of {left_out} of {count} questions for its content ({limit}); to ask these "
+        f"again, delete {url}; the first is example {first['example_id']}: {first['error']:.300}"
+    )
+
+
+def _missing(examples: Input, file: str, count: int, finished: pa.Array) -> npt.NDArray[np.int64]:
+    """Indices of the first `count` examples of a file that are not finished."""
+    ids = examples.artifact.read_table(file, ["example_id"])["example_id"][:count]
+    return np.flatnonzero(~pc.is_in(ids, value_set=finished).to_numpy())
+
+
+def _ids(prompts: pa.Table) -> pa.Array:
+    return prompts["example_id"].combine_chunks()
+
+
+def _count_examples(prompts: pa.Table) -> int:
+    return len(pc.unique(_ids(prompts)))
+
+
+def _without(predictions: pa.Table, example_ids: pa.Array) -> pa.Table:
+    return predictions.filter(pc.invert(pc.is_in(predictions["example_id"], value_set=example_ids)))
+
+
+def _prompt_keys(predictions: pa.Table) -> frozenset[PromptKey]:
+    columns = [predictions[name].to_pylist() for name in ("documents", "example_id", "placement")]
+    return frozenset(zip(*columns, strict=True))
+
+
+def publish(
+    stage: Stage,
+    answers: Answers,
+    count: int,
+    seconds: Mapping[str, float],
+    details: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Write the answers to `count` examples, each table as one file, and publish the artifact."""
+    artifact = stage.artifact
+    artifact.write_table(PREDICTIONS, answers.predictions)
+    if len(answers.refused):
+        artifact.write_table(REFUSALS, answers.refused)
+    manifest = artifact.publish(counts=count_answers(count, answers), seconds=seconds, details=details)
+    prediction_parts(artifact).remove()
+    refusal_parts(artifact).remove()
+    return manifest
+
+
+def read_refused(artifact: Artifact) -> pa.Table:
+    """The prompts of a finished evaluation that the server refused, as a table of `REFUSAL_SCHEMA`."""
+    manifest = artifact.manifest()
+    if manifest is None or not manifest.counts.get("refused"):
+        return REFUSAL_SCHEMA.empty_table()
+    return artifact.read_table(REFUSALS)
+
+
+def count_answers(examples: int, answers: Answers) -> dict[str, int]:
+    """What became of every example and prompt, and the tokens of both unless a server did not count them.
+
+    Counts: refused of the examples are left out, because a server refuses a prompt of theirs; absent if there are none.
+    prompts = right + wrong, of the others; hit_max_tokens of them were cut off at the length limit;
+    thoughts and unfinished_thoughts as of `count_thoughts`.
+    """
+    predictions = answers.predictions
+    right = pc.sum(predictions["correct"]).as_py()
+    counts = {"examples": examples}
+    if len(answers.refused):
+        counts["refused"] = _count_examples(answers.refused)
+    counts |= {
+        "prompts": len(predictions),
+        "right": right,
+        "wrong": len(predictions) - right,
+        "hit_max_tokens": pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py(),
+        **count_thoughts(predictions["text"].to_pylist()),
+    }
+    for name in ("prompt_tokens", "answer_tokens"):
+        if predictions[name].null_count == 0:
+            counts[name] = pc.sum(predictions[name]).as_py()
+    if predictions["prompt_tokens"].null_count:
+        counts["without_usage"] = predictions["prompt_tokens"].null_count
+    return counts
