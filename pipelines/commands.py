@@ -224,7 +224,7 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Leas
                 provenance = Provenance.now(recipe)
                 logged_settings = plan.study.model_dump(mode="json")
                 executor = LeasedExecutor(build_executor(recipe.runtime), lease)
-                context = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, executor)
+                context = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, executor, lease)
             # Once the data of all tasks is prepared, and before anything expensive starts.
             if not checked and stage.artifact.name != plan.prepare.artifact.name:
                 checked = True
@@ -236,6 +236,7 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Leas
             except BaseException:
                 # Of what a stopped stage has finished, too: later it is found finished, and nothing records it.
                 with contextlib.suppress(Exception):
+                    lease.check()
                     _record_provenance(plan, stage, provenance)
                 raise
             _record_provenance(plan, stage, provenance)
@@ -247,6 +248,8 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Leas
         print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
         for warning in count_warnings(manifest.counts):
             warn(f"{stage.name}: {warning}")
+    # What the command writes beside artifacts, too.
+    lease.check()
 
 
 def _run_sweep(recipe: Recipe) -> None:

@@ -49,11 +49,15 @@ class LeasedExecutor:
         """See `Executor.actors`."""
         with self.executor.actors(create, pool, label=label) as call_all:
             yield lambda arguments: self._while_held(call_all(arguments))
+            self.lease.check()
 
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
         """See `Executor.train`. After a second Ctrl-C it may outlive the command, and keeps the lease."""
         with self.lease.working():
-            return self.executor.train(job, stream, tracker)
+            self.lease.check()
+            outcome = self.executor.train(job, stream, tracker)
+        self.lease.check()
+        return outcome
 
     def _closed_with(self, results: Generator[pa.Table, None, None]) -> Generator[pa.Table, None, None]:
         with closing(results):
@@ -63,8 +67,9 @@ class LeasedExecutor:
         """The results of another executor.
 
         Raises:
-            TransientError: instead of the next result, once the lease is lost.
+            TransientError: instead of the next result or the end, once the lease is lost.
         """
         for result in results:
             self.lease.check()
             yield result
+        self.lease.check()

@@ -93,7 +93,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     artifact.fs.makedirs(artifact.path, exist_ok=True)
     answer_parts = TableParts(artifact, _ANSWERS, ["example_id"], "answer-parts")
     pass_parts = TableParts(artifact, PASSES_SCHEMA, ["example_id"], "pass-parts")
-    with recorded_seconds(stage, "analyse") as seconds:
+    with recorded_seconds(stage, context, "analyse") as seconds:
         if "initial" in stage.inputs:
             responses = stage.inputs["initial"].artifact.read_table(PASSES, _RESPONSES)
             counts = _answer_counts(stage.inputs["initial"].manifest().counts)

@@ -57,7 +57,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     # A small data set may have fewer training examples than the setting names.
     count = min(study.method.auto_examples, len(training_ids(examples.artifact)))
     specs = [PromptSpec(documents, {hops: placements})]
-    with recorded_seconds(stage, "choose") as seconds:
+    with recorded_seconds(stage, context, "choose") as seconds:
         answers = predict(stage, study, context, TRAIN, count, specs)
     # The interval is only shown: with a number of bootstrap samples of its own, no setting of the report changes the
     # choice, and with it the samples and the checkpoint.

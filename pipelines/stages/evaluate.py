@@ -74,7 +74,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)
-    with recorded_seconds(stage, "evaluate") as seconds:
+    with recorded_seconds(stage, context, "evaluate") as seconds:
         answers = predict(stage, study, context, EVALUATION, count, specs)
     details = {**_prompt_lengths(study, answers.predictions), **_chat_frame(study)}
     return publish(stage, answers, count, seconds, details)

@@ -51,7 +51,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
     Counts: prompts = candidates * examples * slots.
     """
-    with recorded_seconds(stage, "search") as seconds:
+    with recorded_seconds(stage, context, "search") as seconds:
         layers = _layers(stage.study.model)
         generations = _search(stage, context, layers)
     settings = stage.study.inference.search

@@ -13,6 +13,7 @@ from pos2distill.config.fields import RestrictedStudy
 from pos2distill.errors import UserError
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact, Manifest
+from pos2distill.store.lease import Lease
 
 from ..executors.protocol import Executor
 
@@ -57,7 +58,7 @@ class RunContext:
     """Where and how a stage runs. Nothing here changes its result.
 
     logged_settings: all settings of the study as plain values, for the experiment trackers alone. What a stage computes
-    with is its own `study`.
+    with is its own `study`. lease: without which nothing may be written to the storage.
     """
 
     name: str
@@ -65,6 +66,7 @@ class RunContext:
     logged_settings: dict[str, Any]
     runtime: Runtime
     executor: Executor
+    lease: Lease = field(default_factory=Lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Digests:
 
 
 @contextmanager
-def recorded_seconds(stage: Stage, name: str) -> Iterator[dict[str, float]]:
+def recorded_seconds(stage: Stage, context: RunContext, name: str) -> Iterator[dict[str, float]]:
     """Measure the body's seconds; if it is stopped, add them to those that the stage's manifest will count."""
     start = time.monotonic()
     seconds: dict[str, float] = {}
@@ -135,5 +137,6 @@ def recorded_seconds(stage: Stage, name: str) -> Iterator[dict[str, float]]:
     except (UserError, KeyboardInterrupt):
         # What ended the run is what the user must see, whatever happens to this record of its time.
         with suppress(Exception):
+            context.lease.check()
             stage.artifact.add_seconds({name: time.monotonic() - start})
         raise

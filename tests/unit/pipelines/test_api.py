@@ -103,6 +103,7 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
     (checkpoint,) = (tmp_path / "storage").glob("checkpoint-*")
     assert not (checkpoint / "training").exists(), "no state is saved that another driver may read"
     assert not list((checkpoint / "steps").iterdir())
+    assert [path.name for path in checkpoint.iterdir() if path.is_file()] == []
     mark.unlink()
     assert pos2distill.distill(recipe_file, LOCAL).steps
 

@@ -58,7 +58,8 @@ def test_leased_executor_passes_on_what_another_makes(executor: Any, lease: Leas
 
 def test_leased_executor_returns_no_result_after_the_loss(executor: Any, lease: Lease) -> None:
     results = executor.map([1, 2, 3], (), label="numbers")
-    with executor.actors(None, None, label="numbers") as call_all:
+    at_the_end = pytest.raises(TransientError, match=r"^lost$")
+    with at_the_end, executor.actors(None, None, label="numbers") as call_all:
         calls = call_all([1, 2, 3])
         assert (next(results), next(calls)) == (1, 1)
         lease.lose("lost")
@@ -66,6 +67,17 @@ def test_leased_executor_returns_no_result_after_the_loss(executor: Any, lease: 
             with pytest.raises(TransientError, match=r"^lost$"):
                 next(each)
     assert executor.executor.reported == ["closed"]
+
+
+def test_leased_executor_does_not_end_as_finished_after_the_loss(executor: Any, lease: Lease) -> None:
+    """What follows would publish the results."""
+    results = executor.map([1], (), label="numbers")
+    assert next(results) == 1
+    lease.lose("lost")
+    with pytest.raises(TransientError, match=r"^lost$"):
+        next(results)
+    with pytest.raises(TransientError, match=r"^lost$"):
+        executor.train(lease, None, None)
 
 
 def test_leased_executor_reports_the_loss_to_the_tracker(executor: Any, lease: Lease) -> None:
