@@ -90,13 +90,13 @@ class Generate:
         """One of a prompt's results; a failure only if all are, an empty answer only if there is no other."""
         processed = [(result, self.process(result, answers)) for result in results]
         answered = [each for each in processed if not isinstance(each[0], Failure)]
-        # An empty answer agrees with none, as one that no other resembles.
-        candidates = [each for each in answered if each[1].truncated_text] or answered or processed
+        # Thoughts are much longer than answers, and would decide the choice. An empty answer agrees with none, as one
+        # that no other resembles.
+        with_answer = [each for each in answered if without_thought(each[1].truncated_text).strip()]
+        candidates = with_answer or answered or processed
         if len(candidates) < 2:
             return candidates[0]
-        # Thoughts are much longer than answers, and would decide the choice.
-        answers = [without_thought(response.truncated_text) for _, response in candidates]
-        return candidates[most_consistent(answers)]
+        return candidates[most_consistent([without_thought(response.truncated_text) for _, response in candidates])]
 
     async def _generate(self, batch: pa.Table, params: SamplingParams, number: int) -> list[GenerationResult]:
         """One result for every row. Rows without a prompt do not reach the engine.

@@ -58,7 +58,8 @@ def process_text(
     text = opening + result.text
     truncated_text = text[: _end(metric, text)].strip()
     correct, f1 = score(metric, truncated_text, answers)
-    return ProcessedResponse(text, truncated_text, _NO_TOKENS, correct, f1, "kept" if truncated_text else "empty")
+    outcome: Literal["kept", "empty"] = "kept" if truncated_text.removeprefix(opening).strip() else "empty"
+    return ProcessedResponse(text, truncated_text, _NO_TOKENS, correct, f1, outcome)
 
 
 def _end(metric: Metric, text: str) -> int | None:
@@ -125,7 +126,7 @@ class ResponseProcessor:
         # After truncation, so that a correct answer on a later line does not count.
         correct, f1 = score(self.metric, truncated_text, answers)
         outcome: Literal["kept", "wrong", "empty"] = "kept"
-        if not truncated_text:
+        if not truncated_text.removeprefix(self.opening).strip():
             outcome = "empty"
         elif not correct and self.keep == "correct":
             outcome = "wrong"

@@ -103,13 +103,12 @@ class _Selection:
         self._rank(side, example, location)
 
     def _is_duplicate(self, example: Example, location: str) -> bool:
-        normalised, key = question_id(example.question), _question_key(example)
-        known = self.question_of.get(example.example_id)
-        if known not in (None, normalised):
+        key = _question_key(example)
+        known = self.question_of.setdefault(example.example_id, key)
+        if known != key:
             where = f"{self.data.path}, {location}"
             raise UserError(f"{where}: id {example.example_id!r} is that of another question too; ids must be unique")
-        self.question_of[example.example_id] = normalised
-        is_duplicate = known is not None or key in self.questions
+        is_duplicate = key in self.questions
         self.questions.add(key)
         return is_duplicate
 

@@ -208,6 +208,8 @@ def scripted(recipe: Recipe, texts: Sequence[str | None], *, for_training: bool 
         (["", "owl", "fox"], "owl"),
         # Thoughts do not count: by them the first two would agree more.
         (["<think>a b c</think>owl", "<think>a b c</think>bear", "<think>d</think>bear"], "<think>a b c</think>bear"),
+        # A thought that does not end has no answer.
+        (["<think>x y z", "<think>a</think>owl", "<think>b</think>bear"], "<think>a</think>owl"),
         ([None, None, None], None),
     ],
 )

@@ -256,6 +256,7 @@ def test_response_processor_knows_a_thought_that_the_chat_template_begins(tokeni
     assert (processed.text, processed.correct) == (f"<think>{text}", True)
     assert processed.response_ids.tolist() == [*encode(tokenizer, text[:-3]), end]
     assert processor(complete(encode(tokenizer, "It is 42")), ["42"]).correct is False
+    assert processor(complete([]), ["42"]).outcome == "empty"  # the model wrote nothing
 
 
 def test_process_text_leaves_out_the_thought() -> None:
@@ -267,6 +268,8 @@ def test_process_text_leaves_out_the_thought() -> None:
     assert process("<think>43</think>\n42\n43") == ("<think>43</think>\n42\n43", True)
     assert process("43</think>42", "<think>") == ("<think>43</think>42", True)
     assert process("It is 42", "<think>") == ("<think>It is 42", False)
+    nothing = TextCompletion("", "stop", None, None)
+    assert process_text(nothing, ["42"], metric="sub_em", opening="<think>").outcome == "empty"
 
 
 def test_response_processor_cuts_a_long_thought_in_little_time(tokenizer: PreTrainedTokenizerBase) -> None:

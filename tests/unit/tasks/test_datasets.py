@@ -73,8 +73,9 @@ def test_read_examples_refuses_an_empty_file(write: Write) -> None:
         list(read_examples(data, 2))
 
 
-def test_load_split_refuses_one_id_for_two_questions(write: Write) -> None:
-    path = write([{**question_record(1), "id": "same"}, {**question_record(2), "id": "same"}])
+@pytest.mark.parametrize("questions", [("Which one?", "Which other one?"), ("What is C?", "What is C++?")])
+def test_load_split_refuses_one_id_for_two_questions(write: Write, questions: tuple[str, str]) -> None:
+    path = write([{**question_record(index, question), "id": "same"} for index, question in enumerate(questions)])
     with pytest.raises(UserError, match=r", line \d: id 'same' is that of another question too; ids must be unique$"):
         load_split(section(path), documents=2, seed=0)
 
