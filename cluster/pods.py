@@ -40,7 +40,7 @@ _HEAD_PORTS = (("gcs-server", 6379), ("dashboard", 8265))
 
 
 def recipe_map_name(spec: ClusterSpec) -> str:
-    """Of the ConfigMap with the user's recipe."""
+    """The name of the ConfigMap with the user's recipe."""
     return f"{spec.name}-recipe"
 
 

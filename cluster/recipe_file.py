@@ -1,6 +1,8 @@
 """A recipe that the image does not contain: the user's own file, which a ConfigMap brings into the head's pod."""
 
 import hashlib
+import json
+import re
 from dataclasses import dataclass
 
 from pos2distill.config.load import RECIPES, find_yaml
@@ -10,7 +12,8 @@ from pos2distill.secrets import looks_secret
 FOLDER = "/etc/pos2distill"  # where the file is mounted; a spec cannot mount a volume in /etc
 # `kubectl apply` writes the whole object a second time, as JSON, into an annotation; all annotations of an object may
 # have 256 KiB. A ConfigMap itself may have 1 MiB.
-MAX_BYTES = 128 << 10
+MAX_JSON_BYTES = 240 << 10
+_ESCAPED = re.compile("[<>&]")  # as \\u003c, besides what Python's JSON escapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +24,12 @@ class RecipeFile:
 
     @property
     def name(self) -> str:
-        """Of the file in the pod. A changed recipe has another name, so that its job has another command."""
+        """The file's name in the pod. A changed recipe has another one, so that its job has another command."""
         return f"recipe-{hashlib.sha256(self.text.encode()).hexdigest()[:8]}.yaml"
 
     @property
     def path(self) -> str:
-        """Of the file in the pod."""
+        """The file's path in the pod."""
         return f"{FOLDER}/{self.name}"
 
 
@@ -42,11 +45,11 @@ def own_recipe(recipe_name: str) -> RecipeFile | None:
     if path.resolve().parent == RECIPES.resolve():
         return None
     text = path.read_text(encoding="utf-8")
-    size = len(text.encode())
-    if size > MAX_BYTES:
+    size = len(json.dumps(text)) + 5 * len(_ESCAPED.findall(text))
+    if size > MAX_JSON_BYTES:
         raise UserError(
-            f"{recipe_name}: {size} bytes; a recipe of a job has at most {MAX_BYTES}, since a ConfigMap holds it; "
-            f"shorten it, or copy it to pipelines/recipes/ and rebuild the image"
+            f"{recipe_name}: {size} bytes as JSON; a recipe of a job has at most {MAX_JSON_BYTES}, since a ConfigMap "
+            f"holds it; shorten it, or copy it to pipelines/recipes/ and rebuild the image"
         )
     # Also in comments, which `load_recipe` does not see.
     for number, line in enumerate(text.splitlines(), 1):

@@ -41,7 +41,7 @@ def interruptible(work: Callable[[], _T], request_stop: Callable[[], None]) -> t
 
     Returns: what `work` returns, and the signal that was received, or 0.
     Raises:
-        KeyboardInterrupt: at the second signal, unless it ends the process.
+        KeyboardInterrupt: at the second signal, unless it ends the process; Terminated if that is SIGTERM.
     """
     if threading.current_thread() is not threading.main_thread():
         return work(), 0

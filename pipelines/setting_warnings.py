@@ -96,7 +96,7 @@ def _unlike_training(recipe: Recipe) -> Iterator[str]:
             yield f"{setting}: {_shown(chosen)}, but {model} was trained with {setting}={_shown(trained)}"
     template = (recorded.get("data") or {}).get("template")
     chosen = recipe.study.data.template
-    # Of one of them alone, `prompt` says so.
+    # Where one of them alone has a template, `prompt` says so.
     if template is not None and chosen is not None and template != chosen.model_dump(mode="json"):
         yield f"data.template: another one than {model} was trained with"
 

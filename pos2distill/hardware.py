@@ -19,7 +19,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return found
-    # Of CUDA: what follows an entry that is none is not visible either.
+    # CUDA ignores what follows an invalid entry.
     named = list(itertools.takewhile(lambda entry: entry.strip() not in ("", "-1"), chosen.split(",")))
     return min(found, len(named))
 

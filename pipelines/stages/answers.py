@@ -69,7 +69,7 @@ def predict(stage: Stage, study: Study, context: RunContext, file: str, count: i
     _require_few_refused(refused, count, runtime.max_failed_fraction, refused_parts.url)
     finished = pa.concat_arrays([finished_examples(predictions, prompts_per_example), _ids(refused)])
     missing = _missing(examples, file, count, finished)
-    # Of examples that an earlier run did not finish.
+    # Prompts of examples that an earlier run did not finish.
     answered = _prompt_keys(_without(predictions, finished))
     operators = generation_operators(study, runtime, examples.artifact, file, specs, params, answered=answered)
     blocks = index_blocks(missing, examples_per_block(len(missing), prompts_per_example, runtime.samplers))

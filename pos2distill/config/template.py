@@ -1,4 +1,4 @@
-"""A prompt of one's own."""
+"""A custom prompt template."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _CITATION = re.compile(r"\[\d+\]")
 
 
 class TemplateSection(Section):
-    """A prompt of one's own instead of `data.prompt`: texts in which names in braces are filled in (docs/data.md)."""
+    """A custom prompt template instead of `data.prompt`: texts whose names in braces are filled in (docs/data.md)."""
 
     system: str = Field(
         "", description="the system message, with {question} and {documents} where they are wanted. Default: none"

@@ -66,17 +66,17 @@ def to_user_error(
     field = problem.partition(":")[0]
     sets_field = any(is_within(field, dotted) or is_within(dotted, field) for dotted in overridden)
     contradicts = written is not None and error.errors()[0]["type"] == "value_error" and bool(overridden)
-    if sets_field or (contradicts and not _has_problem(written, root, problem)):
+    if sets_field or (contradicts and not _has_problem_in(field, written, root)):
         return UserError(f"command line: {prefix}{_describe(error, root, prefix)}")
     return UserError(f"{source}: {problem}")
 
 
-def _has_problem(raw: Any, root: type[Section], problem: str) -> bool:
-    """Whether this is the first problem of a mapping, too."""
+def _has_problem_in(field: str, raw: Any, root: type[Section]) -> bool:
+    """Whether the first problem of a mapping is with this field too; its values may differ."""
     try:
         root.model_validate(raw)
     except ValidationError as error:
-        return _describe(error, root) == problem
+        return _describe(error, root).partition(":")[0] == field
     return False
 
 

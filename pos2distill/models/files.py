@@ -24,7 +24,7 @@ _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 256
 # The files of a model folder other than its weights. `.py` matters with trust_remote_code only; hashing it is harmless.
 _MODEL_FILES = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
-_NEVER_TELLING = {"name", "size", "type"}  # of a listing: they are the same for another file of that length
+_SAME_AFTER_A_CHANGE = {"name", "size", "type"}  # of a listing, also for another content of that length
 _MISTRAL_COPY = "consolidated"  # Mistral's own copy of the same weights begins with this
 _HUB_SECONDS = 8.0  # until the hub counts as unreachable
 
@@ -66,7 +66,7 @@ def model_digest(model: ModelSection) -> str:
     if "://" in model.path:
         states = _file_states(model.path)
         # A web server lists neither times nor hashes, so that a changed file may look the same.
-        if states and all(state.keys() - _NEVER_TELLING for state in states.values()):
+        if states and all(state.keys() - _SAME_AFTER_A_CHANGE for state in states.values()):
             return _digest_once(model.path, _hash_states(states))
     return _digest_files(model.path)
 

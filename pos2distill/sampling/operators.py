@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
+from pos2distill.models.files import files_version
 from pos2distill.parquet import ParquetFile, open_parquet
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA, SAMPLE_SCHEMA
 from pos2distill.sampling.engines.protocol import SamplingParams
@@ -109,6 +110,8 @@ def generation_operators(
             max_new_tokens=params.max_new_tokens,
             for_training=for_training,
             answered=answered,
+            # Once for all tasks: to list the files of a model at a URL takes a request.
+            model_version=None if study.model.is_served_name else files_version(study.model),
         ),
         pool.max,
     )

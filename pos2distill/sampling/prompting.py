@@ -72,6 +72,7 @@ def build_prompts(
     max_new_tokens: int,
     for_training: bool,
     answered: frozenset[PromptKey] = frozenset(),
+    model_version: str | None = None,
 ) -> pa.Table:
     """Build one prompt for each example, number of documents and placement; for samples, one for each sample.
 
@@ -80,12 +81,12 @@ def build_prompts(
 
     Args:
         batch: as `read_examples` returns it.
-        answered: prompts to leave out.
+        answered: prompts to leave out. model_version: as of `prompt_builder`.
     Returns: a table of `PROMPT_SCHEMA`.
     Raises:
         UserError: for a prompt that does not fit the context, unless `for_training`.
     """
-    builder = prompt_builder(study, max_new_tokens)
+    builder = prompt_builder(study, max_new_tokens, model_version)
     records = batch.select(EXAMPLE_SCHEMA.names).to_pylist()
     numbers = [0] * len(batch)
     if "number" in batch.column_names:
@@ -168,16 +169,22 @@ def show_teacher_prompts(answers: pa.Table, study: Study) -> pa.Table:
     return answers.set_column(column, field, pa.array(prompts, field.type))
 
 
-def prompt_builder(study: Study, max_new_tokens: int) -> PromptBuilder | MessageBuilder:
-    """What builds the prompts of a study: token ids, or messages for a server that makes prompts of them."""
+def prompt_builder(
+    study: Study, max_new_tokens: int, model_version: str | None = None
+) -> PromptBuilder | MessageBuilder:
+    """What builds the prompts of a study: token ids, or messages for a server that makes prompts of them.
+
+    Args:
+        model_version: of the model's files, which are listed if it is not known.
+    """
     if study.model.is_served_name:
         return MessageBuilder(study.data.wording, max_length=study.model.max_length, reserve=max_new_tokens)
-    return _token_builder(study, max_new_tokens)
+    return _token_builder(study, max_new_tokens, model_version)
 
 
-def _token_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
+def _token_builder(study: Study, max_new_tokens: int, model_version: str | None = None) -> PromptBuilder:
     """The builder of the model's files as they are now: in a notebook, they may have changed since the last call."""
-    return _create_token_builder(study, max_new_tokens, files_version(study.model))
+    return _create_token_builder(study, max_new_tokens, model_version or files_version(study.model))
 
 
 @functools.lru_cache(maxsize=2)

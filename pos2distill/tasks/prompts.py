@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 Messages = Sequence[Mapping[str, str]]
-"""Of a chat, each with `role` and `content`."""
+"""The messages of a chat, each with `role` and `content`."""
 
 Wording = PromptStyle | TemplateSection
-"""The name of a built-in template, or one of one's own."""
+"""The name of a built-in template, or a custom one."""
 
 # As the benchmark shows search results (Liu et al. 2024, figure 2): one a line.
 _SEARCH_RESULT = "Document [{number}](Title: {title}) {text}"

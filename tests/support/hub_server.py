@@ -79,10 +79,12 @@ class Hub:
         return listed
 
     def commit(self, repository: str, body: bytes) -> dict[str, Any]:
-        """Store the files of a commit."""
+        """Store and delete the files of a commit."""
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
                 self.files[repository][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            elif line["key"] == "deletedFile":
+                del self.files[repository][line["value"]["path"]]
         return {"commitUrl": f"{self.address}/{repository}/commit/{COMMIT}", "commitOid": COMMIT, "success": True}
 
 

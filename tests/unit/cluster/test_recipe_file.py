@@ -8,13 +8,14 @@ import pytest
 import yaml
 
 from cluster.entrypoint import make_entrypoint
-from cluster.recipe_file import MAX_BYTES, own_recipe
+from cluster.recipe_file import MAX_JSON_BYTES, own_recipe
 from cluster.render import render, to_yaml
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest
 from cluster.validate import check
 from pipelines import command_line
 from pos2distill.config.load import RECIPES, load_recipe
+from pos2distill.errors import UserError
 
 CHECKOUT = Path(command_line.__file__).parents[1]
 SECRET = "hunter2"  # in the position of a password
@@ -78,10 +79,15 @@ def test_make_entrypoint_changes_with_the_content_of_the_recipe(mine: Path) -> N
     assert make_entrypoint(spec, str(mine)) != first
 
 
-def test_own_recipe_may_be_as_large_as_apply_permits(mine: Path) -> None:
-    text = mine.read_text()
-    mine.write_text(text + "#" * (MAX_BYTES - len(text.encode())))
-    assert own_recipe(str(mine)) is not None
+@pytest.mark.parametrize(("line", "fits"), [("# plain\n", True), ('# "<>&"\n', False)])
+def test_own_recipe_is_as_large_as_json_makes_it(mine: Path, line: str, fits: bool) -> None:
+    """200 KB of text; each quote, line break, < and & takes two to six bytes in the annotation of `apply`."""
+    mine.write_text(mine.read_text() + line * (200_000 // len(line)))
+    if fits:
+        assert own_recipe(str(mine)) is not None
+        return
+    with pytest.raises(UserError, match=r" bytes as JSON; a recipe of a job has at most 245760, since a ConfigMap"):
+        own_recipe(str(mine))
 
 
 def changed(path: Path, old: str, new: str) -> None:
@@ -94,8 +100,8 @@ def changed(path: Path, old: str, new: str) -> None:
     ("change", "message"),
     [
         (
-            lambda path: path.write_text(path.read_text() + "#" * MAX_BYTES),
-            " bytes; a recipe of a job has at most 131072, since a ConfigMap holds it; shorten it, or copy it to",
+            lambda path: path.write_text(path.read_text() + "#" * MAX_JSON_BYTES),
+            " bytes as JSON; a recipe of a job has at most 245760, since a ConfigMap holds it; shorten it, or copy",
         ),
         (
             lambda path: path.write_text(path.read_text() + f"# s3://key:{SECRET}@bucket/x\n"),

@@ -324,6 +324,8 @@ def test_load_recipe_names_the_file_of_a_bad_value(load: Callable[..., Recipe], 
         ("method.k=2", {"method": {"rounds": 2}}, "method.rounds"),
         ("evaluation.seed=3", {"evaluation": {"slots": [1, 1]}}, "evaluation.slots"),
         ("sampling.max_new_tokens=16", {"sampling": {"candidates": 4, "temperature": 0.0}}, "sampling.candidates"),
+        # Its message has other numbers with the override.
+        ("data.documents=3", {"evaluation": {"slots": [0, 50]}, "method": {"k": 2}}, "evaluation.slots"),
     ],
 )
 def test_load_recipe_names_the_file_of_a_contradiction_that_it_has_by_itself(

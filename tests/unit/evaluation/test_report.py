@@ -301,6 +301,14 @@ def test_render_model_card_describes_the_adapter(inputs: ReportInputs) -> None:
     assert "On the base model with the scales above it computes" in card
 
 
+def test_render_model_card_shows_settings_as_text(inputs: ReportInputs) -> None:
+    template = {"user": "`{documents}` <b>|</b>"}
+    card = render_model_card(with_run(inputs, changed_settings={"data.template": template, "training.epochs": 7}))
+    shown = "{&#39;user&#39;: &#39;`{documents}` &lt;b&gt;\\|&lt;/b&gt;&#39;}"
+    assert f"| `data.template` | <code>{shown}</code> |" in card
+    assert "| `training.epochs` | `7` |" in card
+
+
 def test_render_model_card_shows_a_description_as_text(inputs: ReportInputs) -> None:
     card = render_model_card(with_run(inputs, description="R1 <script>alert(1)</script> & more"))
     assert "\n\nR1 &lt;script>alert(1)&lt;/script> & more\n\n" in card

@@ -73,20 +73,20 @@ def test_distill_runs_in_a_thread(recipe_file: str) -> None:
 def test_distill_ends_with_an_error_if_the_lease_is_lost(
     recipe_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a storage does not answer. The process, here that of the tests, goes on."""
+    """As where a storage does not answer. The process, here that of the tests, continues."""
     pos2distill.sample(recipe_file, LOCAL)
     mark = tmp_path / "storage" / "driver.json"
     report_fatal = ProgressTracker.report_fatal
-    told = threading.Event()
+    reported = threading.Event()
     closed: list[StepLog] = []
 
     def lose_lease(*_: object) -> None:
         mark.write_text("{}")  # of another driver
-        assert told.wait(30)
+        assert reported.wait(30)
 
     def report(tracker: ProgressTracker, line: str) -> None:
         report_fatal(tracker, line)
-        told.set()
+        reported.set()
 
     def close(log: StepLog) -> None:
         closed.append(log)

@@ -742,7 +742,11 @@ def test_push_uploads_the_adapter_that_lora_trained_too(
         use_hub(monkeypatch, hub.address, tmp_path / "cache")
         command("push", recipe.storage, "me/a-model")
         command("push", url, "me/from-a-url")
-    assert hub.files == {"me/a-model": expected, "me/from-a-url": expected}
+        assert hub.files == {"me/a-model": expected, "me/from-a-url": expected}
+        # A model without an adapter takes its place.
+        shutil.rmtree(adapter)
+        command("push", recipe.storage, "me/a-model")
+        assert not any(path.startswith("adapter/") for path in hub.files["me/a-model"])
     assert "in the folder `adapter`, as a LoRA adapter of rank 2" in expected["README.md"].decode()
 
 

@@ -339,30 +339,30 @@ def test_exit_immediately_cleans_nothing_up(tmp_path: Path) -> None:
 
 
 def test_hold_lease_tells_a_process_that_outlives_it(claimed: str) -> None:
-    told: queue.Queue[str] = queue.Queue()
+    reported: queue.Queue[str] = queue.Queue()
     line = f"{claimed}: another run took over because this one did not renew its lease; this run stops; {AGAIN}"
 
     def fail(_: str) -> None:
         raise ConnectionError("a cluster that is gone")
 
-    with hold_lease(claimed, period=LIVE_PERIOD) as held, held.reported_to(fail), held.reported_to(told.put):
+    with hold_lease(claimed, period=LIVE_PERIOD) as held, held.reported_to(fail), held.reported_to(reported.put):
         held.check()
         write_holder(claimed)
-        assert told.get(timeout=20) == line
+        assert reported.get(timeout=20) == line
         with pytest.raises(TransientError) as caught:
             held.check()
         assert str(caught.value) == line
-        with pytest.raises(TransientError), held.reported_to(told.put):
+        with pytest.raises(TransientError), held.reported_to(reported.put):
             raise AssertionError("the lease was lost before")
 
 
 def test_hold_lease_reports_to_nobody_after_their_work(claimed: str) -> None:
-    told: queue.Queue[str] = queue.Queue()
+    reported: queue.Queue[str] = queue.Queue()
     with hold_lease(claimed, period=LIVE_PERIOD) as held:
-        with held.reported_to(told.put):
+        with held.reported_to(reported.put):
             pass
         held.lose("lost")
-    assert told.empty()
+    assert reported.empty()
 
 
 def test_hold_lease_is_kept_until_the_work_ends_that_its_body_left_behind(claimed: str) -> None:
