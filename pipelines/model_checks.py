@@ -46,13 +46,13 @@ def check_against_model(study: Study) -> None:
             raise UserError(f"{name}: {tokens}, but prompt and response together may have {context} tokens")
 
 
-def check_weights_once(model: ModelSection) -> None:
-    """The weights fit the config. A warning if its context is longer than the model was made for."""
-    _check_weights(model, files_version(model))
-
-
 @functools.cache
-def _check_weights(model: ModelSection, _version: str) -> None:
+def check_weights_once(model: ModelSection, _version: str) -> None:
+    """The weights fit the config. A warning if its context is longer than the model was made for.
+
+    Args:
+        _version: of the model's files (`files_version`).
+    """
     from pos2distill.models.check import check_weights
 
     check_weights(model)
@@ -68,11 +68,15 @@ def _warn_of_long_context(model: ModelSection) -> None:
         warn(f"model.max_length: {model.max_length}, but {model.path} was made for {positions} positions")
 
 
-def check_tokenizer(study: Study) -> None:
-    """The tokenizer has a chat template that shows what the prompts of the study say."""
+def check_tokenizer(study: Study, version: str) -> None:
+    """The tokenizer has a chat template that shows what the prompts of the study say.
+
+    Args:
+        version: of the model's files (`files_version`).
+    """
     template = study.data.template
     has_system = template is not None and bool(template.system)
-    _check_tokenizer(study.model, files_version(study.model), has_system=has_system)
+    _check_tokenizer(study.model, version, has_system=has_system)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from pos2distill.config import PoolSection, Recipe, Study, TrainersSection
 from pos2distill.environment import names_cluster
 from pos2distill.errors import UserError, warn
 from pos2distill.faults import reason
-from pos2distill.models.files import is_hub_name
+from pos2distill.models.files import files_version, is_hub_name
 from pos2distill.store.artifacts import check_storage
 from pos2distill.training.trackers import check_trackers
 from pos2distill.urls import open_url, storage_errors
@@ -224,10 +224,12 @@ def check_model(task: Task) -> None:
 
         check_endpoint(task.study.model, task.recipe.runtime.endpoint)
         if not task.study.model.is_served_name:
-            check_tokenizer(task.study)
+            check_tokenizer(task.study, files_version(task.study.model))
         return
+    # Listed once, which is a request for a model at a URL.
+    version = files_version(task.study.model)
     check_against_model(task.study)
-    check_weights_once(task.study.model)
+    check_weights_once(task.study.model, version)
     runtime = task.recipe.runtime
     # Where the model computes packed rows: teachers and analyses read hidden states as training does.
     pools: list[PoolSection | TrainersSection] = []
@@ -239,7 +241,7 @@ def check_model(task: Task) -> None:
         from pos2distill.models.check import check_trainable
 
         check_trainable(task.study.model, on_gpu=on_gpu)
-    check_tokenizer(task.study)
+    check_tokenizer(task.study, version)
     if task.trains and task.study.method.spec.target == "gold":
         check_gold_responses(task.study)
 
