@@ -1,6 +1,6 @@
 """What a stage that samples or trains has done, which samples it still needs, and whether it is to stop.
 
-One tracker is told by all processes of the stage, and is what the terminal shows (`progress`).
+All processes of the stage report to one tracker, and the terminal shows its figures (`progress`).
 """
 
 import time

@@ -111,8 +111,8 @@ def _digest_files(model_path: str) -> str:
 def files_version(model: ModelSection) -> str:
     """What changes when one of the model's files does: what a listing says of them, such as sizes and times.
 
-    A process that keeps something it made from the files keeps it under this version. No file is read, and nothing is
-    asked of the hub: of its models, it is the snapshot in this machine's cache.
+    A process that keeps something it made from the files keeps it under this version. No file is read and the
+    hub gets no request: the version of a hub model is its snapshot in this machine's cache.
     """
     if is_hub_name(model.path):
         from huggingface_hub import try_to_load_from_cache

@@ -66,7 +66,7 @@ def test_interruptible_raises_errors_of_the_work() -> None:
     ],
 )
 def test_interruptible_quits_at_the_second_signal(process: str, number: int, code: int, printed: str) -> None:
-    """The program ends. Another process goes on, whatever the work and the request to stop do."""
+    """The program ends. Another process continues, whatever the work and the request to stop do."""
     command = [sys.executable, "-c", LEAVES_AT_ONCE, process, str(int(number))]
     ended = subprocess.run(command, timeout=30, check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (code, printed)
