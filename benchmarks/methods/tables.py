@@ -144,25 +144,28 @@ ON_GPU = (
     "model.dtype=bfloat16",
     "training.precision=bfloat16",
     "runtime.executor=local",
-    "runtime.samplers={gpus: 1, batch_size: 64}",
-    "runtime.teachers={gpus: 1, batch_size: 32}",
+    "runtime.samplers={gpus: 1, batch_size: 128}",
+    "runtime.teachers={gpus: 1, batch_size: 64}",
     "runtime.trainers={strategy: torch, gpus: 1, gradient_checkpointing: false, micro_batch_tokens: 16384}",
     "evaluation.seed=0",
     "evaluation.reference_prompts=false",
 )
 
-# The recipe's rate, until `rates_gpu` has chosen one on other questions. Losses that differ by a part have one rate.
+# Chosen by `rates_gpu` on other questions. Losses that differ by a part have one rate.
 KL_RATE = "training.learning_rate=5e-5"
-CROSS_ENTROPY_RATE = "training.learning_rate=5e-5"
+SEQKD_RATE = "training.learning_rate=5e-5"
+SFT_RATE = "training.learning_rate=5e-5"
+# 26 candidates of 40 questions.
+GPU_SEARCH = "{generations: 4, population: 8, parents: 4, mutations: 4, crossovers: 2, examples: 40}"
 
 
 def by_objective() -> tuple[Variant, ...]:
     """Each part of R1's objective, and cross-entropy on the same answers (SeqKD) and on those of the data set (SFT)."""
     return (
         trained("r1", "method.name=r1", KL_RATE),
-        trained("seqkd", "method.name=seqkd", CROSS_ENTROPY_RATE),
+        trained("seqkd", "method.name=seqkd", SEQKD_RATE),
         trained("kl", "method.name=kl", KL_RATE),
-        trained("sft", "method.name=sft", CROSS_ENTROPY_RATE),
+        trained("sft", "method.name=sft", SFT_RATE),
         trained("kl+align", "method.name=kl+align", KL_RATE),
     )
 
@@ -172,11 +175,15 @@ FACTS_GPU_VARIANTS = (
     BASE,
     *by_objective(),
     REORDER,
-    *searched(REAL_SEARCH),
     Variant("ms_poe", ("inference.method=ms_poe",)),
     Variant("attention_buckets", ("inference.method=attention_buckets",)),
+    *searched(GPU_SEARCH),
     trained("r1, random slot", "method.name=r1", "method.advantageous_slot=random", KL_RATE),
     trained("r1, teacher at a random slot", "method.name=r1", "method.teacher_slot=random", KL_RATE),
+    # Two rounds of one epoch.
+    trained("on-policy r1", "method.name=r1-on-policy", KL_RATE),
+    *views(SEQKD_RATE),
+    trained("r1 + lpes", "method.name=r1", "inference.method=lpes", f"inference.search={GPU_SEARCH}", KL_RATE),
     # As many steps as with K = 2.
     trained("r1, K = 1", "method.name=r1", "method.k=1", "training.global_batch_rows=6", KL_RATE),
     trained("r1, K = 4", "method.name=r1", "method.k=4", "training.global_batch_rows=15", KL_RATE),
@@ -186,22 +193,19 @@ FACTS_GPU_VARIANTS = (
         "kl+align, batches of 36",
         *("method.name=kl+align", "training.global_batch_rows=36", "training.epochs=4", KL_RATE),
     ),
-    # The steps of on-policy R1, whose two rounds have an epoch each.
+    # The steps of on-policy R1.
     trained("r1, 2 epochs", "method.name=r1", "training.epochs=2", KL_RATE),
-    trained("on-policy r1", "method.name=r1-on-policy", KL_RATE),
     trained(
         "on-policy r1, teacher at a random slot", "method.name=r1-on-policy", "method.teacher_slot=random", KL_RATE
     ),
-    *views(CROSS_ENTROPY_RATE),
-    trained("r1 + lpes", "method.name=r1", "inference.method=lpes", f"inference.search={REAL_SEARCH}", KL_RATE),
-    trained("sealong", *SEALONG, "sampling.temperature=0.7", CROSS_ENTROPY_RATE),
+    trained("sealong", *SEALONG, "sampling.temperature=0.7", SEQKD_RATE),
 )
 
 RATES_GPU_VARIANTS = (
     BASE,
     *(
         trained(f"{name}, rate {rate}", f"method.name={name}", f"training.learning_rate={rate}")
-        for name in ("r1", "kl", "seqkd", "sft")
+        for name in ("r1", "seqkd", "sft")
         for rate in ("2e-5", "5e-5", "1e-4", "2e-4")
     ),
 )
@@ -233,13 +237,19 @@ TABLES = {
     # `python -m examples.smollm2.facts runs/facts.jsonl.gz --records 1600`
     "facts_gpu": Table(
         "facts_smollm2",
-        ("data.train_examples=180", "data.eval_examples=150", *ON_GPU),
+        ("data.train_examples=180", "data.eval_examples=150", *ON_GPU, "runtime.samplers.batch_size=256"),
         FACTS_GPU_VARIANTS,
     ),
     # `python -m examples.smollm2.facts runs/facts_rates.jsonl.gz --records 800 --seed 1`
     "rates_gpu": Table(
         "facts_smollm2",
-        ("data.path=runs/facts_rates.jsonl.gz", "data.train_examples=180", "data.eval_examples=100", *ON_GPU),
+        (
+            "data.path=runs/facts_rates.jsonl.gz",
+            "data.train_examples=180",
+            "data.eval_examples=100",
+            *ON_GPU,
+            "runtime.samplers.batch_size=256",
+        ),
         RATES_GPU_VARIANTS,
     ),
     "nq_gpu": Table(
@@ -255,7 +265,7 @@ TABLES = {
             BASE,
             *by_objective(),
             REORDER,
-            Variant("lpes", ("inference.method=lpes", f"inference.search={REAL_SEARCH}"), seeds=SEEDS),
+            Variant("lpes", ("inference.method=lpes", f"inference.search={GPU_SEARCH}"), seeds=SEEDS),
         ),
     ),
     "kv_gpu": Table("kv_smollm2", ON_GPU, (BASE, *by_objective())),
