@@ -152,8 +152,8 @@ ON_GPU = (
 )
 
 # Chosen by `rates_gpu` on other questions. Losses that differ by a part have one rate.
-KL_RATE = "training.learning_rate=5e-5"
-SEQKD_RATE = "training.learning_rate=5e-5"
+KL_RATE = "training.learning_rate=2e-4"
+SEQKD_RATE = "training.learning_rate=1e-4"
 SFT_RATE = "training.learning_rate=5e-5"
 # 26 candidates of 40 questions.
 GPU_SEARCH = "{generations: 4, population: 8, parents: 4, mutations: 4, crossovers: 2, examples: 40}"

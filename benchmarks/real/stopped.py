@@ -1,0 +1,100 @@
+"""Compare the base model with a distilled one whose evaluation was stopped, on the questions that it finished.
+
+For a machine that is there for a limited time. An evaluation stores each batch of questions, whole and in the order of
+the questions, so that those it finished do not depend on their answers. Writes NAME.json to this folder: for each prompt
+length both curves and their paired difference; the curves of the base on its other tasks; and how they were made.
+
+Example (from the project's top folder; the folders are those of the study's storage):
+  python -m benchmarks.real.stopped --base runs/nq/base-scores-FINGERPRINT --parts runs/nq/distilled-scores-FINGERPRINT \\
+    --other kv=runs/nq/base-scores-FINGERPRINT --name nq_gpu
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pos2distill.evaluation.scores import paired_difference, to_curve, to_grid
+
+RESAMPLES = 2000
+
+
+def read_parts(scores: Path) -> pa.Table:
+    """All predictions that a stopped evaluation stored."""
+    parts = sorted((scores / "parts").glob("part-*.parquet"))
+    return pa.concat_tables([pq.read_table(part) for part in parts])
+
+
+def lengths(predictions: pa.Table) -> list[int]:
+    """Prompt lengths, in documents."""
+    values: list[int] = pc.unique(predictions["documents"]).to_pylist()
+    return sorted(values)
+
+
+def curves(predictions: pa.Table) -> list[dict[str, Any]]:
+    """By prompt length."""
+    grids = [to_grid(predictions, documents) for documents in lengths(predictions)]
+    return [asdict(to_curve(grid, bootstrap_samples=RESAMPLES, seed=0)) for grid in grids]
+
+
+def cut(predictions: pa.Table) -> int:
+    """Answers that ended at the limit of tokens."""
+    number: int = pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py()
+    return number
+
+
+def compare(before: pa.Table, after: pa.Table) -> list[dict[str, Any]]:
+    """Paired differences, by prompt length."""
+    return [
+        {
+            "documents": documents,
+            **paired_difference(
+                to_grid(before, documents), to_grid(after, documents), bootstrap_samples=RESAMPLES, seed=0
+            ),
+        }
+        for documents in lengths(before)
+    ]
+
+
+def main() -> int:
+    """Write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, required=True, help="finished evaluation of the base model")
+    parser.add_argument("--parts", type=Path, required=True, help="stopped evaluation of the distilled model")
+    parser.add_argument("--other", nargs="*", default=[], metavar="TASK=FOLDER", help="the base on other tasks")
+    parser.add_argument("--name", required=True, help="of the file")
+    arguments = parser.parse_args()
+    all_before = pq.read_table(arguments.base / "predictions.parquet")
+    after = read_parts(arguments.parts)
+    before = all_before.filter(pc.is_in(all_before["example_id"], pc.unique(after["example_id"])))
+    made = json.loads((arguments.base / "provenance.json").read_text())
+    others = dict(each.split("=", 1) for each in arguments.other)
+    report = {
+        **{name: made[name] for name in ("date", "hardware", "versions", "revision", "settings")},
+        "questions": {"asked": len(pc.unique(all_before["example_id"])), "finished": len(pc.unique(after["example_id"]))},
+        "base": {"curves": curves(before), "cut": cut(before)},
+        "distilled": {"curves": curves(after), "cut": cut(after)},
+        "differences": compare(before, after),
+        "base_on_other_tasks": {
+            task: curves(pq.read_table(Path(folder) / "predictions.parquet")) for task, folder in others.items()
+        },
+    }
+    # Paths of the machine that ran the study say nothing to a reader.
+    report["settings"]["model"]["path"] = Path(report["settings"]["model"]["path"]).name
+    report["settings"]["data"]["path"] = Path(report["settings"]["data"]["path"]).name
+    report["settings"]["runtime"].pop("storage")
+    output = Path(__file__).with_name(f"{arguments.name}.json")
+    output.write_text(json.dumps(report, indent=1) + "\n")
+    for row in report["differences"]:
+        print(row)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
