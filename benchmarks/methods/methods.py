@@ -75,6 +75,7 @@ def run(recipe: Recipe, *, trains: bool) -> Run:
         seconds_per_answer=seconds(evaluated) / prompts(grid),
         cost=sum(seconds(stage) for stage in before_answers),
         right=grid.correct_ES.sum(1).astype(int).tolist(),
+        answers=["".join(str(int(right)) for right in question) for question in grid.correct_ES],
         cut=pc.sum(pc.equal(predictions["finish_reason"], "length")).as_py(),
         sampled=sum(counts(stage)["sampled"] for stage in samples) if trains else None,
         kept=sum(counts(stage)["kept"] for stage in samples) if trains else None,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from pos2distill.evaluation.cross_fitting import gap_change
 from pos2distill.evaluation.statistics import difference_interval
 from pos2distill.evaluation.sweep import Estimate, estimate
 
@@ -17,6 +18,7 @@ class Run:
     """What one seed of a variant measured.
 
     cost: seconds of search, sampling and training. right: of each question, at how many slots its answer is right.
+    answers: of each question, a character for each slot, 1 if its answer there is right and 0 if not.
     cut: answers that ended at the limit of tokens. sampled, kept: samples of all rounds, and those trained on.
     date, commit, machine, versions: when and with what its answers were made. None in runs that were measured before a
     field was recorded.
@@ -33,6 +35,7 @@ class Run:
     seconds_per_answer: float
     cost: float
     right: list[int] | None = None
+    answers: list[str] | None = None
     cut: int | None = None
     sampled: int | None = None
     kept: int | None = None
@@ -47,6 +50,7 @@ def accuracies(runs: Sequence[Run], base: Run) -> dict[str, Any]:
         "seeds": len(runs),
         "mean": asdict(estimate([run.mean for run in runs], runs[0].mean_ci95)),
         "change": change(runs, base),
+        "gap_change": change_of_gap(runs, base),
         "worst": float(np.mean([run.worst for run in runs])),
         "gap": float(np.mean([run.gap for run in runs])),
         "gap_corrected": float(np.mean([run.gap_corrected for run in runs])),
@@ -80,9 +84,21 @@ def change(runs: Sequence[Run], base: Run) -> dict[str, float] | None:
     return {"value": float(difference_E.mean()), "low": low, "high": high}
 
 
-def format_change(row: dict[str, Any]) -> str:
-    """The change of a row with its interval; empty if it has none."""
-    change = row["change"]
+def change_of_gap(runs: Sequence[Run], base: Run) -> dict[str, float] | None:
+    """The corrected GAP of the accuracies, averaged over seeds, minus the base model's; None where they are not known.
+
+    The base has no change.
+    """
+    answers = [run.answers for run in (base, *runs)]
+    if None in answers or runs[0] is base:
+        return None
+    base_ES, *others = (np.array([[float(right) for right in question] for question in each or ()]) for each in answers)
+    value, (low, high) = gap_change(base_ES, np.mean(others, axis=0), resamples=2000, seed=0)
+    return {"value": value, "low": low, "high": high}
+
+
+def format_change(change: dict[str, float] | None) -> str:
+    """A change with its interval; empty if there is none."""
     return f"{change['value']:+.3f} [{change['low']:+.3f}, {change['high']:+.3f}]" if change else ""
 
 
@@ -106,12 +122,13 @@ def draw(rows: dict[str, dict[str, Any]], path: Path) -> None:
 
 def print_table(rows: dict[str, dict[str, Any]]) -> None:
     """The report as Markdown."""
-    print("| | seeds | mean | change | worst | GAP | corrected | time per answer | cost, s |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| | seeds | mean | change | worst | GAP | corrected | change of the GAP | time per answer | cost, s |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name, row in rows.items():
         mean = Estimate(**row["mean"])
         print(
-            f"| {name} | {row['seeds']} | {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] | {format_change(row)} | "
-            f"{row['worst']:.2f} | {row['gap']:.2f} | {row['gap_corrected']:.2f} | "
+            f"| {name} | {row['seeds']} | {mean.value:.3f} [{mean.low:.3f}, {mean.high:.3f}] | "
+            f"{format_change(row['change'])} | {row['worst']:.2f} | {row['gap']:.2f} | {row['gap_corrected']:.2f} | "
+            f"{format_change(row['gap_change'])} | "
             f"{row['relative_time']:.2f} | {row['cost_seconds']:.0f} |"
         )

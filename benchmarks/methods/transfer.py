@@ -154,7 +154,9 @@ def print_tables(rows: Rows, runs: Runs) -> None:
         for scales, row in by_scales.items():
             means = ", ".join(f"{run.mean:.3f}" for run in runs[evaluated][scales])
             gaps = ", ".join(f"{run.gap:.2f}" for run in runs[evaluated][scales])
-            print(f"| {evaluated} | {scales} | {means} | {format_change(row)} | {row['worst']:.2f} | {gaps} |")
+            print(
+                f"| {evaluated} | {scales} | {means} | {format_change(row['change'])} | {row['worst']:.2f} | {gaps} |"
+            )
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
 """Compare the base model with a distilled one whose evaluation was stopped, on the questions that it finished.
 
 For a machine that is there for a limited time. An evaluation stores each batch of questions, whole and in the order of
-the questions, so that those it finished do not depend on their answers. Writes NAME.json to this folder: for each prompt
-length both curves and their paired difference; the curves of the base on its other tasks; and how they were made.
+the questions, so that those it finished do not depend on their answers. Writes NAME.json to this folder: for each
+prompt length both curves and their paired difference; the curves of the base on its other tasks; and how they were
+made.
 
 Example (from the project's top folder; the folders are those of the study's storage):
-  python -m benchmarks.real.stopped --base runs/nq/base-scores-FINGERPRINT --parts runs/nq/distilled-scores-FINGERPRINT \\
-    --other kv=runs/nq/base-scores-FINGERPRINT --name nq_gpu
+  python -m benchmarks.real.stopped --name nq_gpu --base runs/nq/base-scores-FINGERPRINT \\
+    --parts runs/nq/distilled-scores-FINGERPRINT --other kv=runs/nq/base-scores-FINGERPRINT
 """
 
 import argparse
@@ -77,7 +78,10 @@ def main() -> int:
     others = dict(each.split("=", 1) for each in arguments.other)
     report = {
         **{name: made[name] for name in ("date", "hardware", "versions", "revision", "settings")},
-        "questions": {"asked": len(pc.unique(all_before["example_id"])), "finished": len(pc.unique(after["example_id"]))},
+        "questions": {
+            "asked": len(pc.unique(all_before["example_id"])),
+            "finished": len(pc.unique(after["example_id"])),
+        },
         "base": {"curves": curves(before), "cut": cut(before)},
         "distilled": {"curves": curves(after), "cut": cut(after)},
         "differences": compare(before, after),

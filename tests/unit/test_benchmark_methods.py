@@ -52,7 +52,7 @@ def test_variants_have_names_of_their_own(name: str) -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("name", ["toy", "smollm2"])
+@pytest.mark.parametrize("name", ["toy", "smollm2", "facts_gpu", "rates_gpu"])
 def test_stored_runs_reads_the_committed_reports(name: str) -> None:
     """They were written before runs had a commit; to add runs to them must stay possible."""
     report = Path(__file__).parents[2] / "benchmarks" / "methods" / f"methods_{name}.json"
@@ -162,6 +162,19 @@ def test_write_report_compares_a_variant_with_its_own_base(tmp_path: Path) -> No
     assert summarise(runs["base"], runs["base"][0])["relative_time"] == 1.0
 
 
+def test_the_change_of_the_gap_is_that_of_the_answers_averaged_over_seeds() -> None:
+    """The base is right at one of two slots; one seed at both, the other as the base: half the GAP is left."""
+    base, better, same = (
+        dataclasses.replace(a_run(1.0, [len(answer.strip("0"))] * 8), answers=[answer] * 8)
+        for answer in ("10", "11", "10")
+    )
+    rows = [summarise(runs, base) for runs in ([base], [better], [better, same])]
+    changes = [row["gap_change"] and row["gap_change"]["value"] for row in rows]
+    assert changes == [None, pytest.approx(-1), pytest.approx(-0.5)]
+    # Of runs that were made before it was recorded it is not known.
+    assert summarise([better, a_run(1.0, [1] * 8)], base)["gap_change"] is None
+
+
 @pytest.mark.parametrize("name", transfer.TABLES)
 def test_tasks_of_a_transfer_load_with_a_search_and_with_its_scales(name: str, tmp_path: Path) -> None:
     table = transfer.TABLES[name]
@@ -218,6 +231,7 @@ def test_run_counts_cut_answers_and_samples(make_recipe: Callable[..., Recipe]) 
     trained = methods.run(recipe, trains=True)
     answers = make_plan(recipe).evaluate_distilled.artifact.read_table("predictions.parquet")["finish_reason"]
     assert trained.cut == answers.to_pylist().count("length") > 0
+    assert [answer.count("1") for answer in trained.answers or ()] == trained.right
     assert trained.sampled == 8
     assert trained.kept == counts_of(recipe, "sample")["kept"] > 0
     base = methods.run(recipe, trains=False)
