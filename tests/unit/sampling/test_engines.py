@@ -13,7 +13,7 @@ from pos2distill.models.load import load_model
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.fake import FakeEngine
-from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel
+from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, of_similar_length
 from pos2distill.sampling.engines.protocol import Completion, Engine, EngineDied, Failure, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 
@@ -162,6 +162,45 @@ def test_hf_engine_fails_only_the_invalid_prompt(engine: HfEngine, prompts: list
     assert results[1] == Failure("IndexError: index out of range in self")
     good = generate(engine, prompts, sampled(), [1, 3, 4])
     assert [results[row].token_ids.tolist() for row in (0, 2, 3)] == [each.token_ids.tolist() for each in good]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "worth", "groups"),
+    [
+        ([7], 1, [[0]]),
+        ([5, 5, 5], 1, [[0, 1, 2]]),
+        # Together, 3 and 1 are padded by 7 and 9; apart from the prompts of 10, by 0 and 2: 14 are saved.
+        ([10, 3, 10, 1], 14, [[3, 1], [2, 0]]),
+        ([10, 3, 10, 1], 15, [[3, 1, 0, 2]]),
+        # These 2 are saved by a group of its own for each.
+        ([10, 3, 10, 1], 2, [[3], [1], [0, 2]]),
+    ],
+)
+def test_prompts_of_similar_length_are_grouped(lengths: list[int], worth: int, groups: list[list[int]]) -> None:
+    found = of_similar_length(lengths, worth)
+    assert [sorted(group) for group in found] == [sorted(group) for group in groups]
+
+
+def test_hf_engine_pads_no_short_prompt_to_a_long_one(
+    engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100 prompts of 4 tokens and 3 of 300: two groups, and each prompt has the response that it has alone."""
+    random = np.random.default_rng(5)
+    long = [random.integers(5, 250, 300).astype(np.int32) for _ in range(3)]
+    mixed = [*[prompts[0]] * 50, *long, *[prompts[0]] * 50]
+    groups = []
+    generate_batch = engine._generate
+
+    def note(prompts: list[Tokens], *rest: Any) -> list[Completion]:
+        groups.append({len(prompt) for prompt in prompts})
+        return generate_batch(prompts, *rest)
+
+    monkeypatch.setattr(engine, "_generate", note)
+    results = generate(engine, mixed, sampled(), list(range(103)))
+    assert groups == [{4}, {300}]
+    for row in (0, 51, 102):
+        (alone,) = generate(engine, [mixed[row]], sampled(), [row])
+        assert results[row].token_ids.tolist() == alone.token_ids.tolist()
 
 
 def test_hf_engine_splits_a_batch_that_is_out_of_memory(
