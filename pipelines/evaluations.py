@@ -14,7 +14,7 @@ from pos2distill.training.job import MODEL_FOLDER
 from .folders import write_folder
 from .plan import Plan
 from .provenance import Provenance, read_provenance
-from .report import Results, counts_and_seconds, report_inputs
+from .report import Results, counts_and_seconds, read_search, report_inputs
 from .stages.answers import PREDICTIONS, read_refused
 from .stages.measured import with_measured
 from .stages.stage import Stage
@@ -51,6 +51,7 @@ def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> Evaluati
         versions=provenance.versions,
         fingerprint=evaluation.fingerprint,
         prompt_lengths=results.prompt_lengths,
+        search=read_search(plan),
     )
     return EvaluationInputs(run, evaluation, results.questions())
 
@@ -64,6 +65,7 @@ def _summarise(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]
         "command": provenance.command,
         "made_with": provenance.summary,
         "versions": provenance.versions,
+        "search": read_search(plan),
     }
     for name, evaluation in evaluations.items():
         summary[name] = evaluation.summary()

@@ -157,6 +157,7 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
             versions=provenance.versions,
             fingerprint=plan.fingerprint,
             prompt_lengths=main.prompt_lengths,
+            search=read_search(plan),
         ),
         method=study.method.name,
         advantageous=_shown_slots(study),
@@ -177,6 +178,14 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         analyses=read_analyses(plan),
         has_adapter=has_adapter(plan.distill.artifact),
     )
+
+
+def read_search(plan: Plan) -> dict[str, Any] | None:
+    """What the search of RoPE scales recorded; None if the study has none."""
+    if plan.search_scales is None:
+        return None
+    found = plan.search_scales.output()
+    return {**found.manifest().counts, **found.details("scales", "fitness", "unscaled", "best_by_generation")}
 
 
 def _steps(plan: Plan) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pos2distill.evaluation.page import RunDescription, ShownCurves, render_page
 from pos2distill.evaluation.questions import EvaluatedTask
 from pos2distill.evaluation.result import Evaluation
+from pos2distill.evaluation.search_charts import search_charts
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +39,5 @@ def render_evaluation(inputs: EvaluationInputs) -> dict[str, bytes]:
         shown=shown,
         models=[""],  # the column needs no name, since it is the only one
         tasks=[inputs.task],
-        charts={},
+        charts=search_charts(inputs.run.search),
     )

@@ -52,7 +52,7 @@ class RunDescription:
     counts, seconds: by stage. settings: all; changed_settings: those that differ from their defaults, by dotted name.
     command, made_with, versions: how, where and with which packages the checkpoint was made, or without one the
     answers. prompt_lengths: tokens of prompts by number of documents, and of the model's context, as the stage
-    `evaluate` records them.
+    `evaluate` records them. search: what the stage `search scales` recorded, its details and counts; None without it.
     """
 
     name: str
@@ -66,6 +66,7 @@ class RunDescription:
     versions: Mapping[str, str]
     fingerprint: str
     prompt_lengths: Mapping[str, Any]
+    search: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pos2distill.evaluation.page import TEMPLATES, RunDescription, ShownCurves, 
 from pos2distill.evaluation.questions import EvaluatedTask
 from pos2distill.evaluation.references import compare_references
 from pos2distill.evaluation.scores import Curve, Grid, paired_difference, summarise_expected, to_curve, to_grid
+from pos2distill.evaluation.search_charts import search_charts
 from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
@@ -116,6 +117,7 @@ def build_summary(inputs: ReportInputs) -> dict[str, Any]:
         "other_documents": {str(other.before.documents): summarise(other) for other in inputs.others},
         "other_tasks": {name: summarise(transfer) for name, transfer in inputs.other_tasks.items()},
         **inputs.run.prompt_lengths,
+        "search": inputs.run.search,
         "counts": inputs.run.counts,
         "seconds": inputs.run.seconds,
         "settings": inputs.run.settings,
@@ -135,7 +137,7 @@ def verdict(comparison: Comparison) -> str:
 
 def render_report(inputs: ReportInputs) -> dict[str, bytes]:
     """The report's files by name: `index.html`, `curves.csv`, and the charts as PNG."""
-    charts = {}
+    charts = search_charts(inputs.run.search)
     if inputs.steps:
         charts["loss"] = loss_chart(inputs.steps)
         # A placement of several documents has no single position to sum weights by.

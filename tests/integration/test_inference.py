@@ -111,6 +111,8 @@ def test_search_gives_the_same_scales_at_any_batch_size_and_after_a_stop(
     assert plan_of_one.search_scales is not None
     summary = json.loads((tmp_path / "one" / "evaluation" / "summary.json").read_text())
     assert summary["settings"]["inference"]["scales"] == expected["scales"]
+    assert {name: summary["search"][name] for name in expected} == expected
+    assert "Search of RoPE scales" in (tmp_path / "one" / "evaluation" / "index.html").read_text()
     exported = Path(plan_of_one.search_scales.artifact.path) / "config"
     assert json.loads((exported / "config.json").read_text())[CONFIG_KEY] == expected["scales"]
     assert f'{CONFIG_KEY}": {json.dumps(expected["scales"])}' in (exported / "README.md").read_text()

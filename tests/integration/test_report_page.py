@@ -21,7 +21,7 @@ from pos2distill.records import Document, Example, examples_to_table
 from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, joined_text
 from tests.support.chromium import NoChromiumError, open_browser
 from tests.support.predictions import make_examples, predictions
-from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs
+from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs, with_search
 
 # Of the tiny model's chat template.
 CHAT = ("<s><|user|>", "<|end|><|assistant|>")
@@ -51,6 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     served = EvaluatedTask("sub_em", "kv", table, locations, [answers])  # of a server: without the chat template
     chat = ("<s><|system|>", "<|end|><|user|>Q: {question}<|end|><|assistant|>")
     own = EvaluatedTask("sub_em", TEMPLATE, table, locations, [answers], chat=chat)
+    evaluated = evaluation_inputs(served)
     inputs = report_inputs()
     study = replace(
         inputs,
@@ -63,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("reports")
     pages = {
         "study": render_report(study),
-        "evaluation": render_evaluation(evaluation_inputs(served)),
+        "evaluation": render_evaluation(replace(evaluated, run=with_search(evaluated.run))),
         "template": render_evaluation(evaluation_inputs(own)),
         "sweep": render_sweep("sweep", "Two methods.", cells, {}),
         "analysis": render_analysis("analysis", analyses()),
@@ -253,6 +254,13 @@ def test_report_page_shows_intervals_on_hover(page: Page) -> None:
     tooltip = page.inner_text("#vg-tooltip-element")
     assert "95 % interval" in tooltip
     assert "0.960" in tooltip
+
+
+def test_evaluation_page_shows_the_search_of_scales(browser: Browser, folder: Path) -> None:
+    with opened(browser, folder / "evaluation" / "index.html") as page:
+        assert page.locator("#scale-search .mark-symbol path").count() == 5
+        assert "without scales" in page.inner_html("#scale-search")
+        assert page.locator("#rope-scales .mark-symbol path").count() == 4
 
 
 def test_report_page_shows_charts_of_an_analysis(page: Page) -> None:

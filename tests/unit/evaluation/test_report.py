@@ -26,7 +26,16 @@ from pos2distill.evaluation.report import (
 from pos2distill.evaluation.statistics import accuracy_interval
 from pos2distill.records import examples_to_table
 from tests.support.predictions import make_examples, predictions
-from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs, with_evaluation, with_gaps
+from tests.support.reports import (
+    STUDY,
+    analyses,
+    evaluation_inputs,
+    report_inputs,
+    scale_search,
+    with_evaluation,
+    with_gaps,
+    with_search,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -185,6 +194,32 @@ def test_render_report_shows_analyses(inputs: ReportInputs) -> None:
     assert "<img" not in page
     assert page_data(page)["charts"].keys() == {"loss", "weights", *names}
     assert all(files[f"{name}.png"].startswith(PNG) for name in names)
+
+
+def test_pages_show_the_search_of_scales(inputs: ReportInputs) -> None:
+    searched = replace(inputs, run=with_search(inputs.run))
+    evaluated = evaluation_inputs(inputs.tasks[0])
+    evaluation = render_evaluation(replace(evaluated, run=with_search(evaluated.run)))
+    for files, others in ((render_report(searched), ["loss", "weights"]), (evaluation, [])):
+        page = without_library(files["index.html"].decode())
+        names = ["scale-search", "rope-scales"]
+        assert re.findall(r'<div id="([a-z-]+)" class="chart">', page) == ["curve", *names, *others]
+        assert page_data(page)["charts"].keys() == {*names, *others}
+        assert all(files[f"{name}.png"].startswith(PNG) for name in names)
+        text = re.sub(r"<[^>]+>", "", page)
+        assert "26 candidates on 40 training questions: the best scales have a fitness of 0.348" in text
+        assert "the model without scales 0.279." in text
+        assert re.search(r"<th scope=\"row\">2</th><td>0.150</td><td>0.300</td>", page)
+        assert "mean accuracy minus 0.25 times the GAP" in text
+    assert build_summary(searched)["search"] == scale_search()
+    assert build_summary(inputs)["search"] is None
+
+
+def test_a_search_that_keeps_the_unscaled_model_says_so(inputs: ReportInputs) -> None:
+    run = with_search(inputs.run)
+    kept = {**scale_search(), "fitness": 0.279, "accuracy": [0.5, 0.15, 0.45], "scales": [1.0] * 4}
+    html = render_report(replace(inputs, run=replace(run, search=kept)))["index.html"].decode()
+    assert "the model without scales 0.279, so that no scales were better." in html
 
 
 def test_render_report_of_1000_questions_at_5_slots_is_below_10_megabytes(inputs: ReportInputs) -> None:
