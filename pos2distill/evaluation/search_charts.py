@@ -18,7 +18,7 @@ def search_charts(search: Search | None) -> dict[str, Spec]:
 
 
 def _fitness_chart(best_by_generation: Sequence[float], unscaled: float) -> Spec:
-    """The fitness of the best candidate so far after each generation, and that of the unscaled model as a dashed line."""
+    """The fitness of the best candidate so far after each generation; dashed: that of the unscaled model."""
     rows = [{"generation": number, "fitness": value} for number, value in enumerate(best_by_generation, 1)]
     x: Spec = {"field": "generation", "type": "quantitative", "title": "generation"}
     x |= {"scale": {"zero": False, "nice": False}, "axis": {"grid": False, "tickMinStep": 1, "format": "d"}}
