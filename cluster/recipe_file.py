@@ -13,7 +13,7 @@ FOLDER = "/etc/pos2distill"  # where the file is mounted; a spec cannot mount a 
 # `kubectl apply` writes the whole object a second time, as JSON, into an annotation; all annotations of an object may
 # have 256 KiB. A ConfigMap itself may have 1 MiB.
 MAX_JSON_BYTES = 240 << 10
-_ESCAPED = re.compile("[<>&]")  # as \\u003c, besides what Python's JSON escapes
+_ESCAPED = re.compile("[<>&]")  # as \u003c, besides what Python's JSON escapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def own_recipe(recipe_name: str) -> RecipeFile | None:
     if path.resolve().parent == RECIPES.resolve():
         return None
     text = path.read_text(encoding="utf-8")
-    size = len(json.dumps(text)) + 5 * len(_ESCAPED.findall(text))
+    size = len(json.dumps(text, ensure_ascii=False).encode()) + 5 * len(_ESCAPED.findall(text))
     if size > MAX_JSON_BYTES:
         raise UserError(
             f"{recipe_name}: {size} bytes as JSON; a recipe of a job has at most {MAX_JSON_BYTES}, since a ConfigMap "

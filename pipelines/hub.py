@@ -47,8 +47,8 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
             if private and not hub.repo_info(repository).private:
                 raise UserError(f"{repository}: is public already; make it private on the hub, or choose another name")
         message = f"Pos2Distill, study of {artifact.fingerprint}"
-        # An adapter of an earlier model, which this one may have none of, must not stay beside it.
-        stale = [f"{ADAPTER_FOLDER}/*"]
+        # An adapter of an earlier model must not stay beside a model that has none.
+        stale = None if has_adapter(artifact) else [f"{ADAPTER_FOLDER}/*"]
         with _local_folder(artifact, MODEL_FOLDER) as folder, _hub_errors(hub.endpoint):
             commit = hub.upload_folder(
                 repo_id=repository, folder_path=folder, commit_message=message, delete_patterns=stale
@@ -56,7 +56,11 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
         if has_adapter(artifact):
             with _local_folder(artifact, ADAPTER_FOLDER) as folder, _hub_errors(hub.endpoint):
                 hub.upload_folder(
-                    repo_id=repository, folder_path=folder, path_in_repo=ADAPTER_FOLDER, commit_message=message
+                    repo_id=repository,
+                    folder_path=folder,
+                    path_in_repo=ADAPTER_FOLDER,
+                    commit_message=message,
+                    delete_patterns="*",
                 )
     except HFValidationError as error:
         raise UserError(f"{repository}: expected OWNER/NAME on the hub ({str(error).rstrip('.')})") from None

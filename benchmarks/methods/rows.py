@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from pos2distill.evaluation.cross_fitting import gap_change
-from pos2distill.evaluation.statistics import difference_interval
+from pos2distill.evaluation.cross_fitting import mean_gap_change
+from pos2distill.evaluation.statistics import Floats, difference_interval
 from pos2distill.evaluation.sweep import Estimate, estimate
 
 
@@ -46,9 +46,12 @@ class Run:
 
 def accuracies(runs: Sequence[Run], base: Run) -> dict[str, Any]:
     """What the runs of a variant answered. base: what it is compared with."""
+    means = [run.mean for run in runs]
+    # Seeds that make no difference say nothing of questions.
+    different = means if len({*means}) > 1 else means[:1]
     return {
         "seeds": len(runs),
-        "mean": asdict(estimate([run.mean for run in runs], runs[0].mean_ci95)),
+        "mean": asdict(estimate(different, runs[0].mean_ci95)),
         "change": change(runs, base),
         "gap_change": change_of_gap(runs, base),
         "worst": float(np.mean([run.worst for run in runs])),
@@ -85,16 +88,21 @@ def change(runs: Sequence[Run], base: Run) -> dict[str, float] | None:
 
 
 def change_of_gap(runs: Sequence[Run], base: Run) -> dict[str, float] | None:
-    """The corrected GAP of the accuracies, averaged over seeds, minus the base model's; None where they are not known.
+    """The mean over seeds of the corrected GAP minus the base model's; None where it is not known.
 
     The base has no change.
     """
-    answers = [run.answers for run in (base, *runs)]
-    if None in answers or runs[0] is base:
+    known = [run.answers for run in (base, *runs) if run.answers is not None]
+    if len(known) < 1 + len(runs) or runs[0] is base:
         return None
-    base_ES, *others = (np.array([[float(right) for right in question] for question in each or ()]) for each in answers)
-    value, (low, high) = gap_change(base_ES, np.mean(others, axis=0), resamples=2000, seed=0)
+    before_ES, *after = map(to_scores, known)
+    value, (low, high) = mean_gap_change(before_ES, after, resamples=2000, seed=0)
     return {"value": value, "low": low, "high": high}
+
+
+def to_scores(answers: Sequence[str]) -> Floats:
+    """(E, S), 1 where an answer is right."""
+    return np.array([[float(right) for right in question] for question in answers])
 
 
 def format_change(change: dict[str, float] | None) -> str:

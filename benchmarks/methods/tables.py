@@ -170,7 +170,7 @@ def by_objective() -> tuple[Variant, ...]:
     )
 
 
-# The most wanted first, for a card that is there for a limited time.
+# The most wanted first, for a card that can be used for a limited time.
 FACTS_GPU_VARIANTS = (
     BASE,
     *by_objective(),
@@ -187,7 +187,7 @@ FACTS_GPU_VARIANTS = (
     # As many steps as with K = 2.
     trained("r1, K = 1", "method.name=r1", "method.k=1", "training.global_batch_rows=6", KL_RATE),
     trained("r1, K = 4", "method.name=r1", "method.k=4", "training.global_batch_rows=15", KL_RATE),
-    # Twelve examples in a batch, of which several share a slot: only then do position weights differ from 1.
+    # Twelve examples in a batch, so that a slot has several rows and its position weight is less of one row's KL.
     trained("r1, batches of 36", "method.name=r1", "training.global_batch_rows=36", "training.epochs=4", KL_RATE),
     trained(
         "kl+align, batches of 36",
@@ -201,12 +201,13 @@ FACTS_GPU_VARIANTS = (
     trained("sealong", *SEALONG, "sampling.temperature=0.7", SEQKD_RATE),
 )
 
+RATES = ("2e-5", "5e-5", "1e-4", "2e-4")
 RATES_GPU_VARIANTS = (
     BASE,
     *(
         trained(f"{name}, rate {rate}", f"method.name={name}", f"training.learning_rate={rate}")
-        for name in ("r1", "seqkd", "sft")
-        for rate in ("2e-5", "5e-5", "1e-4", "2e-4")
+        for name, rates in (("r1", (*RATES, "5e-4")), ("seqkd", RATES), ("sft", RATES))
+        for rate in rates
     ),
 )
 

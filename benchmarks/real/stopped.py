@@ -1,13 +1,14 @@
 """Compare the base model with a distilled one whose evaluation was stopped, on the questions that it finished.
 
-For a machine that is there for a limited time. An evaluation stores each batch of questions, whole and in the order of
-the questions, so that those it finished do not depend on their answers. Writes NAME.json to this folder: for each
-prompt length both curves and their paired difference; the curves of the base on its other tasks; and how they were
-made.
+For a machine that can be used for a limited time. An evaluation stores its questions in batches, in their order, so
+that which it finished does not depend on their answers; a question with an unanswered prompt is left out. Writes
+NAME.json to this folder: for each prompt length both curves and their paired difference; the curves of the base on its
+other tasks; what the stages before counted; and how all were made.
 
 Example (from the project's top folder; the folders are those of the study's storage):
   python -m benchmarks.real.stopped --name nq_gpu --base runs/nq/base-scores-FINGERPRINT \\
-    --parts runs/nq/distilled-scores-FINGERPRINT --other kv=runs/nq/base-scores-FINGERPRINT
+    --parts runs/nq/distilled-scores-FINGERPRINT --other kv=runs/nq/base-scores-FINGERPRINT \\
+    --stages sample=runs/nq/samples-FINGERPRINT distill=runs/nq/checkpoint-FINGERPRINT
 """
 
 import argparse
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pos2distill.evaluation.scores import paired_difference, to_curve, to_grid
+from pos2distill.store.parts import finished_examples
 
 RESAMPLES = 2000
 
@@ -30,6 +32,14 @@ def read_parts(scores: Path) -> pa.Table:
     """All predictions that a stopped evaluation stored."""
     parts = sorted((scores / "parts").glob("part-*.parquet"))
     return pa.concat_tables([pq.read_table(part) for part in parts])
+
+
+def finished_by_both(before: pa.Table, after: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The answers to the questions of which both models answered every prompt. before: finished."""
+    questions = len(pc.unique(before["example_id"]))
+    finished = finished_examples(after, before.num_rows // questions)
+    first, second = (table.filter(pc.is_in(table["example_id"], finished)) for table in (before, after))
+    return first, second
 
 
 def lengths(predictions: pa.Table) -> list[int]:
@@ -69,18 +79,22 @@ def main() -> int:
     parser.add_argument("--base", type=Path, required=True, help="finished evaluation of the base model")
     parser.add_argument("--parts", type=Path, required=True, help="stopped evaluation of the distilled model")
     parser.add_argument("--other", nargs="*", default=[], metavar="TASK=FOLDER", help="the base on other tasks")
+    parser.add_argument("--stages", nargs="*", default=[], metavar="STAGE=FOLDER", help="whose counts are recorded")
     parser.add_argument("--name", required=True, help="of the file")
     arguments = parser.parse_args()
     all_before = pq.read_table(arguments.base / "predictions.parquet")
-    after = read_parts(arguments.parts)
-    before = all_before.filter(pc.is_in(all_before["example_id"], pc.unique(after["example_id"])))
+    before, after = finished_by_both(all_before, read_parts(arguments.parts))
     made = json.loads((arguments.base / "provenance.json").read_text())
-    others = dict(each.split("=", 1) for each in arguments.other)
+    others, stages = (dict(each.split("=", 1) for each in named) for named in (arguments.other, arguments.stages))
     report = {
         **{name: made[name] for name in ("date", "hardware", "versions", "revision", "settings")},
         "questions": {
-            "asked": len(pc.unique(all_before["example_id"])),
+            "all": len(pc.unique(all_before["example_id"])),
             "finished": len(pc.unique(after["example_id"])),
+        },
+        "counts": {
+            stage: json.loads((Path(folder) / "manifest.json").read_text())["counts"]
+            for stage, folder in stages.items()
         },
         "base": {"curves": curves(before), "cut": cut(before)},
         "distilled": {"curves": curves(after), "cut": cut(after)},

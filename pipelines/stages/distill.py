@@ -114,6 +114,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         try:
             outcome, signal = interruptible(lambda: context.executor.train(job, stream, tracker), tracker.request_stop)
         except UserError:
+            # Where another driver has taken the run over, that is what the user must know.
             context.lease.check()
             # What ended the run is what the user must see, whatever happens to this record of its time.
             with contextlib.suppress(Exception):

@@ -7,7 +7,7 @@ Source: cross-fitting, as in Chernozhukov et al. 2018 (double machine learning).
 Shapes: E examples, S slots, R resamples, D directions (two of each division).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -49,12 +49,23 @@ def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int
     (`bound_for_none`).
     Source: Zou and Donner 2008 (the interval of a difference from the sides of two).
     """
+    return mean_gap_change(before_ES, [after_ES], resamples=resamples, seed=seed)
+
+
+def mean_gap_change(before_ES: Floats, after: Sequence[Floats], *, resamples: int, seed: int) -> tuple[float, Interval]:
+    """The mean of `gap_change` over several models on the same examples, and its 95 % interval over examples.
+
+    Each model has its own best and worst slot. So this is not the change of the GAP of their average, in which slots
+    that differ from model to model cancel. What another training would change is not in the interval.
+    """
     if before_ES.shape[1] == 1:
         return 0.0, (0.0, 0.0)
-    after_E, before_E = (_parts(each, each, _best_less_worst, seed) for each in (after_ES, before_ES))
     count_RE = resample_counts(len(before_ES), resamples, seed)
-    after_R, before_R = (_resampled(each, each, _best_less_worst, count_RE, seed) for each in (after_ES, before_ES))
-    excess = (score_excess(before_ES), score_excess(after_ES))
+    before_E = _parts(before_ES, before_ES, _best_less_worst, seed)
+    before_R = _resampled(before_ES, before_ES, _best_less_worst, count_RE, seed)
+    after_E = np.mean([_parts(each_ES, each_ES, _best_less_worst, seed) for each_ES in after], axis=0)
+    after_R = np.mean([_resampled(each_ES, each_ES, _best_less_worst, count_RE, seed) for each_ES in after], axis=0)
+    excess = (score_excess(before_ES), float(np.mean([score_excess(each_ES) for each_ES in after])))
     return _with_interval(after_E - before_E, after_R - before_R, fixed_factor=2**0.5, excess=excess)
 
 

@@ -1,5 +1,7 @@
 """Values with their intervals as text: for pages, the terminal, gates and the model card."""
 
+import re
+
 from pos2distill.evaluation.statistics import Interval
 
 
@@ -28,3 +30,14 @@ def format_estimate(value: float, interval: Interval) -> str:
 def format_gap(gap: float, interval: Interval, corrected: float) -> str:
     """A GAP with its interval and corrected: `0.350 [0.250, 0.450], corrected 0.330`."""
     return f"{format_estimate(gap, interval)}, corrected {format_value(corrected)}"
+
+
+def code_span(text: str) -> str:
+    """Text as code in Markdown, whatever it contains.
+
+    Source: CommonMark 0.31, code spans: they end at as many backticks as they begin with.
+    """
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    # Spaces, since a backtick beside the fence would be a part of it; Markdown removes one on each side.
+    return f"{fence} {text} {fence}" if longest else f"{fence}{text}{fence}"

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from pos2distill.evaluation.charts import VEGA_LITE, Spec, curve_chart, theme, to_png
-from pos2distill.evaluation.formatting import format_estimate, format_gap, format_interval, format_value
+from pos2distill.evaluation.formatting import code_span, format_estimate, format_gap, format_interval, format_value
 from pos2distill.evaluation.questions import EvaluatedTask, encode_questions
 from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.scores import Curve, count_warnings, format_slots
@@ -29,6 +29,7 @@ TEMPLATES.filters["format_slots"] = format_slots
 TEMPLATES.filters["count_warnings"] = count_warnings
 TEMPLATES.filters["format_interval"] = format_interval
 TEMPLATES.filters["format_value"] = format_value
+TEMPLATES.filters["code_span"] = code_span
 TEMPLATES.globals |= {"format_estimate": format_estimate, "format_gap": format_gap, "reference_names": REFERENCES}
 
 # The filters of the browser of questions, whose conditions are in page.js.j2: of one model, and of two.

@@ -162,7 +162,7 @@ def test_write_report_compares_a_variant_with_its_own_base(tmp_path: Path) -> No
     assert summarise(runs["base"], runs["base"][0])["relative_time"] == 1.0
 
 
-def test_the_change_of_the_gap_is_that_of_the_answers_averaged_over_seeds() -> None:
+def test_summarise_averages_the_change_of_the_gap_over_seeds() -> None:
     """The base is right at one of two slots; one seed at both, the other as the base: half the GAP is left."""
     base, better, same = (
         dataclasses.replace(a_run(1.0, [len(answer.strip("0"))] * 8), answers=[answer] * 8)

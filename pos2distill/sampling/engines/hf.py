@@ -24,9 +24,9 @@ _BATCH_ERRORS = (RuntimeError, IndexError)
 
 _PLAIN = InferenceSection()  # the model as it is
 
-# A step of generation reads all weights for one token a row. In that time a batch reads about this many prompt tokens:
-# fewer on CPUs, more on GPUs.
-_STEP_TOKENS = 100
+# How many prompt tokens a model reads in the time of one step of generation, by device: an upper estimate, so that a
+# batch is divided only where that surely saves time. On GPUs a step of a small model waits for its launches.
+_STEP_TOKENS = {"cpu": 100, "cuda": 2000}
 
 
 class HfEngine:
@@ -65,7 +65,9 @@ class HfEngine:
             scale_layers(self.model, params.rope_scales, self.path)
         # How prompts are grouped does not change their responses, except by rounding.
         results: dict[int, GenerationResult] = {}
-        for rows in of_similar_length([len(prompt) for prompt in prompts], _STEP_TOKENS * params.max_new_tokens):
+        # With several bases a token of padding is as many.
+        min_saving = _STEP_TOKENS[self.device] * params.max_new_tokens // self.bases
+        for rows in group_by_length([len(prompt) for prompt in prompts], min_saving):
             group = self._generate_or_halve([prompts[row] for row in rows], params, [seeds[row] for row in rows])
             results |= dict(zip(rows, group, strict=True))
         return [results[row] for row in range(len(prompts))]
@@ -164,20 +166,22 @@ class SeededGumbel(LogitsProcessor):
         return scores - exponential_BV.log().to(scores.device)
 
 
-def of_similar_length(lengths: Sequence[int], worth: int) -> list[list[int]]:
-    """Groups of prompts, by their indices, in which little is padded; each is shorter than the next.
+def group_by_length(lengths: Sequence[int], min_saving: int) -> list[list[int]]:
+    """Groups of prompts, by their indices, in which little is padded; those of short prompts first.
 
     Prompts without documents, with one and with twenty come in one batch, and padding costs as much as tokens do. A
-    group is divided where that saves the most padding, as long as it saves `worth` tokens, the cost of one group more.
+    group is divided where that saves the most padding, as long as it saves `min_saving` tokens, the cost of a group.
     """
+    if not lengths:
+        return []
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     saved = [row * (lengths[order[-1]] - lengths[order[row - 1]]) for row in range(1, len(order))]
-    if not saved or max(saved) < worth:
+    if not saved or max(saved) < min_saving:
         return [order]
     cut = int(np.argmax(saved)) + 1
     groups = []
     for part in (order[:cut], order[cut:]):
-        groups += [[part[row] for row in group] for group in of_similar_length([lengths[i] for i in part], worth)]
+        groups += [[part[row] for row in group] for group in group_by_length([lengths[i] for i in part], min_saving)]
     return groups
 
 

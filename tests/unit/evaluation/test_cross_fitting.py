@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pos2distill.evaluation import cross_fitting
-from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
+from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change, mean_gap_change
 from pos2distill.evaluation.gap import score_excess
 from pos2distill.evaluation.statistics import Floats, Interval
 from tests.support.simulated import answers
@@ -37,6 +37,20 @@ def test_gap_change_by_hand() -> None:
     assert (change, *interval) == pytest.approx((-1, -1, -1 + open_end))
     change, interval = gap_change(before, before, resamples=100, seed=0)
     assert (change, *interval) == pytest.approx((0, -open_end, open_end))
+
+
+def test_mean_gap_change_is_the_mean_of_each_models() -> None:
+    """Two models with a GAP of 1, one at each slot, whose average has none: from 1 to 1, and not to 0."""
+    before, other, flat = (np.tile(row, (60, 1)) for row in ([1.0, 0.0], [0.0, 1.0], [1.0, 1.0]))
+    assert mean_gap_change(before, [before, other], resamples=100, seed=0)[0] == pytest.approx(0)
+    assert mean_gap_change(before, [other, flat], resamples=100, seed=0)[0] == pytest.approx(-0.5)
+    random = [answers([0.9, 0.4, 0.8], 150, seed) for seed in range(3)]
+    changes = [gap_change(random[0], each, resamples=100, seed=0) for each in random[1:]]
+    change, (low, high) = mean_gap_change(random[0], random[1:], resamples=100, seed=0)
+    assert change == pytest.approx(np.mean([value for value, _ in changes]))
+    # Two models have less noise than one, but they share that of the model before.
+    widths = [upper - lower for _, (lower, upper) in changes]
+    assert 0.5 * min(widths) < high - low < max(widths)
 
 
 def test_gap_change_is_inside_its_interval() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from pos2distill.evaluation.formatting import format_estimate, format_gap, format_interval, format_lower
+from pos2distill.evaluation.formatting import code_span, format_estimate, format_gap, format_interval, format_lower
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,11 @@ def test_format_interval_estimate_and_gap() -> None:
 
 def test_format_gap_has_no_sign_at_values_that_round_to_0() -> None:
     assert format_gap(-0.0, (-0.0004, -0.0001), -0.0004) == "0.000 [0.000, 0.000], corrected 0.000"
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [("a *b* <c>", "`a *b* <c>`"), ("`a`", "`` `a` ``"), ("a `` b", "``` a `` b ```")],
+)
+def test_code_span_ends_where_the_text_does(text: str, span: str) -> None:
+    assert code_span(text) == span

@@ -196,7 +196,7 @@ def test_render_report_shows_analyses(inputs: ReportInputs) -> None:
     assert all(files[f"{name}.png"].startswith(PNG) for name in names)
 
 
-def test_pages_show_the_search_of_scales(inputs: ReportInputs) -> None:
+def test_render_report_and_evaluation_show_the_search_of_scales(inputs: ReportInputs) -> None:
     searched = replace(inputs, run=with_search(inputs.run))
     evaluated = evaluation_inputs(inputs.tasks[0])
     evaluation = render_evaluation(replace(evaluated, run=with_search(evaluated.run)))
@@ -215,11 +215,11 @@ def test_pages_show_the_search_of_scales(inputs: ReportInputs) -> None:
     assert build_summary(inputs)["search"] is None
 
 
-def test_a_search_that_keeps_the_unscaled_model_says_so(inputs: ReportInputs) -> None:
+def test_render_report_says_that_no_scales_were_better(inputs: ReportInputs) -> None:
     run = with_search(inputs.run)
     kept = {**scale_search(), "fitness": 0.279, "accuracy": [0.5, 0.15, 0.45], "scales": [1.0] * 4}
     html = render_report(replace(inputs, run=replace(run, search=kept)))["index.html"].decode()
-    assert "the model without scales 0.279, so that no scales were better." in html
+    assert "the model without scales 0.279: no scales were better." in html
 
 
 def test_render_report_of_1000_questions_at_5_slots_is_below_10_megabytes(inputs: ReportInputs) -> None:
@@ -339,8 +339,8 @@ def test_render_model_card_describes_the_adapter(inputs: ReportInputs) -> None:
 def test_render_model_card_shows_settings_as_text(inputs: ReportInputs) -> None:
     template = {"user": "`{documents}` <b>|</b>"}
     card = render_model_card(with_run(inputs, changed_settings={"data.template": template, "training.epochs": 7}))
-    shown = "{&#39;user&#39;: &#39;`{documents}` &lt;b&gt;\\|&lt;/b&gt;&#39;}"
-    assert f"| `data.template` | <code>{shown}</code> |" in card
+    shown = "{'user': '`{documents}` <b>\\|</b>'}"
+    assert f"| `data.template` | `` {shown} `` |" in card
     assert "| `training.epochs` | `7` |" in card
 
 

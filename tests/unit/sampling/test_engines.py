@@ -13,7 +13,7 @@ from pos2distill.models.load import load_model
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.fake import FakeEngine
-from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, of_similar_length
+from pos2distill.sampling.engines.hf import HfEngine, SeededGumbel, group_by_length
 from pos2distill.sampling.engines.protocol import Completion, Engine, EngineDied, Failure, SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
 
@@ -165,8 +165,9 @@ def test_hf_engine_fails_only_the_invalid_prompt(engine: HfEngine, prompts: list
 
 
 @pytest.mark.parametrize(
-    ("lengths", "worth", "groups"),
+    ("lengths", "min_saving", "groups"),
     [
+        ([], 1, []),
         ([7], 1, [[0]]),
         ([5, 5, 5], 1, [[0, 1, 2]]),
         # Together, 3 and 1 are padded by 7 and 9; apart from the prompts of 10, by 0 and 2: 14 are saved.
@@ -176,12 +177,12 @@ def test_hf_engine_fails_only_the_invalid_prompt(engine: HfEngine, prompts: list
         ([10, 3, 10, 1], 2, [[3], [1], [0, 2]]),
     ],
 )
-def test_prompts_of_similar_length_are_grouped(lengths: list[int], worth: int, groups: list[list[int]]) -> None:
-    found = of_similar_length(lengths, worth)
+def test_prompts_group_by_length_are_grouped(lengths: list[int], min_saving: int, groups: list[list[int]]) -> None:
+    found = group_by_length(lengths, min_saving)
     assert [sorted(group) for group in found] == [sorted(group) for group in groups]
 
 
-def test_hf_engine_pads_no_short_prompt_to_a_long_one(
+def test_hf_engine_generates_short_prompts_apart_from_long_ones(
     engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 100 prompts of 4 tokens and 3 of 300: two groups, and each prompt has the response that it has alone."""
@@ -206,17 +207,22 @@ def test_hf_engine_pads_no_short_prompt_to_a_long_one(
 def test_hf_engine_splits_a_batch_that_is_out_of_memory(
     engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = generate(engine, prompts, sampled(), [1, 2, 3])
+    """Six prompts where two fit: in halves of halves, and not one by one."""
+    six, seeds = [*prompts, *prompts], [1, 2, 3, 4, 5, 6]
+    whole = generate(engine, six, sampled(), seeds)
     generate_batch = engine._generate
+    sizes = []
 
-    def fit_one_prompt(prompts: list[Tokens], *rest: Any) -> list[Completion]:
-        if len(prompts) > 1:
+    def fit_two_prompts(prompts: list[Tokens], *rest: Any) -> list[Completion]:
+        sizes.append(len(prompts))
+        if len(prompts) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return generate_batch(prompts, *rest)
 
-    monkeypatch.setattr(engine, "_generate", fit_one_prompt)
-    alone = generate(engine, prompts, sampled(), [1, 2, 3])
-    assert [each.token_ids.tolist() for each in alone] == [each.token_ids.tolist() for each in whole]
+    monkeypatch.setattr(engine, "_generate", fit_two_prompts)
+    halved = generate(engine, six, sampled(), seeds)
+    assert sizes == [6, 3, 1, 2, 3, 1, 2]
+    assert [each.token_ids.tolist() for each in halved] == [each.token_ids.tolist() for each in whole]
 
 
 def test_hf_engine_does_not_hide_bugs(engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch) -> None:
