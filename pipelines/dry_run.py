@@ -35,7 +35,8 @@ def show(recipe: Recipe, command: str, *, full: bool, baseline: str | None = Non
     # Unsorted, so that the sections are in the order in which recipes have them.
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
     if not full:
-        print("# all other settings have their defaults (--full shows them)")
+        method = f"method {recipe.study.method.name}; " if command in ("study", "sample", "distill") else ""
+        print(f"# {method}all other settings have their defaults (--full shows them)")
     print(stages)
 
 

@@ -27,7 +27,7 @@ def add_gate(command: argparse.ArgumentParser) -> None:
     gate = command.add_argument_group(
         "gate",
         "evaluate: exit 1 with one line if the data show, with 95 % confidence,\nthat a limit is exceeded by the "
-        "checkpoint, or without one by the model",
+        "checkpoint, or without one by the model.\nPOINTS are percentage points: 25 for a GAP of .25",
     )
     for option, text in GATE_OPTIONS.items():
         gate.add_argument(option, type=_percentage_points, metavar="POINTS", help=text)

@@ -35,7 +35,9 @@ def add_model_options(command: argparse.ArgumentParser) -> None:
         help=f"questions, at every slot (default {DEFAULT_EXAMPLES}, or all if the file has fewer)",
     )
     group.add_argument(
-        "--slots", metavar="N|all|[…]", help=f"evaluated slots, spread evenly (default {DEFAULT_SLOTS}, or all)"
+        "--slots",
+        metavar="N|all|[…]",
+        help=f"how many evaluated slots, spread evenly (default {DEFAULT_SLOTS}, or all), or a list counted from 0",
     )
 
 

@@ -91,7 +91,7 @@ def no_such_folder(path: str, kind: str) -> str:
         return f"{path}: no such {kind}"
     parent, name = os.path.split(path.rstrip("/"))
     try:
-        beside = [entry.name for entry in os.scandir(parent or ".") if entry.is_dir()]
+        beside = [entry.name for entry in os.scandir(parent or ".") if entry.is_dir() and entry.name[0] != "."]
     except OSError:  # the folder around it is missing too
         beside = []
     hint = did_you_mean_one(name, beside, prefix=os.path.join(parent, ""))

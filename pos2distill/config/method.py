@@ -143,7 +143,8 @@ class MethodSection(Section):
     @model_validator(mode="after")
     def _weights_fit_the_loss(self) -> "MethodSection":
         if self.weights not in self.spec.allowed_weights:
-            raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'")
+            allowed = " or ".join(self.spec.allowed_weights)
+            raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'; expected {allowed}")
         if self.alignment == "official" and self.loss == "ce":
             raise ValueError(f"alignment: 'official' applies to KL losses only; method '{self.name}' has loss 'ce'")
         if self.view != "none" and (self.loss == "kl" or self.weights != "uniform"):

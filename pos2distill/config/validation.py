@@ -19,6 +19,8 @@ _FLATTENED = "study"
 RECIPE_FIELDS = ("name", "description", "runtime", "sweep")
 
 
+# Of settings in other tools, whose names are more similar to another setting's.
+_OTHER_NAMES = {"lr": "learning_rate", "num_train_epochs": "epochs"}
 _INPUT = "input should be "  # how pydantic begins
 _WORD = re.compile("'([^']+)'")
 _REPR = reprlib.Repr()
@@ -152,7 +154,7 @@ def _nearest_choice(problems: Sequence[Any], given: Any) -> str:
 def _describe_unknown(location: tuple[int | str, ...], root: type[Section], prefix: str) -> str:
     field = _find_field(location, root)
     unknown = str(location[-1])
-    hint = did_you_mean(unknown, _field_names(field.section))
+    hint = did_you_mean(_OTHER_NAMES.get(unknown, unknown), _field_names(field.section))
     name = ".".join([*field.path, unknown])
     # The name may be that of a setting in another section; an item of a list has names of its own.
     in_list = any(isinstance(part, int) for part in location)

@@ -42,7 +42,7 @@ def local_folder(model: ModelSection, *, weights: bool = True) -> str:
     if os.path.isdir(model.path):
         return model.path
     if not is_hub_name(model.path):
-        raise UserError(no_such_folder(model.path, "model folder (model.path)"))
+        raise UserError(_no_such_model(model.path))
     return _hub_snapshot(model, [f"*{ending}" for ending in _endings(weights=weights)])
 
 
@@ -90,7 +90,7 @@ def _digest_files(model_path: str) -> str:
     if not files and fs.exists(root):
         raise UserError(f"{model_path}: is empty, expected a model folder (model.path)")
     if not files:
-        raise UserError(no_such_folder(model_path, "model folder (model.path)"))
+        raise UserError(_no_such_model(model_path))
     digest = hashlib.sha256()
     for path in files:
         name = path[len(root) :].lstrip("/")
@@ -196,6 +196,11 @@ def _copy_of_url(model: ModelSection, *, weights: bool) -> Path:
                 fs.get_file(path, str(partial / name))
         partial.rename(copy)
     return copy
+
+
+def _no_such_model(path: str) -> str:
+    message = no_such_folder(path, "model folder (model.path)")
+    return message if "/" in path or "did you mean" in message else f"{message}; a model of the hub is OWNER/NAME"
 
 
 def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:

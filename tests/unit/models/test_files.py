@@ -26,10 +26,14 @@ from pos2distill.scratch import user_folder
 from tests.support.hub_server import COMMIT, hub_server, use_hub
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "no-such-model", "a/b/c"])
-def test_local_folder_names_a_missing_folder(path: str) -> None:
-    with pytest.raises(UserError, match=f"^{os.path.abspath(path)}: no such model folder \\(model.path\\)$"):
+@pytest.mark.parametrize("path", ["/no/such/folder", "./nothing", "gpt2", "a/b/c"])
+def test_local_folder_names_a_missing_folder(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".git").mkdir()  # which is not what anyone means
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
         local_folder(ModelSection(path=path))
+    hint = "; a model of the hub is OWNER/NAME" if path == "gpt2" else ""
+    assert str(caught.value) == f"{os.path.abspath(path)}: no such model folder (model.path){hint}"
 
 
 def test_local_folder_names_a_hub_model_that_cannot_be_loaded() -> None:
