@@ -85,8 +85,11 @@ def one_line(message: str) -> str:
     return printable if len(printable) <= MESSAGE_LENGTH else f"{printable[:MESSAGE_LENGTH]}…"
 
 
-def no_such_folder(path: str, kind: str) -> str:
-    """A message on a missing folder: its whole path, and the folder beside it whose name is most similar."""
+def no_such_folder(path: str, kind: str, *, otherwise: str = "") -> str:
+    """A message on a missing folder: its whole path, and the folder beside it whose name is most similar.
+
+    otherwise: the hint where no name beside it is similar.
+    """
     if "://" in path:
         return f"{path}: no such {kind}"
     parent, name = os.path.split(path.rstrip("/"))
@@ -94,7 +97,7 @@ def no_such_folder(path: str, kind: str) -> str:
         beside = [entry.name for entry in os.scandir(parent or ".") if entry.is_dir() and entry.name[0] != "."]
     except OSError:  # the folder around it is missing too
         beside = []
-    hint = did_you_mean_one(name, beside, prefix=os.path.join(parent, ""))
+    hint = did_you_mean_one(name, beside, prefix=os.path.join(parent, "")) or otherwise
     return f"{os.path.abspath(path)}: no such {kind}{hint}"
 
 

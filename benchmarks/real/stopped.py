@@ -20,18 +20,19 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from pipelines.stages.answers import PREDICTIONS
 from pos2distill.evaluation.scores import paired_difference, to_curve, to_grid
-from pos2distill.store.parts import finished_examples
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.parts import finished_examples, prediction_parts
 
 RESAMPLES = 2000
 
 
-def read_parts(scores: Path) -> pa.Table:
-    """All predictions that a stopped evaluation stored."""
-    parts = sorted((scores / "parts").glob("part-*.parquet"))
-    return pa.concat_tables([pq.read_table(part) for part in parts])
+def open_artifact(folder: str) -> Artifact:
+    """The artifact in a folder, which is named NAME-FINGERPRINT."""
+    storage, _, name = folder.rstrip("/").rpartition("/")
+    return Artifact(storage, *name.rsplit("-", 1))
 
 
 def finished_by_both(before: pa.Table, after: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -76,15 +77,16 @@ def compare(before: pa.Table, after: pa.Table) -> list[dict[str, Any]]:
 def main() -> int:
     """Write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, required=True, help="finished evaluation of the base model")
-    parser.add_argument("--parts", type=Path, required=True, help="stopped evaluation of the distilled model")
+    parser.add_argument("--base", required=True, help="finished evaluation of the base model")
+    parser.add_argument("--parts", required=True, help="stopped evaluation of the distilled model")
     parser.add_argument("--other", nargs="*", default=[], metavar="TASK=FOLDER", help="the base on other tasks")
     parser.add_argument("--stages", nargs="*", default=[], metavar="STAGE=FOLDER", help="whose counts are recorded")
     parser.add_argument("--name", required=True, help="of the file")
     arguments = parser.parse_args()
-    all_before = pq.read_table(arguments.base / "predictions.parquet")
-    before, after = finished_by_both(all_before, read_parts(arguments.parts))
-    made = json.loads((arguments.base / "provenance.json").read_text())
+    base = open_artifact(arguments.base)
+    all_before = base.read_table(PREDICTIONS)
+    before, after = finished_by_both(all_before, prediction_parts(open_artifact(arguments.parts)).read())
+    made = json.loads((Path(arguments.base) / "provenance.json").read_text())
     others, stages = (dict(each.split("=", 1) for each in named) for named in (arguments.other, arguments.stages))
     report = {
         **{name: made[name] for name in ("date", "hardware", "versions", "revision", "settings")},
@@ -100,7 +102,7 @@ def main() -> int:
         "distilled": {"curves": curves(after), "cut": cut(after)},
         "differences": compare(before, after),
         "base_on_other_tasks": {
-            task: curves(pq.read_table(Path(folder) / "predictions.parquet")) for task, folder in others.items()
+            task: curves(open_artifact(folder).read_table(PREDICTIONS)) for task, folder in others.items()
         },
     }
     # Paths of the machine that ran the study say nothing to a reader.

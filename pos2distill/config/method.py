@@ -7,6 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pos2distill.config.base import Count, Section, without_null
 from pos2distill.config.methods import METHODS, Method, MethodName, RowWeights
+from pos2distill.errors import did_you_mean
 
 DEFAULT_SLOTS = 10
 """Slots to try for `auto`, and to evaluate at further prompt lengths."""
@@ -143,8 +144,8 @@ class MethodSection(Section):
     @model_validator(mode="after")
     def _weights_fit_the_loss(self) -> "MethodSection":
         if self.weights not in self.spec.allowed_weights:
-            allowed = " or ".join(self.spec.allowed_weights)
-            raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'; expected {allowed}")
+            hint = did_you_mean(self.weights, self.spec.allowed_weights)
+            raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'{hint}")
         if self.alignment == "official" and self.loss == "ce":
             raise ValueError(f"alignment: 'official' applies to KL losses only; method '{self.name}' has loss 'ce'")
         if self.view != "none" and (self.loss == "kl" or self.weights != "uniform"):

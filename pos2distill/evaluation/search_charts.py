@@ -20,8 +20,7 @@ def search_charts(search: Search | None) -> dict[str, Spec]:
 def _fitness_chart(best_by_generation: Sequence[float], unscaled: float) -> Spec:
     """The fitness of the best candidate so far after each generation; dashed: that of the unscaled model."""
     rows = [{"generation": number, "fitness": value} for number, value in enumerate(best_by_generation, 1)]
-    x: Spec = {"field": "generation", "type": "quantitative", "title": "generation"}
-    x |= {"scale": {"zero": False, "nice": False}, "axis": {"grid": False, "tickMinStep": 1, "format": "d"}}
+    x = _count_axis("generation", "generation")
     y = {"field": "fitness", "type": "quantitative", "title": "best fitness", "scale": {"zero": False}}
     tooltip = [{"field": "generation"}, {"field": "fitness", "format": ".4f"}]
     line: Spec = {"mark": {"type": "line", "interpolate": "step-after", "point": True}}
@@ -43,8 +42,7 @@ def _fitness_chart(best_by_generation: Sequence[float], unscaled: float) -> Spec
 def _scales_chart(scales: Sequence[float]) -> Spec:
     """The scale of each layer, from 1."""
     rows = [{"layer": layer, "scale": scale} for layer, scale in enumerate(scales, 1)]
-    x: Spec = {"field": "layer", "type": "quantitative", "title": "layer (from 1)"}
-    x |= {"scale": {"zero": False, "nice": False}, "axis": {"grid": False, "tickMinStep": 1, "format": "d"}}
+    x = _count_axis("layer", "layer (from 1)")
     y = {"field": "scale", "type": "quantitative", "title": "RoPE scale", "scale": {"zero": False}}
     tooltip = [{"field": "layer"}, {"field": "scale", "format": ".3f"}]
     return {
@@ -54,4 +52,16 @@ def _scales_chart(scales: Sequence[float]) -> Spec:
         "height": 200,
         "mark": {"type": "line", "point": True},
         "encoding": {"x": x, "y": y, "tooltip": tooltip},
+    }
+
+
+def _count_axis(field: str, title: str) -> Spec:
+    """A horizontal axis of whole numbers."""
+    axis = {"grid": False, "tickMinStep": 1, "format": "d"}
+    return {
+        "field": field,
+        "type": "quantitative",
+        "title": title,
+        "scale": {"zero": False, "nice": False},
+        "axis": axis,
     }

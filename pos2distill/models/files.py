@@ -199,8 +199,8 @@ def _copy_of_url(model: ModelSection, *, weights: bool) -> Path:
 
 
 def _no_such_model(path: str) -> str:
-    message = no_such_folder(path, "model folder (model.path)")
-    return message if "/" in path or "did you mean" in message else f"{message}; a model of the hub is OWNER/NAME"
+    otherwise = "" if "/" in path else "; a model of the hub is OWNER/NAME"
+    return no_such_folder(path, "model folder (model.path)", otherwise=otherwise)
 
 
 def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:

@@ -172,17 +172,17 @@ def group_by_length(lengths: Sequence[int], min_saving: int) -> list[list[int]]:
     Prompts without documents, with one and with twenty come in one batch, and padding costs as much as tokens do. A
     group is divided where that saves the most padding, as long as it saves `min_saving` tokens, the cost of a group.
     """
-    if not lengths:
-        return []
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    saved = [row * (lengths[order[-1]] - lengths[order[row - 1]]) for row in range(1, len(order))]
+    shortest_first = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return _divide(shortest_first, lengths, min_saving) if lengths else []
+
+
+def _divide(rows: list[int], lengths: Sequence[int], min_saving: int) -> list[list[int]]:
+    longest = lengths[rows[-1]]
+    saved = [count * (longest - lengths[rows[count - 1]]) for count in range(1, len(rows))]
     if not saved or max(saved) < min_saving:
-        return [order]
-    cut = int(np.argmax(saved)) + 1
-    groups = []
-    for part in (order[:cut], order[cut:]):
-        groups += [[part[row] for row in group] for group in group_by_length([lengths[i] for i in part], min_saving)]
-    return groups
+        return [rows]
+    cut = saved.index(max(saved)) + 1
+    return _divide(rows[:cut], lengths, min_saving) + _divide(rows[cut:], lengths, min_saving)
 
 
 def _pad_left(prompts: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
