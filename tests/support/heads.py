@@ -1,7 +1,9 @@
 """Real `ray start`s for a test: ports and a folder of their own, ended by the ids of their own processes."""
 
 import contextlib
+import itertools
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -18,6 +20,8 @@ from ray._raylet import GcsClientOptions  # type: ignore[attr-defined]  # compil
 
 # What the tests' own Ray session leaves behind must not reach another Ray, nor what runs on it.
 _OWN = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+
+_KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,23 @@ def clean_environment(**variables: str) -> dict[str, str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody uses now, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports that nobody uses now, all different, and that the kernel gives to nobody who asks for any.
+
+    A port of the kernel's range may be given to another process (Ray has many) before the server of a test binds it.
+    """
+    lowest, highest = (int(port) for port in _KERNELS_PORTS.read_text().split())
+    others = [port for port in range(20_000, 65_536) if not lowest <= port <= highest]
+    random.shuffle(others)
+    return list(itertools.islice(filter(_is_free, others), count))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @contextlib.contextmanager
