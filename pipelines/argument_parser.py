@@ -30,14 +30,27 @@ def refuse_unknown(parser: OneLineParser, options: argparse.Namespace, remaining
     unknown = [word for word in remaining if word.startswith("-") or not takes_settings]
     if not unknown:
         return
-    command = parser.commands[options.command]
-    option = unknown[0].partition("=")[0]
-    if options.command == "cluster" and option == "--dry-run":
-        hint = "; cluster render and validate send nothing"
-    elif option.startswith("-") and "." in option:
-        hint = f"; settings have no dashes: {unknown[0].lstrip('-')}"
-    else:
-        hint = did_you_mean_one(option, re.findall("--[a-z-]+", command.format_help()))
-        if not hint and takes_settings:
-            hint = "; a setting is given as section.field=value, such as training.epochs=2"
-    command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    hint = _hint(parser, options.command, unknown[0])
+    if not hint and takes_settings:
+        hint = "; a setting is given as section.field=value, such as training.epochs=2"
+    parser.commands[options.command].error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def _hint(parser: OneLineParser, command: str, word: str) -> str:
+    """What may have been meant by a word that the command does not know; empty if nothing is similar."""
+    option = word.partition("=")[0]
+    if command == "cluster" and option == "--dry-run":
+        return "; cluster render and validate send nothing"
+    if option.startswith("-") and "." in option:
+        return f"; settings have no dashes: {word.lstrip('-')}"
+    others = [name for name, other in parser.commands.items() if option in _options(other)]
+    return (
+        f"; an option of {', '.join(others)}"
+        if others
+        else did_you_mean_one(option, _options(parser.commands[command]))
+    )
+
+
+def _options(command: OneLineParser) -> list[str]:
+    """The long options that its help names."""
+    return re.findall("--[a-z-]+", command.format_help())

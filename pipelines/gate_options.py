@@ -4,7 +4,7 @@ import argparse
 import contextlib
 from typing import Any
 
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn_once
 
 # In the order of the fields of `Gate`.
 GATE_OPTIONS = {
@@ -39,7 +39,7 @@ def add_gate(command: argparse.ArgumentParser) -> None:
 
 
 def gate_flags(options: argparse.Namespace) -> list[str]:
-    """The gate's options as words, without those that were not given.
+    """The gate's options as words, without those that were not given. A warning for limits that may be fractions.
 
     Raises:
         UserError: if only one of a drop and its baseline is given.
@@ -49,8 +49,12 @@ def gate_flags(options: argparse.Namespace) -> list[str]:
     flags = []
     for option in GATE_OPTIONS:
         points = getattr(options, _attribute(option))
-        if points is not None:
-            flags.append(f"{option}={points:g}")
+        if points is None:
+            continue
+        if 0 < points < 1:
+            as_points = f"{points:g} as a fraction is {100 * points:g}"
+            warn_once(f"{option}: {points:g} is less than one percentage point; {as_points}")
+        flags.append(f"{option}={points:g}")
     if options.baseline is not None:
         flags.append(f"--baseline={options.baseline}")
     return flags

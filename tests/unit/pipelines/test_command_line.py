@@ -306,6 +306,10 @@ def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pyte
         ("evaluate quickstart --fail-if-mean-belw=5", "did you mean '--fail-if-mean-below'?"),
         ("study quickstart --training.epochs=3", "; settings have no dashes: training.epochs=3"),
         ("study quickstart --epochs 2", "; a setting is given as section.field=value, such as training.epochs=2"),
+        (
+            "study quickstart --fail-if-gap-above 5",
+            "unrecognized arguments: --fail-if-gap-above; an option of evaluate, submit, cluster",
+        ),
         ("runs --epochs 2", "unrecognized arguments: --epochs (see python run.py runs --help)"),
         ("recipes foo", "unrecognized arguments: foo (see python run.py recipes --help)"),
     ],

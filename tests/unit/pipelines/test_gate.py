@@ -1,5 +1,6 @@
 """The gate of `evaluate`, on predictions made by hand: accuracies 1, 0.85 and 0.8 at three slots."""
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines import command_line
+from pipelines.gate_options import add_gate, gate_flags
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.records import PREDICTION_SCHEMA, examples_to_table
@@ -178,3 +180,20 @@ def test_drop_and_baseline_belong_together(
 ) -> None:
     assert evaluate(*options) == 2
     assert capsys.readouterr().err == "error: --fail-if-drop-above and --baseline: expected both or none\n"
+
+
+def test_a_limit_that_may_be_a_fraction_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    for points in ("5", "0", "1"):
+        gate_flags(gate_options(f"--fail-if-gap-above={points}"))
+    assert capsys.readouterr().err == ""
+    assert gate_flags(gate_options("--fail-if-gap-above=0.05")) == ["--fail-if-gap-above=0.05"]
+    assert capsys.readouterr().err == (
+        "warning: --fail-if-gap-above: 0.05 is less than one percentage point; 0.05 as a fraction is 5\n"
+    )
+
+
+def gate_options(*words: str) -> argparse.Namespace:
+    """The options of the gate, of these words."""
+    parser = argparse.ArgumentParser()
+    add_gate(parser)
+    return parser.parse_args(words)
