@@ -101,12 +101,12 @@ def _memory(field: str) -> int:
     raise KeyError(field)
 
 
-def run_in_own_process(module: str, *arguments: str) -> dict[str, float]:
+def run_in_own_process(module: str, *arguments: str) -> dict[str, Any]:
     """Run a module in a process of its own and return the last JSON object that it prints."""
     command = [sys.executable, "-m", module, *arguments]
     # glibc then returns blocks of 1 MiB and more to the system when they are freed, so that peaks are comparable.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
     completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     objects = [line for line in completed.stdout.splitlines() if line.startswith("{")]
-    result: dict[str, float] = json.loads(objects[-1])
+    result: dict[str, Any] = json.loads(objects[-1])
     return result
