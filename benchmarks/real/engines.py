@@ -26,7 +26,7 @@ from benchmarks.methods.lpes_in_vllm import Answers, agreement, answer, read_exa
 from benchmarks.train_step.measuring import run_in_own_process
 from examples.smollm2.make_model import DEFAULT_FOLDER, check_folder
 from pos2distill.config import ModelSection, VllmSection
-from pos2distill.config.model import Precision
+from pos2distill.config.base import Precision
 from pos2distill.errors import UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import Tokens
