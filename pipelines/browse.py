@@ -44,7 +44,7 @@ def add_browsing(add_command: Callable[[str, str, str], argparse.ArgumentParser]
     inspect.add_argument("run", metavar="RUN")
     inspect.add_argument("--example", metavar="TEXT", help="an id, or text in the id, the location or the question")
     inspect.add_argument(
-        "--position", metavar="N", help="of the gold document, from 1; of several hops for example 1>5"
+        "--position", metavar="N", help="of the gold document, from 1; several hops: 1>5; none: without documents"
     )
     inspect.add_argument(
         "--outcome",

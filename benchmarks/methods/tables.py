@@ -55,8 +55,8 @@ def views(*settings: str) -> tuple[Variant, ...]:
 BASE = Variant("base", ())
 REORDER = Variant("reorder", ("inference.method=reorder",))
 R1 = trained("r1", "method.name=r1")
-R1_RANDOM_TEACHER = trained("r1, teacher at a random slot", "method.name=r1", "method.teacher_slot=random")
-R1_RANDOM_SLOT = trained("r1, random slot", "method.name=r1", "method.advantageous_slot=random")
+R1_RANDOM_TEACHER = trained("r1, random-slot teacher", "method.name=r1", "method.teacher_slot=random")
+R1_RANDOM_SLOT = trained("r1, random sampling slot", "method.name=r1", "method.advantageous_slot=random")
 SEQKD = trained("seqkd", "method.name=seqkd")
 # As its paper: no answers of the data set, and documents as they come.
 SEALONG = ("method.name=seqkd", "method.advantageous_slot=random", "sampling.candidates=8", "sampling.keep=all")
@@ -78,7 +78,7 @@ TOY_VARIANTS = (
     # Two rounds of one epoch: as many rows and steps as the two epochs of the others.
     trained("on-policy r1", "method.name=r1-on-policy", "training.epochs=1"),
     trained(
-        "on-policy r1, teacher at a random slot",
+        "on-policy r1, random-slot teacher",
         *("method.name=r1-on-policy", "method.teacher_slot=random", "training.epochs=1"),
     ),
     SEQKD,
@@ -125,7 +125,7 @@ REAL_VARIANTS = (
     R1_RANDOM_TEACHER,
     # Twice the steps of R1: two rounds of one epoch.
     trained("on-policy r1", "method.name=r1-on-policy"),
-    trained("on-policy r1, teacher at a random slot", "method.name=r1-on-policy", "method.teacher_slot=random"),
+    trained("on-policy r1, random-slot teacher", "method.name=r1-on-policy", "method.teacher_slot=random"),
     trained("kl+align", "method.name=kl+align"),
     trained("kl", "method.name=kl"),
     SEQKD,
@@ -178,8 +178,8 @@ FACTS_GPU_VARIANTS = (
     Variant("ms_poe", ("inference.method=ms_poe",)),
     Variant("attention_buckets", ("inference.method=attention_buckets",)),
     *searched(GPU_SEARCH),
-    trained("r1, random slot", "method.name=r1", "method.advantageous_slot=random", KL_RATE),
-    trained("r1, teacher at a random slot", "method.name=r1", "method.teacher_slot=random", KL_RATE),
+    trained("r1, random sampling slot", "method.name=r1", "method.advantageous_slot=random", KL_RATE),
+    trained("r1, random-slot teacher", "method.name=r1", "method.teacher_slot=random", KL_RATE),
     # Two rounds of one epoch.
     trained("on-policy r1", "method.name=r1-on-policy", KL_RATE),
     *views(SEQKD_RATE),
@@ -196,7 +196,7 @@ FACTS_GPU_VARIANTS = (
     # The steps of on-policy R1.
     trained("r1, 2 epochs", "method.name=r1", "training.epochs=2", KL_RATE),
     trained(
-        "on-policy r1, teacher at a random slot", "method.name=r1-on-policy", "method.teacher_slot=random", KL_RATE
+        "on-policy r1, random-slot teacher", "method.name=r1-on-policy", "method.teacher_slot=random", KL_RATE
     ),
     trained("sealong", *SEALONG, "sampling.temperature=0.7", SEQKD_RATE),
 )

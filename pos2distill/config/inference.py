@@ -34,7 +34,7 @@ class MsPoeSection(Section):
 
 
 class SearchSection(Section):
-    """The search of LPES. Its numbers are not published with certainty; docs/methods.md says where they come from."""
+    """The search of LPES. Its numbers are not published with certainty; docs/inference_methods.md says where they come from."""
 
     strategy: Literal["genetic", "random", "uniform"] = Field(
         "genetic",
@@ -89,7 +89,7 @@ class SearchSection(Section):
 
 
 class InferenceSection(Section):
-    """How the model answers: as it is, or with a method that needs no training (docs/methods.md)."""
+    """How the model answers: as it is, or with a method that needs no training (docs/inference_methods.md)."""
 
     method: Literal["none", "reorder", "uniform_scale", "lpes", "ms_poe", "attention_buckets"] = Field(
         "none",

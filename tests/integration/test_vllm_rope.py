@@ -103,7 +103,7 @@ def test_entry_point_of_the_plugin_is_declared_and_resolves(vllm_rope: Any, monk
     group = "vllm.general_plugins"
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     ((name, value),) = project["entry-points"][group].items()
-    assert name == "pos2distill"  # as docs/methods.md says for VLLM_PLUGINS
+    assert name == "pos2distill"  # as docs/inference_methods.md says for VLLM_PLUGINS
     register = EntryPoint(name, value, group).load()
     assert register is vllm_rope.register
 

@@ -1,6 +1,6 @@
 """The search of LPES: a genetic algorithm over curves of RoPE scales, and its controls (arXiv:2606.27705).
 
-The paper's numbers of the algorithm could not be verified, so all of them are settings (docs/methods.md).
+The paper's numbers of the algorithm could not be verified, so all of them are settings (docs/inference_methods.md).
 """
 
 import functools
