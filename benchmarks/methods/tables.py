@@ -195,9 +195,7 @@ FACTS_GPU_VARIANTS = (
     ),
     # The steps of on-policy R1.
     trained("r1, 2 epochs", "method.name=r1", "training.epochs=2", KL_RATE),
-    trained(
-        "on-policy r1, random-slot teacher", "method.name=r1-on-policy", "method.teacher_slot=random", KL_RATE
-    ),
+    trained("on-policy r1, random-slot teacher", "method.name=r1-on-policy", "method.teacher_slot=random", KL_RATE),
     trained("sealong", *SEALONG, "sampling.temperature=0.7", SEQKD_RATE),
 )
 

@@ -19,7 +19,7 @@ from pos2distill.errors import CorruptPart, TransientError, UserError
 from pos2distill.records import sample_ids
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.failure_guard import FailureGuard
+from pos2distill.sampling.failure_guard import FAILED, FailureGuard
 from pos2distill.sampling.operators import (
     ActorOperator,
     EncodeTeacher,
@@ -137,8 +137,12 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
     ids = sample_ids_of(stage)
     stored = _tally(SampleStore(stage.artifact), ids).outcomes
     known = selection(stage)
-    # Only the samples to come: a retry is not stopped by failures that an earlier run recorded.
-    guard = FailureGuard(context.runtime.max_failed_fraction, len(known.missing))
+    guard = FailureGuard(
+        context.runtime.max_failed_fraction,
+        len(known.missing),
+        stored=stored.total(),
+        stored_failed=sum(stored[outcome] for outcome in FAILED),
+    )
     total = epochs * min(known.wanted, len(ids))
     return ProgressSpec(context.name, label, total=total, stored=dict(stored), guard=guard, ids=ids, selection=known)
 

@@ -169,8 +169,9 @@ class Runtime(Section):
         0.05,
         ge=0,
         le=1,
-        description="sampling stops once more than this fraction of at least 20 samples has failed or is empty; an "
-        "evaluation, once a server refuses prompts of more than this fraction of the questions for their content",
+        description="sampling stops if more than this fraction of the samples failed or is empty, and before that as "
+        "soon as chance does not explain their number; an evaluation, once a server refuses prompts of more than this "
+        "fraction of the questions for their content",
     )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         (), description="log the training steps (docs/running.md, Experiment trackers)"

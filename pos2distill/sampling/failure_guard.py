@@ -1,24 +1,36 @@
 """The limit on failed samples: a failed sample is recorded and skipped, but too many of them stop the run."""
 
+import math
 from collections.abc import Sequence
 
 from pos2distill.errors import UserError
 
+FAILED = ("failed", "empty")  # outcomes
 _MIN_SAMPLES = 20  # until then, a fraction says too little
 _SHOWN_ERRORS = 3
+# Standard errors of the lower bound. The fraction is looked at after every part, so that of 1.64 (5 %) would be
+# exceeded by chance in many runs.
+_STANDARD_ERRORS = 3.0
 
 
 class FailureGuard:
     """Stops a run once too large a fraction of its samples failed or is empty.
 
+    Before all samples are there, it stops only if their number leaves no doubt: if the lower end of Wilson's interval
+    is above the limit. Which samples come first does not decide then.
+
     Args:
         max_fraction: of failed and empty samples.
-        total: samples to expect. The fraction is checked from 20 samples on, or from `total` if that is less.
+        total: samples to expect of this run.
+        stored, stored_failed: samples of earlier runs, and those of them that failed or are empty. They do not stop a
+            run whose own samples succeed, but a few last samples are judged together with them.
     """
 
-    def __init__(self, max_fraction: float, total: int) -> None:
+    def __init__(self, max_fraction: float, total: int, *, stored: int = 0, stored_failed: int = 0) -> None:
         self.max_fraction = max_fraction
-        self.min_samples = min(_MIN_SAMPLES, total)
+        self.total = total
+        self.stored = stored
+        self.stored_failed = stored_failed
         self.seen = 0
         self.failed = 0
         self._first_errors: list[str] = []
@@ -31,13 +43,27 @@ class FailureGuard:
         """
         for outcome, error, example_id in zip(outcomes, errors, example_ids, strict=True):
             self.seen += 1
-            if outcome in ("failed", "empty"):
+            if outcome in FAILED:
                 self.failed += 1
                 # The others are only counted: a broken engine fails at every sample, mostly for the same reason.
                 if len(self._first_errors) < _SHOWN_ERRORS:
                     self._first_errors.append(f"example {example_id}: {error or 'an empty answer'}")
-        if self.seen >= self.min_samples and self.failed > self.max_fraction * self.seen:
+        if self._is_exceeded():
             raise UserError(
                 f"{self.failed} of {self.seen} samples failed (more than runtime.max_failed_fraction="
                 f"{self.max_fraction:g}): {'; '.join(self._first_errors)}"
             )
+
+    def _is_exceeded(self) -> bool:
+        if self.seen >= _MIN_SAMPLES and _lower_bound(self.failed, self.seen) > self.max_fraction:
+            return True
+        if self.seen < self.total or self.failed <= self.max_fraction * self.seen:
+            return False
+        return self.failed + self.stored_failed > self.max_fraction * (self.seen + self.stored)
+
+
+def _lower_bound(failed: int, seen: int) -> float:
+    """The lower end of Wilson's interval for the fraction of failures."""
+    fraction, z2 = failed / seen, _STANDARD_ERRORS**2
+    spread = math.sqrt(z2 * (fraction * (1 - fraction) / seen + z2 / (4 * seen**2)))
+    return (fraction + z2 / (2 * seen) - spread) / (1 + z2 / seen)

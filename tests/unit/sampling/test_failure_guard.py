@@ -1,3 +1,5 @@
+import random
+
 import pytest
 
 from pos2distill.errors import UserError
@@ -13,12 +15,12 @@ def add(guard: FailureGuard, outcomes: str, start: int = 0) -> None:
 
 def test_failure_guard_reports_the_first_errors() -> None:
     guard = FailureGuard(0.05, 1000)
-    add(guard, "k" * 38 + "fe")  # 2 of 40 are 5 %, which is allowed
+    add(guard, "k" * 38 + "fe")
     add(guard, "k" * 15)
     with pytest.raises(UserError) as caught:
-        add(guard, "fffff", start=40)
+        add(guard, "f" * 8, start=40)
     assert str(caught.value) == (
-        "7 of 60 samples failed (more than runtime.max_failed_fraction=0.05): example fox-38: out of memory; "
+        "10 of 63 samples failed (more than runtime.max_failed_fraction=0.05): example fox-38: out of memory; "
         "example fox-39: an empty answer; example fox-40: out of memory"
     )
 
@@ -36,11 +38,51 @@ def test_failure_guard_checks_from_20_samples_on() -> None:
         add(guard, "f")
 
 
+def test_failure_guard_stops_where_chance_is_no_explanation() -> None:
+    """Wilson's lower end by hand, of 20 samples and three standard errors: .032 for 3 failures, .052 for 4."""
+    guard = FailureGuard(0.05, 100)
+    add(guard, "fff" + "k" * 17)
+    with pytest.raises(UserError, match="4 of 20 samples failed"):
+        add(FailureGuard(0.05, 100), "ffff" + "k" * 16)
+
+
+@pytest.mark.parametrize(("rate", "stopped"), [(0.03, 0), (0.10, 200)])
+def test_failure_guard_does_not_depend_on_the_order(rate: float, stopped: int) -> None:
+    """200 runs of 3,200 samples in parts of 32, with a limit of 5 %."""
+    draws = random.Random(0)
+    runs = 0
+    for _ in range(200):
+        guard = FailureGuard(0.05, 3200)
+        try:
+            for _ in range(100):
+                add(guard, "".join("f" if draws.random() < rate else "k" for _ in range(32)))
+        except UserError:
+            runs += 1
+    assert runs == stopped
+
+
+def test_failure_guard_compares_the_fraction_itself_once_all_samples_are_there() -> None:
+    guard = FailureGuard(0.05, 100)
+    add(guard, "ffffff" + "k" * 93)
+    with pytest.raises(UserError, match="6 of 100 samples failed"):
+        add(guard, "k")
+
+
 def test_failure_guard_checks_fewer_samples_if_there_are_no_more() -> None:
     guard = FailureGuard(0.5, 4)
     add(guard, "fff")
     with pytest.raises(UserError, match=r"4 of 4 samples failed \(more than runtime.max_failed_fraction=0.5\)"):
         add(guard, "f")
+
+
+def test_failure_guard_judges_a_few_last_samples_with_the_stored_ones() -> None:
+    add(FailureGuard(0.05, 3, stored=3197, stored_failed=100), "fkk")
+    with pytest.raises(UserError, match="2 of 3 samples failed"):
+        add(FailureGuard(0.05, 3, stored=97, stored_failed=4), "ffk")
+
+
+def test_failure_guard_is_not_stopped_by_failures_of_earlier_runs() -> None:
+    add(FailureGuard(0.05, 50, stored=50, stored_failed=40), "k" * 49 + "f")
 
 
 def test_failure_guard_with_fraction_one_allows_everything() -> None:
