@@ -34,7 +34,7 @@ class MsPoeSection(Section):
 
 
 class SearchSection(Section):
-    """The search of LPES. Its numbers are not published with certainty; docs/inference_methods.md says where they come from."""
+    """The search of LPES. Its numbers are not published with certainty (docs/inference_methods.md)."""
 
     strategy: Literal["genetic", "random", "uniform"] = Field(
         "genetic",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from pos2distill.errors import MachineError
 from pos2distill.records import Tokens, TopKLogprobs
 
 
@@ -75,7 +76,7 @@ class Failure:
 GenerationResult = Completion | TextCompletion | Failure
 
 
-class EngineDied(Exception):
+class EngineDied(MachineError):
     """The engine cannot serve any further call. Its process must end, so that a new one replaces it."""
 
 

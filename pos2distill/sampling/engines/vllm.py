@@ -23,6 +23,10 @@ from pos2distill.sampling.reaper import start_reaper
 _SEED_MASK = 2**31 - 1
 
 
+class _RequestLost(Exception):
+    """The engine gave up a request for a reason of its own."""
+
+
 class VllmEngine:
     """Generates with vLLM, on token ids only: vLLM neither tokenizes nor decodes text."""
 
@@ -31,16 +35,17 @@ class VllmEngine:
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
         from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.exceptions import VLLMError
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
-        from vllm.v1.engine.exceptions import EngineDeadError
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         # Classes that later calls need; vllm is imported in this constructor only, as importing it takes seconds.
         self._params_class, self._prompt_class, self._output_kind = VllmParams, TokensPrompt, RequestOutputKind
         self._dead_error = EngineDeadError
-        self._request_errors = (VLLMError, ValueError)
+        self._request_errors = (VLLMClientError, ValueError)
+        self._engine_error = EngineGenerateError
         self._request_numbers = itertools.count()
         # The scales of the study replace those of the model's folder, which vLLM reads by itself.
         scales = resolve_scales(model.rope_scales, load_config(model), model.path)
@@ -116,14 +121,36 @@ class VllmEngine:
         self._scales = scales
 
     async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
+        """Asks twice where the engine fails and not the prompt: such a failure may pass, and must not be stored."""
         try:
             return await self._complete(prompt, params, seed)
+        except _RequestLost:
+            pass
+        try:
+            return await self._complete(prompt, params, seed)
+        except _RequestLost as error:
+            raise EngineDied(f"vLLM lost a request twice ({error}); run the same command again") from error
+
+    async def _complete(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
+        """Ask once.
+
+        Raises:
+            EngineDied: if the engine is dead.
+            _RequestLost: if it gave up the request for a reason of its own.
+        """
+        try:
+            return await self._request(prompt, params, seed)
         except self._dead_error as error:
             raise EngineDied(str(error)) from error
         except self._request_errors as error:
             return Failure.of(error)
+        except self._engine_error as error:
+            # vLLM 0.32 raises this for whatever goes wrong, also for a prompt that it cannot use.
+            if isinstance(error.__cause__, self._request_errors):
+                return Failure.of(error)
+            raise _RequestLost(Failure.of(error).error) from error
 
-    async def _complete(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
+    async def _request(self, prompt: Tokens, params: SamplingParams, seed: int) -> Completion:
         request = self._params_class(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -141,7 +168,7 @@ class VllmEngine:
         async for output in stream:
             last = output.outputs[0]
         if last.finish_reason not in ("stop", "length"):
-            return Failure(f"vLLM ended the request with {last.finish_reason!r}")
+            raise _RequestLost(f"it ended with {last.finish_reason!r}")
         token_ids = np.asarray(last.token_ids, np.int32)
         return Completion(token_ids, last.finish_reason, _to_top_k(last.logprobs, len(token_ids)))
 

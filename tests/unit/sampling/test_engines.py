@@ -1,6 +1,9 @@
 import asyncio
+import itertools
 import time
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -225,6 +228,23 @@ def test_hf_engine_splits_a_batch_that_is_out_of_memory(
     assert [each.token_ids.tolist() for each in halved] == [each.token_ids.tolist() for each in whole]
 
 
+def test_hf_engine_dies_with_its_device(
+    engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each further batch would fail too, and failed samples are not asked for again."""
+    calls = []
+
+    def lose_the_device(prompts: list[Tokens], *rest: Any) -> list[Completion]:
+        calls.append(len(prompts))
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+
+    monkeypatch.setattr(engine, "_generate", lose_the_device)
+    message = r"^the device failed \(AcceleratorError: CUDA error: an illegal .*\); run the same command again$"
+    with pytest.raises(EngineDied, match=message):
+        generate(engine, prompts, sampled(), [1, 2, 3])
+    assert calls == [3]
+
+
 def test_hf_engine_does_not_hide_bugs(engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_generate", lambda *rest: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -331,3 +351,59 @@ def test_vllm_engine_without_scales_refuses_to_change_them() -> None:
     engine = vllm_engine_with((1.0, 1.0))
     assert generate(engine, [], scaled, []) == []
     assert engine.engine.calls == [("set_rope_scales", ([1.0, 1.5],))]
+
+
+class RequestError(Exception):
+    """Stands for vLLM's, of a prompt that it cannot use."""
+
+
+class EngineError(Exception):
+    """Stands for vLLM's, of whatever else goes wrong."""
+
+
+@dataclass
+class FailingVllm:
+    """Answers after these faults, one for each request: an exception, or a finish reason."""
+
+    faults: list[Any]
+
+    async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        fault = self.faults.pop(0) if self.faults else "stop"
+        if isinstance(fault, Exception):
+            raise fault
+        yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason=fault, token_ids=[7, 2], logprobs=None)])
+
+
+def failing_vllm_engine(*faults: Any) -> Any:
+    engine = vllm_engine_with(())
+    engine.engine = FailingVllm(list(faults))
+    engine._params_class, engine._prompt_class = SimpleNamespace, SimpleNamespace
+    engine._output_kind, engine._request_numbers = SimpleNamespace(FINAL_ONLY=1), itertools.count()
+    engine._dead_error, engine._request_errors, engine._engine_error = KeyError, (RequestError,), EngineError
+    return engine
+
+
+def caused_by(cause: Exception) -> EngineError:
+    error = EngineError()
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("fault", ["abort", "error", caused_by(RuntimeError("NCCL")), EngineError()])
+def test_vllm_engine_asks_again_where_the_engine_failed(fault: Any, prompts: list[Tokens]) -> None:
+    (result,) = generate(failing_vllm_engine(fault), prompts[:1], greedy(3), [0])
+    assert isinstance(result, Completion)
+    assert result.token_ids.tolist() == [7, 2]
+
+
+def test_vllm_engine_dies_where_it_failed_twice(prompts: list[Tokens]) -> None:
+    engine = failing_vllm_engine("abort", caused_by(RuntimeError("NCCL timed out")))
+    message = r"^vLLM lost a request twice \(RuntimeError: NCCL timed out\); run the same command again$"
+    with pytest.raises(EngineDied, match=message):
+        generate(engine, prompts[:1], greedy(3), [0])
+
+
+@pytest.mark.parametrize("fault", [RequestError("too long"), caused_by(RequestError("too long"))])
+def test_vllm_engine_fails_a_prompt_that_it_cannot_use_at_once(fault: Exception, prompts: list[Tokens]) -> None:
+    engine = failing_vllm_engine(fault)
+    assert generate(engine, prompts[:1], greedy(3), [0]) == [Failure("RequestError: too long")]
