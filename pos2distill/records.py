@@ -118,7 +118,8 @@ PROMPT_SCHEMA = pa.schema(
 #   prompt_tokens, answer_tokens: their numbers, of which a server may tell none (null).
 #   correct: by the data set's metric; f1: of the part of the text that the metric compares.
 #   outcome: "kept", or the reason why not ("wrong", "empty", "failed"; where a model on a server is evaluated also
-#   "refused": the prompt, for its content). error: what failed or why it was refused, else null.
+#   "refused": the prompt, for its content; "unanswered": the server did not answer, and may later). error: what
+#   failed or why it was refused, else null.
 #   top_ids, top_logprobs: `TopKLogprobs` row by row, at the first S positions of response_ids: those before which the
 #   engine had generated the very same tokens. Null if the answer is not kept or the teacher is another.
 ANSWER_SCHEMA = pa.schema(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config import ModelSection, PoolSection, Runtime, Study
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.randomness import derive_seed
 from pos2distill.records import ANSWER_SCHEMA
 from pos2distill.sampling.consensus import most_consistent
@@ -129,11 +129,16 @@ def require_answers(answers: pa.Table) -> None:
     Args:
         answers: a table of `ANSWER_SCHEMA`.
     Raises:
-        UserError: naming the first example whose prompt failed.
+        UserError: naming the first example whose prompt failed; a TransientError if none of them failed otherwise than
+            by a server that may answer another time.
     """
     failed = answers.filter(pc.is_valid(answers["error"]))
-    if len(failed):
-        raise UserError(f"example {failed['example_id'][0]}: the engine gave no answer ({failed['error'][0]})")
+    if not len(failed):
+        return
+    lasting = failed.filter(pc.not_equal(failed["outcome"], "unanswered"))
+    first = (lasting if len(lasting) else failed).slice(0, 1).to_pylist()[0]
+    message = f"example {first['example_id']}: the engine gave no answer ({first['error']})"
+    raise UserError(message) if len(lasting) else TransientError(message)
 
 
 def _opening(model: ModelSection) -> str:

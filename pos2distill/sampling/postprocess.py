@@ -26,8 +26,8 @@ class ProcessedResponse:
         that is kept, whose answer is scored. A thought before the answer is kept with it.
     response_ids: token ids of the truncated text and the end-of-turn token; the student is distilled on these. A text
         that was cut at `max_new_tokens` has no end-of-turn token, so that no student learns to stop there.
-    outcome: `kept`, or the reason why not: `wrong`, `empty` (no text), `failed` (no response), `refused` (no response
-        either, since a server refuses the prompt for its content; only where a model is evaluated).
+    outcome: `kept`, or the reason why not: `wrong`, `empty` (no text), `failed` (no response), and of a server, where a
+        model is evaluated: `refused` (the prompt, for its content), `unanswered` (it may answer another time).
     top: the most likely tokens at the first S positions of `response_ids`; None if the engine recorded none or the
         response is not kept. The engine's distribution at a position holds only if it generated the same tokens
         before it, so S is the length of the common prefix of generated and kept tokens, plus 1. S is shorter than
@@ -39,13 +39,14 @@ class ProcessedResponse:
     response_ids: Tokens
     correct: bool
     f1: float
-    outcome: Literal["kept", "wrong", "empty", "failed", "refused"]
+    outcome: Literal["kept", "wrong", "empty", "failed", "refused", "unanswered"]
     top: TopKLogprobs | None = None
 
 
 _NO_TOKENS = np.empty(0, np.int32)
 _FAILED = ProcessedResponse("", "", _NO_TOKENS, False, 0.0, "failed")
 _REFUSED = ProcessedResponse("", "", _NO_TOKENS, False, 0.0, "refused")
+_UNANSWERED = ProcessedResponse("", "", _NO_TOKENS, False, 0.0, "unanswered")
 
 
 def process_text(
@@ -53,7 +54,9 @@ def process_text(
 ) -> ProcessedResponse:
     """Truncate and score a server's answer as `ResponseProcessor` does. It has no token ids, so none are kept."""
     if isinstance(result, Failure):
-        return _REFUSED if result.is_refusal else _FAILED
+        if result.is_refusal:
+            return _REFUSED
+        return _UNANSWERED if result.may_pass else _FAILED
     assert isinstance(result, TextCompletion)
     text = opening + result.text
     truncated_text = text[: _end(metric, text)].strip()

@@ -12,6 +12,7 @@ import openai
 
 from pos2distill.config import EndpointSection, ModelSection
 from pos2distill.errors import UserError, did_you_mean
+from pos2distill.faults import may_pass
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import Messages, fewest_tokens, joined_text
@@ -77,7 +78,9 @@ class OpenAiEngine:
                     return await self._complete(prompt, params)
                 return await self._chat(prompt, params)
             except openai.APIError as error:
-                return replace(Failure.of(error), is_refusal=_is_refusal(error.body))
+                refused = _is_refusal(error.body)
+                passing = not refused and may_pass(error if error.__cause__ is None else error.__cause__)
+                return replace(Failure.of(error), is_refusal=refused, may_pass=passing)
 
     async def _wait_for_turn(self, request: httpx2.Request) -> None:
         await self.pace.wait()

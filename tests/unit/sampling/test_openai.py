@@ -64,6 +64,30 @@ def test_openai_gives_up_on_a_prompt_after_the_last_retry() -> None:
     assert len(server.bodies) == 3
 
 
+@pytest.mark.parametrize(("status", "passes"), [(400, False), (401, False), (404, False), (429, True), (503, True)])
+def test_openai_says_whether_a_failure_may_pass(status: int, passes: bool) -> None:
+    with serve(FakeServer(instead=lambda prompt: (status, {"error": {"message": "no"}}))) as server:
+        (result,) = ask(server, ["What?"], max_retries=0)
+    assert isinstance(result, Failure)
+    assert result.may_pass == passes
+
+
+def test_openai_says_that_a_server_that_is_gone_may_come_back() -> None:
+    with serve(FakeServer()) as server:
+        pass
+    (result,) = ask(server, ["What?"], max_retries=0)
+    assert isinstance(result, Failure)
+    assert result.error.startswith("ConnectError: ")
+    assert result.may_pass
+
+
+def test_openai_does_not_expect_another_form_of_answers() -> None:
+    with serve(FakeServer(fault_probability=1.0, kinds=("page",))) as server:
+        (result,) = ask(server, ["What?"], max_retries=0)
+    assert isinstance(result, Failure)
+    assert not result.may_pass
+
+
 @pytest.mark.parametrize("kind", MALFORMED)
 @pytest.mark.parametrize(("model", "field"), [(CHAT, "choices[0].message.content"), (COMPLETIONS, "choices[0].text")])
 def test_openai_records_a_malformed_answer_as_a_failure(model: ModelSection, field: str, kind: str) -> None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import TransientError, UserError
 from pos2distill.models.load import load_tokenizer
 from pos2distill.records import ANSWER_SCHEMA, EXAMPLE_SCHEMA, Tokens, example_tables, examples_to_table
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
@@ -130,6 +130,14 @@ def test_require_answers_refuses_a_failure(make_batch: Callable[..., tuple[Recip
     message = f"^example {failed[0]}: the engine gave no answer \\(the fake engine fails at every"
     with pytest.raises(UserError, match=message):
         require_answers(answers)
+    # Of a server that may answer another time.
+    passing = [{**row, "outcome": "unanswered"} if row["outcome"] == "failed" else row for row in rows]
+    with pytest.raises(TransientError, match=message):
+        require_answers(pa.Table.from_pylist(passing, schema=ANSWER_SCHEMA))
+    one_lasts = pa.Table.from_pylist([*passing, *rows], schema=ANSWER_SCHEMA)
+    with pytest.raises(UserError, match=message) as caught:
+        require_answers(one_lasts)
+    assert not isinstance(caught.value, TransientError)
     kept = to_predictions(answers)
     assert kept["example_id"].to_pylist() == [row["example_id"] for row in rows if row["outcome"] != "failed"]
     require_answers(answers.filter(pc.field("outcome") != "failed"))
