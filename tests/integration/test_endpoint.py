@@ -1,6 +1,8 @@
 """Real servers on loopback: the engine `openai` measures what the engines `hf` and `vllm` measure in this process."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -93,9 +95,16 @@ def direct_vllm(evaluate: Callable[..., Evaluation]) -> Evaluation:
 
 @pytest.fixture(scope="module")
 def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The settings of a server whose context holds prompts of 30 documents (372 tokens), but not of 40 (492)."""
+    """The settings of a server whose context holds prompts of 30 documents (372 tokens), but not of 40 (492).
+
+    Its model recommends a penalty for repetitions, with which the toy would hardly answer.
+    """
+    folder = tmp_path_factory.mktemp("toy")
+    shutil.copytree(TOY, folder, dirs_exist_ok=True)
+    recommended = json.loads((folder / "generation_config.json").read_text()) | {"repetition_penalty": 1.5}
+    (folder / "generation_config.json").write_text(json.dumps(recommended))
     # Not `vllm serve`, which asks for the version of the package `vllm`: the CPU build of 0.32 is called otherwise.
-    command = ["vllm.entrypoints.openai.api_server", "--model", TOY, "--served-model-name", "toy"]
+    command = ["vllm.entrypoints.openai.api_server", "--model", str(folder), "--served-model-name", "toy"]
     log = tmp_path_factory.mktemp("server") / "log"
     with started([*command, "--max-model-len", "400", "--enforce-eager"], log) as base_url:
         yield ["model.engine=openai", f"runtime.endpoint.base_url={base_url}", "runtime.endpoint.served_model=toy"]

@@ -50,6 +50,7 @@ class FakeServer:
     lists_models: bool = True
     counts_tokens: bool = True
     max_model_len: int | None = None
+    owned_by: str | None = None
     models_body: tuple[str, str] | None = None
     instead: Callable[[Any], tuple[int, Any] | None] = lambda prompt: None
     finish_reason: Any = "stop"
@@ -77,6 +78,8 @@ class FakeServer:
         model: dict[str, Any] = {"id": "tiny", "object": "model"}
         if self.max_model_len is not None:
             model["max_model_len"] = self.max_model_len
+        if self.owned_by is not None:
+            model["owned_by"] = self.owned_by
         return web.json_response({"object": "list", "data": [model]})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:

@@ -35,6 +35,10 @@ _REFUSALS = frozenset(
     }
 )
 
+# Servers that apply the repetition penalty of the model's generation_config.json unless a request names one. It would
+# punish a model for repeating what a document says. Other engines here do not apply it either.
+_TAKE_THE_MODELS_PENALTY = ("vllm", "sglang")
+
 
 class MalformedAnswerError(httpx2.RemoteProtocolError):
     """A server answered with success, but not in the form of OpenAI's API."""
@@ -62,8 +66,10 @@ class OpenAiEngine:
         )
         self.running = asyncio.Semaphore(settings.concurrency)
         self.pace = _Pace(settings.requests_per_minute)
-        limits = [limit for limit in (model.max_length, served_context(model, settings)) if limit]
+        served = _served(model, settings)
+        limits = [limit for limit in (model.max_length, _context(served)) if limit]
         self.context = min(limits, default=None)
+        self.extra_body = _beyond_openai(model, served)
 
     async def generate(
         self, prompts: Sequence[Tokens | Messages], params: SamplingParams, seeds: Sequence[int]
@@ -117,7 +123,7 @@ class OpenAiEngine:
             messages=listed,
             temperature=params.temperature,
             max_tokens=params.max_new_tokens,
-            extra_body=_chat_options(self.model),
+            extra_body=self.extra_body,
         )
         if not getattr(response, "choices", None):
             return _no_choices(response)
@@ -144,6 +150,7 @@ class OpenAiEngine:
             prompt=prompt.tolist(),
             temperature=params.temperature,
             max_tokens=params.max_new_tokens,
+            extra_body=self.extra_body,
         )
         if not getattr(response, "choices", None):
             return _no_choices(response)
@@ -259,12 +266,21 @@ def _model_setting(settings: EndpointSection) -> str:
 
 def served_context(model: ModelSection, settings: EndpointSection) -> int | None:
     """The most tokens of prompt and answer together, of a server that names them (vLLM, SGLang: `max_model_len`)."""
+    return _context(_served(model, settings))
+
+
+def _served(model: ModelSection, settings: EndpointSection) -> Mapping[str, Any]:
+    """What the server says of the model; empty if it says nothing."""
     try:
         served = _list_models(settings)
     except openai.APIError:  # of the check of the server, or of its answers, the user hears elsewhere
-        return None
+        return {}
     name = _find(_name_at_server(model, settings), served)
-    length = served[name].get("max_model_len") if name else None
+    return served[name] if name else {}
+
+
+def _context(served: Mapping[str, Any]) -> int | None:
+    length = served.get("max_model_len")
     return length if isinstance(length, int) and length > 0 else None
 
 
@@ -303,10 +319,14 @@ def _find(name: str, served: Mapping[str, Any]) -> str | None:
     return next((each for each in served if each.startswith(f"{name}:")), None)
 
 
-def _chat_options(model: ModelSection) -> dict[str, Any] | None:
-    """What a request has besides the fields of OpenAI's API. vLLM 0.32 passes it to their chat template."""
-    kwargs = model.chat_template_kwargs
-    return {"chat_template_kwargs": dict(kwargs)} if kwargs else None
+def _beyond_openai(model: ModelSection, served: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a request has besides the fields of OpenAI's API."""
+    fields: dict[str, Any] = {}
+    if model.api == "chat" and model.chat_template_kwargs:
+        fields["chat_template_kwargs"] = dict(model.chat_template_kwargs)  # vLLM 0.32 passes it to the chat template
+    if served.get("owned_by") in _TAKE_THE_MODELS_PENALTY:
+        fields["repetition_penalty"] = 1.0
+    return fields or None
 
 
 class _Pace:

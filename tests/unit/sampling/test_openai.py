@@ -226,6 +226,17 @@ def test_openai_sends_a_system_message_and_counts_its_words() -> None:
     assert server.bodies[0]["messages"] == messages
 
 
+def test_openai_asks_servers_that_apply_the_models_penalty_not_to() -> None:
+    """Others may refuse a field that is not OpenAI's."""
+    with serve(FakeServer(owned_by="vllm")) as server:
+        ask(server, ["Which code?"])
+        ask(server, [np.arange(5, dtype=np.int32)], COMPLETIONS)
+    assert [body["repetition_penalty"] for body in server.bodies] == [1.0, 1.0]
+    with serve(FakeServer(owned_by="openai")) as server:
+        ask(server, ["Which code?"])
+    assert "repetition_penalty" not in server.bodies[0]
+
+
 def test_openai_sends_variables_of_the_chat_template() -> None:
     kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
     with serve(FakeServer()) as server:
