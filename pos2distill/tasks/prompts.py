@@ -1,5 +1,6 @@
 """Prompts as token ids, through the model's own chat template."""
 
+import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,10 @@ Messages = Sequence[Mapping[str, str]]
 
 Wording = PromptStyle | TemplateSection
 """The name of a built-in template, or a custom one."""
+
+# Some chat templates write today's date (`strftime_now`). Here it is always the day on which Llama 3's own templates
+# fall back, so that prompts of a study are the same on another day.
+_TODAY = datetime.date(2024, 7, 26)
 
 # As the benchmark shows search results (Liu et al. 2024, figure 2): one a line.
 _SEARCH_RESULT = "Document [{number}](Title: {title}) {text}"
@@ -180,7 +185,9 @@ class PromptBuilder:
     ) -> None:
         self.tokenizer = tokenizer
         self.template = to_template(wording)
-        self.chat_template_kwargs = chat_template_kwargs or {}
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        if "strftime_now" in str(tokenizer.chat_template):
+            self.chat_template_kwargs["strftime_now"] = _TODAY.strftime
         self.max_length = max_length
         self.reserve = reserve
         self.encode = text_encoder(tokenizer)

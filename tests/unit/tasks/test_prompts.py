@@ -180,6 +180,20 @@ def test_prompt_builder_refuses_to_locate_without_offsets(
         builder.locate(EXAMPLE, 3, (0,))
 
 
+def test_prompt_builder_writes_the_same_date_every_day(make_recipe: Callable[..., Recipe]) -> None:
+    """As Llama 3's template asks for it; `date_string` is its variable for another date."""
+    dated = (
+        "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+        "Today Date: {{ date_string }}\n" + CHAT_TEMPLATE
+    )
+    for kwargs, date in (({}, "26 Jul 2024"), ({"date_string": "1 Jan 2026"}, "1 Jan 2026")):
+        study = make_recipe(model={"chat_template_kwargs": kwargs}).study
+        tokenizer = load_tokenizer(study.model)
+        tokenizer.chat_template = dated
+        build = PromptBuilder.of_study(study, tokenizer, max_length=500, reserve=8)
+        assert build.chat_frame()[0].startswith(f"Today Date: {date}\n")
+
+
 def test_prompt_builder_passes_variables_to_the_chat_template(make_recipe: Callable[..., Recipe]) -> None:
     """As those of Qwen3 that switch thinking off."""
     study = make_recipe(model={"chat_template_kwargs": {"enable_thinking": False}}).study
