@@ -11,7 +11,7 @@ from typing import Any
 from pos2distill.config import Recipe, Study, fingerprint
 from pos2distill.config.fields import replace_section, validate_evaluated
 from pos2distill.errors import UserError
-from pos2distill.models.files import model_digest
+from pos2distill.models.files import model_digest, with_commit
 from pos2distill.tasks.readers import file_digest
 from pos2distill.urls import storage_errors
 
@@ -280,6 +280,7 @@ def _plan_sampling(recipe: Recipe) -> _Sampling:
     study, storage = with_canonical_slot(recipe.study), recipe.storage
     # Only here: an error that a worker meets later may be passing, and a restart may fix it.
     with storage_errors(study.model.path, "model.path"):
+        study = study.model_copy(update={"model": with_commit(study.model)})
         model = model_digest(study.model)
     # The name on the server decides which model answers.
     if study.model.engine == "openai" and recipe.runtime.endpoint.served_model:
@@ -315,7 +316,7 @@ def _plan_task(
         _require_reorderable(name, other)
     # Dumped and validated again, so that the replaced sections are checked against the others.
     raw = other.model_dump(mode="json")
-    raw["model"] = recipe.study.model.model_dump(mode="json")
+    raw["model"] = measured.study.model.model_dump(mode="json")
     raw["seed"] = recipe.study.seed
     raw["evaluation"]["seed"] = recipe.study.evaluation.seed
     # Only at the prompt length of the other recipe's own training: that is what is compared.

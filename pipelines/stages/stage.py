@@ -119,6 +119,8 @@ class Digests:
         # The bytes count, not the path: a model that was moved keeps its fingerprint, a replaced one does not.
         if study.model.path:
             settings["model"]["path"] = self.model
+            if study.model.revision and self.model.endswith(f"@{study.model.revision}"):
+                settings["model"]["revision"] = None  # the digest names this commit of a hub model
         if study.data.path:
             settings["data"]["path"] = self.data
         input_fingerprints = {name: each.fingerprint for name, each in (inputs or {}).items()}

@@ -158,6 +158,23 @@ def test_make_plan_depends_on_the_model(make_recipe: Make, tmp_path: Path) -> No
     assert changed(before, after) == {BASE, SAMPLE, DISTILL, DISTILLED}
 
 
+def test_make_plan_fixes_the_commit_of_a_hub_model(
+    make_recipe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that start later load the same model, whatever `main` names by then."""
+    commit = "a" * 40
+    cached = tmp_path / "models--org--name"
+    shutil.copytree(make_recipe().study.model.path, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    named, fixed = (make_recipe(model={"path": "org/name", "revision": revision}) for revision in (None, commit))
+    for stage in make_plan(named).stages[1:]:
+        assert stage.study.model.revision == commit
+    assert fingerprints(named) == fingerprints(fixed)
+
+
 def test_make_plan_names_artifacts_by_fingerprint(make_recipe: Make, tmp_path: Path) -> None:
     plan = make_plan(make_recipe())
     names = ["examples", "base-scores", "samples", "checkpoint", "distilled-scores"]
