@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pos2distill.config import ModelSection
+from pos2distill.errors import UserError
 from pos2distill.models.hidden_states import response_hidden_states
 from pos2distill.models.load import load_model
 from pos2distill.models.packing import collate
@@ -38,9 +39,27 @@ class TeacherEncoder:
         self.device = device
         self.model = load_model(model, device=device, packed=True)
 
-    @torch.inference_mode()
     def __call__(self, prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> list[Tensor]:
-        """A (T, H) tensor for each response of T tokens, in the model's dtype, on the CPU."""
+        """A (T, H) tensor for each response of T tokens, in the model's dtype, on the CPU.
+
+        Rows that together need too much memory are computed in halves.
+
+        Raises:
+            UserError: if one row alone needs too much.
+        """
+        try:
+            return self._encode(prompts, responses)
+        except torch.OutOfMemoryError:
+            if len(prompts) == 1:
+                raise UserError(
+                    f"the teacher has too little memory for one row of {len(prompts[0]) + len(responses[0])} tokens; "
+                    f"give it a larger GPU, or one of its own (runtime.teachers.gpus), or lower data.documents"
+                ) from None
+        half = len(prompts) // 2
+        return self(prompts[:half], responses[:half]) + self(prompts[half:], responses[half:])
+
+    @torch.inference_mode()
+    def _encode(self, prompts: Sequence[Tokens], responses: Sequence[Tokens]) -> list[Tensor]:
         batch = collate(prompts, responses, alignment=self.alignment).to(self.device)
         hidden_TH = response_hidden_states(self.model, batch).cpu()
         return list(hidden_TH.split([len(response) for response in responses]))

@@ -1,8 +1,10 @@
 """The real vLLM engine against the reference, token by token."""
 
 import asyncio
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ import torch
 
 from pos2distill.config import ModelSection, Recipe, VllmSection
 from pos2distill.config.load import load_recipe
+from pos2distill.errors import MachineError
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_model, load_tokenizer
 from pos2distill.records import Tokens, example_from_row
@@ -153,6 +156,16 @@ def test_vllm_fails_only_the_bad_prompt(vllm: OnOneLoop, toy: ModelSection, prom
     assert re.match(r"VLLMValidationError: .*\b(5000|5001)\b", results[1].error)
     good = vllm(prompts[:2], params, [0] * 2)
     assert [results[row].token_ids.tolist() for row in (0, 2)] == [each.token_ids.tolist() for each in good]
+
+
+@pytest.mark.slow
+def test_vllm_engine_says_what_to_do_where_its_cache_is_too_small(toy: ModelSection, tmp_path: Path) -> None:
+    shutil.copytree(toy.path, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2_000_000}))
+    message = r"^vLLM could not start; if .* \(2000000 tokens\), lower model.max_length or raise runtime.vllm.cpu_kv_"
+    with pytest.raises(MachineError, match=message):
+        VllmEngine(toy.model_copy(update={"path": str(tmp_path)}), VllmSection(enforce_eager=True))
 
 
 # An engine in a separate process. It prints the pids of the engine's processes, waits for a line, kills them, and

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import ray.data
-from ray.data import Dataset, TaskPoolStrategy
+from ray.data import DataContext, Dataset, TaskPoolStrategy
 
 from pos2distill.errors import TransientError, one_line, warn
 from pos2distill.faults import may_pass
@@ -27,6 +27,7 @@ from .tracker import RayTracker
 _ASK_AGAIN_SECONDS = 0.5
 _STORAGE_SECONDS = 5.0  # between two requests to a storage that does not answer
 _OUTAGE_S = 600.0
+_LEAST_INIT_DEATHS = 3
 
 
 def build_dataset(
@@ -37,6 +38,8 @@ def build_dataset(
     Args:
         tracker: is sent a heartbeat whenever an actor begins a batch.
     """
+    # Datasets take their settings from the context when they are made.
+    DataContext.get_current().max_consecutive_actor_init_deaths = _tolerated_init_deaths(operators)
     dataset = ray.data.from_arrow(list(blocks))
     for operator in operators:
         if isinstance(operator, TaskOperator):
@@ -57,6 +60,16 @@ def build_dataset(
                 _actor_class(operator), fn_constructor_args=(operator, tracker), **arguments
             )
     return dataset
+
+
+def _tolerated_init_deaths(operators: Sequence[Operator]) -> int:
+    """How many actors in a row may die while they load.
+
+    Ray Data 2.60 tolerates none by default, and counts those of a whole pool: all actors may meet a storage that does
+    not answer at the same time, so each of them has two tries.
+    """
+    sizes = [operator.pool.max for operator in operators if isinstance(operator, ActorOperator)]
+    return max([_LEAST_INIT_DEATHS, *(2 * size for size in sizes)])
 
 
 def open_stream(stream: Stream, tracker: RayTracker) -> Dataset:

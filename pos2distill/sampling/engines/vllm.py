@@ -11,6 +11,7 @@ import numpy as np
 
 from pos2distill.config import ModelSection, VllmSection
 from pos2distill.environment import set_vllm_variables
+from pos2distill.errors import MachineError
 from pos2distill.models.downloaded import checked_folder
 from pos2distill.models.load import context_length, load_config
 from pos2distill.models.rope.curves import CONFIG_KEY
@@ -78,7 +79,16 @@ class VllmEngine:
         self._calls_changed = asyncio.Condition()
         start_reaper()  # before the engine starts processes
         # The context of vLLM's offline class `LLM`: in vLLM 0.32 it gets more tokens in a step than a server does.
-        self.engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+        try:
+            self.engine = AsyncLLM.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS)
+        except RuntimeError as error:
+            # The reason is in the log of the engine's process alone.
+            larger = "runtime.vllm.cpu_kv_cache_gib" if device == "cpu" else "runtime.vllm.gpu_memory_utilization"
+            raise MachineError(
+                f"vLLM could not start; if its cache is too small for one prompt of the whole context "
+                f"({arguments.max_model_len} tokens), lower model.max_length or raise {larger}; POS2DISTILL_DEBUG=1 "
+                f"shows its log"
+            ) from error
 
     async def generate(
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
