@@ -44,11 +44,11 @@ def run_cluster(
         UserError: for a spec or recipe that cannot be used.
     """
     if action == "status":
-        return rayjob.status(_load_spec(source, words))
+        return rayjob.status(_load_spec_alone(action, source, words))
     if action == "logs":
-        return Outcome(rayjob.logs(_load_spec(source, words)))
+        return Outcome(rayjob.logs(_load_spec_alone(action, source, words)))
     if action == "delete":
-        return Outcome(rayjob.delete(_load_spec(source, words)))
+        return Outcome(rayjob.delete(_load_spec_alone(action, source, words)))
     if action == "submit" and _split_words(words)[0] is None:
         raise UserError("submit: expected a recipe; for a cluster without a job, use `render` and kubectl apply")
 
@@ -142,6 +142,19 @@ def _load_manifests(
 def _load_spec(source: str, words: Sequence[str]) -> ClusterSpec:
     overrides = [word.strip().removeprefix(_SPEC_PREFIX) for word in words if _is_of_spec(word)]
     return load_cluster(source, overrides, prefix=_SPEC_PREFIX)
+
+
+def _load_spec_alone(action: str, source: str, words: Sequence[str]) -> ClusterSpec:
+    """The spec of an action that finds its objects by the spec's name, so that no other word can mean anything.
+
+    Raises:
+        UserError: naming a word that is no setting of the spec.
+    """
+    others = [word for word in words if not _is_of_spec(word)]
+    if others:
+        hint = f"; to change the spec, write spec.{others[0]}" if "=" in others[0] else ""
+        raise UserError(f"{others[0]}: cluster {action} takes a spec and its settings alone{hint}")
+    return _load_spec(source, words)
 
 
 def _split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:

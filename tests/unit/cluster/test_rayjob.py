@@ -509,7 +509,8 @@ def test_run_cluster_user_error_is_one_line(
     message: str,
 ) -> None:
     kubectl(answers)
-    assert command_line.main(["cluster", action, *WORDS]) == 2
+    words = WORDS if action == "submit" else WORDS[:1]
+    assert command_line.main(["cluster", action, *words]) == 2
     error = capfd.readouterr().err
     assert error.startswith(f"error: {message}")
     assert error.count("\n") == 1
@@ -531,6 +532,31 @@ def test_submit_requires_a_recipe_and_valid_manifests(
     assert "submit: expected a recipe; for a cluster without a job" in capsys.readouterr().err
     assert command_line.main(["cluster", "submit", *WORDS, "spec.training.node.gpus=16"]) == 2
     assert "16 GPUs, but a2-highgpu-8g has 8" in capsys.readouterr().err
+    assert not (tmp_path / "calls.jsonl").exists()
+
+
+@pytest.mark.parametrize("action", ["status", "logs", "delete"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["name=my-own-run", "nonsense"], "takes a spec and its settings alone; to change the spec, write spec.name=my"),
+        (["spec.name=my-own-run", "nonsense"], "takes a spec and its settings alone\n"),
+        (["nq_mistral_7b"], "takes a spec and its settings alone\n"),
+    ],
+)
+def test_status_logs_and_delete_refuse_words_that_they_would_ignore(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    action: str,
+    words: list[str],
+    message: str,
+) -> None:
+    """The name of what is deleted is the spec's; a misspelt one would delete the job of another name."""
+    kubectl({})
+    wrong = next(word for word in words if not word.startswith("spec."))
+    assert command_line.main(["cluster", action, "gke", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {wrong}: cluster {action} {message}")
     assert not (tmp_path / "calls.jsonl").exists()
 
 
