@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pos2distill.errors import ExitCode, UserError, status_name
-from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED
+from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 
 from .entrypoint import storage_of_entrypoint
 from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
 from .names import GROUP_LABEL
+from .nodes import INT32
 from .pods import recipe_map_name
 from .render import companions, to_yaml
 from .spec import ClusterSpec
@@ -30,12 +31,14 @@ POLL_S = 5.0
 OUTAGE_S = 300.0  # following stops with an error if the cluster does not answer for this time
 _LOG_END_S = 15.0  # how long the last lines of a log may take after the job has ended
 _MESSAGE_LENGTH = 300
+_STOP_MARGIN_S = 120  # between the end of a job that is stopped and KubeRay's deadline
 _DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the submitted spec of the job
 _SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later one of the same name
 
 # Values of jobDeploymentStatus, KubeRay 1.7.0:
 # https://github.com/ray-project/kuberay/blob/v1.7.0/ray-operator/apis/ray/v1/rayjob_types.go
 _ENDED = ("Complete", "Failed", "ValidationFailed")
+_DEADLINE_EXCEEDED = "DeadlineExceeded"  # reason of a job that has passed activeDeadlineSeconds; it is not retried
 
 
 def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
@@ -117,8 +120,8 @@ def _create(ray_job: KubeManifest) -> bool:
 def _submitted(spec: ClusterSpec, ray_job: KubeManifest, digest: str) -> KubeManifest:
     """A copy of the job that is created now: with its digest, and the time at which all its attempts end.
 
-    KubeRay's own deadline begins anew with every attempt. It alone holds in a queue, in which a job may wait for longer
-    than its deadline before its first attempt.
+    KubeRay's own deadline begins anew with every attempt, and ends one without a checkpoint. It alone holds in a queue,
+    in which a job may wait for longer than its deadline before its first attempt.
     """
     submitted = copy.deepcopy(ray_job)  # the manifest belongs to the caller
     submitted["metadata"].setdefault("annotations", {})[_DIGEST_ANNOTATION] = digest
@@ -126,7 +129,16 @@ def _submitted(spec: ClusterSpec, ray_job: KubeManifest, digest: str) -> KubeMan
     if spec.job.queue is None:
         (container,) = submitted["spec"]["submitterPodTemplate"]["spec"]["containers"]
         container["env"].append({"name": JOB_DEADLINE_VARIABLE, "value": str(int(time.time()) + spec.job.deadline_s)})
+        # Later than the submitter's by the time in which a stopped job saves a checkpoint.
+        deadline_s = spec.job.deadline_s + _stop_wait_s(spec) + _STOP_MARGIN_S
+        submitted["spec"]["activeDeadlineSeconds"] = min(deadline_s, INT32)
     return submitted
+
+
+def _stop_wait_s(spec: ClusterSpec) -> int:
+    """How long a job may run after it was told to stop."""
+    seconds = {**RAY_VARIABLES, **spec.pods.env}["RAY_JOB_STOP_WAIT_TIME_S"]
+    return int(seconds) if seconds.isdecimal() else 0
 
 
 def _check_same_command(spec: ClusterSpec, job: dict[str, Any], ray_job: KubeManifest) -> None:
@@ -311,7 +323,8 @@ def _report_end(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode:
     if exit_code == ExitCode.USER_ERROR:
         print(f"{spec.name} has ended with a user error, which is the last line of its log")
     elif exit_code == ExitCode.STOPPED:
-        why = f" at its deadline (job.deadline_s: {spec.job.deadline_s})" if DEADLINE_PASSED in _log_tail(spec) else ""
+        at_deadline = job_status.get("reason") == _DEADLINE_EXCEEDED or DEADLINE_PASSED in _log_tail(spec)
+        why = f" at its deadline (job.deadline_s: {spec.job.deadline_s})" if at_deadline else ""
         print(f"{spec.name} was stopped{why}; run the same command to resume from its storage")
     elif exit_code == ExitCode.SUCCESS:
         print(f"{spec.name} succeeded")
@@ -330,6 +343,8 @@ def _exit_code(spec: ClusterSpec, job: dict[str, Any]) -> ExitCode | None:
         return None
     if stage == "ValidationFailed":
         return ExitCode.USER_ERROR
+    if job.get("status", {}).get("reason") == _DEADLINE_EXCEEDED:
+        return ExitCode.STOPPED
     if job_status == "STOPPED":
         # A job stops itself, so that it is not tried again, after a user error and where its gate failed.
         tail = _log_tail(spec)

@@ -19,7 +19,7 @@ from cluster.spec import load_cluster
 from pipelines import command_line
 from pos2distill.config.load import RECIPES
 from pos2distill.errors import UserError
-from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED
+from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, NOT_RETRIED, RAY_VARIABLES
 from scripts.render_presets import PRESETS, RENDERED
 
 WORDS = ["gke", "nq_mistral_7b", "data.path=gs://bucket/nq.jsonl.gz", "runtime.trainers.workers=8"]
@@ -203,7 +203,11 @@ def test_submit_deletes_the_job_that_has_ended_and_no_later_one(
             1,
             "nq-mistral failed: AppFailed: Job entrypoint command failed with exit 1",
         ),
-        (job("Failed", reason="DeadlineExceeded", failed=3), 1, "nq-mistral failed: DeadlineExceeded"),
+        (
+            job("Failed", jobStatus="RUNNING", reason="DeadlineExceeded"),
+            3,
+            "nq-mistral was stopped at its deadline (job.deadline_s: 604800); run the same command to resume",
+        ),
         (job("Complete", jobStatus="STOPPED"), 3, "nq-mistral was stopped; run the same command to resume"),
         (NONE, 3, "nq-mistral was deleted; run the same command to resume"),
     ],
@@ -352,24 +356,44 @@ def test_submit_takes_a_recipe_of_the_user_to_the_cluster(
     assert f"error: try: runs another command ({entrypoint})" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("settings", "stop_wait_s"),
+    [
+        ([], int(RAY_VARIABLES["RAY_JOB_STOP_WAIT_TIME_S"])),
+        (["spec.pods.env.RAY_JOB_STOP_WAIT_TIME_S='3600'"], 3600),
+        (["spec.pods.env.RAY_JOB_STOP_WAIT_TIME_S='soon'"], 0),
+    ],
+)
 def test_submit_sets_one_deadline_for_all_attempts(
-    kubectl: Callable[..., Callable[[], list[Any]]], monkeypatch: pytest.MonkeyPatch
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: list[str],
+    stop_wait_s: int,
 ) -> None:
+    """KubeRay's own is later: otherwise, it would end the job as failed while that saves a checkpoint."""
     monkeypatch.setattr("cluster.rayjob.time.time", lambda: 1_000_000.0)
     calls = kubectl({"get rayjob": [NONE, DONE]})
-    assert command_line.main(["cluster", "submit", *WORDS, "spec.job.deadline_s=5000"]) == 0
+    assert command_line.main(["cluster", "submit", *WORDS, "spec.job.deadline_s=5000", *settings]) == 0
     created = yaml.safe_load(next(text for words, text in calls() if words[0] == "create"))
     (container,) = created["spec"]["submitterPodTemplate"]["spec"]["containers"]
     assert {"name": "POS2DISTILL_JOB_DEADLINE", "value": "1005000"} in container["env"]
+    assert created["spec"]["activeDeadlineSeconds"] == 5000 + stop_wait_s + 120
+
+
+def test_submit_sets_a_deadline_that_kubernetes_accepts(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
+    calls = kubectl({"get rayjob": [NONE, DONE]})
+    assert command_line.main(["cluster", "submit", *WORDS, f"spec.job.deadline_s={2**31 - 1}"]) == 0
+    created = yaml.safe_load(next(text for words, text in calls() if words[0] == "create"))
+    assert created["spec"]["activeDeadlineSeconds"] == 2**31 - 1
 
 
 def test_submit_sets_no_deadline_of_its_own_in_a_queue(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
     """A job may wait in the queue for longer than it may run."""
     calls = kubectl({"get rayjob": [NONE, DONE]})
-    queued = ["spec.job.queue=research", "spec.job.elastic=true"]
+    queued = ["spec.job.queue=research", "spec.job.elastic=true", "spec.job.deadline_s=5000"]
     assert command_line.main(["cluster", "submit", *WORDS, *queued]) == 0
     created = next(text for words, text in calls() if words[0] == "create")
-    assert "activeDeadlineSeconds" in created
+    assert yaml.safe_load(created)["spec"]["activeDeadlineSeconds"] == 5000
     assert "POS2DISTILL_JOB_DEADLINE" not in created
 
 
@@ -539,7 +563,10 @@ def test_submit_requires_a_recipe_and_valid_manifests(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["name=my-own-run", "nonsense"], "takes a spec and its settings alone; to change the spec, write spec.name=my"),
+        (
+            ["name=my-own-run", "nonsense"],
+            "takes a spec and its settings alone; to change the spec, write spec.name=my",
+        ),
         (["spec.name=my-own-run", "nonsense"], "takes a spec and its settings alone\n"),
         (["nq_mistral_7b"], "takes a spec and its settings alone\n"),
     ],
