@@ -87,9 +87,14 @@ def get_object(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
     return found
 
 
+def as_selector(labels: dict[str, str]) -> str:
+    """What kubectl's option `--selector` takes for objects that carry all of these labels."""
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
 def get_pods(namespace: str, labels: dict[str, str]) -> list[dict[str, Any]]:
     """The pods that carry all of these labels."""
-    selector = ",".join(f"{key}={value}" for key, value in labels.items())
+    selector = as_selector(labels)
     output = kubectl("get", "pods", "--namespace", namespace, "--selector", selector, "--output", "json")
     pods: list[dict[str, Any]] = json.loads(output)["items"]
     return pods

@@ -8,6 +8,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ELASTIC_ANNOTATION = "kueue.x-k8s.io/elastic-job"  # behind a feature gate of Kueue that is off by default
 
 GROUP_LABEL = "ray.io/group"  # KubeRay sets it on the pods of a worker group to the group's name
+MADE_BY_KUBERAY_LABEL = "ray.io/originated-from-crd"  # KubeRay sets it on the cluster and the submitter of a RayJob
 SET_ON_PODS = ("app.kubernetes.io/name", "app.kubernetes.io/created-by")  # by KubeRay, beside its own
 NODE_TYPE_LABEL = "ray.io/node-type"  # KubeRay sets it on every pod of a cluster: head or worker
 MARKET_LABEL = "ray.io/market-type"  # Ray node label: spot or on-demand

@@ -14,6 +14,7 @@ from .names import (
 )
 from .nodes import NodeGroup, NodeSection
 from .recipe_file import FOLDER as RECIPE_FOLDER
+from .recipe_file import RecipeFile
 from .sections import HistorySection, VolumeSection
 from .spec import ClusterSpec
 from .types import KubeManifest
@@ -39,28 +40,28 @@ _API_ACCESS_SOURCES: list[KubeManifest] = [
 _HEAD_PORTS = (("gcs-server", 6379), ("dashboard", 8265))
 
 
-def recipe_map_name(spec: ClusterSpec) -> str:
-    """The name of the ConfigMap with the user's recipe."""
-    return f"{spec.name}-recipe"
+def recipe_map_name(spec: ClusterSpec, recipe: RecipeFile) -> str:
+    """The name of the ConfigMap with the user's recipe, of which no other recipe replaces the content."""
+    return f"{spec.name}-recipe-{recipe.digest}"
 
 
-def head_template(spec: ClusterSpec, *, has_own_recipe: bool = False) -> KubeManifest:
+def head_template(spec: ClusterSpec, own: RecipeFile | None = None) -> KubeManifest:
     """The pod of the head, on which the job's driver runs. It is never evicted.
 
     Its autoscaler reads the token of the Kubernetes API. The Ray container does not: whoever may submit jobs runs code
     in it, and the token allows to create pods.
 
     Args:
-        has_own_recipe: whether to mount the user's recipe.
+        own: the user's recipe, to mount.
     """
     disk = spec.head.scratch
     container = _ray_container(spec, spec.head, "ray-head", disk, grace_s=HEAD_GRACE_S, ports=_HEAD_PORTS)
     volumes = _volumes(spec, spec.head, disk)
     if spec.scales:
         volumes.append({"name": _API_ACCESS, "projected": {"sources": _API_ACCESS_SOURCES}})
-    if has_own_recipe:
+    if own is not None:
         container["volumeMounts"].append({"name": "recipe", "mountPath": RECIPE_FOLDER, "readOnly": True})
-        volumes.append({"name": "recipe", "configMap": {"name": recipe_map_name(spec)}})
+        volumes.append({"name": "recipe", "configMap": {"name": recipe_map_name(spec, own)}})
     return _template(spec, spec.head, container, volumes, spot=False, evictable=False, grace_s=HEAD_GRACE_S)
 
 

@@ -19,11 +19,10 @@ from pos2distill.errors import ExitCode, UserError, status_name
 from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 
 from .entrypoint import storage_of_entrypoint
-from .kubectl import UnreachableError, get_object, get_pods, kubectl, start_log
-from .names import GROUP_LABEL
+from .kubectl import UnreachableError, as_selector, get_object, get_pods, kubectl, start_log
+from .names import GROUP_LABEL, MADE_BY_KUBERAY_LABEL
 from .nodes import INT32
-from .pods import recipe_map_name
-from .render import companions, to_yaml
+from .render import to_yaml
 from .spec import ClusterSpec
 from .types import KubeManifest, Outcome
 
@@ -35,6 +34,8 @@ _STOP_MARGIN_S = 120  # between the end of a job that is stopped and KubeRay's d
 _DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the submitted spec of the job
 _SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later one of the same name
 
+# What `render` makes, in the order of deletion: without a job, no pods are left that need the others.
+_RENDERED_KINDS = ("rayjob", "raycluster", "configmap", "serviceaccount", "networkpolicy", "poddisruptionbudget")
 # Values of jobDeploymentStatus, KubeRay 1.7.0:
 # https://github.com/ray-project/kuberay/blob/v1.7.0/ray-operator/apis/ray/v1/rayjob_types.go
 _ENDED = ("Complete", "Failed", "ValidationFailed")
@@ -65,6 +66,7 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
             print(f"{spec.name} is already running{change}; following it", flush=True)
             break
         if job:
+            _check_is_ours(spec, job)
             status_text = _deployment_status(job)
             print(f"{spec.name} has ended ({status_text}); submitting it again to resume from its storage", flush=True)
             _delete_ended(spec, job)
@@ -88,6 +90,16 @@ def _identity(spec: ClusterSpec, manifest: KubeManifest) -> dict[str, Any]:
     """Which object an action is about, and where the results of its study are; of a cluster without a job, None."""
     storage = storage_of_entrypoint(manifest.get("spec", {}).get("entrypoint", ""))
     return {"name": spec.name, "namespace": spec.namespace, "kind": manifest["kind"], "storage": storage}
+
+
+def _check_is_ours(spec: ClusterSpec, job: dict[str, Any]) -> None:
+    labels = job.get("metadata", {}).get("labels") or {}
+    missing = [f"{key}={value}" for key, value in spec.labels.items() if labels.get(key) != value]
+    if missing:
+        raise UserError(
+            f"{spec.name}: is the name of a RayJob of another owner, without the label {missing[0]}; set another "
+            f"spec.name, or delete it with kubectl"
+        )
 
 
 def _delete_ended(spec: ClusterSpec, job: dict[str, Any]) -> None:
@@ -222,13 +234,15 @@ def logs(spec: ClusterSpec) -> ExitCode:
 
 def delete(spec: ClusterSpec) -> ExitCode:
     """Delete the job, or the cluster without a job, and all other objects of the spec. Results are kept."""
-    # The name of a job's cluster is not known here, but KubeRay deletes it together with the job. A cluster without a
-    # job has the name of the spec. Neither is rendered: without the recipe, its disks may be too small for the spec.
-    objects = [f"rayjob/{spec.name}", f"raycluster/{spec.name}", f"configmap/{recipe_map_name(spec)}"]
-    for manifest in companions(spec):
-        objects.append(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}")
-    output = _delete_and_wait(*objects, "--namespace", spec.namespace, "--ignore-not-found")
-    print(output or f"{spec.name}: not found\n", end="")
+    kinds = list(_RENDERED_KINDS)
+    if spec.network.pod_monitor is not None:  # a cluster without a Prometheus operator does not know the kind
+        kinds.append("podmonitor")
+    # By label, since objects of other owners may have the same names. The job's cluster carries the job's labels too,
+    # but KubeRay deletes it with the job, after it has told the job to stop.
+    selector = f"--selector={as_selector(spec.labels)},!{MADE_BY_KUBERAY_LABEL}"
+    output = _delete_and_wait(",".join(kinds), selector, "--namespace", spec.namespace, "--ignore-not-found")
+    # kubectl 1.32 prints "No resources found" if there are none.
+    print(output if " deleted" in output else f"{spec.name}: not found\n", end="")
     return ExitCode.SUCCESS
 
 

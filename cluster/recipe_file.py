@@ -23,9 +23,14 @@ class RecipeFile:
     text: str
 
     @property
+    def digest(self) -> str:
+        """A changed recipe has another one."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:8]
+
+    @property
     def name(self) -> str:
-        """The file's name in the pod. A changed recipe has another one, so that its job has another command."""
-        return f"recipe-{hashlib.sha256(self.text.encode()).hexdigest()[:8]}.yaml"
+        """The file's name in the pod. That of a changed recipe differs, so that its job has another command."""
+        return f"recipe-{self.digest}.yaml"
 
     @property
     def path(self) -> str:

@@ -53,7 +53,7 @@ def render(
     Raises:
         UserError: if the recipe cannot run on this cluster.
     """
-    manifests = companions(spec)
+    manifests = _companions(spec)
     if recipe is None:
         manifests.append(ray_cluster(spec, node_disks(spec)))
     else:
@@ -64,12 +64,12 @@ def render(
         own = own_recipe(recipe)
         if own is not None:
             manifests.append(recipe_map(spec, own))
-        manifests.append(ray_job(spec, entrypoint, disks, has_own_recipe=own is not None))
+        manifests.append(ray_job(spec, entrypoint, disks, own))
     return manifests
 
 
-def companions(spec: ClusterSpec) -> list[KubeManifest]:
-    """The objects beside the job, or beside the cluster without a job. They can always be rendered."""
+def _companions(spec: ClusterSpec) -> list[KubeManifest]:
+    """The objects beside the job, or beside the cluster without a job."""
     manifests = []
     if not spec.pods.service_account:
         manifests.append(service_account(spec))
@@ -94,16 +94,19 @@ def recipe_map(spec: ClusterSpec, recipe: RecipeFile) -> KubeManifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(spec, recipe_map_name(spec)),
+        "metadata": _metadata(spec, recipe_map_name(spec, recipe)),
         "data": {recipe.name: recipe.text},
     }
 
 
-def ray_job(spec: ClusterSpec, entrypoint: str, disks: Disks, *, has_own_recipe: bool = False) -> KubeManifest:
+def ray_job(spec: ClusterSpec, entrypoint: str, disks: Disks, own: RecipeFile | None = None) -> KubeManifest:
     """The job and its cluster.
 
     KubeRay's fault tolerance of the head is not used, because it does not survive a retry of the job. A retry starts a
     new cluster, and the study resumes from its storage.
+
+    Args:
+        disks: what `node_disks` returns. own: the user's recipe, which the head mounts.
     """
     return {
         "apiVersion": "ray.io/v1",
@@ -119,7 +122,7 @@ def ray_job(spec: ClusterSpec, entrypoint: str, disks: Disks, *, has_own_recipe:
             "backoffLimit": spec.job.backoff_limit,
             "submitterConfig": {"backoffLimit": SUBMITTER_RETRIES},
             "submitterPodTemplate": submitter_template(spec, entrypoint),
-            "rayClusterSpec": cluster_spec(spec, disks, has_own_recipe=has_own_recipe),
+            "rayClusterSpec": cluster_spec(spec, disks, own),
         },
     }
 
@@ -134,12 +137,11 @@ def ray_cluster(spec: ClusterSpec, disks: Disks) -> KubeManifest:
     }
 
 
-def cluster_spec(spec: ClusterSpec, disks: Disks, *, has_own_recipe: bool = False) -> KubeManifest:
+def cluster_spec(spec: ClusterSpec, disks: Disks, own: RecipeFile | None = None) -> KubeManifest:
     """The head and the node groups.
 
     Args:
-        disks: what `node_disks` returns.
-        has_own_recipe: whether the head mounts the user's recipe.
+        disks: what `node_disks` returns. own: the user's recipe, which the head mounts.
     """
     fields: KubeManifest = {
         "rayVersion": spec.ray_version,
@@ -154,7 +156,7 @@ def cluster_spec(spec: ClusterSpec, disks: Disks, *, has_own_recipe: bool = Fals
         "labels": dict(POOLS_LABEL),
         # No CPUs, so that Ray places no work on the head: the driver and Ray's own processes request none.
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store(spec.head)},
-        "template": head_template(spec, has_own_recipe=has_own_recipe),
+        "template": head_template(spec, own),
     }
     fields["workerGroupSpecs"] = [_worker_group(spec, name, disks[name]) for name in spec.groups]
     return fields

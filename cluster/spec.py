@@ -124,6 +124,15 @@ class ClusterSpec(Section):
             raise ValueError(f"the image has Ray {RAY[0]}.{RAY[1]}, as requirements/gpu.txt, got {version}")
         return version
 
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        # Objects have this name or begin with it: the ServiceAccount would be the one of all pods of the namespace, and
+        # the NetworkPolicy that of the head of another spec.
+        if name == "default" or name.endswith("-head"):
+            raise ValueError(f"{name} may be the name of objects of another owner; choose another one")
+        return name
+
     @field_validator("namespace")
     @classmethod
     def _check_namespace(cls, namespace: str) -> str:
@@ -196,7 +205,12 @@ class ClusterSpec(Section):
 
     @model_validator(mode="after")
     def _check_labels(self) -> "ClusterSpec":
-        for field, labels in {"job.labels": self.job.labels, "pods.labels": self.pods.labels}.items():
+        given = {
+            "job.labels": self.job.labels,
+            "pods.labels": self.pods.labels,
+            "network.pod_monitor": self.network.pod_monitor or {},
+        }
+        for field, labels in given.items():
             for key in (*self.labels, QUEUE_LABEL):
                 if key in labels:
                     queue = " (the queue is job.queue)" if key == QUEUE_LABEL else ""

@@ -52,11 +52,12 @@ sys.exit(answer.get("rc", 0))
 """
 
 Reply = dict[str, Any]
+LABELS = {"app.kubernetes.io/part-of": "pos2distill", "app.kubernetes.io/instance": "nq-mistral"}
 
 
 def job(stage: str = "", entrypoint: str = ENTRYPOINT, **status: Any) -> Reply:
     state = {"jobDeploymentStatus": stage, **status}
-    return {"out": json.dumps({"spec": {"entrypoint": entrypoint}, "status": state})}
+    return {"out": json.dumps({"metadata": {"labels": LABELS}, "spec": {"entrypoint": entrypoint}, "status": state})}
 
 
 NONE: Reply = {}
@@ -156,6 +157,47 @@ def test_submit_replaces_a_job_that_has_ended(
     deleted = next(words for words, _ in calls() if words[0] == "delete")
     assert deleted[:3] == ["delete", "rayjob", "nq-mistral"]
     assert deleted[-3:] == ["--wait=true", "--timeout=180s", "--request-timeout=200s"]
+
+
+def test_submit_keeps_a_job_of_another_owner(
+    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = json.loads(DONE["out"])
+    for labels, missing in (
+        (None, "part-of=pos2distill"),
+        ({}, "part-of=pos2distill"),
+        ({**LABELS, "app.kubernetes.io/instance": "other"}, "instance=nq-mistral"),
+    ):
+        ended["metadata"] = {"labels": labels}
+        calls = kubectl({"get rayjob": [{"out": json.dumps(ended)}]})
+        assert command_line.main(["cluster", "submit", *WORDS]) == 2
+        assert capfd.readouterr().err == (
+            "error: nq-mistral: is the name of a RayJob of another owner, without the label "
+            f"app.kubernetes.io/{missing}; set another spec.name, or delete it with kubectl\n"
+        )
+        assert verbs(calls()) == []
+
+
+def test_delete_asks_for_pod_monitors_only_if_the_spec_has_one(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+) -> None:
+    """A cluster without a Prometheus operator does not know the kind."""
+    calls = kubectl({"delete": [{"out": "rayjob deleted\n"}]})
+    monitored = ["spec.network.metrics_namespace=monitoring", "spec.network.pod_monitor={release: prometheus}"]
+    assert command_line.main(["cluster", "delete", "gke"]) == 0
+    assert command_line.main(["cluster", "delete", "gke", *monitored]) == 0
+    assert [words[1].endswith(",podmonitor") for words, _ in calls()] == [False, True]
+
+
+def test_delete_selects_every_kind_that_is_rendered(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((RECIPES / "nq_mistral_7b.yaml").read_text())
+    spec = load_cluster("gke", ["network.metrics_namespace=monitoring", "network.pod_monitor={release: prometheus}"])
+    kinds = {"raycluster"}
+    for manifest in render(spec, str(mine), WORDS[2:]):
+        kinds.add(manifest["kind"].lower())
+        assert LABELS.items() <= manifest["metadata"]["labels"].items()
+    assert kinds == {*rayjob._RENDERED_KINDS, "podmonitor"}
 
 
 EXISTS = {
@@ -599,7 +641,7 @@ def test_status_logs_and_delete_print_what_kubectl_reports(
             "get rayjob": [RUNNING],
             "get pods": [{"out": json.dumps({"items": pods})}],
             "logs": [{"out": "so far\n"}],
-            "delete": [{"out": "rayjob deleted\n"}, {}],
+            "delete": [{"out": "rayjob deleted\n"}, {"out": "No resources found\n"}],
         }
     )
     assert command_line.main(["cluster", "status", "gke"]) == 0
@@ -615,10 +657,12 @@ def test_status_logs_and_delete_print_what_kubectl_reports(
     assert command_line.main(["cluster", "delete", "gke"]) == 0
     assert capfd.readouterr().out == "so far\nrayjob deleted\nnq-mistral: not found\n"
     deleted = next(words for words, _ in calls() if words[0] == "delete")
-    kinds = [word.split("/")[0] for word in deleted if "/" in word]
-    assert kinds == [
-        *("rayjob", "raycluster", "configmap", "serviceaccount", "networkpolicy", "networkpolicy"),
-        *("poddisruptionbudget", "poddisruptionbudget"),
+    assert deleted[1:5] == [
+        "rayjob,raycluster,configmap,serviceaccount,networkpolicy,poddisruptionbudget",
+        "--selector=app.kubernetes.io/part-of=pos2distill,app.kubernetes.io/instance=nq-mistral,"
+        "!ray.io/originated-from-crd",
+        "--namespace",
+        "pos2distill",
     ]
     assert {"--ignore-not-found", "--wait=true", "--timeout=180s", "--request-timeout=200s"} <= set(deleted)
     (read,) = (words for words, _ in calls() if words[0] == "logs")

@@ -35,12 +35,12 @@ def recipe_map(manifests: list[KubeManifest]) -> KubeManifest:
     return found
 
 
-def pods_with_the_map(job: KubeManifest) -> list[KubeManifest]:
-    """Every pod of a job that has the ConfigMap as a volume."""
+def pods_with_the_map(job: KubeManifest, name: str) -> list[KubeManifest]:
+    """Every pod of a job that has the ConfigMap of this name as a volume."""
     cluster = job["spec"]["rayClusterSpec"]
     templates = [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
     templates.append(job["spec"]["submitterPodTemplate"])
-    source = {"name": "recipe", "configMap": {"name": "try-recipe"}}
+    source = {"name": "recipe", "configMap": {"name": name}}
     return [template["spec"] for template in templates if source in template["spec"]["volumes"]]
 
 
@@ -49,7 +49,7 @@ def test_render_mounts_the_users_recipe_in_the_head_alone(mine: Path, tmp_path: 
     assert check(manifests) == []
     (name,) = recipe_map(manifests)["data"]
     job = manifests[-1]
-    (pod,) = pods_with_the_map(job)
+    (pod,) = pods_with_the_map(job, recipe_map(manifests)["metadata"]["name"])
     (container,) = pod["containers"]
     assert container["name"] == "ray-head"
     (mount,) = (each for each in container["volumeMounts"] if each["name"] == "recipe")
@@ -66,8 +66,23 @@ def test_render_mounts_the_users_recipe_in_the_head_alone(mine: Path, tmp_path: 
 def test_render_of_a_recipe_of_the_project_has_no_config_map(mine: Path) -> None:
     by_name = render(load_cluster("kind"), "quickstart")
     assert not any(manifest["kind"] == "ConfigMap" for manifest in by_name)
-    assert pods_with_the_map(by_name[-1]) == []
+    assert "recipe" not in {
+        volume["name"]
+        for volume in by_name[-1]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["volumes"]
+    }
     assert render(load_cluster("kind"), "pipelines/recipes/quickstart.yaml") == by_name
+
+
+def test_render_gives_the_map_of_another_recipe_another_name(mine: Path) -> None:
+    """So that a second `cluster submit` does not replace the recipe that the head of a running job mounts."""
+    names = set()
+    for text in (mine.read_text(), mine.read_text() + "# changed\n"):
+        mine.write_text(text)
+        manifests = render(load_cluster("kind"), str(mine))
+        names.add(recipe_map(manifests)["metadata"]["name"])
+        assert recipe_map(manifests)["metadata"]["labels"] == load_cluster("kind").labels  # `delete` selects by them
+    assert len(names) == 2
+    assert all(name.startswith("try-recipe-") for name in names)
 
 
 def test_make_entrypoint_changes_with_the_content_of_the_recipe(mine: Path) -> None:
@@ -151,5 +166,6 @@ def test_validate_checks_the_config_map(mine: Path, tmp_path: Path, capsys: pyte
     path.write_text(to_yaml(manifests))
     assert command_line.main(["cluster", "validate", str(path)]) == 2
     errors = capsys.readouterr().err
-    assert "ConfigMap/try-recipe: dta: unknown field; did you mean 'data'?" in errors
-    assert "ConfigMap/try-recipe: data.b: expected a string (in quotes), got a number" in errors
+    name = recipe_map(manifests)["metadata"]["name"]
+    assert f"ConfigMap/{name}: dta: unknown field; did you mean 'data'?" in errors
+    assert f"ConfigMap/{name}: data.b: expected a string (in quotes), got a number" in errors

@@ -69,6 +69,12 @@ WRONG = [
     ("pods.secrets=[{env: A, sceret: b, key: c}]", "pods.secrets[0].sceret: unknown field; did you mean 'secret'?"),
     ("pods.secrets=[{env: A, secret: b, key: c, value: d}]", "pods.secrets[0].value: unknown field; expected one of"),
     ("name=Small", "name: expected a name of a to z, 0 to 9 and -, at most 63, for example team-a, got 'Small'"),
+    ("name=default", "name: default may be the name of objects of another owner; choose another one"),
+    ("name=try-head", "name: try-head may be the name of objects of another owner; choose another one"),
+    (
+        "network={metrics_namespace: m, pod_monitor: {app.kubernetes.io/instance: a}}",
+        "network.pod_monitor: app.kubernetes.io/instance is set by `render`; remove it",
+    ),
     (f"name={'a' * 48}", "name: string should have at most 47 characters"),
     (
         "image=pos2distill",
