@@ -77,8 +77,9 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
         exit_code = _follow(spec)
     except KeyboardInterrupt:
         print(
-            f"\ndetached; {spec.name} continues. Run the same command to follow it again, or "
-            f"`run.py cluster delete` to stop it",
+            f"\ndetached; {spec.name} continues. Run the same command to follow it again; `run.py cluster delete` "
+            f"stops it, and may lose the steps since its last checkpoint (to save one first: docs/cluster.md, "
+            f"Submitting)",
             flush=True,
         )
         exit_code = ExitCode.INTERRUPTED

@@ -716,7 +716,8 @@ def test_submit_interrupted_leaves_the_job_running(
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "detached; nq-mistral continues. Run the same command to follow it again" in output
+    assert "detached; nq-mistral continues. Run the same command to follow it again; `run.py cluster delete`" in output
+    assert "stops it, and may lose the steps since its last checkpoint (to save one first: docs/cluster.md" in output
     assert "delete" not in verbs(calls())
 
 
