@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 
 from pos2distill.config import PoolSection, Recipe, TrainersSection
-from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names
+from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names, sweep_cells
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.overrides import override_value
 from pos2distill.errors import UserError, did_you_mean
@@ -52,6 +52,11 @@ def make_entrypoint(
     if any(looks_secret(flag) for flag in flags):
         raise UserError("command line: an option contains what looks like a secret; use pods.secrets instead")
     recipe = load_recipe(recipe_name, overrides)
+    if recipe.runtime.executor == "local":
+        raise UserError(
+            f"{recipe.name}: runtime.executor: local would run everything in the head's pod, which has no GPU, and "
+            f"nothing on the nodes; set it to ray"
+        )
     own = own_recipe(recipe_name)
     for name in recipe.study.evaluation.also_evaluate:
         if name not in recipe_names():
@@ -60,14 +65,15 @@ def make_entrypoint(
                 f"image"
             )
     sets_storage = overridden_storage(overrides) is not None
-    for field, path in _paths(recipe, with_storage=sets_storage).items():
-        _check_path(spec, recipe, field, path)
+    for _, cell in sweep_cells(recipe):
+        for field, path in _paths(cell, with_storage=sets_storage).items():
+            _check_path(spec, cell, field, path)
+        _check_hub(spec, cell)
+        _check_pools(spec, cell, trained=trains(command))
     for flag in flags:
         option, _, value = flag.partition("=")
         if option == "--baseline":
             _check_path(spec, recipe, option, value)
-    _check_hub(spec, recipe)
-    _check_pools(spec, recipe, trained=trains(command))
     name_in_image = find_yaml(recipe_name, RECIPES, "recipe").stem
     words = ["python", "run.py", command, own.path if own else name_in_image, *overrides]
     if not sets_storage:

@@ -14,7 +14,7 @@ import shlex
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,7 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
         raise UserError("command line: a setting looks like a secret; set it on the cluster's nodes instead")
     loaded = load_recipe(recipe, overrides)  # reports everything that is wrong with the settings alone
     # As they were written: `load_recipe` has made local paths absolute on this machine, and the job reads them there.
-    written = loaded.written_paths
-    storage = written.get("runtime.storage")
+    storage = loaded.written_paths.get("runtime.storage")
     if storage is None or not ("://" in storage or Path(storage).is_absolute()):
         given = "nothing" if storage is None else storage
         raise UserError(
@@ -137,9 +136,9 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             f"all nodes share, got {given}"
         )
     here: dict[str, str] = {}  # fields by path
-    for settings, cell in sweep_cells(loaded):
-        here[_swept(settings, "data", "path") or written["data.path"]] = "data.path"
-        model = _swept(settings, "model", "path") or written["model.path"]
+    for _, cell in sweep_cells(loaded):
+        here[cell.written_paths["data.path"]] = "data.path"
+        model = cell.written_paths["model.path"]
         if _is_folder(cell.study.model, model):
             here[model] = "model.path"
     for name, other in loaded.other_tasks.items():  # whose paths are absolute by now
@@ -159,13 +158,6 @@ def _check(recipe: str, overrides: Sequence[str], files: list[Path]) -> str:
             )
     # Without a final slash, so that `_running` recognises the same storage in both spellings.
     return storage.rstrip("/")
-
-
-def _swept(settings: Mapping[str, Any], section: str, field: str) -> str | None:
-    """The value that a study of a sweep has for a setting, which is swept by itself or in its section; else None."""
-    in_section = settings.get(section) or {}
-    value: str | None = settings.get(f"{section}.{field}", in_section.get(field))
-    return value
 
 
 def _is_folder(model: ModelSection, written: str) -> bool:

@@ -202,11 +202,19 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
         raw["name"] = recipe.name
         raw["description"] = recipe.description
         raw["runtime"] = recipe.runtime.model_dump(mode="json")
+        swept: dict[str, Any] = {}
         for dotted, value in settings.items():
             _set_swept(raw, dotted, value)
+            set_value(swept, dotted, copy.deepcopy(value))
         resolve_paths(raw)
-        auto_precisions = _auto_precisions_in(raw)
-        cell = _validate(raw, "sweep", [], other_tasks=recipe.other_tasks, auto_precisions=auto_precisions)
+        cell = _validate(
+            raw,
+            "sweep",
+            [],
+            other_tasks=recipe.other_tasks,
+            written_paths={**recipe.written_paths, **paths_in(swept)},
+            auto_precisions=_auto_precisions_in(raw),
+        )
         # Equal studies have the same result, which would count several times in an interval over seeds.
         study = cell.study.model_dump_json()
         if study in studies:

@@ -533,6 +533,34 @@ def test_readable_schemes_open_with_every_installation(scheme: str) -> None:
         ),
         (
             "quickstart",
+            ["runtime={executor: local, trainers: {strategy: torch}}"],
+            "quickstart: runtime.executor: local would run everything in the head's pod, which has no GPU, and nothing",
+        ),
+        (
+            "quickstart",
+            ["sweep={data.path: [s3://b/x, /home/me/y.jsonl]}"],
+            "quickstart: data.path: /home/me/y.jsonl does not exist in the pods; set a URL",
+        ),
+        (
+            "quickstart",
+            ["sweep={model: [{path: examples/toy/model}, {path: /home/me/model}]}"],
+            "quickstart: model.path: /home/me/model does not exist in the pods; set a URL",
+        ),
+        (
+            "quickstart",
+            [
+                *("spec.storage={url: /mnt/storage/runs, claim: c}", "spec.network.egress=[]"),
+                "sweep={model.path: [examples/toy/model, org/other]}",
+            ],
+            "quickstart: model.path: org/other would be downloaded from the hub: network.egress: no rule",
+        ),
+        (
+            "quickstart",
+            ["runtime.trainers.gpus=1", "runtime.samplers.gpus=1", "sweep={method.teacher: [resident, cached]}"],
+            "quickstart: runtime.teachers.gpus: 0, but the nodes have GPUs, which trainers use; set 1",
+        ),
+        (
+            "quickstart",
             [f"data.path=s3://k:{WORD}@b/x"],
             "an override contains what looks like a secret; use pods.secrets",
         ),
@@ -550,6 +578,12 @@ def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert WORD not in str(caught.value)
+
+
+def test_make_entrypoint_accepts_a_sweep_of_what_the_pods_can_open(load: Callable[..., ClusterSpec]) -> None:
+    """A path of the project, as the sweep writes it, is one of the image too."""
+    swept = "sweep={data.path: [examples/toy/data.jsonl.gz, s3://b/x]}"
+    assert swept.partition("=")[0] in make_entrypoint(load(), "quickstart", [swept])
 
 
 @pytest.mark.parametrize(

@@ -843,6 +843,13 @@ def test_sweep_cells_make_paths_absolute(
     monkeypatch.chdir(tmp_path)
     cells = sweep_cells(load("sweep.data.path=[a.jsonl, b.jsonl]"))
     assert [cell.study.data.path for _, cell in cells] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    assert [cell.written_paths["data.path"] for _, cell in cells] == ["a.jsonl", "b.jsonl"]
+
+
+def test_sweep_cells_keep_the_paths_as_they_were_written() -> None:
+    recipe = load_recipe("quickstart", ["sweep={model: [{path: ./a}, {dtype: float32}], seed: [0]}"])
+    written = [cell.written_paths for _, cell in sweep_cells(recipe)]
+    assert written == [{**recipe.written_paths, "model.path": "./a"}, recipe.written_paths]
 
 
 def test_evaluation_default_slots_depend_on_hops(load: Callable[..., Recipe]) -> None:
