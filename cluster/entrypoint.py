@@ -66,9 +66,11 @@ def make_entrypoint(
             )
     sets_storage = overridden_storage(overrides) is not None
     for _, cell in sweep_cells(recipe):
+        _check_command(cell, command)
         for field, path in _paths(cell, with_storage=sets_storage).items():
             _check_path(spec, cell, field, path)
         _check_hub(spec, cell)
+        _check_endpoint(spec, cell)
         _check_pools(spec, cell, trained=trains(command))
     for flag in flags:
         option, _, value = flag.partition("=")
@@ -81,6 +83,19 @@ def make_entrypoint(
     words += flags
     # The driver does not start in the image's working directory. `cd` would change that of the submitter's shell only.
     return shlex.join(["env", f"--chdir={spec.pods.project}", f"{JOB_DASHBOARD_VARIABLE}={_DASHBOARD}", *words])
+
+
+def _check_command(recipe: Recipe, command: str) -> None:
+    """As the checks before a run do: a study without weights, or without training examples, can only be evaluated."""
+    if command in ("evaluate", "report"):
+        return
+    if not recipe.study.has_weights:
+        raise UserError(
+            f"{recipe.name}: model.engine: 'openai' is for the command evaluate only, got {command}; set model.engine "
+            f"to vllm or hf"
+        )
+    if not recipe.study.data.train_examples:
+        raise UserError(f"{recipe.name}: data.train_examples: 0 is for the command evaluate only, got {command}")
 
 
 def trains(command: str) -> bool:
@@ -109,8 +124,9 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
     paths = {"data.path": recipe.study.data.path}
     if with_storage:
         paths["runtime.storage"] = recipe.storage
-    if not looks_like_hub_name(recipe.study.model.path):
-        paths["model.path"] = recipe.study.model.path
+    model = recipe.study.model
+    if not (model.is_served_name or looks_like_hub_name(model.path)):
+        paths["model.path"] = model.path
     for name, other in recipe.other_tasks.items():
         path = Path(other.data.path)
         # Absolute by now, also where its recipe names a file of the project.
@@ -121,15 +137,26 @@ def _paths(recipe: Recipe, *, with_storage: bool) -> dict[str, str]:
 
 def _check_hub(spec: ClusterSpec, recipe: Recipe) -> None:
     """A model of the hub must be downloaded, unless a cache may hold it already."""
-    model = recipe.study.model.path
-    if not looks_like_hub_name(model) or spec.pods.model_cache:
+    model = recipe.study.model
+    if model.is_served_name or not looks_like_hub_name(model.path) or spec.pods.model_cache:
         return
-    problem = missing_route(spec.network, spec.pods, f"hf://{model}")
+    problem = missing_route(spec.network, spec.pods, f"hf://{model.path}")
     if problem:
         raise UserError(
-            f"{recipe.name}: model.path: {model} would be downloaded from the hub: network.egress: {problem}; or set a "
-            f"folder of a mounted volume"
+            f"{recipe.name}: model.path: {model.path} would be downloaded from the hub: network.egress: {problem}; or "
+            f"set a folder of a mounted volume"
         )
+
+
+def _check_endpoint(spec: ClusterSpec, recipe: Recipe) -> None:
+    """The server of a study that generates with one can be reached."""
+    url = recipe.runtime.endpoint.base_url
+    if recipe.study.has_weights or url is None:
+        return
+    # Its client is that of openai, which reads them, unlike the one of files at http URLs.
+    problem = missing_route(spec.network, spec.pods, url, client_reads_proxies=True)
+    if problem:
+        raise UserError(f"{recipe.name}: runtime.endpoint.base_url: {url}: network.egress: {problem}")
 
 
 def _check_path(spec: ClusterSpec, recipe: Recipe, field: str, path: str) -> None:
@@ -228,7 +255,7 @@ def _check_pool(recipe: Recipe, pool_name: str, size_field: str, group_name: str
         if per_actor > per_node:
             raise UserError(f"{field}.{resource}: {per_actor:g}, but a node of {group_name} has {per_node:g}; lower it")
     actors = getattr(pool, size_field)
-    room = sum(group.max * _actors_per_node(pool, group, is_trainer=pool_name == "trainers") for group in groups)
+    room = sum(group.max * actors_per_node(pool, group, is_trainer=pool_name == "trainers") for group in groups)
     if actors > room:
         raise UserError(
             f"{field}.{size_field}: {actors}, but only {room} fit on the nodes of {group_name}; "
@@ -236,7 +263,7 @@ def _check_pool(recipe: Recipe, pool_name: str, size_field: str, group_name: str
         )
 
 
-def _actors_per_node(pool: PoolSection | TrainersSection, group: NodeGroup, *, is_trainer: bool) -> float:
+def actors_per_node(pool: PoolSection | TrainersSection, group: NodeGroup, *, is_trainer: bool) -> float:
     """The number of a pool's actors that fit on one node; infinite if they need nothing."""
     fits = [math.inf]
     for resource in _RESOURCES:

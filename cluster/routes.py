@@ -45,8 +45,14 @@ def check_addresses(network: NetworkSection, pods: PodsSection) -> None:
                 raise ValueError(f"network.egress: {_no_rule(server)}")
 
 
-def missing_route(network: NetworkSection, pods: PodsSection, url: str) -> str | None:
-    """What keeps the pods from opening a URL, or a hub model as `hf://NAME`; None if a rule may allow it."""
+def missing_route(
+    network: NetworkSection, pods: PodsSection, url: str, *, client_reads_proxies: bool = False
+) -> str | None:
+    """What keeps the pods from opening a URL, or a hub model as `hf://NAME`; None if a rule may allow it.
+
+    Args:
+        client_reads_proxies: whether the client of an http URL connects through the proxy that a variable names.
+    """
     scheme = url.partition("://")[0]
     server = _destination(pods, scheme, url)
     if server is None:
@@ -54,7 +60,8 @@ def missing_route(network: NetworkSection, pods: PodsSection, url: str) -> str |
     is_outside = server.host in _SERVICES.values()
     if network.allows_port(server.port) if is_outside else network.may_allow(server.host, server.port):
         return None
-    if scheme not in _IGNORE_PROXIES and _has_proxy(pods, server.scheme):
+    reads_proxies = client_reads_proxies or scheme not in _IGNORE_PROXIES
+    if reads_proxies and _has_proxy(pods, server.scheme):
         return None
     return _no_rule(server)
 

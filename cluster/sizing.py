@@ -216,6 +216,8 @@ def _gibibytes(size: int) -> str:
 
 
 def _of_study(spec: ClusterSpec, study: Study, group: str, studies: int, remote: bool) -> dict[str, int]:
+    if not study.has_weights:
+        return {}  # a server has the model
     parameters = _parameters(spec, study.model.path)
     weights = WEIGHT_BYTES[study.model.dtype] * parameters
     trained = parameters if study.training.lora is None else parameters * _ADAPTER_PERCENT // 100

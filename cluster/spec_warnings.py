@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, sweep_cells
 
-from .entrypoint import overridden_storage, trains
+from .entrypoint import actors_per_node, overridden_storage, trains
 from .names import ENDPOINTS
 from .nodes import quantity_bytes
 from .pods import RAY_SHUTDOWN_S
@@ -27,6 +27,7 @@ _CREDENTIALS = {
     "s3": ("AWS_ACCESS_KEY_ID", "AWS_ROLE_ARN", "AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS",),
 }
+_WANDB_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
 def spec_warnings(
@@ -42,9 +43,11 @@ def spec_warnings(
         warnings += [
             *_unused_gpus(spec, recipe),
             *_small_scratch(spec, recipe),
+            *_missing_server_key(spec, recipe),
         ]
     if recipe is not None and trains(command):
         warnings += [*_short_grace(spec, disks), *tight_memory(spec, recipe)]
+        warnings += [*_too_many_workers(spec, recipe), *_missing_tracker_key(spec, recipe)]
     return warnings
 
 
@@ -86,7 +89,7 @@ def _missing_credentials(spec: ClusterSpec, storage: str) -> Iterator[str]:
     scheme = storage.partition("://")[0]
     if scheme not in _OTHER_STORES[spec.platform]:
         return
-    variables = {*spec.pods.env, *(secret.env for secret in spec.pods.secrets)}
+    variables = _variables(spec)
     # On machines of one's own, an account may have rights by means that are not known here.
     has_account = spec.pods.service_account is not None or bool(spec.pods.service_account_annotations)
     if not variables.intersection(_CREDENTIALS[scheme]) and not (spec.platform == "other" and has_account):
@@ -100,7 +103,7 @@ def _missing_identity(spec: ClusterSpec, storage: str) -> Iterator[str]:
     """The pods use the cloud's own store: as which of its accounts, and can they ask for that account's token?"""
     scheme = storage.partition("://")[0]
     annotation = _IDENTITIES.get((spec.platform, scheme))
-    variables = {*spec.pods.env, *(secret.env for secret in spec.pods.secrets)}
+    variables = _variables(spec)
     if annotation is None or variables.intersection(_CREDENTIALS[scheme]):
         return
     if spec.pods.service_account is None and annotation not in spec.pods.service_account_annotations:
@@ -112,6 +115,42 @@ def _missing_identity(spec: ClusterSpec, storage: str) -> Iterator[str]:
         yield (
             f"network.egress: no rule lets the pods ask the metadata server, from which they get their rights for "
             f"{scheme}://; add {{cidr: {_METADATA_SERVER}/32, ports: [80]}}"
+        )
+
+
+def _variables(spec: ClusterSpec) -> set[str]:
+    """The environment variables that the spec sets in the pods."""
+    return {*spec.pods.env, *(secret.env for secret in spec.pods.secrets)}
+
+
+def _missing_server_key(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
+    name = recipe.runtime.endpoint.api_key_env
+    uses_server = any(not cell.study.has_weights for _, cell in sweep_cells(recipe))
+    if uses_server and name is not None and name not in _variables(spec):
+        yield (
+            f"pods.secrets: runtime.endpoint.api_key_env names {name}, which is not set in the pods, so that the job "
+            f"may end at once; set the names of a Secret and its key"
+        )
+
+
+def _missing_tracker_key(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
+    """Weights & Biases alone requires a key. It may also have one in a file of a mounted volume."""
+    is_online = spec.pods.env.get("WANDB_MODE", "online") == "online"
+    if "wandb" in recipe.runtime.trackers and is_online and not _variables(spec).intersection(_WANDB_KEYS):
+        yield (
+            "pods.secrets: runtime.trackers names wandb, and WANDB_API_KEY is not set in the pods, so that the job may "
+            "end at once; set the names of a Secret and its key, or WANDB_MODE in pods.env to offline"
+        )
+
+
+def _too_many_workers(spec: ClusterSpec, recipe: Recipe) -> Iterator[str]:
+    """With fewer than `runtime.trainers.workers` the job is refused; more than fit are only never reached."""
+    trainers, group = recipe.runtime.trainers, spec.training
+    room = group.max * actors_per_node(trainers, group, is_trainer=True)
+    if trainers.max_workers is not None and trainers.max_workers > room:
+        yield (
+            f"training.max: the nodes of training hold {room} workers, fewer than runtime.trainers.max_workers, "
+            f"{trainers.max_workers}; raise it, or lower runtime.trainers.max_workers"
         )
 
 

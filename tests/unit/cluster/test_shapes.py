@@ -247,6 +247,50 @@ def test_spec_warnings_of_a_grace_period_that_is_too_short_for_a_checkpoint() ->
     assert not any(each.startswith("training.grace_s") for each in warnings)
 
 
+def warnings_about(field: str, spec: list[str], *overrides: str, command: str = "study") -> list[str]:
+    warnings = spec_warnings(load_cluster("gke", spec), "nq_mistral_7b", [DATA, *overrides], command=command)
+    return [each for each in warnings if field in each]
+
+
+def test_spec_warnings_of_a_server_whose_key_is_not_set() -> None:
+    server = ["model.engine=openai", "model.path=m", "runtime.endpoint.base_url=https://host/v1"]
+    keyed = [*server, "runtime.endpoint.api_key_env=MY_KEY"]
+    assert warnings_about("MY_KEY", [], *keyed, command="evaluate") == [
+        "pods.secrets: runtime.endpoint.api_key_env names MY_KEY, which is not set in the pods, so that the job may "
+        "end at once; set the names of a Secret and its key"
+    ]
+    secret = ["pods.secrets=[{env: MY_KEY, secret: keys, key: mine}]"]
+    assert warnings_about("MY_KEY", secret, *keyed, command="evaluate") == []
+    assert warnings_about("api_key_env", [], *server, command="evaluate") == []  # a server may want none
+    assert warnings_about("MY_KEY", [], keyed[-1]) == []  # no server is used
+
+
+@pytest.mark.parametrize(
+    ("spec", "command", "warns"),
+    [
+        ([], "study", True),
+        (["pods.env={WANDB_MODE: online}"], "distill", True),
+        (["pods.env={WANDB_MODE: offline}"], "study", False),
+        (["pods.secrets=[{env: WANDB_API_KEY, secret: wandb, key: key}]"], "study", False),
+        ([], "evaluate", False),
+    ],
+)
+def test_spec_warnings_of_a_tracker_whose_key_is_not_set(spec: list[str], command: str, *, warns: bool) -> None:
+    assert (warnings_about("wandb", spec, "runtime.trackers=[wandb]", command=command) != []) == warns
+    assert warnings_about("wandb", spec, "runtime.trackers=[tensorboard]", command=command) == []
+
+
+def test_spec_warnings_of_more_workers_than_the_nodes_hold() -> None:
+    field, elastic = "runtime.trainers.max_workers", "runtime.trainers.max_workers=16"
+    assert warnings_about(field, [], elastic) == [
+        "training.max: the nodes of training hold 8 workers, fewer than runtime.trainers.max_workers, 16; raise it, or "
+        "lower runtime.trainers.max_workers"
+    ]
+    assert warnings_about(field, ["training.max=2"], elastic) == []
+    assert warnings_about(field, [], "runtime.trainers.max_workers=8") == []
+    assert warnings_about(field, [], elastic, command="evaluate") == []
+
+
 @pytest.mark.parametrize(
     ("setting", "warns"),
     [

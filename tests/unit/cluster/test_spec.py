@@ -580,6 +580,55 @@ def test_make_entrypoint_refuses_a_recipe_that_cannot_run(
     assert WORD not in str(caught.value)
 
 
+SERVER = ["model.engine=openai", "model.path=gpt-x", "runtime.endpoint.base_url=http://10.0.20.15:8000/v1"]
+
+
+@pytest.mark.parametrize("command", ["study", "sample", "distill", "analyse"])
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (SERVER, "quickstart: model.engine: 'openai' is for the command evaluate only, got {}; set model.engine to"),
+        (
+            [*SERVER[2:], "sweep={model: [{engine: hf}, {engine: openai, path: gpt-x}]}"],
+            "quickstart: model.engine: 'openai' is for the command evaluate only, got {}",
+        ),
+        (["data.train_examples=0"], "quickstart: data.train_examples: 0 is for the command evaluate only, got {}"),
+    ],
+    ids=["server", "sweep", "examples"],
+)
+def test_make_entrypoint_refuses_to_train_what_can_only_be_evaluated(
+    load: Callable[..., ClusterSpec], command: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        make_entrypoint(load(), "quickstart", overrides, command=command)
+    assert str(caught.value).startswith(message.format(command))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        "network.egress=[{cidr: 0.0.0.0/0}, {cidr: 10.0.20.0/24, ports: [8000]}]",
+        "pods.env={HTTP_PROXY: 'http://proxy.example.org:443'}",
+    ],
+)
+def test_make_entrypoint_accepts_an_evaluation_of_a_server(load: Callable[..., ClusterSpec], network: str) -> None:
+    """Its model is a name on the server: no path, nothing of the hub, and no disk for it."""
+    spec = load(network, "model_billions=null")
+    assert " evaluate quickstart " in make_entrypoint(spec, "quickstart", SERVER, command="evaluate")
+    assert render(spec, "quickstart", SERVER, command="evaluate")
+    owned = [word.replace("gpt-x", "owner/gpt-x") for word in SERVER]
+    assert render(spec, "quickstart", owned, command="evaluate")
+
+
+def test_make_entrypoint_refuses_a_server_that_no_rule_allows(load: Callable[..., ClusterSpec]) -> None:
+    with pytest.raises(UserError) as caught:
+        make_entrypoint(load(), "quickstart", SERVER, command="evaluate")
+    assert str(caught.value).startswith(
+        "quickstart: runtime.endpoint.base_url: http://10.0.20.15:8000/v1: network.egress: no rule lets the pods "
+        "connect to port 8000 of 10.0.20.15; add for example"
+    )
+
+
 def test_make_entrypoint_accepts_a_sweep_of_what_the_pods_can_open(load: Callable[..., ClusterSpec]) -> None:
     """A path of the project, as the sweep writes it, is one of the image too."""
     swept = "sweep={data.path: [examples/toy/data.jsonl.gz, s3://b/x]}"
