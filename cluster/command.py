@@ -38,8 +38,8 @@ def run_cluster(
         words: a recipe, its overrides, and `spec.section.field=value` for the spec.
         command: of `run.py`, that the job runs. flags: its options, `--name=value`.
         out: for render, a folder in which NAME.yaml is written; None: print the manifests.
-        crds: for validate, a file or folder with KubeRay's CRDs.
-        server: for validate, also ask the cluster that kubectl is configured for, which applies nothing.
+        crds: for what checks manifests (render, validate, submit), a file or folder with KubeRay's CRDs.
+        server: for the same, also ask the cluster that kubectl is configured for, which applies nothing.
     Raises:
         UserError: for a spec or recipe that cannot be used.
     """

@@ -17,10 +17,15 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the program with this message. argparse would show the usage before it, and has no hint for commands."""
-        unknown = re.fullmatch(r"argument COMMAND: invalid choice: '(.*?)' \(.*", message, re.DOTALL)
+        unknown = re.fullmatch(r"argument (COMMAND|action): invalid choice: '(.*?)' \(.*", message, re.DOTALL)
         if unknown:
-            message = f"{unknown[1]}: no such command{did_you_mean(unknown[1], self.commands, likeness=0.7)}"
+            argument, word = unknown.groups()
+            names = self.commands if argument == "COMMAND" else self._choices_of(argument)
+            message = f"{word}: no such {argument.lower()}{did_you_mean(word, names, likeness=0.7)}"
         self.exit(ExitCode.USER_ERROR, f"error: {one_line(mask_secrets(message))} (see {self.prog} --help)\n")
+
+    def _choices_of(self, argument: str) -> list[str]:
+        return [str(choice) for action in self._actions if action.dest == argument for choice in action.choices or ()]
 
 
 def refuse_unknown(parser: OneLineParser, options: argparse.Namespace, remaining: list[str]) -> None:

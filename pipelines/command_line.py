@@ -47,9 +47,15 @@ from .help_texts import CLUSTER, CLUSTER_EXAMPLES, SUBMIT, examples
 from .job_command import COMMANDS, WORDS_HELP, job_flags, split_command
 from .model_options import add_model_options, load_evaluated_recipe
 
-# Actions of `cluster` that take these options: the output of others is a manifest or a log.
-_CLUSTER_OUTPUT = {"json": ("submit", "status", "validate"), "quiet": ("submit", "validate", "delete")}
 _RENDERING = ("render", "validate", "submit")  # the actions of `cluster` that take a job's command
+# Actions of `cluster` that take these options. The output of those without --json or --quiet is a manifest or a log.
+_CLUSTER_OPTIONS = {
+    "json": ("submit", "status", "validate"),
+    "quiet": ("submit", "validate", "delete"),
+    "out": ("render",),
+    "crds": _RENDERING,
+    "server": _RENDERING,
+}
 # How long an attempt of a job on a cluster waits before it ends with an error that may pass.
 _OUTAGE_S = 900.0
 
@@ -286,9 +292,12 @@ def _add_cluster(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
         help=f"{WORDS_HELP}, spec.section.field=value",
     )
     command.add_argument("--out", metavar="FOLDER", help="render: write FOLDER/NAME.yaml instead of printing")
-    command.add_argument("--crds", metavar="PATH", help="file or folder with KubeRay's CRDs, to check the schema too")
+    checking = ", ".join(_RENDERING)
     command.add_argument(
-        "--server", action="store_true", help="validate: also ask the cluster (kubectl apply --dry-run=server)"
+        "--crds", metavar="PATH", help=f"{checking}: file or folder with KubeRay's CRDs, to check the schema too"
+    )
+    command.add_argument(
+        "--server", action="store_true", help=f"{checking}: also ask the cluster (kubectl apply --dry-run=server)"
     )
     _add_output(command)
     add_gate(command)
@@ -312,8 +321,9 @@ def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
-    for name, actions in _CLUSTER_OUTPUT.items():
-        if getattr(options, name) and options.action not in actions:
+    for name, actions in _CLUSTER_OPTIONS.items():
+        is_given = getattr(options, name) not in (None, False)
+        if is_given and options.action not in actions:
             raise UserError(f"--{name}: is an option of cluster {', '.join(actions)}, not of {options.action}")
     job_command, flags = "study", gate_flags(options)
     if options.action in _RENDERING:

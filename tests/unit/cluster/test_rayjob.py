@@ -847,6 +847,12 @@ def test_status_prints_json_of_a_cluster_without_a_job(
         ("render", "--quiet", "--quiet: is an option of cluster submit, validate, delete, not of render"),
         ("status", "--quiet", "--quiet: is an option of cluster submit, validate, delete, not of status"),
         ("logs", "--quiet", "--quiet: is an option of cluster submit, validate, delete, not of logs"),
+        ("submit", "--out=manifests", "--out: is an option of cluster render, not of submit"),
+        ("validate", "--out=", "--out: is an option of cluster render, not of validate"),
+        ("delete", "--out=manifests", "--out: is an option of cluster render, not of delete"),
+        ("status", "--crds=crds", "--crds: is an option of cluster render, validate, submit, not of status"),
+        ("logs", "--server", "--server: is an option of cluster render, validate, submit, not of logs"),
+        ("delete", "--server", "--server: is an option of cluster render, validate, submit, not of delete"),
     ],
 )
 def test_run_cluster_refuses_an_option_that_means_nothing(

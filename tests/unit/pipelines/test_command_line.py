@@ -302,6 +302,8 @@ def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pyte
     [
         ("studdy quickstart", "error: studdy: no such command; did you mean 'study'? (see python run.py --help)"),
         ("measure quickstart", "error: measure: no such command; expected one of: analyse, cluster, compare, "),
+        ("cluster rendr gke", "error: rendr: no such action; did you mean 'render'? (see python run.py cluster --he"),
+        ("cluster gke", "error: gke: no such action; expected one of: delete, logs, render, status, submit, valid"),
         ("study quickstart --dryrun", "unrecognized arguments: --dryrun; did you mean '--dry-run'?"),
         ("evaluate quickstart --fail-if-mean-belw=5", "did you mean '--fail-if-mean-below'?"),
         ("study quickstart --training.epochs=3", "; settings have no dashes: training.epochs=3"),
