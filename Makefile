@@ -90,5 +90,6 @@ docs: install
 	$(BIN)/python -m scripts.model_families
 	$(BIN)/python -m scripts.render_presets
 
+# What is installed. Not `runs`, which holds samples, checkpoints and reports.
 clean:
-	rm -rf .venv .uv runs
+	rm -rf .venv .uv

@@ -44,6 +44,16 @@ def test_make_install_leaves_an_up_to_date_gpu_environment_alone(clone: Path) ->
     assert sorted(path.name for path in (clone / ".venv").iterdir()) == [".for-gpus", ".installed"]
 
 
+def test_make_clean_keeps_the_results(clone: Path) -> None:
+    report = clone / "runs/quickstart/report/index.html"
+    report.parent.mkdir(parents=True)
+    report.touch()
+    assert make(clone, "clean").returncode == 0
+    assert report.exists()
+    assert not (clone / ".venv").exists()
+    assert not (clone / ".uv").exists()
+
+
 @pytest.fixture
 def empty_clone(tmp_path: Path) -> Path:
     """A tree in which nothing is installed."""
