@@ -87,6 +87,16 @@ def get_object(kind: str, name: str, namespace: str) -> dict[str, Any] | None:
     return found
 
 
+def get_existing(manifests: str) -> list[dict[str, Any]]:
+    """The current state of those objects in a text of manifests that exist."""
+    output = kubectl("get", "--filename", "-", "--ignore-not-found", "--output", "json", text=manifests)
+    if not output.strip():
+        return []
+    found: dict[str, Any] = json.loads(output)
+    items: list[dict[str, Any]] = found.get("items", [found])  # a list, unless there is one manifest
+    return items
+
+
 def as_selector(labels: dict[str, str]) -> str:
     """What kubectl's option `--selector` takes for objects that carry all of these labels."""
     return ",".join(f"{key}={value}" for key, value in labels.items())

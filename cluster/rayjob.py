@@ -19,7 +19,7 @@ from pos2distill.errors import ExitCode, UserError, status_name
 from pos2distill.placement import DEADLINE_PASSED, GATE_FAILED, JOB_DEADLINE_VARIABLE, NOT_RETRIED, RAY_VARIABLES
 
 from .entrypoint import storage_of_entrypoint
-from .kubectl import UnreachableError, as_selector, get_object, get_pods, kubectl, start_log
+from .kubectl import UnreachableError, as_selector, get_existing, get_object, get_pods, kubectl, start_log
 from .names import GROUP_LABEL, MADE_BY_KUBERAY_LABEL
 from .nodes import INT32
 from .render import to_yaml
@@ -65,12 +65,14 @@ def submit(spec: ClusterSpec, manifests: Sequence[KubeManifest]) -> Outcome:
             change = "" if applied_digest == digest else ", with a different image or spec"
             print(f"{spec.name} is already running{change}; following it", flush=True)
             break
+        companions = to_yaml(manifests[:-1])
+        for existing in [*([job] if job else []), *get_existing(companions)]:
+            _check_is_ours(spec, existing)
         if job:
-            _check_is_ours(spec, job)
             status_text = _deployment_status(job)
             print(f"{spec.name} has ended ({status_text}); submitting it again to resume from its storage", flush=True)
             _delete_ended(spec, job)
-        print(kubectl("apply", "--filename", "-", text=to_yaml(manifests[:-1])), end="", flush=True)
+        print(kubectl("apply", "--filename", "-", text=companions), end="", flush=True)
         if _create(_submitted(spec, ray_job, digest)):
             break
     try:
@@ -93,13 +95,14 @@ def _identity(spec: ClusterSpec, manifest: KubeManifest) -> dict[str, Any]:
     return {"name": spec.name, "namespace": spec.namespace, "kind": manifest["kind"], "storage": storage}
 
 
-def _check_is_ours(spec: ClusterSpec, job: dict[str, Any]) -> None:
-    labels = job.get("metadata", {}).get("labels") or {}
+def _check_is_ours(spec: ClusterSpec, existing: dict[str, Any]) -> None:
+    """An object that would be replaced carries the labels of this spec."""
+    labels = existing["metadata"].get("labels") or {}
     missing = [f"{key}={value}" for key, value in spec.labels.items() if labels.get(key) != value]
     if missing:
         raise UserError(
-            f"{spec.name}: is the name of a RayJob of another owner, without the label {missing[0]}; set another "
-            f"spec.name, or delete it with kubectl"
+            f"{existing['kind']}/{existing['metadata']['name']}: exists in namespace {spec.namespace} without the "
+            f"label {missing[0]}, so it may have another owner; set another spec.name, or delete it with kubectl"
         )
 
 

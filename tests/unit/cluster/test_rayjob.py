@@ -35,7 +35,7 @@ FAKE = f"""#!{sys.executable} -S
 import fcntl, json, pathlib, sys
 here = pathlib.Path(__file__).parent
 words = sys.argv[1:]
-text = sys.stdin.read() if words[0] in ("apply", "create") else ""
+text = sys.stdin.read() if "--filename" in words else ""
 turn = open(here / "turn", "w")
 fcntl.flock(turn, fcntl.LOCK_EX)
 with open(here / "calls.jsonl", "a") as calls:
@@ -57,7 +57,9 @@ LABELS = {"app.kubernetes.io/part-of": "pos2distill", "app.kubernetes.io/instanc
 
 def job(stage: str = "", entrypoint: str = ENTRYPOINT, **status: Any) -> Reply:
     state = {"jobDeploymentStatus": stage, **status}
-    return {"out": json.dumps({"metadata": {"labels": LABELS}, "spec": {"entrypoint": entrypoint}, "status": state})}
+    metadata = {"name": "nq-mistral", "labels": LABELS}
+    found = {"kind": "RayJob", "metadata": metadata, "spec": {"entrypoint": entrypoint}, "status": state}
+    return {"out": json.dumps(found)}
 
 
 NONE: Reply = {}
@@ -159,23 +161,45 @@ def test_submit_replaces_a_job_that_has_ended(
     assert deleted[-3:] == ["--wait=true", "--timeout=180s", "--request-timeout=200s"]
 
 
-def test_submit_keeps_a_job_of_another_owner(
-    kubectl: Callable[..., Callable[[], list[Any]]], capfd: pytest.CaptureFixture[str]
-) -> None:
-    ended = json.loads(DONE["out"])
-    for labels, missing in (
+@pytest.mark.parametrize(
+    ("labels", "missing"),
+    [
         (None, "part-of=pos2distill"),
         ({}, "part-of=pos2distill"),
         ({**LABELS, "app.kubernetes.io/instance": "other"}, "instance=nq-mistral"),
+    ],
+)
+def test_submit_keeps_objects_of_another_owner(
+    kubectl: Callable[..., Callable[[], list[Any]]],
+    capfd: pytest.CaptureFixture[str],
+    labels: dict[str, str] | None,
+    missing: str,
+) -> None:
+    metadata = {"name": "nq-mistral", "labels": labels}
+    ended = {**json.loads(DONE["out"]), "metadata": metadata}
+    account = {"kind": "ServiceAccount", "metadata": metadata}
+    policy = {"kind": "NetworkPolicy", "metadata": {"name": "nq-mistral", "labels": LABELS}}
+    for answers, kind in (
+        ({"get rayjob": [{"out": json.dumps(ended)}]}, "RayJob"),
+        ({"get --filename": [{"out": json.dumps({"kind": "List", "items": [policy, account]})}]}, "ServiceAccount"),
+        ({"get --filename": [{"out": json.dumps(account)}]}, "ServiceAccount"),
     ):
-        ended["metadata"] = {"labels": labels}
-        calls = kubectl({"get rayjob": [{"out": json.dumps(ended)}]})
+        calls = kubectl(answers)
         assert command_line.main(["cluster", "submit", *WORDS]) == 2
         assert capfd.readouterr().err == (
-            "error: nq-mistral: is the name of a RayJob of another owner, without the label "
-            f"app.kubernetes.io/{missing}; set another spec.name, or delete it with kubectl\n"
+            f"error: {kind}/nq-mistral: exists in namespace pos2distill without the label app.kubernetes.io/{missing}, "
+            f"so it may have another owner; set another spec.name, or delete it with kubectl\n"
         )
         assert verbs(calls()) == []
+
+
+def test_submit_replaces_its_own_objects(kubectl: Callable[..., Callable[[], list[Any]]]) -> None:
+    policy = {"kind": "NetworkPolicy", "metadata": {"name": "nq-mistral", "labels": LABELS}}
+    existing = {"out": json.dumps({"kind": "List", "items": [policy]})}
+    calls = kubectl({"get rayjob": [NONE, DONE], "get --filename": [existing]})
+    assert command_line.main(["cluster", "submit", *WORDS]) == 0
+    (asked,) = (text for words, text in calls() if words[:2] == ["get", "--filename"])
+    assert asked == next(text for words, text in calls() if words[0] == "apply")
 
 
 def test_delete_asks_for_pod_monitors_only_if_the_spec_has_one(
