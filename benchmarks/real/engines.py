@@ -52,7 +52,8 @@ def measure(engine_name: str, dtype: Precision, model_folder: Path, data: Path, 
     build = PromptBuilder(tokenizer, "qa", max_length=model.max_length or 0, reserve=NEW_TOKENS)
     examples = read_examples(data, questions)
     prompts: list[Tokens] = [build(example, DOCUMENTS, (slot,)) for slot in SLOTS for example in examples]
-    params = SamplingParams(0.0, 1.0, NEW_TOKENS, stop_ids=())
+    # The last id of the vocabulary, which no answer contains: answers do not end by themselves.
+    params = SamplingParams(0.0, 1.0, NEW_TOKENS, stop_ids=(tokenizer.vocab_size - 1,))
     start = time.perf_counter()
     engine: Any
     if engine_name == "vllm":
@@ -68,6 +69,7 @@ def measure(engine_name: str, dtype: Precision, model_folder: Path, data: Path, 
         for first in range(0, len(prompts), batch):
             answers += answer(loop, engine, prompts[first : first + batch], params)
         seconds = time.perf_counter() - start
+    assert all(len(tokens) == NEW_TOKENS for tokens in answers)
     memory = peak_gib()
     engine.shutdown()
     return {
