@@ -4,12 +4,10 @@ transformers 5.19 initializes a missing tensor at random and only logs it, so an
 as if it were whole.
 """
 
-import json
 import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from transformers.utils import logging as transformers_logging
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError, warn
-from pos2distill.literal_paths import list_matching
 from pos2distill.models.attention import PACKED, register_kernels
 from pos2distill.models.files import is_hub_name, local_folder
 from pos2distill.models.load import (
@@ -34,7 +31,14 @@ from pos2distill.models.load import (
     resolve_attention,
     torch_dtype,
 )
-from pos2distill.models.trainable import refuse_attention, refuse_unpackable, require_trainable_family
+from pos2distill.models.stored_tensors import DTYPES, StoredTensor, read_headers
+from pos2distill.models.trainable import (
+    is_quantized,
+    refuse_attention,
+    refuse_quantized,
+    refuse_unpackable,
+    require_trainable_family,
+)
 from pos2distill.urls import open_url
 
 # Up to this many bytes all values are read, beyond it a sample of this size. A URL is read over a network: less of it.
@@ -44,17 +48,7 @@ MAX_VALUE_BYTES_OF_URL = 256 << 20
 _READ_BYTES = 64 << 20  # held in memory at a time
 _BLOCK_BYTES = 4 << 20  # of one read
 _MIN_SAMPLE_BYTES = 64 << 10  # of one tensor
-_MAX_HEADER_BYTES = 100 << 20  # the limit of the safetensors format
 
-# Types that safetensors 0.8 writes. Those missing here are no floating-point types that a model is loaded from.
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
 # IEEE 754: the bits of positive infinity. With the sign bit cleared, larger bits are NaN and smaller ones finite.
 _INFINITY: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "F64": (np.uint64, 0x7FF0_0000_0000_0000),
@@ -64,27 +58,13 @@ _INFINITY: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
 }
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor as the header of its safetensors file describes it.
-
-    `start` and `end` are its bytes in the file.
-    """
-
-    file: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
 def check_weights(model: ModelSection) -> None:
     """Check that a model folder holds exactly the weights that its config.json describes, all of them finite.
 
     Names, shapes and types come from the safetensors headers. transformers' own loader compares them with the model
     on the meta device, so that tied weights, keys that a model ignores and tensors that it renames or merges (experts)
-    count as they do when the model is loaded. Tensors that the model does not have are a warning on stderr.
+    count as they do when the model is loaded. Tensors that the model does not have are a warning on stderr. Tied
+    weights that are both stored must be equal.
 
     Up to `MAX_VALUE_BYTES` (2 GiB) of floating-point weights, every value is read. Of a larger model, evenly spaced
     blocks of every tensor are read, together about that many bytes; of a URL, 256 MiB. So a tensor that is NaN
@@ -99,19 +79,17 @@ def check_weights(model: ModelSection) -> None:
     if is_hub_name(model.path):
         return
     fs, root = open_url(model.path, "model.path")
-    tensors = _read_headers(fs, root, model.path)
-    with _config_folder(model) as folder:
-        _compare(tensors, model, folder)
+    tensors = read_headers(fs, root, model.path)
     limit = MAX_VALUE_BYTES_OF_URL if "://" in model.path else MAX_VALUE_BYTES
-    _check_values(fs, root, model.path, list(tensors.values()), limit)
+    with _config_folder(model) as folder:
+        _check(fs, root, tensors, model, folder, limit)
 
 
 def check_weights_in(folder: str, model: ModelSection) -> None:
     """`check_weights` of a model whose files are in a folder of this machine; messages name `model.path`."""
     fs = LocalFileSystem()
-    tensors = _read_headers(fs, folder, model.path)
-    _compare(tensors, model, folder)
-    _check_values(fs, folder, model.path, list(tensors.values()), MAX_VALUE_BYTES)
+    tensors = read_headers(fs, folder, model.path)
+    _check(fs, folder, tensors, model, folder, MAX_VALUE_BYTES)
 
 
 def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
@@ -125,7 +103,9 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
         UserError: with the family, or the settings, that cannot be trained.
     """
     with _config_folder(model) as folder:
-        require_trainable_family(load_config(model, folder=folder), model.path)
+        config = load_config(model, folder=folder)
+        require_trainable_family(config, model.path)
+        refuse_quantized(config, model.path)
         attention = resolve_attention(model.attention, torch_dtype(model.dtype), torch.device("cpu"))
         if on_gpu or attention == "flash_attention_2":
             lm = empty_model(model, folder=folder)
@@ -135,97 +115,6 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
                 lm = empty_model(model, folder=folder, attention=PACKED[attention])
             refuse_attention(lm, attention, shown=model.path)
         refuse_unpackable(lm, context=context_length(model, folder=folder), shown=model.path)
-
-
-def _weight_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
-    """The files that transformers loads: model.safetensors, else those that the index names."""
-    single, index = "model.safetensors", "model.safetensors.index.json"
-    has_index = fs.exists(f"{root}/{index}")
-    if fs.exists(f"{root}/{single}"):
-        # transformers 5.19 reads the single file then, and vLLM 0.32 those that the index names.
-        if has_index and _indexed_files(fs, root, shown) != [single]:
-            raise UserError(
-                f"{shown}: holds {single} and {index}, which names other files, so it may hold two models; remove one "
-                f"of the two"
-            )
-        return [single]
-    if not has_index:
-        if not fs.exists(root):
-            raise UserError(f"{shown}: no such model folder (model.path)")
-        if list_matching(fs, root, "*.safetensors"):
-            raise UserError(f"{shown}: expected {single} or {index}, found neither; copy the missing file too")
-        raise UserError(
-            f"{shown}: holds no weights in safetensors format; a model in another format is converted by loading it "
-            f"in transformers and save_pretrained"
-        )
-    files = _indexed_files(fs, root, shown)
-    for file in files:
-        if not fs.exists(f"{root}/{file}"):
-            raise UserError(f"{shown}/{index}: names {file}, which is not in the folder; copy or download it again")
-    return files
-
-
-def _indexed_files(fs: AbstractFileSystem, root: str, shown: str) -> list[str]:
-    """The files that the index of the weights names."""
-    index = "model.safetensors.index.json"
-    try:
-        return sorted(set(json.loads(fs.cat_file(f"{root}/{index}"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{shown}/{index}: expected JSON with a weight_map of tensors to files") from None
-
-
-def _read_headers(fs: AbstractFileSystem, root: str, shown: str) -> dict[str, StoredTensor]:
-    """All tensors of a model, by name."""
-    tensors: dict[str, StoredTensor] = {}
-    for file in _weight_files(fs, root, shown):
-        for tensor in _read_header(fs, f"{root}/{file}", f"{shown}/{file}"):
-            tensors[tensor.name] = tensor
-    return tensors
-
-
-def _read_header(fs: AbstractFileSystem, path: str, shown: str) -> list[StoredTensor]:
-    """The tensors of a safetensors file: 8 bytes with the length of a JSON header, the header, the values."""
-    size = fs.size(path)
-    start = fs.cat_file(path, start=0, end=min(size, 1024))
-    # A clone made without git-lfs has small text files in place of the weights.
-    if start.startswith(b"version ") and b"git-lfs" in start:
-        raise UserError(
-            f"{shown}: is a git-lfs pointer of {size} bytes, not the weights; run `git lfs pull` in the model folder"
-        )
-    length = int.from_bytes(start[:8], "little")
-    # A plausible length that exceeds the file: the file was cut off inside its header.
-    if 8 <= size < 8 + length <= _MAX_HEADER_BYTES:
-        raise UserError(_truncated(shown, 8 + length, size, "at least "))
-    not_safetensors = UserError(f"{shown}: is not a safetensors file of {size} bytes; copy or download it again")
-    if length > _MAX_HEADER_BYTES:
-        raise not_safetensors
-    try:
-        header = json.loads(fs.cat_file(path, start=8, end=8 + length))
-        tensors = _parse_header(header, path.rpartition("/")[2], 8 + length)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise not_safetensors from None
-    expected = max((tensor.end for tensor in tensors), default=8 + length)
-    if expected != size:
-        raise UserError(_truncated(shown, expected, size))
-    return tensors
-
-
-def _parse_header(header: Any, file: str, values_start: int) -> list[StoredTensor]:
-    tensors = []
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        start, end = entry["data_offsets"]
-        shape = tuple(entry["shape"])
-        dtype = _DTYPES.get(entry["dtype"])
-        if dtype and end - start != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name}: {end - start} bytes for shape {shape} of {dtype}")
-        tensors.append(StoredTensor(file, name, entry["dtype"], shape, values_start + start, values_start + end))
-    return tensors
-
-
-def _truncated(shown: str, expected: int, size: int, bound: str = "") -> str:
-    return f"{shown}: its header describes {bound}{expected} bytes, the file has {size}; copy or download it again"
 
 
 @contextmanager
@@ -243,17 +132,29 @@ def _config_folder(model: ModelSection) -> Iterator[str]:
         yield folder
 
 
-def _compare(tensors: dict[str, StoredTensor], model: ModelSection, folder: str) -> None:
-    """Compare the stored tensors with the model that the config in `folder` describes, unless it is quantized."""
-    if getattr(load_config(model, folder=folder), "quantization_config", None) is not None:
-        return
+def _check(
+    fs: AbstractFileSystem, root: str, tensors: dict[str, StoredTensor], model: ModelSection, folder: str, limit: int
+) -> None:
+    """Check the tensors in `root`: their headers by the config in `folder`, unless the model is quantized, and values.
+
+    Args:
+        limit: bytes of values that are read.
+    """
+    if not is_quantized(load_config(model, folder=folder)):
+        described = empty_model(model, folder=folder)
+        _compare(tensors, described, model, folder)
+        _check_tied(fs, root, tensors, described, model.path, limit)
+    _check_values(fs, root, model.path, list(tensors.values()), limit)
+
+
+def _compare(tensors: dict[str, StoredTensor], described: PreTrainedModel, model: ModelSection, folder: str) -> None:
+    """Compare the stored tensors with the model that the config in `folder` describes."""
     shown = model.path
-    described = empty_model(model, folder=folder)
     expected = described.state_dict()
     architecture = type(described).__name__
     for name, stored in tensors.items():
         parameter = expected.get(name)
-        if parameter is not None and parameter.is_floating_point() and stored.dtype not in _DTYPES:
+        if parameter is not None and parameter.is_floating_point() and stored.dtype not in DTYPES:
             raise UserError(
                 f"{shown}/{stored.file}: tensor {name} is stored as {stored.dtype}, expected a floating-point type; "
                 f"a quantized model must say so in config.json (quantization_config)"
@@ -298,7 +199,7 @@ def _load_on_meta(
     state: dict[str, Tensor] = {}
     for name, stored in tensors.items():
         # A tensor on the meta device has a shape but no memory, so a model of any size can be compared.
-        state[name] = torch.empty(stored.shape, dtype=_DTYPES.get(stored.dtype, torch.uint8), device="meta")
+        state[name] = torch.empty(stored.shape, dtype=DTYPES.get(stored.dtype, torch.uint8), device="meta")
     try:
         with _quiet_transformers():
             loaded: Any = architecture.from_pretrained(
@@ -333,6 +234,45 @@ def _quiet_transformers() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def _check_tied(
+    fs: AbstractFileSystem,
+    root: str,
+    tensors: dict[str, StoredTensor],
+    described: PreTrainedModel,
+    shown: str,
+    limit: int,
+) -> None:
+    """Refuse two different tensors that the config makes one: programs differ in which of them they use."""
+    tied: dict[str, str] = described.all_tied_weights_keys
+    for target, source in tied.items():
+        for head in _stored_as(target, tensors):
+            for embeddings in _stored_as(source, tensors):
+                if not _are_equal(fs, root, head, embeddings, limit):
+                    raise UserError(
+                        f"{shown}: {head.name} and {embeddings.name} are stored with different values, but config.json "
+                        f"ties them; set tie_word_embeddings to false in config.json to use both"
+                    )
+
+
+def _stored_as(name: str, tensors: dict[str, StoredTensor]) -> list[StoredTensor]:
+    """The stored tensors of a weight. Files of multimodal models can have other names before its last two parts."""
+    ending = f".{'.'.join(name.split('.')[-2:])}"
+    return [stored for stored in tensors.values() if f".{stored.name}".endswith(ending)]
+
+
+def _are_equal(fs: AbstractFileSystem, root: str, one: StoredTensor, other: StoredTensor, limit: int) -> bool:
+    """Whether two tensors have the same values, in a sample of `limit` bytes if they are larger."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    fraction = min(1.0, limit / max(1, 2 * (one.end - one.start)))
+    for (start, end), (other_start, other_end) in zip(_blocks(one, fraction), _blocks(other, fraction), strict=True):
+        paths = [f"{root}/{one.file}", f"{root}/{other.file}"]
+        values, other_values = fs.cat_ranges(paths, [start, other_start], [end, other_end], on_error="raise")
+        if values != other_values:
+            return False
+    return True
+
+
 def _check_values(fs: AbstractFileSystem, root: str, shown: str, tensors: list[StoredTensor], limit: int) -> None:
     """Read the values, or a sample of `limit` bytes, and refuse NaN and infinity."""
     floating = [tensor for tensor in tensors if tensor.dtype in _INFINITY]
@@ -356,7 +296,7 @@ def _blocks(tensor: StoredTensor, fraction: float) -> Iterator[tuple[int, int]]:
     size = tensor.end - tensor.start
     if not size:
         return
-    itemsize = _DTYPES[tensor.dtype].itemsize
+    itemsize = DTYPES[tensor.dtype].itemsize
     # A minimum for each tensor, so that small ones are read whole also in a very large model.
     sample = max(_MIN_SAMPLE_BYTES, math.ceil(size * fraction))
     # Rounded up to whole values; the other two limits are multiples of every value's size.

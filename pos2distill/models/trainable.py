@@ -96,6 +96,27 @@ def require_trainable_family(config: Any, shown: str) -> None:
     )
 
 
+def is_quantized(config: Any) -> bool:
+    """Whether a model's weights are stored quantized, as its config.json says."""
+    return getattr(config, "quantization_config", None) is not None
+
+
+def refuse_quantized(config: Any, shown: str) -> None:
+    """
+    Raises:
+        UserError: if a model's weights are stored quantized (fp8, bitsandbytes, AWQ, GPTQ and others).
+    """
+    if not is_quantized(config):
+        return
+    settings: Any = config.quantization_config
+    settings = settings if isinstance(settings, dict) else vars(settings)
+    kind = settings.get("quant_method", "an unknown method")
+    raise UserError(
+        f"{shown}: its weights are quantized ({getattr(kind, 'value', kind)}); training, also of adapters, cached "
+        f"teachers and analyses need plain ones; set model.path to the model in bfloat16 or float32"
+    )
+
+
 def refuse_unpackable(lm: Any, *, context: int, shown: str) -> None:
     """Refuse what the settings in a model's config can change within a family.
 

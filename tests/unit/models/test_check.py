@@ -23,7 +23,8 @@ from transformers import AutoModelForCausalLM
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models import check
-from pos2distill.models.check import StoredTensor, check_weights
+from pos2distill.models.check import check_weights
+from pos2distill.models.stored_tensors import DTYPES, StoredTensor
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
@@ -143,6 +144,44 @@ def test_check_weights_follows_tied_embeddings(family: str, tmp_path: Path) -> N
     assert refused(model).startswith(": tensor lm_head.weight of shape [300, 32] is missing (1 tensor of ")
 
 
+@pytest.mark.parametrize("index", [0, 5000, 9599])
+def test_check_weights_refuses_tied_weights_that_are_stored_and_differ(tmp_path: Path, index: int) -> None:
+    """transformers would use both, ZeRO-3 and vLLM one of them."""
+    AutoModelForCausalLM.from_config(make_config("Llama", tie_word_embeddings=True)).save_pretrained(tmp_path)
+    model = ModelSection(path=str(tmp_path), dtype="float32")
+
+    def store_head(tensors: dict[str, Tensor], *, change: float) -> None:
+        head = tensors["model.embed_tokens.weight"].clone()
+        head.view(-1)[index] += change
+        tensors["lm_head.weight"] = head
+
+    rewrite(model, functools.partial(store_head, change=0.0))
+    check_weights(model)
+    rewrite(model, functools.partial(store_head, change=1.0))
+    assert refused(model) == (
+        ": lm_head.weight and model.embed_tokens.weight are stored with different values, but config.json ties them; "
+        "set tie_word_embeddings to false in config.json to use both"
+    )
+    configure(model, tie_word_embeddings=False)
+    check_weights(model)
+
+
+def test_check_weights_finds_tied_weights_of_another_type_and_in_another_file(tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(make_config("Llama", tie_word_embeddings=True)).save_pretrained(tmp_path)
+    model = ModelSection(path=str(tmp_path), dtype="float32")
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"]
+    index = {"weight_map": {**dict.fromkeys(tensors, "a.safetensors"), "lm_head.weight": "b.safetensors"}}
+    (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for stored, is_accepted in ((head, True), (head + 1, False), (head.bfloat16(), False)):
+        save_file({"lm_head.weight": stored.contiguous()}, tmp_path / "b.safetensors", metadata={"format": "pt"})
+        if is_accepted:
+            check_weights(model)
+        else:
+            assert refused(model).startswith(": lm_head.weight and model.embed_tokens.weight are stored with different")
+
+
 def test_check_weights_accepts_shards(model: ModelSection) -> None:
     save_sharded(model)
     check_weights(model)
@@ -254,7 +293,7 @@ def fill_with_nan(tensors: dict[str, Tensor], name: str) -> None:
     dtype=st.sampled_from(["BF16", "F32", "F64"]),
 )
 def test_blocks_cover_a_tensor_or_a_fraction_of_it(size: int, fraction: float, start: int, dtype: str) -> None:
-    itemsize = check._DTYPES[dtype].itemsize
+    itemsize = DTYPES[dtype].itemsize
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check, "_BLOCK_BYTES", 256)
         patch.setattr(check, "_MIN_SAMPLE_BYTES", 64)

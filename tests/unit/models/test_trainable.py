@@ -1,3 +1,4 @@
+import json
 import tempfile
 import uuid
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models import trainable
-from pos2distill.models.check import check_trainable
+from pos2distill.models.check import check_trainable, check_weights
 from pos2distill.models.load import load_model
 from pos2distill.models.trainable import REFUSED, TRAINABLE, refuse_unpackable, require_trainable_family
 from scripts.model_families import PAGE, TOLERANCE, check, check_family, render, save_tiny
@@ -101,6 +102,30 @@ def test_check_trainable_refuses_attention_by_the_config_alone(
         check_trainable(chosen, on_gpu=False)
     check_trainable(chosen.model_copy(update={"attention": "eager"}), on_gpu=False)
     check_trainable(chosen, on_gpu=True)  # where flash-attn may be installed
+
+
+@pytest.mark.parametrize(
+    "quantization",
+    [
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "awq", "bits": 4, "group_size": 128},
+        {"quant_method": "gptq", "bits": 4},
+    ],
+    ids=lambda settings: settings["quant_method"],
+)
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_check_trainable_refuses_quantized_weights(quantization: dict[str, Any], on_gpu: bool, tmp_path: Path) -> None:
+    model = save_tiny("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    check_weights(model)  # it may be evaluated
+    with pytest.raises(UserError) as caught:
+        check_trainable(model, on_gpu=on_gpu)
+    assert str(caught.value) == (
+        f"{tmp_path}: its weights are quantized ({quantization['quant_method']}); training, also of adapters, cached "
+        f"teachers and analyses need plain ones; set model.path to the model in bfloat16 or float32"
+    )
 
 
 def test_check_trainable_reads_a_url_without_copying_its_weights(
