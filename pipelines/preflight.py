@@ -241,6 +241,11 @@ def check_model(task: Task) -> None:
         from pos2distill.models.check import check_trainable
 
         check_trainable(task.study.model, on_gpu=on_gpu)
+    # In float32, it rounds nothing.
+    if task.trains and runtime.trainers.strategy == "zero3" and task.study.training.precision == "bfloat16":
+        from pos2distill.models.check import check_sharded
+
+        check_sharded(task.study.model)
     check_tokenizer(task.study, version)
     if task.trains and task.study.method.spec.target == "gold":
         check_gold_responses(task.study)

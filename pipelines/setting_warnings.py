@@ -13,6 +13,10 @@ from pos2distill.store.artifacts import Artifact, other_fingerprints
 from .provenance import read_provenance
 from .stages.stage import Stage
 
+# Below it, even after a hundred steps in one direction rounding changes a third of the merged update: in bfloat16, a
+# weight of 0.02 has steps of 1e-4.
+_LOW_RATE = 2e-5
+
 
 def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     """Print what a user would want to know before the stages run that are not finished."""
@@ -22,6 +26,12 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
         warn_once(difference)
     for difference in _unlike_training(recipe):
         warn_once(difference)
+    if any(stage.name.startswith("distill") for stage in pending) and _rounds_adapters_away(recipe.study):
+        rate = recipe.study.training.learning_rate
+        warn_once(
+            f"training.learning_rate: {rate:g} is a rate for all weights; adapters (training.lora) usually need about "
+            f"1e-4, and rounding to bfloat16 would take most of so small an update from the merged model"
+        )
     if _asks_for_other_answers(recipe.study):
         warn_once("data.template.without_documents: does not ask for 'The answer is', which data.metric em judges")
 
@@ -66,6 +76,12 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
             yield "inference.search", "inference.scales are given"
     if method.view not in ("skip", "cyclic") and method.view_weight != type(method).model_fields["view_weight"].default:
         yield "method.view_weight", f"method.view is {method.view}"
+
+
+def _rounds_adapters_away(study: Study) -> bool:
+    """Whether an update of adapters at this rate is smaller than a weight's last digit."""
+    training = study.training
+    return training.lora is not None and study.model.dtype == "bfloat16" and training.learning_rate < _LOW_RATE
 
 
 def _asks_for_other_answers(study: Study) -> bool:

@@ -9,10 +9,10 @@ import pyarrow as pa
 from pos2distill.config import PoolSection
 from pos2distill.sampling.operators import Operator
 from pos2distill.store.lease import Lease
-from pos2distill.training.job import TrainingJob
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..tracker import ProgressSpec
-from .protocol import ActorCalls, Executor, Stream, Tracker, TrainingOutcome
+from .protocol import ActorCalls, Executor, Stream, Tracker
 
 _T = TypeVar("_T")
 

@@ -16,17 +16,17 @@ import pyarrow as pa
 import pydantic
 
 from pos2distill.config import PoolSection, Runtime
-from pos2distill.errors import CorruptPart, TransientError
+from pos2distill.errors import CorruptPart, TransientError, warn
 from pos2distill.literal_paths import download
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
 from pos2distill.sampling.operators import ActorOperator, Operator
 from pos2distill.store.artifacts import Artifact, write_json
-from pos2distill.training.job import STATE_FOLDER, TrainingJob
+from pos2distill.training.job import STATE_FOLDER, TrainingJob, TrainingOutcome
 
 from ..progress import show_progress
 from ..tracker import ProgressSpec, ProgressTracker
-from .protocol import ActorCalls, Stream, Tracker, TrainingOutcome
+from .protocol import ActorCalls, Stream, Tracker
 
 # A folder apart from Ray Train's state, because the executors list their saved states in different ways.
 _STATE = f"{STATE_FOLDER}/local"
@@ -92,8 +92,10 @@ class LocalExecutor:
             samples = self.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
             session = LocalSession(job, samples, tracker)
             try:
-                finished, steps = run_worker(job, session)
-                return TrainingOutcome(finished, steps)
+                outcome = run_worker(job, session)
+                for warning in outcome.warnings:
+                    warn(warning)
+                return outcome
             except CorruptPart as error:
                 # It is quarantined by now: training resumes from its last checkpoint and samples the part again.
                 if restart == job.runtime.trainers.max_restarts:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pos2distill.config import PoolSection
 from pos2distill.sampling.operators import Operator
-from pos2distill.training.job import TrainingJob
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ..tracker import ProgressSpec, RunProgress
 
@@ -55,14 +55,6 @@ class Stream:
     preserve_order: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingOutcome:
-    """How training ended. finished: all epochs are done; else it stopped on request, with a checkpoint."""
-
-    finished: bool
-    steps: int
-
-
 class ActorCalls(Protocol):
     """Calls actors that were started before, and stay for the next time."""
 
@@ -104,6 +96,8 @@ class Executor(Protocol):
 
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
         """Run the training loop on `job.runtime.trainers` workers, from the last checkpoint if there is one.
+
+        The outcome's warnings are printed.
 
         Raises:
             UserError: if training cannot continue; everything that is stored stays.

@@ -58,9 +58,15 @@ class LoraSection(Section):
 
 
 class TrainingSection(Section):
-    """The optimisation; the defaults are the paper's."""
+    """The optimisation; the defaults are the paper's, except with adapters."""
 
-    learning_rate: float = Field(3e-6, gt=0)
+    # First, because the default of the learning rate depends on it.
+    lora: LoraSection | None = None
+    learning_rate: float = Field(
+        default_factory=lambda settings: 1e-4 if settings.get("lora") else 3e-6,
+        gt=0,
+        description="Default: 3e-6; with adapters (training.lora) 1e-4",
+    )
     betas: tuple[_Beta, _Beta] = (0.9, 0.95)
     weight_decay: float = Field(0.01, ge=0)
     warmup_ratio: float = Field(0.05, ge=0, lt=1)
@@ -80,4 +86,3 @@ class TrainingSection(Section):
         "seed. All other epochs are ordered by the seed",
     )
     precision: Precision = Field("bfloat16", description="auto: as model.dtype")
-    lora: LoraSection | None = None

@@ -30,6 +30,7 @@ from pos2distill.models.load import (
     load_config,
     resolve_attention,
     torch_dtype,
+    weight_dtypes,
 )
 from pos2distill.models.stored_tensors import DTYPES, StoredTensor, read_headers
 from pos2distill.models.trainable import (
@@ -115,6 +116,23 @@ def check_trainable(model: ModelSection, *, on_gpu: bool) -> None:
                 lm = empty_model(model, folder=folder, attention=PACKED[attention])
             refuse_attention(lm, attention, shown=model.path)
         refuse_unpackable(lm, context=context_length(model, folder=folder), shown=model.path)
+
+
+def check_sharded(model: ModelSection) -> None:
+    """Check that ZeRO-3 can train a model in `model.dtype`: it holds all parameters in one type.
+
+    Raises:
+        UserError: naming the first parameter that transformers keeps in another one.
+    """
+    with _config_folder(model) as folder:
+        dtypes = weight_dtypes(model, folder=folder)
+        for name, _ in empty_model(model, folder=folder).named_parameters():
+            if dtypes[name] != torch_dtype(model.dtype):
+                raise UserError(
+                    f"training.precision: {model.dtype}, but {model.path} has {name} in float32, which "
+                    f"runtime.trainers.strategy zero3 would round; set training.precision to float32, or strategy to "
+                    f"torch"
+                )
 
 
 @contextmanager

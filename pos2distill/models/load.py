@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -196,6 +197,25 @@ def empty_model(
             f"({type(error).__name__}: {reason(error)}); copy the model again"
         ) from error
     return lm
+
+
+def weight_dtypes(model: ModelSection, *, folder: str | None = None) -> dict[str, torch.dtype]:
+    """The dtype of each of a model's weights once it is loaded in `model.dtype`, by name. No weights are allocated.
+
+    Some weights are float32 also in a bfloat16 model, such as the corrections by which routers choose experts.
+
+    Args:
+        folder: with the config; as of `load_config`.
+    """
+    dtype = torch_dtype(model.dtype)
+    lm = empty_model(model, dtype, folder=folder)
+    dtypes = {name: weight.dtype for name, weight in lm.state_dict().items()}
+    # transformers 5.19 gives the dtypes of these parts of names while it loads (`core_model_loading`), not before.
+    for part, kept in lm._get_dtype_plan(dtype).items():
+        for name in dtypes:
+            if re.search(part.replace("*", ".*"), name):
+                dtypes[name] = kept
+    return dtypes
 
 
 def torch_dtype(name: str) -> torch.dtype:

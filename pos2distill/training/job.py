@@ -1,4 +1,4 @@
-"""The inputs of a training run: its settings, where its data comes from and where its results go."""
+"""The inputs of a training run (settings, where data comes from, where results go), and how it ended."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,18 @@ from pos2distill.store.artifacts import Artifact
 MODEL_FOLDER, STEPS_FOLDER, STATE_FOLDER = "model", "steps", "training"
 # With `training.lora` also the adapters by themselves, in peft's format.
 ADAPTER_FOLDER = "adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOutcome:
+    """How training ended. finished: all epochs are done; else it stopped on request, with a checkpoint.
+
+    warnings: what the user should know of the model, each in one line.
+    """
+
+    finished: bool
+    steps: int
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

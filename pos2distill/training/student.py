@@ -20,7 +20,6 @@ from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.losses.kl import mean_by_row, reverse_kl
 from pos2distill.models.head import LogitTransform
 from pos2distill.models.hidden_states import response_hidden_states
-from pos2distill.models.load import torch_dtype
 from pos2distill.models.loss_head import LossHead, computing_dtype
 from pos2distill.models.packing import PositionView, ResponseBatch
 from pos2distill.randomness import derive_seed
@@ -153,10 +152,19 @@ def trainable(lm: PreTrainedModel) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in lm.named_parameters() if parameter.requires_grad}
 
 
-def plain_weights(weights: Mapping[str, Tensor], study: Study) -> dict[str, Tensor]:
-    """The student's weights as those of a plain model, with adapters merged, in the initial model's dtype."""
+def plain_weights(
+    weights: Mapping[str, Tensor], study: Study, dtypes: Mapping[str, torch.dtype]
+) -> tuple[dict[str, Tensor], float]:
+    """The student's weights as those of a plain model, with adapters merged.
+
+    Args:
+        weights: of the student, as `state_dict` names them.
+        dtypes: of the initial model's weights (`weight_dtypes`).
+    Returns: the weights, and the relative error of the adapters' update by rounding (`merge`); 0 without adapters.
+    """
+    error = 0.0
     if study.training.lora:
         from pos2distill.models.lora import merge
 
-        weights = merge(weights, study.training.lora)
-    return {name: weight.to(torch_dtype(study.model.dtype)) for name, weight in weights.items()}
+        weights, error = merge(weights, study.training.lora, dtypes)
+    return {name: weight.to(dtypes[name]) for name, weight in weights.items()}, error

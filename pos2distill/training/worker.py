@@ -19,7 +19,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.checkpointer import Checkpointer
-from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER, TrainingJob
+from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER, TrainingJob, TrainingOutcome
 from pos2distill.training.loader import BatchLoader, TrainingProgress
 from pos2distill.training.loop import Trainer
 from pos2distill.training.rows import RowBuilder
@@ -29,11 +29,13 @@ from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import build_teacher
 
+# Of the adapters' update in the merged model, relative.
+_MAX_ROUNDING = 0.1
 
-def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
+
+def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     """Train on this worker, from the last checkpoint if there is one, and save the model.
 
-    Returns: whether all epochs are done, and the number of steps made.
     Raises:
         UserError: if training cannot continue.
     """
@@ -52,10 +54,11 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
     build_row = RowBuilder(make_prompt_builder(study), study)
     trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
     listeners = [log] if log is not None else []
+    warnings: tuple[str, ...] = ()
     try:
         finished = trainer.train(loader, progress, listeners, checkpointer.requested_action, checkpointer.save)
         if finished:
-            _save_model(job, strategy, scratch, write=session.dist.rank == 0)
+            warnings = _save_model(job, strategy, scratch, write=session.dist.rank == 0)
     except Exception as error:
         # A restart in this process opens them again. What ended the run is what the user must see.
         if log is not None:
@@ -69,7 +72,7 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> tuple[bool, int]:
         log.flush()
         log.close()
     checkpointer.close()
-    return finished, progress.step
+    return TrainingOutcome(finished, progress.step, warnings)
 
 
 def make_prompt_builder(study: Study) -> PromptBuilder:
@@ -105,18 +108,29 @@ def _resume(
             raise UserError(f"{error}; {remedy}") from None
 
 
-def _save_model(job: TrainingJob, strategy: Strategy, scratch: Path, *, write: bool) -> None:
-    """Save weights and tokenizer, and adapters by themselves too. Every rank takes part, one writes."""
+def _save_model(job: TrainingJob, strategy: Strategy, scratch: Path, *, write: bool) -> tuple[str, ...]:
+    """Save weights and tokenizer, and adapters by themselves too. Every rank takes part, one writes.
+
+    Returns: warnings, on the rank that writes.
+    """
     # The adapters of a later round fit the checkpoint of the round before, and not the study's model.
-    if job.study.training.lora and job.initial == job.study.model:
+    saves_adapter = job.study.training.lora is not None and job.initial == job.study.model
+    if saves_adapter:
         with _artifact_folder(job.checkpoint, ADAPTER_FOLDER, scratch, write=write) as folder:
             strategy.save_adapter(folder)
     with _artifact_folder(job.checkpoint, MODEL_FOLDER, scratch, write=write) as folder:
         # On every rank: under ZeRO-3, gathering the weights is a collective.
-        strategy.save(folder)
+        error = strategy.save(folder)
         if write:
             load_tokenizer(job.study.model).save_pretrained(folder)
             copy_generation_config(job.study.model, folder)
+    if error <= _MAX_ROUNDING:
+        return ()
+    exact = f"; {job.checkpoint.url}/{ADAPTER_FOLDER} has the exact update" if saves_adapter else ""
+    return (
+        f"training.learning_rate: {job.study.training.learning_rate:g}: rounding to {job.study.model.dtype} changed "
+        f"the adapters' update in the merged model by {error:.0%}{exact}; a higher rate loses less",
+    )
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
+from tests.support.experts import mixture_in_bfloat16, tensors_of
 from tests.support.ranks import process_group, run_processes
 from tests.support.results import artifact_of, read_steps, training_ids
 from tests.support.samples import no_stream
@@ -229,6 +230,25 @@ def test_zero3_in_bf16_keeps_the_frequencies_of_rope_exact(rope_recipe: Recipe, 
     for buffers in of_student_and_teacher:
         for name, buffer in exact.items():
             torch.testing.assert_close(buffers[name], buffer, rtol=0, atol=0)
+
+
+def test_zero3_exports_the_dtypes_of_the_initial_model(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """The corrections of DeepSeek's routers, in float32."""
+    model = mixture_in_bfloat16("deepseek_v3", tmp_path / "initial")
+    training = {"precision": "bfloat16"}
+    recipe = make_recipe(model=model.model_dump(), method={"name": "seqkd"}, training=training)
+    run_processes(export_by_zero3, 2, recipe, str(tmp_path))
+    initial, exported = tensors_of(tmp_path / "initial"), tensors_of(tmp_path / "exported")
+    assert initial.keys() == exported.keys()
+    for name, weight in initial.items():
+        assert exported[name].dtype == weight.dtype
+        assert torch.equal(exported[name], weight), name
+
+
+def export_by_zero3(rank: int, recipe: Recipe, folder: str) -> None:
+    with process_group(rank, 2, f"{folder}/rendezvous"):
+        trainers = recipe.runtime.trainers.model_copy(update={"strategy": "zero3"})
+        build_strategy(recipe.study, trainers, torch.device("cpu")).save(Path(folder, "exported"))
 
 
 class GradientRecorder:

@@ -9,10 +9,10 @@ import pyarrow as pa
 from pos2distill.config import PoolSection, Runtime, TrainersSection
 from pos2distill.placement import TASK_CPUS
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
-from pos2distill.training.job import TrainingJob
+from pos2distill.training.job import TrainingJob, TrainingOutcome
 
 from ...tracker import ProgressSpec
-from ..protocol import ActorCalls, Stream, Tracker, TrainingOutcome
+from ..protocol import ActorCalls, Stream, Tracker
 from .actors import start_actors
 from .data import build_dataset
 from .session import connect, ray_session, require_resources, warn_of_unused_gpus

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2.api.report_config import CheckpointUploadMode
 
-from pos2distill.errors import UserError
+from pos2distill.errors import UserError, warn
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.job import STATE_FOLDER, TrainingJob
+from pos2distill.training.job import STATE_FOLDER, TrainingJob, TrainingOutcome
 
-from ..protocol import Stream, TrainingOutcome
+from ..protocol import Stream
 from .data import open_stream
 from .errors import find_user_error
 from .preemption import PreemptionNotice
@@ -73,7 +74,11 @@ def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcom
     result: dict[str, Any] = trainer.fit().return_value
     if "fatal" in result:
         raise UserError(result["fatal"])
-    return TrainingOutcome(**result)
+    outcome = TrainingOutcome(**result)
+    # Here, since what workers print is not shown.
+    for warning in outcome.warnings:
+        warn(warning)
+    return outcome
 
 
 def _train_function(config: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +96,7 @@ def _train_function(config: dict[str, Any]) -> dict[str, Any]:
     if fatal is not None:
         return {"fatal": fatal}
     try:
-        finished, steps = run_worker(job, RaySession(job, tracker))
+        outcome = run_worker(job, RaySession(job, tracker))
     except Exception as error:
         cause = find_user_error(error)
         if cause is not None:
@@ -100,7 +105,7 @@ def _train_function(config: dict[str, Any]) -> dict[str, Any]:
                 return {"fatal": str(cause)}
             tracker.report_fatal(str(cause))
         raise
-    return {"finished": finished, "steps": steps}
+    return asdict(outcome)
 
 
 class RaySession:

@@ -31,8 +31,13 @@ class Strategy(Protocol):
     def frozen_states(self, batch: ResponseBatch) -> Tensor:
         """The frozen model's hidden states (T, H): of a copy, or of the student without its adapters."""
 
-    def save(self, folder: Path) -> None:
-        """Write the weights of a plain model in Hugging Face format. Called on every rank; rank 0 writes."""
+    def save(self, folder: Path) -> float:
+        """Write the weights of a plain model in Hugging Face format. Called on every rank; rank 0 writes.
+
+        Each weight has the dtype that it has in the initial model as transformers loads it in `model.dtype`.
+
+        Returns: on rank 0 the relative error of the adapters' update by this rounding (`lora.merge`), else 0.
+        """
 
     def save_adapter(self, folder: Path) -> None:
         """Write the adapters of a student that has some, in fp32, in peft's format. As `save`, and before it."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.models.hidden_states import response_hidden_states
-from pos2distill.models.load import load_model, torch_dtype
+from pos2distill.models.load import load_model, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
 from pos2distill.training.student import Student, needs_frozen_copy, plain_weights, prepare_for_training, trainable
@@ -82,10 +82,12 @@ class TorchStrategy:
         states_TH: Tensor = self.student(batch, None, initial=True)
         return states_TH
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> float:
         lm: Any = self.student.lm
-        weights = plain_weights(lm.state_dict(), self.study)
+        weights, error = plain_weights(lm.state_dict(), self.study, weight_dtypes(self.study.model))
+        # transformers 5.19 writes the dtype of the model's first weight to config.json.
         lm.to(torch_dtype(self.study.model.dtype)).save_pretrained(folder, state_dict=weights)
+        return error
 
     def save_adapter(self, folder: Path) -> None:
         # Imported here: only students with adapters need peft.

@@ -15,7 +15,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from pos2distill.config import ModelSection, Study, TrainersSection
 from pos2distill.environment import set_deepspeed_variables
 from pos2distill.models.hidden_states import response_hidden_states
-from pos2distill.models.load import load_model, non_persistent_buffers, torch_dtype
+from pos2distill.models.load import load_model, non_persistent_buffers, torch_dtype, weight_dtypes
 from pos2distill.models.packing import ResponseBatch
 from pos2distill.training.state import KINDS, StoredState, init_optimizer_state, write_state
 from pos2distill.training.student import Student, needs_frozen_copy, plain_weights, prepare_for_training, trainable
@@ -36,7 +36,8 @@ class Zero3Strategy:
         self.rank = torch.distributed.get_rank()
         self.world = torch.distributed.get_world_size()
         config = _deepspeed_config(study, device)
-        # Both loaders are made before HfDeepSpeedConfig: they compute buffers while DeepSpeed changes nothing yet.
+        # Before HfDeepSpeedConfig, as both loaders: they build models without weights, which DeepSpeed would change.
+        self.dtypes = weight_dtypes(study.model)
         load = _ShardedLoader(initial, torch_dtype(study.training.precision))
         load_frozen = None
         if needs_frozen_copy(study, initial):
@@ -82,14 +83,16 @@ class Zero3Strategy:
         initial_TH: Tensor = self.engine(batch, None, initial=True)
         return initial_TH
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> float:
         # DeepSpeed 0.19.8, `DeepSpeedEngine`: gathers layer by layer with every rank's help; None except on rank 0.
         weights = self.engine._zero3_consolidated_16bit_state_dict()
         if weights is None:
-            return
+            return 0.0
         own = {name.removeprefix("lm."): weight for name, weight in weights.items() if name.startswith("lm.")}
         self.student.lm.config.dtype = torch_dtype(self.study.model.dtype)
-        self.student.lm.save_pretrained(folder, state_dict=plain_weights(own, self.study))
+        plain, error = plain_weights(own, self.study, self.dtypes)
+        self.student.lm.save_pretrained(folder, state_dict=plain)
+        return error
 
     def save_adapter(self, folder: Path) -> None:
         from deepspeed.utils import safe_get_full_fp32_param

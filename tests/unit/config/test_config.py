@@ -549,6 +549,20 @@ def test_fingerprint_of_equal_parts_is_equal() -> None:
     assert fingerprint("ab", "c") != fingerprint("a", "bc")
 
 
+def test_training_learning_rate_depends_on_adapters_where_it_is_open(load: Callable[..., Recipe]) -> None:
+    lora = "training.lora={rank: 4}"
+    assert load("training.learning_rate=null").study.training.learning_rate == 3e-6
+    assert load("training.learning_rate=null", lora).study.training.learning_rate == 1e-4
+    assert load("training.learning_rate=3e-6", lora).study.training.learning_rate == 3e-6
+    assert load("training.learning_rate=2e-6").study.training.learning_rate == 2e-6
+
+
+def test_fingerprint_of_training_without_adapters_is_pinned() -> None:
+    """Of the settings that users' checkpoints were trained with."""
+    assert fingerprint(TrainingSection()) == "c957856585ddc22f"
+    assert fingerprint(TrainingSection(learning_rate=3e-6, lora=LoraSection())) == "cb492bce8a56d184"
+
+
 @pytest.mark.parametrize("field", list(TrainingSection.model_fields))
 def test_fingerprint_covers_every_training_setting(field: str) -> None:
     changed: dict[str, Any] = {

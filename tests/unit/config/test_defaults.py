@@ -44,6 +44,15 @@ def test_changed_settings_of_training(override: str, shown: Any) -> None:
     assert training == base | (shown or {})
 
 
+def test_changed_settings_have_the_learning_rate_only_if_adapters_do_not_give_it() -> None:
+    open_rate = ["training.learning_rate=null"]
+    assert "learning_rate" not in changed_settings(load_recipe("quickstart", open_rate))["training"]
+    adapters = [*open_rate, "training.lora.rank=4"]
+    assert "learning_rate" not in changed_settings(load_recipe("quickstart", adapters))["training"]
+    other = changed_settings(load_recipe("quickstart", ["training.lora.rank=4", "training.learning_rate=3e-6"]))
+    assert other["training"]["learning_rate"] == 3e-6
+
+
 def test_changed_settings_keep_a_value_that_equals_a_default_of_another_setting() -> None:
     """With seed 3, evaluation.seed would be 3, so 0 is shown."""
     settings = changed_settings(load_recipe("quickstart", ["seed=3", "evaluation.seed=0"]))

@@ -11,7 +11,15 @@ from transformers import LlamaForCausalLM
 
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
-from pos2distill.models.load import context_length, load_config, load_model, load_tokenizer, resolve_attention
+from pos2distill.models.load import (
+    context_length,
+    load_config,
+    load_model,
+    load_tokenizer,
+    resolve_attention,
+    weight_dtypes,
+)
+from scripts.model_families import save_tiny
 
 
 def test_load_model_uses_the_given_dtype(tiny_model_path: str) -> None:
@@ -20,6 +28,28 @@ def test_load_model_uses_the_given_dtype(tiny_model_path: str) -> None:
     lm = load_model(model, dtype=torch.float32)
     assert lm.dtype == torch.float32
     assert not lm.training
+
+
+@pytest.mark.parametrize(
+    ("family", "kept"),
+    [
+        ("deepseek_v3", {"e_score_correction_bias"}),
+        ("dots1", {"e_score_correction_bias"}),
+        ("ernie4_5_moe", {"weight", "e_score_correction_bias"}),
+        ("exaone_moe", {"e_score_correction_bias"}),
+        ("gemma3", set()),
+        ("glm4_moe", {"e_score_correction_bias"}),
+        ("llama", set()),
+    ],
+)
+def test_weight_dtypes_are_those_of_the_loaded_model(family: str, kept: set[str], tmp_path: Path) -> None:
+    model = save_tiny(family, tmp_path).model_copy(update={"dtype": "bfloat16"})
+    dtypes = weight_dtypes(model)
+    assert dtypes == {name: weight.dtype for name, weight in load_model(model).state_dict().items()}
+    in_float32 = {name for name, dtype in dtypes.items() if dtype == torch.float32}
+    assert {name.rpartition(".")[2] for name in in_float32} == kept
+    assert all(".gate." in name for name in in_float32)
+    assert set(weight_dtypes(model.model_copy(update={"dtype": "float32"})).values()) == {torch.float32}
 
 
 def test_context_length_is_that_of_the_config_unless_set(copy_model: Callable[..., ModelSection]) -> None:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Mixt
 from pos2distill.config import LoraSection, ModelSection, Recipe, Study, TrainersSection
 from pos2distill.errors import UserError
 from pos2distill.models.hidden_states import response_hidden_states
-from pos2distill.models.load import load_model
+from pos2distill.models.load import load_model, weight_dtypes
 from pos2distill.models.lora import add_adapters, merge, save_adapter
 from pos2distill.models.packing import ResponseBatch, collate, pack_rows
 from pos2distill.training.distributed import DistContext
@@ -220,12 +220,55 @@ def test_merge_by_hand() -> None:
         "up.lora_B.default.weight": torch.tensor([[3.0], [4.0]]),
         "norm.weight": torch.full((2,), 5.0),
     }
-    merged = merge(weights, LoraSection(rank=1, alpha=2))  # W + 2 B A
+    dtypes = dict.fromkeys(("up.weight", "up.bias", "norm.weight"), torch.float32)
+    merged, error = merge(weights, LoraSection(rank=1, alpha=2), dtypes)  # W + 2 B A
+    assert error == 0.0
     assert {name: value.tolist() for name, value in merged.items()} == {
         "up.weight": [[7.0, 12.0], [8.0, 17.0]],
         "up.bias": [1.0, 1.0],
         "norm.weight": [5.0, 5.0],
     }
+
+
+@pytest.mark.parametrize(
+    ("update", "rounded"),
+    [
+        (2**-9, [0.0, 0.0]),  # below half of the step of 1.0 in bfloat16, which is 2^-7 above it
+        (2**-7, [2**-7, 2**-7]),
+        (3 * 2**-9, [2**-7, 2**-7]),  # to the nearest step
+    ],
+)
+def test_merge_returns_the_error_of_the_rounded_update(update: float, rounded: list[float]) -> None:
+    weights = {
+        "up.base_layer.weight": torch.ones(1, 2),
+        "up.lora_A.default.weight": torch.ones(1, 2),
+        "up.lora_B.default.weight": torch.full((1, 1), update),
+    }
+    merged, error = merge(weights, LoraSection(rank=1, alpha=1), {"up.weight": torch.bfloat16})
+    assert merged["up.weight"].dtype == torch.bfloat16
+    assert (merged["up.weight"].float() - 1).tolist() == [rounded]
+    assert error == pytest.approx(abs(rounded[0] - update) / update)
+
+
+def test_merge_of_new_adapters_has_no_error() -> None:
+    weights = {
+        "up.base_layer.weight": torch.full((1, 2), 1.001),
+        "up.lora_A.default.weight": torch.ones(1, 2),
+        "up.lora_B.default.weight": torch.zeros(1, 1),
+    }
+    assert merge(weights, LoraSection(rank=1), {"up.weight": torch.bfloat16})[1] == 0.0
+
+
+@pytest.mark.parametrize(("dtype", "is_rounded"), [("float32", False), ("bfloat16", True)])
+def test_save_with_adapters_returns_the_error_of_a_small_update(
+    make_study: Callable[..., Study], tmp_path: Path, dtype: str, is_rounded: bool
+) -> None:
+    strategy = TorchStrategy(make_study(dtype, dtype, method={"name": "seqkd"}), TRAINERS, CPU)
+    for number in range(4):
+        strategy.backward(strategy.forward(make_batch(number), None).sum(), last=True)
+        strategy.step(3e-6)
+    error = strategy.save(tmp_path)
+    assert error > 0.5 if is_rounded else error < 0.01
 
 
 def test_save_with_adapters_writes_a_plain_model_that_computes_the_same(
@@ -258,7 +301,7 @@ def test_merge_equals_peft(make_study: Callable[..., Study]) -> None:
     generator = torch.Generator().manual_seed(0)
     for parameter in trainable(lm).values():
         parameter.data = torch.randn(parameter.shape, generator=generator)
-    merged = merge(lm.state_dict(), lora)
+    merged, _ = merge(lm.state_dict(), lora, weight_dtypes(study.model))
     for name, module in lm.named_modules():
         if hasattr(module, "get_delta_weight"):
             expected = module.get_base_layer().weight + module.get_delta_weight("default")

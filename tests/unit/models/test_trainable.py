@@ -11,7 +11,7 @@ import pytest
 from pos2distill.config import ModelSection
 from pos2distill.errors import UserError
 from pos2distill.models import trainable
-from pos2distill.models.check import check_trainable, check_weights
+from pos2distill.models.check import check_sharded, check_trainable, check_weights
 from pos2distill.models.load import load_model
 from pos2distill.models.trainable import REFUSED, TRAINABLE, refuse_unpackable, require_trainable_family
 from scripts.model_families import PAGE, TOLERANCE, check, check_family, render, save_tiny
@@ -125,6 +125,29 @@ def test_check_trainable_refuses_quantized_weights(quantization: dict[str, Any],
     assert str(caught.value) == (
         f"{tmp_path}: its weights are quantized ({quantization['quant_method']}); training, also of adapters, cached "
         f"teachers and analyses need plain ones; set model.path to the model in bfloat16 or float32"
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "kept"),
+    [
+        ("deepseek_v3", None),  # a buffer, which ZeRO-3 does not shard
+        ("ernie4_5_moe", "model.layers.1.mlp.gate.weight"),
+        ("llama", None),
+    ],
+)
+def test_check_sharded_refuses_parameters_that_stay_in_float32(family: str, kept: str | None, tmp_path: Path) -> None:
+    model = save_tiny(family, tmp_path)
+    check_sharded(model)
+    in_bfloat16 = model.model_copy(update={"dtype": "bfloat16"})
+    if kept is None:
+        check_sharded(in_bfloat16)
+        return
+    with pytest.raises(UserError) as caught:
+        check_sharded(in_bfloat16)
+    assert str(caught.value) == (
+        f"training.precision: bfloat16, but {tmp_path} has {kept} in float32, which runtime.trainers.strategy zero3 "
+        f"would round; set training.precision to float32, or strategy to torch"
     )
 
 

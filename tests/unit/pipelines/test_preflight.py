@@ -62,6 +62,24 @@ def test_preflight_checks_a_model_again_whose_files_changed(
         run(recipe)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "precision", "is_checked"),
+    [("zero3", "bfloat16", True), ("zero3", "float32", False), ("torch", "bfloat16", False)],
+)
+def test_check_model_checks_what_zero3_would_round(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch, strategy: str, precision: str, is_checked: bool
+) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr("pos2distill.models.check.check_sharded", lambda model: checked.append(model.path))
+    recipe = make_recipe(
+        model={"dtype": "bfloat16"},
+        training={"precision": precision},
+        runtime={"trainers": {"strategy": strategy}},
+    )
+    run(recipe)
+    assert checked == [recipe.study.model.path] * is_checked
+
+
 @pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])
 def test_preflight_refuses_names_of_folders_that_vllm_takes_for_patterns(
     make_recipe: Make, tmp_path: Path, name: str

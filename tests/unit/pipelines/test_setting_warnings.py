@@ -71,6 +71,28 @@ def test_warn_of_settings_names_those_of_a_method_that_is_not_chosen(
     assert warnings_of(recipe) == []  # as for the next study of a sweep
 
 
+@pytest.mark.parametrize(
+    ("training", "dtype", "is_low"),
+    [
+        ({"lora": {"rank": 2}, "learning_rate": 3e-6}, "bfloat16", True),
+        ({"lora": {"rank": 2}, "learning_rate": 2e-5}, "bfloat16", False),
+        ({"lora": {"rank": 2}, "learning_rate": 3e-6}, "float32", False),
+        ({"learning_rate": 3e-6}, "bfloat16", False),
+    ],
+)
+def test_warn_of_settings_names_a_rate_that_is_too_low_for_adapters(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], training: dict[str, Any], dtype: str, is_low: bool
+) -> None:
+    recipe = make_recipe(training=training, model={"dtype": dtype})
+    assert warnings_of(recipe) == is_low * [
+        "warning: training.learning_rate: 3e-06 is a rate for all weights; adapters (training.lora) usually need about "
+        "1e-4, and rounding to bfloat16 would take most of so small an update from the merged model"
+    ]
+    # Of commands that train nothing.
+    warn_once.cache_clear()
+    warn_of_settings(recipe, [])
+
+
 def test_warn_of_settings_names_a_prompt_without_documents_that_asks_for_no_conclusion(
     make_recipe: Make, warnings_of: Callable[[Recipe], list[str]]
 ) -> None:

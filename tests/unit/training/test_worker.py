@@ -35,11 +35,13 @@ BASE = ModelSection(path="base")
 class FakeStrategy:
     """Records the order of its calls and writes a file for each."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounding: float) -> None:
         self.calls: list[str] = []
+        self.rounding = rounding
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> float:
         self._write("save", folder)
+        return self.rounding
 
     def save_adapter(self, folder: Path) -> None:
         self._write("save_adapter", folder)
@@ -52,31 +54,34 @@ class FakeStrategy:
 
 @pytest.fixture
 def save_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`save_model(storage, lora=…, initial=…)`: the strategy's calls, and the files of the checkpoint."""
+    """`save_model(storage, lora=…, initial=…, rounding=…)`: the strategy's calls, files of the checkpoint, warnings."""
     tokenizer = SimpleNamespace(save_pretrained=lambda folder: (folder / "tokenizer").write_text(""))
     monkeypatch.setattr(worker, "load_tokenizer", lambda _: tokenizer)
     monkeypatch.setattr(worker, "copy_generation_config", lambda *_: None)
 
-    def save(storage: str, *, lora: Any, initial: ModelSection = BASE) -> tuple[list[str], set[str]]:
+    def save(
+        storage: str, *, lora: Any, initial: ModelSection = BASE, rounding: float = 0.1
+    ) -> tuple[list[str], set[str], tuple[str, ...]]:
         scratch = tmp_path / "scratch"
-        study = SimpleNamespace(model=BASE, training=SimpleNamespace(lora=lora))
+        study = SimpleNamespace(model=BASE, training=SimpleNamespace(lora=lora, learning_rate=3e-6))
         artifact = Artifact(storage, "checkpoint", "f")
         killed = Path(artifact.path if artifact.is_local else scratch)
         for folder in ("model", "adapter"):  # of a run that was killed while it saved
             (killed / folder).mkdir(parents=True)
             (killed / folder / "old").write_text("")
-        strategy: Any = FakeStrategy()
+        strategy: Any = FakeStrategy(rounding)
         job: Any = SimpleNamespace(study=study, initial=initial, checkpoint=artifact)
-        _save_model(job, strategy, scratch, write=True)
+        warnings = _save_model(job, strategy, scratch, write=True)
         found = artifact.fs.find(artifact.path)
-        return strategy.calls, {path.removeprefix(f"{artifact.path}/") for path in found}
+        return strategy.calls, {path.removeprefix(f"{artifact.path}/") for path in found}, warnings
 
     return save
 
 
 @pytest.mark.parametrize("scheme", ["", "memory://"])
 def test_save_model_writes_adapters_by_themselves_too(save_model: Any, tmp_path: Path, scheme: str) -> None:
-    calls, files = save_model(f"{scheme}{tmp_path}/storage", lora=object())
+    calls, files, warnings = save_model(f"{scheme}{tmp_path}/storage", lora=object())
+    assert warnings == ()
     assert calls == ["save_adapter", "save"]  # `save` may round the weights
     assert files == {"adapter/new", "model/new", "model/tokenizer"}
 
@@ -87,6 +92,20 @@ def test_save_model_writes_adapters_by_themselves_too(save_model: Any, tmp_path:
 def test_save_model_writes_no_adapter_that_would_not_fit_the_studys_model(
     save_model: Any, tmp_path: Path, lora: Any, initial: ModelSection
 ) -> None:
-    calls, files = save_model(f"memory://{tmp_path}/storage", lora=lora, initial=initial)
+    calls, files, _ = save_model(f"memory://{tmp_path}/storage", lora=lora, initial=initial)
     assert calls == ["save"]
     assert files == {"model/new", "model/tokenizer"}
+
+
+@pytest.mark.parametrize("initial", [BASE, ModelSection(path="storage/checkpoint-a/model")])
+def test_save_model_warns_of_an_update_that_rounding_changed(
+    save_model: Any, tmp_path: Path, initial: ModelSection
+) -> None:
+    """The adapters of a later round are not written."""
+    storage = f"memory://{tmp_path}/storage"
+    _, _, warnings = save_model(storage, lora=object(), initial=initial, rounding=0.834)
+    exact = f"; {storage}/checkpoint-f/adapter has the exact update" if initial == BASE else ""
+    assert warnings == (
+        f"training.learning_rate: 3e-06: rounding to bfloat16 changed the adapters' update in the merged model by 83%"
+        f"{exact}; a higher rate loses less",
+    )
