@@ -50,11 +50,14 @@ class Checkpointer:
         # Clocks of ranks differ, so only rank 0 measures time. The greatest action of all ranks counts.
         if self.session.dist.rank == 0 and not in_step and self._is_due(step):
             action = Action.CHECKPOINT
+        # Of any rank: in `save` all others would wait for it.
+        if not in_step and self._is_uploading():
+            action = Action.POSTPONE
         # Ray notifies all ranks, but not at the same time: one that is later finds the state saved already.
         if self.session.is_preempted() and not self.preemption_handled:
             self.preemption_handled = True
             if self.saved is None or step != self.saved[0]:
-                action = Action.CHECKPOINT
+                action = Action.CHECKPOINT_NOW
         if self.session.dist.rank == 0 and self.session.stop_requested():
             action = Action.STOP
         return action
@@ -95,8 +98,7 @@ class Checkpointer:
     def _is_due(self, step: int) -> bool:
         steps = step - self.last_step
         # Without a step since the last checkpoint, the weights are unchanged.
-        # While the last one is uploaded, training continues instead of waiting for it.
-        if steps == 0 or self._is_uploading():
+        if steps == 0:
             return False
         minutes = (time.monotonic() - self.last_time) / 60
         if self.settings.steps is not None and steps >= self.settings.steps:

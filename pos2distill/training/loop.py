@@ -35,7 +35,10 @@ class Action(IntEnum):
 
     CONTINUE = 0
     CHECKPOINT = 1
-    STOP = 2
+    POSTPONE = 2
+    """Continue, and save no checkpoint yet: this rank still uploads the last one."""
+    CHECKPOINT_NOW = 3
+    STOP = 4
 
 
 class _Stopped(Exception):
@@ -149,7 +152,7 @@ class Trainer:
 
         def handle_requests(*, in_step: bool = True) -> None:
             action = Action(self.dist.all_reduce_max(requested_action(progress.step, in_step)))
-            if action is not Action.CONTINUE:
+            if action not in (Action.CONTINUE, Action.POSTPONE):
                 save(progress)
             if action is Action.STOP:
                 raise _Stopped

@@ -95,7 +95,7 @@ def test_checkpointer_saves_once_at_a_notice_also_within_a_step(clock: SimpleNam
     session = Session(rank=1)
     saver = make(session, tmp_path)
     session.preempted = True
-    assert saver.requested_action(4, True) is Action.CHECKPOINT
+    assert saver.requested_action(4, True) is Action.CHECKPOINT_NOW
     save(saver, 4)
     assert saver.requested_action(4, True) is Action.CONTINUE
     assert saver.requested_action(5, False) is Action.CONTINUE
@@ -134,16 +134,30 @@ def test_checkpointer_requests_a_stop_within_a_step(clock: SimpleNamespace, tmp_
     saver.close()
 
 
-def test_checkpointer_puts_off_a_regular_checkpoint_while_the_last_one_uploads(
-    clock: SimpleNamespace, tmp_path: Path
+@pytest.mark.parametrize("rank", [0, 1])
+def test_checkpointer_puts_off_a_regular_checkpoint_while_any_rank_uploads_the_last_one(
+    clock: SimpleNamespace, tmp_path: Path, rank: int
 ) -> None:
-    session = Session(uploads="slowly")
-    saver = make(session, tmp_path, steps=1)
-    save(saver, 1)
-    assert saver.requested_action(2, False) is Action.CONTINUE
-    session.end_upload()
-    assert saver.requested_action(2, False) is Action.CHECKPOINT
-    saver.close()
+    """The rank that uploads would keep all others waiting."""
+    sessions = [Session(each, uploads="slowly" if each == rank else "at once") for each in (0, 1)]
+    savers = [make(session, tmp_path, steps=1) for session in sessions]
+    for saver in savers:
+        save(saver, 1)
+
+    def requested() -> Action:
+        return max(saver.requested_action(2, False) for saver in savers)
+
+    assert requested() is Action.POSTPONE
+    assert savers[rank].requested_action(2, True) is Action.CONTINUE
+    sessions[1].preempted = True
+    assert requested() is Action.CHECKPOINT_NOW
+    assert requested() is Action.POSTPONE
+    sessions[rank].end_upload()
+    assert requested() is Action.CHECKPOINT
+    sessions[0].stop = True
+    assert requested() is Action.STOP
+    for saver in savers:
+        saver.close()
 
 
 def test_checkpointer_has_one_checkpoint_on_disk_even_at_a_notice(clock: SimpleNamespace, tmp_path: Path) -> None:

@@ -431,6 +431,21 @@ def test_trainer_stops_all_ranks_if_one_requests_it(make: Callable[..., Source])
     assert [each.polls for each in requests] == [[(0, True)] * 2] * 2
 
 
+@pytest.mark.parametrize(("requested", "saved"), [(Action.CHECKPOINT, []), (Action.CHECKPOINT_NOW, [0])])
+def test_trainer_saves_nothing_while_a_rank_postpones_it_unless_it_is_urgent(
+    make: Callable[..., Source], requested: Action, saved: list[int]
+) -> None:
+    source = make(**TWO_STEPS)
+    results = [prepare(source, trainers(4)) for _ in range(2)]
+    requests = [Requests(requested, 2), Requests(Action.POSTPONE, 2)]
+
+    def work_on(dist: DistContext) -> bool:
+        return run_with(source, requests[dist.rank], results[dist.rank], dist, rows=4)
+
+    assert run_threads(work_on, 2) == [True, True]
+    assert [each.saved for each in requests] == [saved, saved]
+
+
 def test_trainer_raises_an_error_without_waiting_for_the_batch_being_prepared(
     make: Callable[..., Source], monkeypatch: pytest.MonkeyPatch
 ) -> None:
