@@ -1,6 +1,7 @@
-"""Warnings before a run: settings without effect, unused GPUs, finished results that differ in precision alone."""
+"""Warnings before a run: settings without effect, idle hardware, finished results that differ in precision alone."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -26,12 +27,9 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
         warn_once(difference)
     for difference in _unlike_training(recipe):
         warn_once(difference)
-    if any(stage.name.startswith("distill") for stage in pending) and _rounds_adapters_away(recipe.study):
-        rate = recipe.study.training.learning_rate
-        warn_once(
-            f"training.learning_rate: {rate:g} is a rate for all weights; adapters (training.lora) usually need about "
-            f"1e-4, and rounding to bfloat16 would take most of so small an update from the merged model"
-        )
+    if any(stage.name.startswith("distill") for stage in pending):
+        for problem in _of_training(recipe):
+            warn_once(problem)
     if _asks_for_other_answers(recipe.study):
         warn_once("data.template.without_documents: does not ask for 'The answer is', which data.metric em judges")
 
@@ -78,10 +76,33 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
         yield "method.view_weight", f"method.view is {method.view}"
 
 
-def _rounds_adapters_away(study: Study) -> bool:
-    """Whether an update of adapters at this rate is smaller than a weight's last digit."""
-    training = study.training
-    return training.lora is not None and study.model.dtype == "bfloat16" and training.learning_rate < _LOW_RATE
+def _of_training(recipe: Recipe) -> Iterator[str]:
+    """A rate at which adapters change a weight by less than its last digit, and workers without rows."""
+    study, trainers = recipe.study, recipe.runtime.trainers
+    rate = study.training.learning_rate
+    if study.training.lora is not None and study.model.dtype == "bfloat16" and rate < _LOW_RATE:
+        yield (
+            f"training.learning_rate: {rate:g} is a rate for all weights; adapters (training.lora) usually need about "
+            f"1e-4, and rounding to bfloat16 would take most of so small an update from the merged model"
+        )
+    workers = trainers.max_workers or trainers.workers
+    rows = _rows_of_batch(study)
+    # As `rows_of_rank` divides them: equally many for each rank, as long as there are some.
+    useful = math.ceil(rows / math.ceil(rows / workers))
+    if useful < workers:
+        setting = "max_workers" if trainers.max_workers else "workers"
+        yield (
+            f"runtime.trainers.{setting}: {workers}, but a global batch has {rows} rows "
+            f"(training.global_batch_rows: {study.training.global_batch_rows}), which {useful} workers compute as fast"
+            f"; more only share the memory"
+        )
+
+
+def _rows_of_batch(study: Study) -> int:
+    """Rows of a global batch that are computed, at least one."""
+    method = study.method
+    examples = min(study.training.global_batch_rows // method.rows_per_example, study.data.train_examples)
+    return max(1, examples * method.computed_rows_per_example)
 
 
 def _asks_for_other_answers(study: Study) -> bool:

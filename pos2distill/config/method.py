@@ -124,7 +124,12 @@ class MethodSection(Section):
     @property
     def responses_per_example(self) -> int:
         """Responses that are sampled for an example: one, or on-policy one for each of its rows that are computed."""
-        return self.k + (self.anchor_weight > 0) if self.spec.on_policy else 1
+        return self.computed_rows_per_example if self.spec.on_policy else 1
+
+    @property
+    def computed_rows_per_example(self) -> int:
+        """Rows of an example that are computed: K, and one at the advantageous slot if it has a weight."""
+        return self.k + (self.anchor_weight > 0)
 
     @property
     def teacher_gets_another_prompt(self) -> bool:

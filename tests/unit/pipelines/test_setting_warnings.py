@@ -17,6 +17,7 @@ from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import warn_once
 from pos2distill.store.artifacts import Artifact
+from pos2distill.training.rows import rows_of_rank
 
 Make = Callable[..., Recipe]
 
@@ -91,6 +92,55 @@ def test_warn_of_settings_names_a_rate_that_is_too_low_for_adapters(
     # Of commands that train nothing.
     warn_once.cache_clear()
     warn_of_settings(recipe, [])
+
+
+@pytest.mark.parametrize(
+    ("trainers", "rows", "useful"),
+    [
+        ({"workers": 8}, 24, None),
+        ({"workers": 16}, 24, 12),  # two rows each
+        ({"workers": 24}, 24, None),
+        ({"workers": 1, "max_workers": 30}, 24, 24),
+        ({"workers": 64}, 24, 24),
+        ({"workers": 5}, 4, 4),
+    ],
+)
+def test_warn_of_settings_names_workers_without_rows(
+    make_recipe: Make,
+    warnings_of: Callable[[Recipe], list[str]],
+    trainers: dict[str, Any],
+    rows: int,
+    useful: int | None,
+) -> None:
+    """Six examples with four rows each, or one example; three rows of the batch are too few for another one."""
+    batch = 27 if rows == 24 else 7
+    recipe = make_recipe(training={"global_batch_rows": batch}, runtime={"trainers": {"strategy": "zero3", **trainers}})
+    name, workers = list(trainers.items())[-1]
+    lines = [
+        f"warning: runtime.trainers.{name}: {workers}, but a global batch has {rows} rows "
+        f"(training.global_batch_rows: {batch}), which {useful} workers compute as fast; more only share the memory"
+    ]
+    assert warnings_of(recipe) == (lines if useful else [])
+    # These are the workers that `rows_of_rank` gives rows to.
+    keys: Any = list(range(rows))
+    with_rows = [rank for rank in range(workers) if not rows_of_rank(keys, rank, workers)[0][1]]
+    assert len(with_rows) == (useful or workers)
+
+
+def test_warn_of_settings_counts_the_rows_that_are_computed(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]]
+) -> None:
+    """Of methods without anchor rows, and of data with fewer examples than a batch holds."""
+    trainers = {"strategy": "zero3", "workers": 20}
+    for method, examples, rows in (("kl", 8, 18), ("r1-on-policy", 8, 24), ("r1", 2, 8)):
+        recipe = make_recipe(
+            method={"name": method},
+            data={"train_examples": examples},
+            training={"global_batch_rows": 24},
+            runtime={"trainers": trainers},
+        )
+        (line,) = warnings_of(recipe)
+        assert f"a global batch has {rows} rows" in line
 
 
 def test_warn_of_settings_names_a_prompt_without_documents_that_asks_for_no_conclusion(
