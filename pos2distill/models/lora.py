@@ -37,7 +37,12 @@ def add_adapters(lm: PreTrainedModel, lora: LoraSection, *, seed: int) -> None:
         UserError: naming the first target that is not a linear layer of the model.
     """
     config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=_targets(lm, lora), task_type=TaskType.CAUSAL_LM
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=_targets(lm, lora),
+        # Layers of the encoder of images have the same names, and no token passes through them.
+        exclude_modules=sorted(_other_linear_layers(lm)) or None,
+        task_type=TaskType.CAUSAL_LM,
     )
     # The global generator is restored afterwards, so that adapters do not change later random numbers.
     with torch.random.fork_rng():
@@ -145,10 +150,17 @@ def _targets(lm: PreTrainedModel, lora: LoraSection) -> list[str]:
 
 
 def _linear_layer_names(lm: PreTrainedModel) -> set[str]:
-    """The last part of each linear layer's name, as peft matches targets; without the output head."""
-    head = lm.get_output_embeddings()
+    """The last part of the name of each linear layer of the text model, as peft matches targets; without the head."""
+    decoder: nn.Module = lm.get_decoder()  # type: ignore[no-untyped-call]
     names = set()
-    for name, module in lm.named_modules():
-        if isinstance(module, nn.Linear) and module is not head:
+    for name, module in decoder.named_modules():
+        if isinstance(module, nn.Linear):
             names.add(name.rpartition(".")[2])
     return names
+
+
+def _other_linear_layers(lm: PreTrainedModel) -> set[str]:
+    """The whole names of linear layers outside of the text model, without the output head."""
+    decoder: nn.Module = lm.get_decoder()  # type: ignore[no-untyped-call]
+    own = {*decoder.modules(), lm.get_output_embeddings()}
+    return {name for name, module in lm.named_modules() if isinstance(module, nn.Linear) and module not in own}

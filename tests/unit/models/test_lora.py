@@ -24,6 +24,7 @@ from pos2distill.training.loop import StepRecord, Trainer
 from pos2distill.training.strategies.torch import TorchStrategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
+from scripts.model_families import save_tiny
 from tests.support.samples import Source
 
 CPU = torch.device("cpu")
@@ -207,6 +208,30 @@ def test_add_adapters_to_all_layers_refuses_experts() -> None:
     with pytest.raises(UserError, match=r"^training.lora.targets: all: .* has experts, .* of k_proj, o_proj, q_proj"):
         add_adapters(lm, LoraSection(), seed=0)
     add_adapters(lm, LoraSection(targets=("q_proj",)), seed=0)
+
+
+@pytest.mark.parametrize("targets", ["all", ("q_proj",)])
+def test_add_adapters_of_a_multimodal_model_are_those_of_its_text_model(
+    tmp_path: Path, targets: str | tuple[str, ...]
+) -> None:
+    """The encoder of images has layers of the same names. peft must read the adapters with the same layers."""
+    model = save_tiny("gemma3", tmp_path / "model")
+    lm = load_model(model, packed=True)
+    assert any(name.endswith("q_proj") for name, _ in lm.named_modules() if "vision" in name)
+    add_adapters(lm, LoraSection(targets=targets), seed=0)
+    trained = trainable(lm)
+    assert trained
+    assert all(".language_model.layers." in name for name in trained)
+    save_adapter(lm, trained, model, tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(model.path)
+    adapted = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
+    assert len(trained) == sum(".lora_" in name for name, _ in adapted.named_parameters())
+
+
+def test_add_adapters_refuses_a_layer_of_the_encoder_of_images(tmp_path: Path) -> None:
+    lm = load_model(save_tiny("gemma3", tmp_path), packed=True)
+    with pytest.raises(UserError, match=r"^training.lora.targets: fc1: not a linear layer of "):
+        add_adapters(lm, LoraSection(targets=("fc1",)), seed=0)
 
 
 # --- the export
