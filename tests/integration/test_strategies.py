@@ -13,7 +13,7 @@ import torch
 
 from pipelines.commands import run_distill, run_sample
 from pos2distill.config import Recipe
-from pos2distill.models.load import load_tokenizer, non_persistent_buffers
+from pos2distill.models.load import load_model, load_tokenizer, non_persistent_buffers
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.prompts import PromptBuilder
@@ -26,6 +26,7 @@ from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.student import trainable
 from pos2distill.training.teachers import build_teacher
+from scripts.model_families import save_tiny
 from tests.support.experts import mixture_in_bfloat16, tensors_of
 from tests.support.ranks import process_group, run_processes
 from tests.support.results import artifact_of, read_steps, training_ids
@@ -249,6 +250,43 @@ def export_by_zero3(rank: int, recipe: Recipe, folder: str) -> None:
     with process_group(rank, 2, f"{folder}/rendezvous"):
         trainers = recipe.runtime.trainers.model_copy(update={"strategy": "zero3"})
         build_strategy(recipe.study, trainers, torch.device("cpu")).save(Path(folder, "exported"))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
+def test_zero3_loads_experts_on_one_rank(make_recipe: Callable[..., Recipe], tmp_path: Path, family: str) -> None:
+    """Every rank then has its part of the same weights as without ZeRO-3, and all of DeepSeek's corrections."""
+    model = save_tiny(family, tmp_path / "model")
+    recipe = make_recipe(model=model.model_dump(), method={"name": "seqkd"})
+    run_processes(load_by_zero3, 2, recipe, str(tmp_path))
+    expected = load_model(model).state_dict()
+    for rank, merged_on in enumerate(("cpu", "meta")):
+        loaded = torch.load(tmp_path / f"{rank}.pt")
+        assert loaded["merged on"] == {merged_on}
+        assert loaded["weights"].keys() == expected.keys()
+        for name, weight in expected.items():
+            assert torch.equal(loaded["weights"][name], weight), name
+
+
+def load_by_zero3(rank: int, recipe: Recipe, folder: str) -> None:
+    """Save all weights as this rank sees them, and where it has merged experts."""
+    import deepspeed
+    from transformers.integrations import deepspeed as integration
+
+    convert = integration._apply_weight_conversions_to_state_dict
+    devices: set[str] = set()
+
+    def recording(*args: Any) -> dict[str, torch.Tensor]:
+        converted: dict[str, torch.Tensor] = convert(*args)
+        devices.update(weight.device.type for name, weight in converted.items() if ".experts." in name)
+        return converted
+
+    integration._apply_weight_conversions_to_state_dict = recording
+    with process_group(rank, 2, f"{folder}/rendezvous"):
+        trainers = recipe.runtime.trainers.model_copy(update={"strategy": "zero3"})
+        lm = build_strategy(recipe.study, trainers, torch.device("cpu")).student.lm
+        with deepspeed.zero.GatheredParameters(list(lm.parameters())):
+            weights = {name: weight.detach().clone() for name, weight in lm.state_dict().items()}
+        torch.save({"weights": weights, "merged on": devices}, f"{folder}/{rank}.pt")
 
 
 class GradientRecorder:

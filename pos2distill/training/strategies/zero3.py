@@ -4,12 +4,14 @@ DeepSpeed has no public interface for some of what is needed here. Whatever is u
 DeepSpeed 0.19.8 (`runtime/zero/stage3.py`, `runtime/engine.py`) and is named where it is used.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, modeling_utils
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from pos2distill.config import ModelSection, Study, TrainersSection
@@ -189,11 +191,33 @@ class _ShardedLoader:
         self.buffers = non_persistent_buffers(model, dtype)
 
     def __call__(self, device: torch.device) -> PreTrainedModel:
-        lm = load_model(self.model, dtype=self.dtype, device=device, packed=True)
+        with _experts_on_one_rank():
+            lm = load_model(self.model, dtype=self.dtype, device=device, packed=True)
         for name, buffer in self.buffers.items():
             module_name, _, buffer_name = name.rpartition(".")
             setattr(lm.get_submodule(module_name), buffer_name, buffer.to(device))
         return lm
+
+
+@contextmanager
+def _experts_on_one_rank() -> Iterator[None]:
+    """While models are loaded, ranks other than 0 read no weights of experts.
+
+    transformers 5.19 merges the experts of a layer into one tensor, on every rank for the whole model before anything
+    is sharded, but takes the values of rank 0 alone. Other weights are views of the file, which need no memory.
+    """
+    read: Callable[..., dict[str, Tensor]] = modeling_utils.load_state_dict
+
+    def read_without_experts(*args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        tensors = read(*args, **kwargs)
+        return {name: tensor.to("meta") if ".experts." in name else tensor for name, tensor in tensors.items()}
+
+    if torch.distributed.get_rank() > 0:
+        modeling_utils.load_state_dict = read_without_experts
+    try:
+        yield
+    finally:
+        modeling_utils.load_state_dict = read
 
 
 class _HiddenStatesModule(torch.nn.Module):
