@@ -263,19 +263,12 @@ def _check_tied(
     """Refuse two different tensors that the config makes one: programs differ in which of them they use."""
     tied: dict[str, str] = described.all_tied_weights_keys
     for target, source in tied.items():
-        for head in _stored_as(target, tensors):
-            for embeddings in _stored_as(source, tensors):
-                if not _are_equal(fs, root, head, embeddings, limit):
-                    raise UserError(
-                        f"{shown}: {head.name} and {embeddings.name} are stored with different values, but config.json "
-                        f"ties them; set tie_word_embeddings to false in config.json to use both"
-                    )
-
-
-def _stored_as(name: str, tensors: dict[str, StoredTensor]) -> list[StoredTensor]:
-    """The stored tensors of a weight. Files of multimodal models can have other names before its last two parts."""
-    ending = f".{'.'.join(name.split('.')[-2:])}"
-    return [stored for stored in tensors.values() if f".{stored.name}".endswith(ending)]
+        head, embeddings = tensors.get(target), tensors.get(source)
+        if head and embeddings and not _are_equal(fs, root, head, embeddings, limit):
+            raise UserError(
+                f"{shown}: {target} and {source} are stored with different values, but config.json ties them; set "
+                f"tie_word_embeddings to false in config.json to use both"
+            )
 
 
 def _are_equal(fs: AbstractFileSystem, root: str, one: StoredTensor, other: StoredTensor, limit: int) -> bool:
