@@ -34,7 +34,7 @@ _STOP_MARGIN_S = 120  # between the end of a job that is stopped and KubeRay's d
 _DIGEST_ANNOTATION = "pos2distill/digest"  # digest of the submitted spec of the job
 _SUBMISSION_LABEL = "pos2distill/submission"  # random: tells a job from a later one of the same name
 
-# What `render` makes, in the order of deletion: without a job, no pods are left that need the others.
+# What `render` makes, but for the monitor of pods.
 _RENDERED_KINDS = ("rayjob", "raycluster", "configmap", "serviceaccount", "networkpolicy", "poddisruptionbudget")
 # Values of jobDeploymentStatus, KubeRay 1.7.0:
 # https://github.com/ray-project/kuberay/blob/v1.7.0/ray-operator/apis/ray/v1/rayjob_types.go

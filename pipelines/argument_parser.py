@@ -49,11 +49,9 @@ def _hint(parser: OneLineParser, command: str, word: str) -> str:
     if option.startswith("-") and "." in option:
         return f"; settings have no dashes: {word.lstrip('-')}"
     others = [name for name, other in parser.commands.items() if option in _options(other)]
-    return (
-        f"; an option of {', '.join(others)}"
-        if others
-        else did_you_mean_one(option, _options(parser.commands[command]))
-    )
+    if others:
+        return f"; an option of {', '.join(others)}"
+    return did_you_mean_one(option, _options(parser.commands[command]))
 
 
 def _options(command: OneLineParser) -> list[str]:

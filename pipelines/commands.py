@@ -221,7 +221,7 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Leas
             if stage in plan.sampling and streams:
                 continue  # the round's stage `distill` trains on the samples while they are made, and publishes them
             if context is None or provenance is None:
-                provenance = Provenance.now(recipe)
+                provenance = Provenance.now(recipe, plan.study.model)
                 logged_settings = plan.study.model_dump(mode="json")
                 executor = LeasedExecutor(build_executor(recipe.runtime), lease)
                 context = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, executor, lease)

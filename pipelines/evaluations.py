@@ -80,7 +80,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
 
 def _provenance(recipe: Recipe, plan: Plan) -> Provenance:
     # An artifact of an earlier version may say nothing of how it was made.
-    return read_provenance(plan.evaluate_base.artifact) or Provenance.now(recipe)
+    return read_provenance(plan.evaluate_base.artifact) or Provenance.now(recipe, plan.study.model)
 
 
 def read_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:

@@ -16,7 +16,7 @@ from typing import Any
 import pydantic
 
 from pos2distill import __version__
-from pos2distill.config import Recipe, Study
+from pos2distill.config import ModelSection, Recipe, Study
 from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
 from pos2distill.secrets import looks_secret
@@ -49,9 +49,14 @@ class Provenance:
     inputs: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def now(cls, recipe: Recipe) -> "Provenance":
-        """The provenance of what this process makes now."""
+    def now(cls, recipe: Recipe, model: ModelSection | None = None) -> "Provenance":
+        """The provenance of what this process makes now.
+
+        Args:
+            model: as it was planned, with the commit of a hub model; default: the recipe's.
+        """
         settings = {"name": recipe.name, "description": recipe.description, **recipe.study.model_dump(mode="json")}
+        settings["model"] = (model or recipe.study.model).model_dump(mode="json")
         settings["runtime"] = recipe.runtime.model_dump(mode="json")
         return cls(
             command=command_line(sys.argv),

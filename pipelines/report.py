@@ -143,7 +143,7 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         if is_evaluated(task):
             other_results[name] = Results(task.study, task.prepare, task.evaluate_base, task.evaluate_distilled)
     # An artifact of an earlier version may say nothing of how it was made.
-    provenance = read_provenance(plan.distill.artifact) or Provenance.now(recipe)
+    provenance = read_provenance(plan.distill.artifact) or Provenance.now(recipe, plan.study.model)
     return ReportInputs(
         run=RunDescription(
             name=recipe.name,

@@ -152,6 +152,7 @@ def _other_precision(recipe: Recipe, pending: Sequence[Stage]) -> str | None:
         for fingerprint in other_fingerprints(recipe.storage, stage.artifact.name, [stage.fingerprint]):
             theirs = _recorded(Artifact(recipe.storage, stage.artifact.name, fingerprint), settings)
             changed = _changes(settings, theirs) if theirs else {}
+            changed.pop("model.revision", None)  # recorded of a hub model is the commit that it had
             if changed and changed.keys() <= set(recipe.auto_precisions):
                 words = " ".join(f"{name}={value}" for name, value in changed.items())
                 return (

@@ -100,6 +100,8 @@ class ProgressTracker:
         # Set with every part, so that training after the last sample does not count as sampling.
         self.progress.sampling_seconds = self.last_news - self.start
         self.spec.guard.add(outcomes, errors, example_ids)
+        if not len(self.selection.missing):
+            self.spec.guard.finish()
 
     def needed(self, example_ids: Sequence[str]) -> list[bool] | None:
         """Whether each of these examples is still needed; None while the answers under way are likely to be enough.

@@ -18,8 +18,8 @@ def set_vllm_variables(*, device: str, threads: int, cpu_kv_cache_gib: int) -> N
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if device != "cpu":
         # The engine's start runs FlashInfer's sampler, which compiles its kernels with nvcc, and the image for GPUs has
-        # no CUDA toolkit (vllm-project/vllm#49497). It samples nothing here: of prompts with seeds, which are all of
-        # ours, vLLM uses its other sampler.
+        # no CUDA toolkit (vllm-project/vllm#49497). It samples nothing here: all requests have seeds, for which vLLM
+        # uses its other sampler.
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         return
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cpu_kv_cache_gib)

@@ -139,7 +139,6 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
     known = selection(stage)
     guard = FailureGuard(
         context.runtime.max_failed_fraction,
-        len(known.missing),
         stored=stored.total(),
         stored_failed=sum(stored[outcome] for outcome in FAILED),
     )

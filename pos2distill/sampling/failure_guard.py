@@ -17,18 +17,16 @@ class FailureGuard:
     """Stops a run once too large a fraction of its samples failed or is empty.
 
     Before all samples are there, it stops only if their number leaves no doubt: if the lower end of Wilson's interval
-    is above the limit. Which samples come first does not decide then.
+    is above the limit. So it does not depend on which samples come first. In the end the fraction itself counts.
 
     Args:
         max_fraction: of failed and empty samples.
-        total: samples to expect of this run.
         stored, stored_failed: samples of earlier runs, and those of them that failed or are empty. They do not stop a
-            run whose own samples succeed, but a few last samples are judged together with them.
+            run whose own samples succeed, but its last few samples are judged together with them.
     """
 
-    def __init__(self, max_fraction: float, total: int, *, stored: int = 0, stored_failed: int = 0) -> None:
+    def __init__(self, max_fraction: float, *, stored: int = 0, stored_failed: int = 0) -> None:
         self.max_fraction = max_fraction
-        self.total = total
         self.stored = stored
         self.stored_failed = stored_failed
         self.seen = 0
@@ -39,7 +37,7 @@ class FailureGuard:
         """Count samples.
 
         Raises:
-            UserError: with the first errors, if the fraction is exceeded.
+            UserError: with the first errors, if the fraction is exceeded beyond doubt.
         """
         for outcome, error, example_id in zip(outcomes, errors, example_ids, strict=True):
             self.seen += 1
@@ -48,18 +46,27 @@ class FailureGuard:
                 # The others are only counted: a broken engine fails at every sample, mostly for the same reason.
                 if len(self._first_errors) < _SHOWN_ERRORS:
                     self._first_errors.append(f"example {example_id}: {error or 'an empty answer'}")
-        if self._is_exceeded():
-            raise UserError(
-                f"{self.failed} of {self.seen} samples failed (more than runtime.max_failed_fraction="
-                f"{self.max_fraction:g}): {'; '.join(self._first_errors)}"
-            )
+        # The lower end of few or no failures is 0 up to rounding.
+        exceeds = self.failed > self.max_fraction * self.seen
+        if exceeds and self.seen >= _MIN_SAMPLES and _lower_bound(self.failed, self.seen) > self.max_fraction:
+            raise self._error()
 
-    def _is_exceeded(self) -> bool:
-        if self.seen >= _MIN_SAMPLES and _lower_bound(self.failed, self.seen) > self.max_fraction:
-            return True
-        if self.seen < self.total or self.failed <= self.max_fraction * self.seen:
-            return False
-        return self.failed + self.stored_failed > self.max_fraction * (self.seen + self.stored)
+    def finish(self) -> None:
+        """All samples that are needed are there.
+
+        Raises:
+            UserError: with the first errors, if the fraction is exceeded, also together with the samples of earlier
+                runs.
+        """
+        all_failed, all_seen = self.failed + self.stored_failed, self.seen + self.stored
+        if self.failed > self.max_fraction * self.seen and all_failed > self.max_fraction * all_seen:
+            raise self._error()
+
+    def _error(self) -> UserError:
+        return UserError(
+            f"{self.failed} of {self.seen} samples failed (more than runtime.max_failed_fraction="
+            f"{self.max_fraction:g}): {'; '.join(self._first_errors)}"
+        )
 
 
 def _lower_bound(failed: int, seen: int) -> float:

@@ -12,6 +12,4 @@ IDS = 40
 def make_spec(label: str = "distill", total: int = 20, stored: dict[str, int] | None = None) -> ProgressSpec:
     """Of 40 examples, of which half may fail."""
     ids = pa.array([f"e{index}" for index in range(IDS)])
-    return ProgressSpec(
-        "run", label, total, stored or {}, FailureGuard(0.5, total), ids, Selection.unknown(IDS, wanted=total)
-    )
+    return ProgressSpec("run", label, total, stored or {}, FailureGuard(0.5), ids, Selection.unknown(IDS, wanted=total))

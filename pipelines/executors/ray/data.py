@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray.data
-from ray.data import DataContext, Dataset, TaskPoolStrategy
+from ray.data import Dataset, TaskPoolStrategy
 
 from pos2distill.errors import TransientError, one_line, warn
 from pos2distill.faults import may_pass
@@ -27,7 +27,8 @@ from .tracker import RayTracker
 _ASK_AGAIN_SECONDS = 0.5
 _STORAGE_SECONDS = 5.0  # between two requests to a storage that does not answer
 _OUTAGE_S = 600.0
-_LEAST_INIT_DEATHS = 3
+
+_T = TypeVar("_T")
 
 
 def build_dataset(
@@ -38,8 +39,6 @@ def build_dataset(
     Args:
         tracker: is sent a heartbeat whenever an actor begins a batch.
     """
-    # Datasets take their settings from the context when they are made.
-    DataContext.get_current().max_consecutive_actor_init_deaths = _tolerated_init_deaths(operators)
     dataset = ray.data.from_arrow(list(blocks))
     for operator in operators:
         if isinstance(operator, TaskOperator):
@@ -62,37 +61,25 @@ def build_dataset(
     return dataset
 
 
-def _tolerated_init_deaths(operators: Sequence[Operator]) -> int:
-    """How many actors in a row may die while they load.
-
-    Ray Data 2.60 tolerates none by default, and counts those of a whole pool: all actors may meet a storage that does
-    not answer at the same time, so each of them has two tries.
-    """
-    sizes = [operator.pool.max for operator in operators if isinstance(operator, ActorOperator)]
-    return max([_LEAST_INIT_DEATHS, *(2 * size for size in sizes)])
-
-
 def open_stream(stream: Stream, tracker: RayTracker) -> Dataset:
     """What the trainers read. Called in an actor of Ray Train, for which this module imports no torch."""
     set_data_context()
-    blocks = _missing_blocks(stream)
+    # Workers that an outage ended are started again in the midst of it, and Ray Train 2.60 gives up a run for an error
+    # that its controller meets then.
+    blocks = _once_storage_answers(stream.blocks)
     # Everything is stored. The trainers read stored samples from the store, not from this stream.
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
     return build_dataset(blocks, stream.operators, tracker)
 
 
-def _missing_blocks(stream: Stream) -> Sequence[pa.Table]:
-    """The blocks of a stream, once the storage answers.
-
-    Workers that an outage ended are started again in the midst of it, and Ray Train 2.60 gives up a run for an error
-    that its controller meets then.
-    """
+def _once_storage_answers(call: Callable[[], _T]) -> _T:
+    """What a function returns, called again while a storage or a hub does not answer, for at most ten minutes."""
     began = time.monotonic()
     warned = False
     while True:
         try:
-            return stream.blocks()
+            return call()
         except Exception as error:  # of file systems that share no base class
             waited = time.monotonic() - began
             if waited > _OUTAGE_S or not (isinstance(error, TransientError) or may_pass(error)):
@@ -118,7 +105,8 @@ class _Actor:
         self.name = operator.name
         self.tracker = tracker
         self.batch_size = operator.pool.batch_size
-        self.function: Callable[[pa.Table], Any] = operator.create()
+        # Ray Data 2.60 gives up a run if four actors of a pool in a row cannot load, which all may at the same time.
+        self.function: Callable[[pa.Table], Any] = _once_storage_answers(operator.create)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         self.send_heartbeat()

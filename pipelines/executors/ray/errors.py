@@ -8,7 +8,8 @@ from pos2distill.errors import CorruptPart, MachineError, TransientError, UserEr
 from pos2distill.faults import describe, disk_is_full, may_pass
 
 # Ray Data 2.60 keeps nothing of an exception but the text of its traceback.
-_TRACEBACK_LINE = re.compile(r"^pos2distill\.errors\.(UserError|TransientError): (.+)$", re.MULTILINE)
+_KINDS = {kind.__name__: kind for kind in (UserError, TransientError, MachineError)}
+_TRACEBACK_LINE = re.compile(rf"^pos2distill\.errors\.({'|'.join(_KINDS)}): (.+)$", re.MULTILINE)
 
 
 def find_user_error(error: BaseException) -> UserError | None:
@@ -22,7 +23,7 @@ def find_user_error(error: BaseException) -> UserError | None:
         match = _TRACEBACK_LINE.search(str(cause))
         if match:
             # The line is the whole message, since a UserError has one line.
-            return TransientError(match[2]) if match[1] == "TransientError" else UserError(match[2])
+            return _KINDS[match[1]](match[2])
     # A restart would fill the disk again.
     if any(disk_is_full(cause) for cause in causes):
         return UserError(

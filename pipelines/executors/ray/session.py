@@ -55,6 +55,8 @@ def set_data_context() -> None:
     context.enable_progress_bars = False
     # A long evaluation, waiting for nodes and a slow trainer are no failures; deadlines are set for the cluster's job.
     context.execution_no_progress_timeout_s = -1
+    # Ray Data 2.60 tolerates none by default: one actor that runs out of memory while it loads would fail the run.
+    context.max_consecutive_actor_init_deaths = 3
     # For all tasks and actors of all datasets, so that none starts or keeps a trainer's node.
     context.execution_options.label_selector = SAMPLING.labels if _has_pools() else None
 

@@ -19,7 +19,8 @@ from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 
 # What torch raises because of one batch: RuntimeError when out of memory (torch.OutOfMemoryError is one), IndexError
-# for token ids outside the vocabulary. Later batches may succeed, but not after a torch.AcceleratorError, also one.
+# for token ids outside the vocabulary. Later batches may succeed, but not after a torch.AcceleratorError, also one,
+# that is not of memory.
 _BATCH_ERRORS = (RuntimeError, IndexError)
 
 _PLAIN = InferenceSection()  # the model as it is
@@ -78,10 +79,11 @@ class HfEngine:
         """Generates in halves where the whole fails: one prompt is invalid, or all together need too much memory."""
         try:
             return list(self._generate(prompts, params, seeds))
-        except torch.AcceleratorError as error:
-            # An illegal access or a lost GPU: this process cannot use the device again.
-            raise EngineDied(f"the device failed ({Failure.of(error).error}); run the same command again") from error
         except _BATCH_ERRORS as error:
+            if isinstance(error, torch.AcceleratorError) and "out of memory" not in str(error):
+                # An illegal access or a lost GPU: this process cannot use the device again.
+                reason = Failure.of(error).error
+                raise EngineDied(f"the device failed ({reason}); run the same command again") from error
             if len(prompts) == 1:
                 return [Failure.of(error)]
         half = len(prompts) // 2

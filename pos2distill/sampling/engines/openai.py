@@ -85,7 +85,9 @@ class OpenAiEngine:
                 return await self._chat(prompt, params)
             except openai.APIError as error:
                 refused = _is_refusal(error.body)
-                passing = not refused and may_pass(error if error.__cause__ is None else error.__cause__)
+                # 500 may well be of this one prompt.
+                is_bug = isinstance(error, openai.APIStatusError) and error.status_code == 500
+                passing = not (refused or is_bug) and may_pass(error.__cause__ or error)
                 return replace(Failure.of(error), is_refusal=refused, may_pass=passing)
 
     async def _wait_for_turn(self, request: httpx2.Request) -> None:

@@ -131,7 +131,7 @@ class VllmEngine:
         self._scales = scales
 
     async def _generate_one(self, prompt: Tokens, params: SamplingParams, seed: int) -> GenerationResult:
-        """Asks twice where the engine fails and not the prompt: such a failure may pass, and must not be stored."""
+        """Requests twice where the engine fails and not the prompt: such a failure may pass, and must not be stored."""
         try:
             return await self._complete(prompt, params, seed)
         except _RequestLost:

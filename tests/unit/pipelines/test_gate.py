@@ -182,7 +182,7 @@ def test_drop_and_baseline_belong_together(
     assert capsys.readouterr().err == "error: --fail-if-drop-above and --baseline: expected both or none\n"
 
 
-def test_a_limit_that_may_be_a_fraction_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gate_flags_warn_of_a_limit_that_may_be_a_fraction(capsys: pytest.CaptureFixture[str]) -> None:
     for points in ("5", "0", "1"):
         gate_flags(gate_options(f"--fail-if-gap-above={points}"))
     assert capsys.readouterr().err == ""

@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.executors import build_executor
 from pipelines.plan import make_plan, make_plans
+from pipelines.provenance import Provenance
 from pipelines.stages.prepare import training_ids
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
@@ -172,6 +173,7 @@ def test_make_plan_fixes_the_commit_of_a_hub_model(
     named, fixed = (make_recipe(model={"path": "org/name", "revision": revision}) for revision in (None, commit))
     for stage in make_plan(named).stages[1:]:
         assert stage.study.model.revision == commit
+    assert Provenance.now(named, make_plan(named).study.model).settings["model"]["revision"] == commit
     assert fingerprints(named) == fingerprints(fixed)
 
 

@@ -52,6 +52,9 @@ def test_find_user_error_reads_the_text_of_a_traceback() -> None:
     passing = find_user_error(RuntimeError("f()\npos2distill.errors.TransientError: s3://b: cannot be used\n"))
     assert isinstance(passing, TransientError)
     assert str(passing) == "s3://b: cannot be used"
+    machine = find_user_error(RuntimeError("f()\npos2distill.errors.MachineError: vLLM could not start\n"))
+    assert isinstance(machine, MachineError)
+    assert str(machine) == "vLLM could not start"
     assert find_user_error(RuntimeError("SomeError: pos2distill.errors.UserError: quoted")) is None
 
 

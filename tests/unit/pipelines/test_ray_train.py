@@ -39,16 +39,16 @@ class Blocks:
 def test_restarted_workers_wait_for_a_storage_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ray Train's controller, which asks for the blocks, would give up the run."""
+    """Ray Train's controller, which requests the blocks, would give up the run, as Ray Data would for actors."""
     monkeypatch.setattr(data, "_STORAGE_SECONDS", 0.0)
-    stream: Any = Blocks(TransientError("s3://b: cannot be used"), ConnectionResetError("reset"))
-    assert data._missing_blocks(stream) == []
+    stream = Blocks(TransientError("s3://b: cannot be used"), ConnectionResetError("reset"))
+    assert data._once_storage_answers(stream.blocks) == []
     assert capsys.readouterr().err == "warning: reset; workers wait for the storage, at most 10 minutes\n"
     with pytest.raises(UserError, match="corrupt"):
-        data._missing_blocks(Blocks(UserError("s3://b: corrupt")))  # type: ignore[arg-type]
+        data._once_storage_answers(Blocks(UserError("s3://b: corrupt")).blocks)
     monkeypatch.setattr(data, "_OUTAGE_S", -1.0)
     with pytest.raises(TransientError):
-        data._missing_blocks(Blocks(TransientError("s3://b: cannot be used")))  # type: ignore[arg-type]
+        data._once_storage_answers(Blocks(TransientError("s3://b: cannot be used")).blocks)
 
 
 def test_arrow_filesystem_wraps_the_artifacts_own(make_recipe: Callable[..., Recipe]) -> None:

@@ -82,7 +82,12 @@ def test_warn_of_settings_names_those_of_a_method_that_is_not_chosen(
     ],
 )
 def test_warn_of_settings_names_a_rate_that_is_too_low_for_adapters(
-    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], training: dict[str, Any], dtype: str, is_low: bool
+    make_recipe: Make,
+    warnings_of: Callable[[Recipe], list[str]],
+    capsys: pytest.CaptureFixture[str],
+    training: dict[str, Any],
+    dtype: str,
+    is_low: bool,
 ) -> None:
     recipe = make_recipe(training=training, model={"dtype": dtype})
     assert warnings_of(recipe) == is_low * [
@@ -92,6 +97,7 @@ def test_warn_of_settings_names_a_rate_that_is_too_low_for_adapters(
     # Of commands that train nothing.
     warn_once.cache_clear()
     warn_of_settings(recipe, [])
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

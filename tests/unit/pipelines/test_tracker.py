@@ -26,8 +26,20 @@ def test_run_progress_of_sampling_counts_kept_samples() -> None:
 def test_tracker_raises_after_too_many_failed_samples_and_has_counted_them() -> None:
     tracker = ProgressTracker(make_spec(total=4))
     with pytest.raises(UserError, match="samples failed"):
-        tracker.count_stored(["failed"] * 4, ["out of memory"] * 4, [f"e{index}" for index in range(4)])
-    assert tracker.read().stored == {"failed": 4}
+        tracker.count_stored(["failed"] * 20, ["out of memory"] * 20, [f"e{index}" for index in range(20)])
+    assert tracker.read().stored == {"failed": 20}
+
+
+def test_tracker_compares_the_fraction_of_failed_samples_once_enough_are_kept() -> None:
+    """Wanted are 2 of 40, so that most are never sampled. Half of them may fail."""
+    tracker = ProgressTracker(make_spec(total=2))
+    tracker.count_stored(["failed", "failed", "failed"], ["out of memory"] * 3, ["e0", "e1", "e2"])
+    with pytest.raises(UserError, match="3 of 5 samples failed"):
+        tracker.count_stored(["kept", "kept"], [None, None], ["e3", "e4"])
+    tracker = ProgressTracker(make_spec(total=2))
+    tracker.count_stored(
+        ["failed", "failed", "kept", "kept"], ["out of memory"] * 2 + [None] * 2, ["e0", "e1", "e2", "e3"]
+    )
 
 
 def test_tracker_knows_which_examples_are_still_needed() -> None:

@@ -228,6 +228,21 @@ def test_hf_engine_splits_a_batch_that_is_out_of_memory(
     assert [each.token_ids.tolist() for each in halved] == [each.token_ids.tolist() for each in whole]
 
 
+def test_hf_engine_divides_a_batch_for_which_the_driver_has_no_memory(
+    engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where torch's own allocator is not asked, its error is that of a device."""
+    generate_batch = engine._generate
+
+    def fit_one_prompt(prompts: list[Tokens], *rest: Any) -> list[Completion]:
+        if len(prompts) > 1:
+            raise torch.AcceleratorError("CUDA error: out of memory")
+        return generate_batch(prompts, *rest)
+
+    monkeypatch.setattr(engine, "_generate", fit_one_prompt)
+    assert [type(each) for each in generate(engine, prompts, sampled(), [1, 2, 3])] == 3 * [Completion]
+
+
 def test_hf_engine_dies_with_its_device(
     engine: HfEngine, prompts: list[Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:

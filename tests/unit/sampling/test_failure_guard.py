@@ -14,7 +14,7 @@ def add(guard: FailureGuard, outcomes: str, start: int = 0) -> None:
 
 
 def test_failure_guard_reports_the_first_errors() -> None:
-    guard = FailureGuard(0.05, 1000)
+    guard = FailureGuard(0.05)
     add(guard, "k" * 38 + "fe")
     add(guard, "k" * 15)
     with pytest.raises(UserError) as caught:
@@ -26,13 +26,13 @@ def test_failure_guard_reports_the_first_errors() -> None:
 
 
 def test_failure_guard_does_not_count_wrong_answers() -> None:
-    guard = FailureGuard(0.0, 100)
+    guard = FailureGuard(0.0)
     add(guard, "wk" * 50)
     assert (guard.seen, guard.failed) == (100, 0)
 
 
 def test_failure_guard_checks_from_20_samples_on() -> None:
-    guard = FailureGuard(0.5, 100)
+    guard = FailureGuard(0.5)
     add(guard, "f" * 19)
     with pytest.raises(UserError, match="20 of 20 samples failed"):
         add(guard, "f")
@@ -40,10 +40,10 @@ def test_failure_guard_checks_from_20_samples_on() -> None:
 
 def test_failure_guard_stops_where_chance_is_no_explanation() -> None:
     """Wilson's lower end by hand, of 20 samples and three standard errors: .032 for 3 failures, .052 for 4."""
-    guard = FailureGuard(0.05, 100)
+    guard = FailureGuard(0.05)
     add(guard, "fff" + "k" * 17)
     with pytest.raises(UserError, match="4 of 20 samples failed"):
-        add(FailureGuard(0.05, 100), "ffff" + "k" * 16)
+        add(FailureGuard(0.05), "ffff" + "k" * 16)
 
 
 @pytest.mark.parametrize(("rate", "stopped"), [(0.03, 0), (0.10, 200)])
@@ -52,7 +52,7 @@ def test_failure_guard_does_not_depend_on_the_order(rate: float, stopped: int) -
     draws = random.Random(0)
     runs = 0
     for _ in range(200):
-        guard = FailureGuard(0.05, 3200)
+        guard = FailureGuard(0.05)
         try:
             for _ in range(100):
                 add(guard, "".join("f" if draws.random() < rate else "k" for _ in range(32)))
@@ -61,29 +61,47 @@ def test_failure_guard_does_not_depend_on_the_order(rate: float, stopped: int) -
     assert runs == stopped
 
 
-def test_failure_guard_compares_the_fraction_itself_once_all_samples_are_there() -> None:
-    guard = FailureGuard(0.05, 100)
-    add(guard, "ffffff" + "k" * 93)
-    with pytest.raises(UserError, match="6 of 100 samples failed"):
-        add(guard, "k")
+def test_failure_guard_compares_the_fraction_itself_in_the_end() -> None:
+    guard = FailureGuard(0.05)
+    add(guard, "fffff" + "k" * 95)
+    guard.finish()
+    add(guard, "f" + "k" * 9)
+    with pytest.raises(UserError, match="6 of 110 samples failed"):
+        guard.finish()
 
 
-def test_failure_guard_checks_fewer_samples_if_there_are_no_more() -> None:
-    guard = FailureGuard(0.5, 4)
+def test_failure_guard_judges_few_samples_in_the_end() -> None:
+    guard = FailureGuard(0.5)
     add(guard, "fff")
-    with pytest.raises(UserError, match=r"4 of 4 samples failed \(more than runtime.max_failed_fraction=0.5\)"):
-        add(guard, "f")
+    with pytest.raises(UserError, match=r"3 of 3 samples failed \(more than runtime.max_failed_fraction=0.5\)"):
+        guard.finish()
 
 
 def test_failure_guard_judges_a_few_last_samples_with_the_stored_ones() -> None:
-    add(FailureGuard(0.05, 3, stored=3197, stored_failed=100), "fkk")
+    guard = FailureGuard(0.05, stored=3197, stored_failed=100)
+    add(guard, "fkk")
+    guard.finish()
+    guard = FailureGuard(0.05, stored=97, stored_failed=4)
+    add(guard, "ffk")
     with pytest.raises(UserError, match="2 of 3 samples failed"):
-        add(FailureGuard(0.05, 3, stored=97, stored_failed=4), "ffk")
+        guard.finish()
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.05])
+def test_failure_guard_never_stops_a_run_without_failures(limit: float) -> None:
+    guard = FailureGuard(limit)
+    for _ in range(5000):
+        add(guard, "k")
+    guard.finish()
 
 
 def test_failure_guard_is_not_stopped_by_failures_of_earlier_runs() -> None:
-    add(FailureGuard(0.05, 50, stored=50, stored_failed=40), "k" * 49 + "f")
+    guard = FailureGuard(0.05, stored=50, stored_failed=40)
+    add(guard, "k" * 49 + "f")
+    guard.finish()
 
 
 def test_failure_guard_with_fraction_one_allows_everything() -> None:
-    add(FailureGuard(1.0, 30), "f" * 30)
+    guard = FailureGuard(1.0)
+    add(guard, "f" * 30)
+    guard.finish()

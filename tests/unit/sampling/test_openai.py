@@ -64,7 +64,7 @@ def test_openai_gives_up_on_a_prompt_after_the_last_retry() -> None:
     assert len(server.bodies) == 3
 
 
-@pytest.mark.parametrize(("status", "passes"), [(400, False), (401, False), (404, False), (429, True), (503, True)])
+@pytest.mark.parametrize(("status", "passes"), [(400, False), (404, False), (429, True), (500, False), (503, True)])
 def test_openai_says_whether_a_failure_may_pass(status: int, passes: bool) -> None:
     with serve(FakeServer(instead=lambda prompt: (status, {"error": {"message": "no"}}))) as server:
         (result,) = ask(server, ["What?"], max_retries=0)
