@@ -11,6 +11,11 @@ from pos2distill.faults import describe, disk_is_full, may_pass
 _KINDS = {kind.__name__: kind for kind in (UserError, TransientError, MachineError)}
 _TRACEBACK_LINE = re.compile(rf"^pos2distill\.errors\.({'|'.join(_KINDS)}): (.+)$", re.MULTILINE)
 
+# As Ray 2.60 says that it ended workers of a node, before the kernel does.
+_LOW_MEMORY = re.compile(
+    r"killed due to the node running low on memory\. Memory on the node .*? was (\S+) used / (\S+)"
+)
+
 
 def find_user_error(error: BaseException) -> UserError | None:
     """The UserError inside an error, or None."""
@@ -43,6 +48,13 @@ def find_fault(error: BaseException) -> UserError | None:
     waiting = [error]
     while waiting:
         current = waiting.pop()
+        low = _LOW_MEMORY.search(str(current))
+        if low:
+            return MachineError(
+                f"a node ran low on memory ({low[1]} of {low[2]} used), so Ray ended workers there; give it more, or "
+                f"lower runtime.samplers.max, runtime.teachers.batch_size or runtime.trainers.micro_batch_tokens; run "
+                f"the same command again to continue"
+            )
         wrapped = [each for each in _wrapped(current) if isinstance(each, BaseException) and each is not current]
         waiting += wrapped
         line = None if wrapped else describe(current)
