@@ -72,7 +72,7 @@ def test_find_user_error_reports_a_full_disk_of_any_process() -> None:
 def test_find_fault_says_that_a_node_ran_low_on_memory() -> None:
     text = (
         "Training failed due to controller error:\n9 worker(s) were killed due to the node running low on memory. "
-        "Memory on the node (IP: 10.0.0.2, ID: 3c8f) was 22.63GB used / 23.54GB limit (0.961356)\nOOM kill reason: Memory"
+        "Memory on the node (IP: 10.0.0.2, ID: 3c8f) was 22.63GB used / 23.54GB limit (0.96)\nOOM kill reason: Memory"
     )
     found = find_fault(RuntimeError(text))
     assert isinstance(found, MachineError)
