@@ -152,7 +152,7 @@ def _submitted(spec: ClusterSpec, ray_job: KubeManifest, digest: str) -> KubeMan
 
 
 def _stop_wait_s(spec: ClusterSpec) -> int:
-    """How long a job may run after it was told to stop."""
+    """How long a job may run after a request to stop."""
     seconds = {**RAY_VARIABLES, **spec.pods.env}["RAY_JOB_STOP_WAIT_TIME_S"]
     return int(seconds) if seconds.isdecimal() else 0
 
@@ -242,7 +242,7 @@ def delete(spec: ClusterSpec) -> ExitCode:
     if spec.network.pod_monitor is not None:  # a cluster without a Prometheus operator does not know the kind
         kinds.append("podmonitor")
     # By label, since objects of other owners may have the same names. The job's cluster carries the job's labels too,
-    # but KubeRay deletes it with the job, after it has told the job to stop.
+    # but KubeRay deletes it with the job, after a request to the job to stop.
     selector = f"--selector={as_selector(spec.labels)},!{MADE_BY_KUBERAY_LABEL}"
     output = _delete_and_wait(",".join(kinds), selector, "--namespace", spec.namespace, "--ignore-not-found")
     # kubectl 1.32 prints "No resources found" if there are none.

@@ -280,8 +280,8 @@ def _plan_sampling(recipe: Recipe) -> _Sampling:
     study, storage = with_canonical_slot(recipe.study), recipe.storage
     # Only here: an error that a worker meets later may be passing, and a restart may fix it.
     with storage_errors(study.model.path, "model.path"):
-        study = study.model_copy(update={"model": with_commit(study.model)})
         model = model_digest(study.model)
+    study = study.model_copy(update={"model": with_commit(study.model, model)})
     # The name on the server decides which model answers.
     if study.model.engine == "openai" and recipe.runtime.endpoint.served_model:
         model = f"{model}, asked as {recipe.runtime.endpoint.served_model}"

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pydantic
 
 from pos2distill.config import PoolSection, Runtime
-from pos2distill.errors import CorruptPart, TransientError, warn
+from pos2distill.errors import CorruptPart, TransientError
 from pos2distill.literal_paths import download
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
@@ -92,10 +92,7 @@ class LocalExecutor:
             samples = self.map(stream.blocks(), stream.operators, label="sampling", tracker=tracker)
             session = LocalSession(job, samples, tracker)
             try:
-                outcome = run_worker(job, session)
-                for warning in outcome.warnings:
-                    warn(warning)
-                return outcome
+                return run_worker(job, session)
             except CorruptPart as error:
                 # It is quarantined by now: training resumes from its last checkpoint and samples the part again.
                 if restart == job.runtime.trainers.max_restarts:

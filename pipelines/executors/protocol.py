@@ -97,8 +97,6 @@ class Executor(Protocol):
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
         """Run the training loop on `job.runtime.trainers` workers, from the last checkpoint if there is one.
 
-        The outcome's warnings are printed.
-
         Raises:
             UserError: if training cannot continue; everything that is stored stays.
         """

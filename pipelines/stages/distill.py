@@ -10,7 +10,7 @@ from typing import Any
 
 from pos2distill.config import Study
 from pos2distill.config.fields import restrict
-from pos2distill.errors import Stopped, UserError
+from pos2distill.errors import Stopped, UserError, warn
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
@@ -123,6 +123,9 @@ def run(stage: Stage, context: RunContext) -> Manifest:
                 _keep_samples(samples, _read(tracker))
             raise
         progress = tracker.read()
+    # Here, since what workers print is not shown.
+    for warning in outcome.warnings:
+        warn(warning)
     if not outcome.finished:
         stage.artifact.add_seconds(_seconds(start))
         if streamed:

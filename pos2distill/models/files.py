@@ -46,21 +46,14 @@ def local_folder(model: ModelSection, *, weights: bool = True) -> str:
     return _hub_snapshot(model, [f"*{ending}" for ending in _endings(weights=weights)])
 
 
-def with_commit(model: ModelSection) -> ModelSection:
-    """A hub model with the commit that its revision names now; any other model as it is.
+def with_commit(model: ModelSection, digest: str) -> ModelSection:
+    """A hub model with the commit that its `model_digest` names as its revision; any other model as it is.
 
     What `main` names may change while a study runs, and processes that start later would load another model.
-
-    Raises:
-        UserError: if the hub has no such model.
     """
     if model.is_served_name or not is_hub_name(model.path):
         return model
-    return model.model_copy(update={"revision": _commit(model)})
-
-
-def _commit(model: ModelSection) -> str:
-    return Path(_hub_snapshot(model, ["config.json"])).name
+    return model.model_copy(update={"revision": digest.rpartition("@")[2]})
 
 
 def model_digest(model: ModelSection) -> str:
@@ -79,7 +72,7 @@ def model_digest(model: ModelSection) -> str:
     if model.is_served_name:
         return f"served: {model.path}"
     if is_hub_name(model.path):
-        return f"{model.path}@{_commit(model)}"
+        return f"{model.path}@{Path(_hub_snapshot(model, ['config.json'])).name}"
     if "://" in model.path:
         states = _file_states(model.path)
         # A web server lists neither times nor hashes, so that a changed file may look the same.

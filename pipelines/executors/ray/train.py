@@ -22,7 +22,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.train.v2._internal.execution.context import get_train_context
 from ray.train.v2.api.report_config import CheckpointUploadMode
 
-from pos2distill.errors import UserError, warn
+from pos2distill.errors import UserError
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.job import STATE_FOLDER, TrainingJob, TrainingOutcome
@@ -74,11 +74,7 @@ def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcom
     result: dict[str, Any] = trainer.fit().return_value
     if "fatal" in result:
         raise UserError(result["fatal"])
-    outcome = TrainingOutcome(**result)
-    # Here, since what workers print is not shown.
-    for warning in outcome.warnings:
-        warn(warning)
-    return outcome
+    return TrainingOutcome(**result)
 
 
 def _train_function(config: dict[str, Any]) -> dict[str, Any]:
