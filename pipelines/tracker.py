@@ -80,7 +80,7 @@ class ProgressTracker:
         self.spec = spec
         self.progress = RunProgress(stored=Counter(spec.stored), trained=spec.trained)
         self.stop = False
-        self.fatal: str | None = None
+        self.fatal: UserError | None = None
         self.last_seen: dict[str, dict[str, float]] = {}
         self.selection = spec.selection.copy()
         self.index_of = {example_id: index for index, example_id in enumerate(spec.ids.to_pylist())}
@@ -148,15 +148,15 @@ class ProgressTracker:
             UserError: after a fatal error: nothing must be saved any more.
         """
         if self.fatal is not None:
-            raise UserError(self.fatal)
+            raise self.fatal
         return self.stop
 
-    def report_fatal(self, line: str) -> None:
+    def report_fatal(self, error: UserError) -> None:
         """Report an error that a restart of the workers would not fix."""
         # The first error is the cause; later ones may only follow from it.
         if self.fatal is None:
-            self.fatal = line
+            self.fatal = error
 
-    def fatal_error(self) -> str | None:
+    def fatal_error(self) -> UserError | None:
         """The first such error."""
         return self.fatal

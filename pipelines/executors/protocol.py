@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pos2distill.config import PoolSection
+from pos2distill.errors import UserError
 from pos2distill.sampling.operators import Operator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
@@ -35,7 +36,7 @@ class Tracker(Protocol):
     def request_stop(self) -> None:
         """Request that training saves its state and stops."""
 
-    def report_fatal(self, line: str) -> None:
+    def report_fatal(self, error: UserError) -> None:
         """Report an error that a restart of the workers would not fix: training ends with it and saves nothing."""
 
     def read(self) -> RunProgress:

@@ -87,7 +87,7 @@ class Lease:
 
     def __init__(self) -> None:
         self._lost = ""
-        self._listeners: list[Callable[[str], None]] = []
+        self._listeners: list[Callable[[TransientError], None]] = []
         self._changing = threading.Lock()
         self._work = threading.Lock()
 
@@ -98,7 +98,7 @@ class Lease:
             listeners = list(self._listeners)
         for listener in listeners:
             with contextlib.suppress(Exception):  # such as a Ray cluster that is gone too
-                listener(line)
+                listener(TransientError(line))
 
     def check(self) -> None:
         """
@@ -109,7 +109,7 @@ class Lease:
             raise TransientError(self._lost)
 
     @contextlib.contextmanager
-    def reported_to(self, listener: Callable[[str], None]) -> Iterator[None]:
+    def reported_to(self, listener: Callable[[TransientError], None]) -> Iterator[None]:
         """Inside, a loss is reported to the listener too, from a thread."""
         with self._changing:
             self._listeners.append(listener)

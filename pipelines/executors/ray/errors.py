@@ -29,9 +29,9 @@ def find_user_error(error: BaseException) -> UserError | None:
         if match:
             # The line is the whole message, since a UserError has one line.
             return _KINDS[match[1]](match[2])
-    # A restart would fill the disk again.
+    # A restart on the same machine would fill its disk again.
     if any(disk_is_full(cause) for cause in causes):
-        return UserError(
+        return MachineError(
             "a worker cannot write: No space left on device; free space in runtime.storage and for temporary files "
             "(TMPDIR), then run the same command again"
         )

@@ -9,6 +9,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.metrics import Gauge
 
+from pos2distill.errors import UserError
+
 from ...progress import LINE_SECONDS, show_progress
 from ...tracker import ProgressSpec, ProgressTracker, RunProgress
 from .session import driver_node
@@ -104,14 +106,14 @@ class RayTracker:
         """A reference to whether a stop is requested, to be waited for later."""
         return self.actor.stop_requested.remote()
 
-    def report_fatal(self, line: str) -> None:
+    def report_fatal(self, error: UserError) -> None:
         """See `Tracker.report_fatal`."""
-        ray.get(self.actor.report_fatal.remote(line))
+        ray.get(self.actor.report_fatal.remote(error))
 
-    def fatal_error(self) -> str | None:
+    def fatal_error(self) -> UserError | None:
         """The first such error."""
-        line: str | None = ray.get(self.actor.fatal_error.remote())
-        return line
+        error: UserError | None = ray.get(self.actor.fatal_error.remote())
+        return error
 
 
 @contextmanager

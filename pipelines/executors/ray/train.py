@@ -73,7 +73,8 @@ def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcom
     # The return value of rank 0. `Result.metrics` has only what was reported with a checkpoint (Ray 2.60).
     result: dict[str, Any] = trainer.fit().return_value
     if "fatal" in result:
-        raise UserError(result["fatal"])
+        fatal: UserError = result["fatal"]
+        raise fatal
     return TrainingOutcome(**result)
 
 
@@ -98,8 +99,8 @@ def _train_function(config: dict[str, Any]) -> dict[str, Any]:
         if cause is not None:
             # No other worker waits for this one, so it can return instead of causing a restart.
             if ray.train.get_context().get_world_size() == 1:
-                return {"fatal": str(cause)}
-            tracker.report_fatal(str(cause))
+                return {"fatal": cause}
+            tracker.report_fatal(cause)
         raise
     return asdict(outcome)
 

@@ -84,8 +84,8 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
         mark.write_text("{}")  # of another driver
         assert reported.wait(30)
 
-    def report(tracker: ProgressTracker, line: str) -> None:
-        report_fatal(tracker, line)
+    def report(tracker: ProgressTracker, error: TransientError) -> None:
+        report_fatal(tracker, error)
         reported.set()
 
     def close(log: StepLog) -> None:

@@ -16,7 +16,7 @@ class Numbers:
     """An executor whose results are numbers."""
 
     def __init__(self) -> None:
-        self.reported: list[str] = []
+        self.reported: list[object] = []
 
     @contextmanager
     def track(self, spec: object) -> Iterator[Any]:
@@ -83,7 +83,9 @@ def test_leased_executor_does_not_end_as_finished_after_the_loss(executor: Any, 
 def test_leased_executor_reports_the_loss_to_the_tracker(executor: Any, lease: Lease) -> None:
     with executor.track(None):
         lease.lose("lost")
-    assert executor.executor.reported == ["lost"]
+    (error,) = executor.executor.reported
+    assert isinstance(error, TransientError)
+    assert str(error) == "lost"
 
 
 def test_leased_executor_closes_what_is_left_of_a_map(executor: Any) -> None:

@@ -64,9 +64,9 @@ def test_find_user_error_reports_a_full_disk_of_any_process() -> None:
     remote.cause = OSError(28, "No space left on device")  # type: ignore[attr-defined]
     text = RuntimeError("ray::f()\nSafetensorError: I/O error: No space left on device (os error 28)")
     for error in (remote, text):
-        assert "a worker cannot write: No space left on device; free space in runtime.storage" in str(
-            find_user_error(error)
-        )
+        found = find_user_error(error)
+        assert isinstance(found, MachineError)
+        assert "a worker cannot write: No space left on device; free space in runtime.storage" in str(found)
 
 
 def test_find_fault_says_that_a_node_ran_low_on_memory() -> None:

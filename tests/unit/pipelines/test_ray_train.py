@@ -5,6 +5,7 @@ import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -16,10 +17,10 @@ from ray.train import Checkpoint
 
 from pipelines.executors.ray import data
 from pipelines.executors.ray.states import arrow_filesystem, remove_unlisted_states
-from pipelines.executors.ray.train import RaySession
+from pipelines.executors.ray.train import RaySession, _train_function
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.errors import TransientError, UserError
+from pos2distill.errors import MachineError, TransientError, UserError
 from pos2distill.training.distributed import DistContext
 from tests.support.paths import ODD_NAME
 
@@ -94,6 +95,29 @@ class FullDisk(io.FileIO):
         if self.tell():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(data[:2])
+
+
+@pytest.mark.parametrize("kind", [UserError, TransientError, MachineError])
+def test_an_error_of_a_worker_keeps_its_kind(kind: type[UserError], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job on a cluster is tried again after some of them alone."""
+    error = kind("the cause")
+    reported: list[UserError] = []
+    tracker = SimpleNamespace(fatal_error=lambda: reported[0] if reported else None, report_fatal=reported.append)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("wrapped") from error
+
+    def train(workers: int) -> Any:
+        monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_size=lambda: workers))
+        return _train_function({"job": None, "tracker": tracker})
+
+    monkeypatch.setattr("pipelines.executors.ray.train.RaySession", lambda *_: None)
+    monkeypatch.setattr("pos2distill.training.worker.run_worker", fail)
+    assert train(workers=1) == {"fatal": error}
+    # The other worker waits for this one, until Ray Train restarts both; then both return the error.
+    with pytest.raises(RuntimeError, match="wrapped"):
+        train(workers=2)
+    assert train(workers=2) == {"fatal": error}
 
 
 def test_states_that_are_not_listed_are_removed(make_recipe: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pipelines.tracker import _ACTIVE_SECONDS, _PATIENCE_SECONDS, ProgressTracker, RunProgress
-from pos2distill.errors import UserError
+from pos2distill.errors import MachineError, TransientError, UserError
 from tests.support.tracked import make_spec
 
 
@@ -92,9 +92,10 @@ def test_tracker_forgets_actors_that_are_silent(monkeypatch: pytest.MonkeyPatch)
 
 def test_tracker_keeps_the_first_fatal_error() -> None:
     tracker = ProgressTracker(make_spec())
-    for error in ("the cause", "what follows from it"):
+    cause = MachineError("the cause")
+    for error in (cause, UserError("what follows from it")):
         tracker.report_fatal(error)
-    assert tracker.fatal_error() == "the cause"
+    assert tracker.fatal_error() is cause
 
 
 def test_tracker_of_a_resumed_run_starts_at_its_checkpoint() -> None:
@@ -106,6 +107,6 @@ def test_tracker_ends_training_after_a_fatal_error_instead_of_saving() -> None:
     tracker = ProgressTracker(make_spec())
     tracker.request_stop()
     assert tracker.stop_requested()
-    tracker.report_fatal("the cause")
-    with pytest.raises(UserError, match=r"^the cause$"):
+    tracker.report_fatal(TransientError("the cause"))
+    with pytest.raises(TransientError, match=r"^the cause$"):
         tracker.stop_requested()

@@ -339,16 +339,16 @@ def test_exit_immediately_cleans_nothing_up(tmp_path: Path) -> None:
 
 
 def test_hold_lease_tells_a_process_that_outlives_it(claimed: str) -> None:
-    reported: queue.Queue[str] = queue.Queue()
+    reported: queue.Queue[TransientError] = queue.Queue()
     line = f"{claimed}: another run took over because this one did not renew its lease; this run stops; {AGAIN}"
 
-    def fail(_: str) -> None:
+    def fail(_: TransientError) -> None:
         raise ConnectionError("a cluster that is gone")
 
     with hold_lease(claimed, period=LIVE_PERIOD) as held, held.reported_to(fail), held.reported_to(reported.put):
         held.check()
         write_holder(claimed)
-        assert reported.get(timeout=20) == line
+        assert str(reported.get(timeout=20)) == line
         with pytest.raises(TransientError) as caught:
             held.check()
         assert str(caught.value) == line
@@ -357,7 +357,7 @@ def test_hold_lease_tells_a_process_that_outlives_it(claimed: str) -> None:
 
 
 def test_hold_lease_reports_to_nobody_after_their_work(claimed: str) -> None:
-    reported: queue.Queue[str] = queue.Queue()
+    reported: queue.Queue[TransientError] = queue.Queue()
     with hold_lease(claimed, period=LIVE_PERIOD) as held:
         with held.reported_to(reported.put):
             pass
