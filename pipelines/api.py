@@ -20,7 +20,7 @@ from pos2distill.evaluation.result import Evaluation, Picture
 from pos2distill.evaluation.scores import Curve
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import MODEL_FOLDER
+from pos2distill.training.job import MODEL_FOLDER, model_url
 
 from . import commands
 from .api_input import (
@@ -206,4 +206,4 @@ def _loaded(recipe: AnyRecipe, settings: Settings | None, data: Questions | None
 
 
 def _to_checkpoint(artifact: Artifact) -> Checkpoint:
-    return Checkpoint(f"{artifact.url}/{MODEL_FOLDER}", read_steps(artifact))
+    return Checkpoint(model_url(artifact), read_steps(artifact))

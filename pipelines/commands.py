@@ -25,9 +25,10 @@ from pos2distill.store.artifacts import (
     remove_if_empty,
 )
 from pos2distill.store.lease import Lease, exit_immediately, hold_lease
-from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
+from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER, model_url
 from pos2distill.urls import storage_errors
 
+from .artifact_names import CHECKPOINT, EXAMPLES
 from .data_checks import check_prompts
 from .evaluations import read_evaluations, write_evaluations
 from .executors import build_executor
@@ -158,7 +159,7 @@ def run_distill(recipe: Recipe) -> None:
         if recipe.runtime.mode == "staged":
             _require_finished(recipe, plan, [plan.sample])
         _run_stages(recipe, plan, plan.training_stages, lease)
-    print_paths(checkpoint=_model_url(plan))
+    print_paths(checkpoint=model_url(plan.distill.artifact))
 
 
 def run_report(recipe: Recipe) -> None:
@@ -226,7 +227,7 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Leas
                 executor = LeasedExecutor(build_executor(recipe.runtime), lease)
                 context = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, executor, lease)
             # Once the data of all tasks is prepared, and before anything expensive starts.
-            if not checked and stage.artifact.name != plan.prepare.artifact.name:
+            if not checked and stage.artifact.name != EXAMPLES:
                 checked = True
                 check_prompts(recipe, plan, stages)
             lease.check()
@@ -241,7 +242,7 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Leas
                 raise
             _record_provenance(plan, stage, provenance)
             duration = f"{time.monotonic() - start:9.1f} s"
-        elif stage.artifact.name == plan.distill.artifact.name:
+        elif stage.artifact.name == CHECKPOINT:
             stage.artifact.require(MODEL_FOLDER, STEPS_FOLDER)
             # A run that was killed once it had published the checkpoint could leave it; it is several times as large.
             stage.artifact.remove(STATE_FOLDER)
@@ -282,7 +283,7 @@ def _report(recipe: Recipe, plan: Plan) -> None:
 
 def _trained_paths(recipe: Recipe, plan: Plan) -> dict[str, str]:
     report = f"{recipe.storage}/report/index.html"
-    return {"checkpoint": _model_url(plan), "report": report, **_scales_path(plan)}
+    return {"checkpoint": model_url(plan.distill.artifact), "report": report, **_scales_path(plan)}
 
 
 def _scales_path(plan: Plan) -> dict[str, str]:
@@ -294,7 +295,7 @@ def _scales_path(plan: Plan) -> dict[str, str]:
 def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
     unfinished = []
     for cell in cells:
-        if any(stage.artifact.manifest() is None for stage in cell.plan.reported_stages):
+        if any(not stage.artifact.is_finished for stage in cell.plan.reported_stages):
             unfinished.append(format_settings(cell.settings).removeprefix(", "))
     if unfinished:
         # Named by their settings, since the storage holds many fingerprints.
@@ -327,11 +328,11 @@ def _require_one_study(recipe: Recipe) -> None:
 def _require_finished(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
     for stage in stages:
         artifact = stage.artifact
-        if artifact.manifest() is not None:
+        if artifact.is_finished:
             continue
         others = _made_with_other_settings(recipe, plan, stage)
         hint = f"; it holds {', '.join(others)}, made with other settings" if others else ""
-        command = "`study` first (or `sample`)" if stage.name == "sample" else "`study` first"
+        command = "`study` first (or `sample`)" if stage is plan.sample else "`study` first"
         raise UserError(
             f"{recipe.storage}: no finished {artifact.name} of fingerprint {artifact.fingerprint}{hint}; run {command}"
         )
@@ -373,7 +374,3 @@ def _driver_lease(recipe: Recipe) -> Iterator[Lease]:
     finally:
         if is_new:
             remove_if_empty(recipe.storage)
-
-
-def _model_url(plan: Plan) -> str:
-    return f"{plan.distill.artifact.url}/{MODEL_FOLDER}"

@@ -16,6 +16,7 @@ from pos2distill.tasks.datasets import load_split, read_examples
 from pos2distill.tasks.prompts import MessageBuilder, fewest_tokens, joined_text
 from pos2distill.tasks.readers import data_bytes
 
+from .artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .plan import Plan
 from .stages.prepare import EVALUATION, TRAIN, naming_task
 from .stages.stage import Stage
@@ -52,7 +53,7 @@ def check_data(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> list[Chec
         if prepare not in stages:
             continue
         with naming_task(name):
-            examples = _read(prepare) if prepare.artifact.manifest() is None else _prepared(prepare)
+            examples = _prepared(prepare) if prepare.artifact.is_finished else _read(prepare)
             checked += _check_prompts(name, study, recipe.runtime.endpoint, plan, stages, *examples)
     return checked
 
@@ -143,7 +144,7 @@ def _check_prompts(
 
     checked = []
     documents = study.data.documents
-    if any(stage.name.endswith(("evaluate base", "evaluate distilled")) for stage in stages):
+    if any(stage.artifact.name in (BASE_SCORES, DISTILLED_SCORES) for stage in stages):
         evaluated = list(islice(evaluation, _MAX_EXAMPLES))
         for count in study.prompt_lengths:
             length = functools.partial(_characters, documents=count)

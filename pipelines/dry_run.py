@@ -89,7 +89,7 @@ def _prompt_lines(prompts: Sequence[CheckedPrompts], *, full: bool) -> list[str]
 
 
 def _state(stage: Stage, command: str) -> str:
-    if stage.artifact.manifest() is not None:
+    if stage.artifact.is_finished:
         return "cached"
     # `report` runs no stage, so it cannot make an unfinished result.
     return "missing" if command == "report" else "to run"

@@ -9,7 +9,7 @@ from pos2distill.evaluation.evaluation_page import EvaluationInputs, render_eval
 from pos2distill.evaluation.page import RunDescription
 from pos2distill.evaluation.report import render_report
 from pos2distill.evaluation.result import Evaluation, to_evaluation
-from pos2distill.training.job import MODEL_FOLDER
+from pos2distill.training.job import model_url
 
 from .folders import write_folder
 from .plan import Plan
@@ -86,7 +86,7 @@ def _provenance(recipe: Recipe, plan: Plan) -> Provenance:
 def read_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
     """The finished evaluation of the base model and, if there is one, of the distilled one: `base` and `distilled`."""
     stages = {"base": plan.evaluate_base, "distilled": plan.evaluate_distilled}
-    finished = {name: stage for name, stage in stages.items() if stage.artifact.manifest() is not None}
+    finished = {name: stage for name, stage in stages.items() if stage.artifact.is_finished}
     return {name: _read(recipe, plan, stage) for name, stage in finished.items()}
 
 
@@ -94,7 +94,7 @@ def _read(recipe: Recipe, plan: Plan, stage: Stage) -> Evaluation:
     """The evaluation that a finished stage has made."""
     model = recipe.written_paths.get("model.path", plan.study.model.path)
     if stage is plan.evaluate_distilled:
-        model = f"{plan.distill.artifact.url}/{MODEL_FOLDER}"
+        model = model_url(plan.distill.artifact)
     return to_evaluation(
         plan.study,
         model,

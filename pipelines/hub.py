@@ -11,6 +11,7 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER
 from pos2distill.urls import storage_errors
 
+from .artifact_names import CHECKPOINT
 from .results import open_artifact
 from .stages.distill import has_adapter
 
@@ -36,7 +37,7 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
-    artifact = open_artifact(run, [("checkpoint",)])
+    artifact = open_artifact(run, [[CHECKPOINT]])
     if not artifact.fs.exists(f"{artifact.path}/{MODEL_FOLDER}/{CARD}"):
         raise UserError(f"{artifact.url}: has no model card yet; run `report` with its recipe first")
     hub = HfApi()

@@ -19,17 +19,18 @@ from pos2distill.evaluation.scores import format_slots, position_order
 from pos2distill.records import Example, example_from_row, sample_ids
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore, StoreIndex
+from pos2distill.tasks.permutations import order_of_prompt
 from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, joined_text
 
+from .artifact_names import BASE_SCORES, DISTILLED_SCORES, SAMPLES
 from .provenance import corrupt_provenance
-from .results import input_artifact, list_artifacts, open_artifact, provenance_of, task_of
+from .results import input_artifact, list_artifacts, open_artifact, provenance_of
 from .stages.answers import PREDICTIONS, read_refused
 from .stages.evaluate import eval_specs
 from .stages.prepare import EVALUATION, TRAIN, read_locations, training_ids
 from .stages.stage import Input
 
-SCORES = ("distilled-scores", "base-scores")
-SAMPLES = ("samples",)
+SCORES = (DISTILLED_SCORES, BASE_SCORES)
 _CHANGES = ("gained", "lost", "flipped")
 _ANSWER_OUTCOMES = ("right", "wrong", *_CHANGES, "cut", "refused")
 _SAMPLE_OUTCOMES = ("kept", "wrong", "empty", "failed", "cut")
@@ -82,15 +83,15 @@ def inspect(
             although `entropy` needs them.
     """
     # Samples before answers, or the other way round.
-    artifact = open_artifact(run, [SAMPLES, SCORES] if samples else [SCORES, SAMPLES], task, unfinished=True)
+    artifact = open_artifact(run, [[SAMPLES], SCORES] if samples else [SCORES, [SAMPLES]], task, unfinished=True)
     study = study_of(artifact)
     method = study.inference.method
-    is_finished = artifact.manifest() is not None
+    is_finished = artifact.is_finished
     if not is_finished:
         print(f"{artifact.url}: not finished; what is stored so far is shown", file=sys.stderr, flush=True)
-    elif method != "none" and artifact.name not in SAMPLES:
+    elif method != "none" and artifact.name != SAMPLES:
         print(f"{artifact.url}: inference.method={method}", file=sys.stderr, flush=True)
-    if entropy and artifact.name != "samples":
+    if entropy and artifact.name != SAMPLES:
         raise UserError("--entropy: is of samples; give --samples too")
     if entropy and study.method.teacher != "cached":
         raise UserError(
@@ -98,7 +99,7 @@ def inspect(
             f"(here {study.method.teacher})"
         )
     _require_outcome(selection.outcome, artifact)
-    if artifact.name == "samples":
+    if artifact.name == SAMPLES:
         rows = _sample_rows(artifact, _TeacherEntropy(study) if entropy else None)
     else:
         rows = _answer_rows(artifact, study)
@@ -122,13 +123,7 @@ def inspect(
 
 def study_of(artifact: Artifact) -> Study:
     """The settings that made an artifact, of the main task or of another one."""
-    provenance = provenance_of(artifact)
-    settings = provenance.settings
-    if task_of(provenance) and "task" not in settings:
-        raise UserError(
-            f"{artifact.url}: is of another task ({provenance.stage}), by an earlier version that did not record its "
-            f"settings; its questions are in the report"
-        )
+    settings = provenance_of(artifact).settings
     # The section `analysis` is left out where a study has none.
     sections = {name: settings[name] for name in Study.model_fields if name in settings}
     try:
@@ -140,12 +135,11 @@ def study_of(artifact: Artifact) -> Study:
 def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
     """Every question at every position, with the answers of the base model and, if there is one, the distilled one."""
     examples = input_artifact(artifact, "examples")
-    models = {"before" if artifact.name == "base-scores" else "after": artifact}
-    if artifact.name == "distilled-scores":
+    models = {"before" if artifact.name == BASE_SCORES else "after": artifact}
+    if artifact.name == DISTILLED_SCORES:
         # A storage may also hold answers of other models, and to other prompts.
         asked = _asked_with(artifact)
-        task = task_of(provenance_of(artifact))
-        for base in list_artifacts(artifact.url.rpartition("/")[0], ["base-scores"], task):
+        for base in list_artifacts(artifact.storage, [BASE_SCORES], provenance_of(artifact).task):
             same_questions = input_artifact(base, "examples").path == examples.path
             if "before" not in models and same_questions and _asked_with(base) == asked:
                 models["before"] = base
@@ -171,6 +165,7 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
             first = next(iter(found.values()))
             documents, slots = first["documents"], tuple(first["slots"])
             order = document_order(documents, slots, slot_of_rank.get(documents, ()))
+            distractors = order_of_prompt(key[1], orders)
             row: Row = {
                 "example_id": example.example_id,
                 "location": locations.get(example.example_id, ""),
@@ -192,11 +187,11 @@ def _answer_rows(artifact: Artifact, study: Study) -> Iterator[Row]:
                     "cut": answer["finish_reason"] == "length",
                 }
                 # With another order of the distractors, documents are not at the places of `order`.
-                if not answer["correct"] and key[1] % orders == 0:
+                if not answer["correct"] and distractors == 0:
                     places = [order.index(index) + 1 for index in attribution(answer["text"]) if index in order]
                     row[name]["found_in_documents"] = sorted(places)
             row["outcomes"] = _outcomes(row)
-            row["build"] = _PromptParts(example, documents, slots, key[1] % orders, slot_of_rank.get(documents, ()))
+            row["build"] = _PromptParts(example, documents, slots, distractors, slot_of_rank.get(documents, ()))
             yield row
 
 
@@ -331,11 +326,9 @@ class _PromptText:
             self.builder = MessageBuilder(study.data.wording, max_length=None, reserve=0)
             return
         # Imported where needed: transformers takes seconds to import.
-        from pos2distill.models.load import context_length, load_tokenizer
+        from pos2distill.models.prompts import load_prompt_builder
 
-        self.tokenizer = load_tokenizer(study.model)
-        length = context_length(study.model)
-        self.builder = PromptBuilder.of_study(study, self.tokenizer, max_length=length, reserve=0)
+        self.builder = load_prompt_builder(study, reserve=0)
 
     def text(self, build: "Sequence[int] | _PromptParts") -> str:
         """build: token ids, or what the prompt was built from."""
@@ -349,7 +342,9 @@ class _PromptText:
                 order="reshuffled" if build.order else "fixed",
                 seed=build.order,
             )
-        return joined_text(prompt) if isinstance(self.builder, MessageBuilder) else str(self.tokenizer.decode(prompt))
+        if isinstance(self.builder, MessageBuilder):
+            return joined_text(prompt)
+        return str(self.builder.tokenizer.decode(prompt))
 
 
 def require_limit(limit: int) -> None:
@@ -360,8 +355,8 @@ def require_limit(limit: int) -> None:
 
 def _require_outcome(name: str | None, artifact: Artifact) -> None:
     """Refuse an outcome that nothing in the artifact can have."""
-    possible = _SAMPLE_OUTCOMES if artifact.name == "samples" else _ANSWER_OUTCOMES
-    if name in _CHANGES and artifact.name == "base-scores":
+    possible = _SAMPLE_OUTCOMES if artifact.name == SAMPLES else _ANSWER_OUTCOMES
+    if name in _CHANGES and artifact.name == BASE_SCORES:
         raise UserError(f"--outcome: {name}: {artifact.url} has answers before training alone")
     if name is None or name in possible:
         return

@@ -99,7 +99,7 @@ class Plan:
     def evaluation_stages(self) -> list[Stage]:
         """The stages of the command `evaluate`; of the distilled model, if there is one."""
         stages = [self.prepare, *self._measured_for(self.evaluate_base), self.evaluate_base]
-        if self.distill.artifact.manifest() is not None:
+        if self.distill.artifact.is_finished:
             stages.append(self.evaluate_distilled)
         return stages
 
@@ -111,7 +111,7 @@ class Plan:
         used = (*self._measured_for(self.evaluate_base), *self._measured_for(self.analyse_base))
         measured = [stage for stage in self.measurements if stage in used]
         stages = [self.prepare, *measured, self.evaluate_base, self.analyse_base]
-        if self.distill.artifact.manifest() is not None:
+        if self.distill.artifact.is_finished:
             stages += [self.evaluate_distilled, self.analyse_distilled]
         return stages
 
@@ -142,7 +142,7 @@ class Plan:
         have the same responses, may have made it.
         """
         sampling = self.sampling
-        return [stage for stage in self.stages if stage not in sampling or stage.artifact.manifest() is not None]
+        return [stage for stage in self.stages if stage not in sampling or stage.artifact.is_finished]
 
 
 @dataclass(frozen=True, slots=True)

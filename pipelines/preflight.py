@@ -71,7 +71,7 @@ def preflight(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
         UserError: of the first check that fails.
     """
     check_storage(recipe.storage, recipe.name)
-    pending = [stage for stage in stages if stage.artifact.manifest() is None]
+    pending = [stage for stage in stages if not stage.artifact.is_finished]
     # Not if all is cached: to import transformers takes longer than to show the results.
     if not pending:
         return
@@ -288,17 +288,9 @@ def check_gpus(task: Task) -> None:
     runtime = task.recipe.runtime
     if runtime.executor == "ray" and names_cluster():
         return
-    warn_of_unused_gpus(task.recipe, _model_pools(task), hardware.visible_gpus())
-    pools: dict[str, float] = {}
-    if runtime.executor == "ray":
-        others = _without_samplers(task.plan)
-        if any(stage not in others for stage in task.pending):
-            pools["samplers"] = runtime.samplers.gpus
-        if _encodes(task):
-            pools["teachers"] = runtime.teachers.gpus
-    if task.trains:
-        pools["trainers"] = runtime.trainers.gpus
-    wanted = [f"runtime.{name}.gpus" for name, gpus in pools.items() if gpus > 0]
+    pools = _model_pools(task)
+    warn_of_unused_gpus(task.recipe, pools, hardware.visible_gpus())
+    wanted = [f"runtime.{name}.gpus" for name in pools if getattr(runtime, name).gpus > 0]
     if not wanted:
         return
     import torch

@@ -23,6 +23,8 @@ from pos2distill.secrets import looks_secret
 from pos2distill.store.artifacts import Artifact, write_json
 from pos2distill.urls import storage_errors
 
+from .artifact_names import SAMPLES
+
 _FILE = "provenance.json"
 UNFINISHED_FILE = "provenance-unfinished.json"  # of samples that are not published, which can be looked at all the same
 
@@ -77,6 +79,11 @@ class Provenance:
         return replace(self, settings={**self.settings, **settings, "task": name})
 
     @property
+    def task(self) -> str | None:
+        """The task of `evaluation.also_evaluate` that an artifact belongs to; None for the main task."""
+        return self.settings.get("task")
+
+    @property
     def summary(self) -> dict[str, str]:
         """The circumstances in words, without empty ones."""
         # To the second.
@@ -96,15 +103,15 @@ def record_provenance(artifact: Artifact, provenance: Provenance, stage: str, in
 
     Of samples that a run has stored without finishing them, write it under another name, for `inspect`.
     """
-    is_finished = artifact.manifest() is not None
-    if not is_finished and (artifact.name != "samples" or not artifact.fs.exists(artifact.path)):
+    is_finished = artifact.is_finished
+    if not is_finished and (artifact.name != SAMPLES or not artifact.fs.exists(artifact.path)):
         return
     path = f"{artifact.path}/{_FILE if is_finished else UNFINISHED_FILE}"
     if is_finished:
         artifact.remove(UNFINISHED_FILE)
         if artifact.fs.exists(path):
             return
-    folders = {name: f"{each.name}-{each.fingerprint}" for name, each in inputs.items()}
+    folders = {name: each.folder for name, each in inputs.items()}
     write_json(artifact.fs, path, asdict(replace(provenance, stage=stage, inputs=folders)))
 
 

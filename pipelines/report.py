@@ -25,7 +25,7 @@ from pos2distill.models.files import is_hub_name, read_licence
 from pos2distill.models.rope.curves import CONFIG_KEY
 from pos2distill.records import Slots
 from pos2distill.store.artifacts import Artifact, write_bytes
-from pos2distill.training.job import MODEL_FOLDER
+from pos2distill.training.job import MODEL_FOLDER, model_url
 
 from .folders import read_index, write_folder
 from .plan import Plan, TaskPlan
@@ -90,7 +90,7 @@ def read_analyses(plan: Plan) -> dict[str, dict[str, Any]]:
     """The finished analyses by model, that of the base model first. Each with its fingerprint."""
     analyses = {}
     for model, stage in (("base", plan.analyse_base), ("distilled", plan.analyse_distilled)):
-        if stage is not None and stage.artifact.manifest() is not None:
+        if stage is not None and stage.artifact.is_finished:
             analyses[model] = {**read_analysis(stage), "fingerprint": stage.fingerprint}
     return analyses
 
@@ -168,12 +168,12 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         other_tasks={name: results.comparisons()[0] for name, results in other_results.items()},
         tasks=[results.questions() for results in (main, *other_results.values())],
         steps=_steps(plan),
-        checkpoint=f"{plan.distill.artifact.url}/{MODEL_FOLDER}",
+        checkpoint=model_url(plan.distill.artifact),
         base_model=study.model.path if is_hub_name(study.model.path) else None,
         licence=read_licence(study.model),
         artifacts={
-            "base": f"base-scores-{plan.evaluate_base.fingerprint}",
-            "distilled": f"distilled-scores-{plan.evaluate_distilled.fingerprint}",
+            "base": plan.evaluate_base.artifact.folder,
+            "distilled": plan.evaluate_distilled.artifact.folder,
         },
         analyses=read_analyses(plan),
         has_adapter=has_adapter(plan.distill.artifact),
@@ -200,7 +200,7 @@ def _steps(plan: Plan) -> list[dict[str, Any]]:
 
 def is_evaluated(task: TaskPlan) -> bool:
     """Whether the evaluations of both models on another task are finished."""
-    return all(stage.artifact.manifest() is not None for stage in (task.evaluate_base, task.evaluate_distilled))
+    return all(stage.artifact.is_finished for stage in (task.evaluate_base, task.evaluate_distilled))
 
 
 def counts_and_seconds(stages: Sequence[Stage]) -> tuple[dict[str, dict[str, int]], dict[str, float]]:

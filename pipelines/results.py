@@ -40,20 +40,14 @@ def list_artifacts(
         marked = [path.rsplit("/", 2)[-2] for path in list_matching(fs, root, f"*/{UNFINISHED_FILE}")]
         folders += [folder for folder in marked if folder not in finished]
     for folder in folders:
-        name, _, fingerprint = folder.rpartition("-")
+        name = folder.rpartition("-")[0]
         if name in names:
-            artifact = Artifact(storage, name, fingerprint)
+            artifact = Artifact.in_folder(storage, folder)
             provenance = read_provenance(artifact)
-            if (task_of(provenance) if provenance else None) == task:
+            if (provenance.task if provenance else None) == task:
                 order = (folder in finished, provenance.date if provenance else "", -names.index(name))
                 found.append((order, artifact))
     return [artifact for _, artifact in sorted(found, key=lambda each: each[0], reverse=True)]
-
-
-def task_of(provenance: Provenance) -> str | None:
-    """Which of the tasks that `evaluation.also_evaluate` names an artifact is of; None of the main task."""
-    name, colon, _ = provenance.stage.partition(": ")
-    return name if colon else None
 
 
 def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -88,10 +82,10 @@ def open_artifact(
     with storage_errors(run, "RUN"):
         if fs.exists(f"{path}/manifest.json") or (unfinished and fs.exists(f"{path}/{UNFINISHED_FILE}")):
             storage, _, folder = run.rpartition("/")
-            name, _, fingerprint = folder.rpartition("-")
-            if name not in names:
+            artifact = Artifact.in_folder(storage or ".", folder)
+            if artifact.name not in names:
                 raise UserError(f"{run}: is no folder of answers; expected one named {', '.join(names)}-FINGERPRINT")
-            return Artifact(storage or ".", name, fingerprint)
+            return artifact
         if not fs.exists(f"{path}/{RUN_FILE}"):
             if not fs.exists(path):
                 raise UserError(no_such_folder(run, "folder"))
@@ -132,9 +126,7 @@ def input_artifact(artifact: Artifact, name: str) -> Artifact:
     inputs = provenance_of(artifact).inputs
     if name not in inputs:
         raise corrupt_provenance(artifact)
-    folder = inputs[name]
-    input_name, _, fingerprint = folder.rpartition("-")
-    return Artifact(artifact.url.rpartition("/")[0], input_name, fingerprint)
+    return Artifact.in_folder(artifact.storage, inputs[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +153,7 @@ class RunSummary:
 
     def read_grid(self, model: str) -> Grid:
         """The answers of a model, at the prompt length of its curve."""
-        name, _, fingerprint = self.artifacts[model].rpartition("-")
-        artifact = Artifact(self.folder.rpartition("/")[0], name, fingerprint)
+        artifact = Artifact.in_folder(_parent(self.folder), self.artifacts[model])
         refused = read_refused(artifact)["example_id"].to_pylist()
         return to_grid(artifact.read_table(PREDICTIONS), self.curves[model].documents, refused)
 
@@ -227,13 +218,12 @@ def read_run_summary(run: str) -> RunSummary:
 
 def summary_of(artifact: Artifact) -> str | None:
     """The folder of the summary that an artifact with answers belongs to: a report, or results of `evaluate`."""
-    storage, _, answers = artifact.url.rpartition("/")
-    fs, root = open_url(storage, "RUN")
+    fs, root = open_url(artifact.storage, "RUN")
     for folder in ("report", _EVALUATION):
         if fs.exists(f"{root}/{folder}/summary.json"):
             summary = _read_summary(fs, f"{root}/{folder}")
-            if is_complete(summary) and answers in to_run_summary(folder, summary).artifacts.values():
-                return f"{storage}/{folder}"
+            if is_complete(summary) and artifact.folder in to_run_summary(folder, summary).artifacts.values():
+                return f"{artifact.storage}/{folder}"
     return None
 
 

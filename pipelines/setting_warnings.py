@@ -11,6 +11,7 @@ from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn_once
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
+from .artifact_names import CHECKPOINT
 from .provenance import read_provenance
 from .stages.stage import Stage
 
@@ -27,7 +28,7 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
         warn_once(difference)
     for difference in _unlike_training(recipe):
         warn_once(difference)
-    if any(stage.name.startswith("distill") for stage in pending):
+    if any(stage.artifact.name == CHECKPOINT for stage in pending):
         for problem in _of_training(recipe):
             warn_once(problem)
     if _asks_for_other_answers(recipe.study):
@@ -124,7 +125,7 @@ def _unlike_training(recipe: Recipe) -> Iterator[str]:
     if made is None:
         return
     storage, fingerprint = made
-    recorded = _recorded(Artifact(storage, "checkpoint", fingerprint), {"data": {}, "model": {}}) or {}
+    recorded = _recorded(Artifact(storage, CHECKPOINT, fingerprint), {"data": {}, "model": {}}) or {}
     for section, name, default in _PROMPT_SETTINGS:
         trained = (recorded.get(section) or {name: None}).get(name, default)
         chosen = getattr(recipe.study, section).model_dump(mode="json").get(name, default)

@@ -41,7 +41,7 @@ from pos2distill.sampling.operators import generation_operators
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact
 from pos2distill.tasks.permutations import Placement
-from pos2distill.training.job import MODEL_FOLDER
+from pos2distill.training.job import model_url
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def measure(recipe: Recipe, other_documents: Sequence[int], batch_rows: int) -> 
         checkpoint, examples = plan.distill.artifact, plan.prepare.artifact
         if checkpoint.manifest() is None:
             raise UserError(f"{checkpoint.url}: no finished checkpoint; run `study` first")
-        student = load_model(with_model(cell.study, f"{checkpoint.url}/{MODEL_FOLDER}").model)
+        student = load_model(with_model(cell.study, model_url(checkpoint)).model)
         result: dict[str, Any] = {"settings": settings}
         for documents in (cell.study.data.documents, *other_documents):
             key = examples.fingerprint, documents

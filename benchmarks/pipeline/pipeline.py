@@ -25,11 +25,11 @@ from pipelines.plan import Plan, make_plan
 from pipelines.stages.prepare import training_ids
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
+from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.store.samples import SampleStore
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader, TrainingProgress
 from pos2distill.training.rows import RowBuilder
-from pos2distill.training.worker import make_prompt_builder
 
 REPORT = Path(__file__).with_suffix(".json")
 _PERIOD_SECONDS = 10.0  # reading the memory of all processes takes a tenth of a second and more
@@ -104,7 +104,7 @@ def _sampling_rate_once_started(plan: Plan, examples: int) -> float:
 def build_rows(recipe: Recipe, plan: Plan) -> None:
     """Build all rows of one epoch from the store, as a training worker does."""
     study = recipe.study
-    builder = RowBuilder(make_prompt_builder(study), study)
+    builder = RowBuilder(load_prompt_builder(study, reserve=0), study)
     ids = training_ids(plan.prepare.artifact)
     loader = BatchLoader(study, ids, SampleStore(plan.sample.artifact), _no_stream, DistContext())
     rows = 0

@@ -25,12 +25,12 @@ from pipelines.stages.prepare import TRAIN, training_ids
 from pipelines.stages.sample import missing_blocks, sampling_operators
 from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
+from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.sampling.operators import ActorOperator, read_examples
 from pos2distill.sampling.prompting import PromptSpec, build_prompts
 from pos2distill.store.samples import SampleStore
 from pos2distill.tasks.permutations import evaluated_placements
 from pos2distill.training.rows import RowBuilder, kept_samples
-from pos2distill.training.worker import make_prompt_builder
 
 REPORT = Path(__file__).with_suffix(".json")
 _EVALUATED_EXAMPLES = 64
@@ -95,7 +95,7 @@ def _sample(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
 
 def _build_rows(recipe: Recipe, plan: Plan, stopwatch: Stopwatch) -> None:
     store = SampleStore(plan.sample.artifact)
-    builder = RowBuilder(make_prompt_builder(recipe.study), recipe.study)
+    builder = RowBuilder(load_prompt_builder(recipe.study, reserve=0), recipe.study)
     ids = training_ids(plan.prepare.artifact)
     with stopwatch.time("index the store"):
         index = store.index(ids)

@@ -22,9 +22,10 @@ from pos2distill.sampling.operators import ActorOperator, TableFunction, generat
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest, write_json
 from pos2distill.store.parts import TableParts
-from pos2distill.tasks.permutations import advantageous_slots
-from pos2distill.training.job import MODEL_FOLDER
+from pos2distill.tasks.permutations import advantageous_slots, order_of_prompt
+from pos2distill.training.job import model_url
 
+from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from ..progress import show_stage
 from .answers import PREDICTIONS, PROMPT_FIELDS
 from .measured import with_measured, with_model
@@ -70,11 +71,11 @@ def plan(
     """
     settings = restrict(study, _FIELDS)
     inputs = {"examples": evaluation_examples(prepare, digests), "predictions": evaluation.output(), **measured}
-    name, folder = "analyse base", "base-analysis"
+    name, folder = "analyse base", BASE_ANALYSIS
     if distill is not None and initial is not None:
         inputs["checkpoint"] = distill.output()
         inputs["initial"] = initial.output()
-        name, folder = "analyse distilled", "distilled-analysis"
+        name, folder = "analyse distilled", DISTILLED_ANALYSIS
     artifact = Artifact(storage, folder, digests.fingerprint(settings, inputs))
     return Stage(name, artifact, settings, run, inputs)
 
@@ -88,7 +89,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     initial = with_measured(stage.study, stage.inputs)
     study = initial
     if "checkpoint" in stage.inputs:
-        study = with_model(initial, f"{stage.inputs['checkpoint'].artifact.url}/{MODEL_FOLDER}")
+        study = with_model(initial, model_url(stage.inputs["checkpoint"].artifact))
     artifact = stage.artifact
     artifact.fs.makedirs(artifact.path, exist_ok=True)
     answer_parts = TableParts(artifact, _ANSWERS, ["example_id"], "answer-parts")
@@ -149,7 +150,7 @@ def _evaluated_answers(stage: Stage, study: Study, records: Sequence[dict[str, A
     found: dict[tuple[str, Slots], dict[str, Any]] = {}
     for row in predictions.filter(pc.field("documents") == study.data.documents).to_pylist():
         # The data set's order of the distractors alone, which the passes use.
-        if row["placement"] % study.evaluation.distractor_orders == 0:
+        if order_of_prompt(row["placement"], study.evaluation.distractor_orders) == 0:
             found[row["example_id"], tuple(row["slots"])] = row
     process = response_processor(study, load_tokenizer(study.model))
     answers = []

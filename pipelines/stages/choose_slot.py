@@ -15,9 +15,10 @@ from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import candidate_placements
 
+from ..artifact_names import SLOT_SCORES
 from .answers import PROMPT_FIELDS, predict, publish
 from .measured import with_measured
-from .prepare import TRAIN, training_examples, training_ids
+from .prepare import TRAIN, count_training, training_examples
 from .stage import Digests, Input, RunContext, Stage, recorded_seconds
 
 _BOOTSTRAP_SAMPLES = 2000
@@ -39,7 +40,7 @@ def plan(study: Study, storage: str, digests: Digests, prepare: Stage, measured:
     """
     settings = restrict(study, _FIELDS)
     inputs = {"examples": training_examples(prepare, digests), **measured}
-    artifact = Artifact(storage, "slot-scores", digests.fingerprint(settings, inputs))
+    artifact = Artifact(storage, SLOT_SCORES, digests.fingerprint(settings, inputs))
     return Stage("choose slot", artifact, settings, run, inputs)
 
 
@@ -54,8 +55,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     documents = study.data.documents
     placements = candidate_placements(documents, hops, study.method.auto_slots)
     examples = stage.inputs["examples"]
-    # A small data set may have fewer training examples than the setting names.
-    count = min(study.method.auto_examples, len(training_ids(examples.artifact)))
+    count = count_training(examples.artifact, at_most=study.method.auto_examples)
     specs = [PromptSpec(documents, {hops: placements})]
     with recorded_seconds(stage, context, "choose") as seconds:
         answers = predict(stage, study, context, TRAIN, count, specs)

@@ -14,9 +14,10 @@ from pos2distill.errors import Stopped, UserError, warn
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER, TrainingJob
+from pos2distill.training.job import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER, TrainingJob, model_url
 from pos2distill.urls import storage_errors
 
+from ..artifact_names import CHECKPOINT
 from ..executors import saved_by
 from ..executors.protocol import Tracker
 from ..interrupt import interruptible
@@ -24,7 +25,7 @@ from ..progress import is_quiet
 from ..tracker import ProgressSpec, RunProgress
 from . import sample
 from .answers import PROMPT_FIELDS
-from .measured import model_url, with_measured, with_model
+from .measured import with_measured, with_model
 from .prepare import TRAIN, training_examples
 from .stage import Digests, Input, RunContext, Stage
 
@@ -85,7 +86,7 @@ def plan(
     inputs = {"examples": training_examples(prepare, digests), "samples": responses, **measured}
     if student is not None:
         inputs["student"] = student.output()
-    artifact = Artifact(storage, "checkpoint", digests.fingerprint(settings, inputs))
+    artifact = Artifact(storage, CHECKPOINT, digests.fingerprint(settings, inputs))
     return Stage(f"distill{round_name}", artifact, settings, run, inputs, streams={"samples": samples})
 
 
@@ -103,7 +104,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     start = time.monotonic()
     samples = stage.streams["samples"]
-    streamed = samples.artifact.manifest() is None
+    streamed = not samples.artifact.is_finished
     if streamed:
         SampleStore(samples.artifact).open()
     job = _job(stage, context, samples)
@@ -207,7 +208,7 @@ def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
     study = with_measured(stage.study, stage.inputs)
     initial = study.model
     if "student" in stage.inputs:
-        initial = with_model(study, model_url(stage.inputs["student"])).model
+        initial = with_model(study, model_url(stage.inputs["student"].artifact)).model
     return TrainingJob(
         name=context.name,
         logged_settings=context.logged_settings,

@@ -12,9 +12,11 @@ from pos2distill.sampling.prompting import PromptSpec, prompt_builder
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import Placement, evaluated_placements, slot_of_rank
 from pos2distill.tasks.prompts import MessageBuilder
+from pos2distill.training.job import model_url
 
+from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .answers import PROMPT_FIELDS, predict, publish
-from .measured import model_url, with_measured, with_model
+from .measured import with_measured, with_model
 from .prepare import EVALUATION, evaluation_examples
 from .stage import Digests, Input, RunContext, Stage, recorded_seconds
 
@@ -53,10 +55,10 @@ def plan(
         fields.append("evaluation.reference_prompts")
     settings = restrict(study, fields)
     inputs = {"examples": evaluation_examples(prepare, digests), **measured}
-    name, folder = "evaluate base", "base-scores"
+    name, folder = "evaluate base", BASE_SCORES
     if distill is not None:
         inputs["checkpoint"] = distill.output()
-        name, folder = "evaluate distilled", "distilled-scores"
+        name, folder = "evaluate distilled", DISTILLED_SCORES
     if task is not None:
         name = f"{task}: {name}"
     artifact = Artifact(storage, folder, digests.fingerprint(settings, inputs))
@@ -70,7 +72,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     """
     study = with_measured(stage.study, stage.inputs)
     if "checkpoint" in stage.inputs:
-        study = with_model(study, model_url(stage.inputs["checkpoint"]))
+        study = with_model(study, model_url(stage.inputs["checkpoint"].artifact))
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)

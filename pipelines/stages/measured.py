@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from pos2distill.config import Section, Study
 from pos2distill.config.fields import replace_section
-from pos2distill.training.job import MODEL_FOLDER
 
 from .stage import Input
 
@@ -25,11 +24,6 @@ def with_measured(study: Study, inputs: Mapping[str, Input]) -> Study:
             model=_replace(study.model, rope_scales=scales),
         )
     return study
-
-
-def model_url(checkpoint: Input) -> str:
-    """The folder of the model that a checkpoint holds."""
-    return f"{checkpoint.artifact.url}/{MODEL_FOLDER}"
 
 
 def with_model(study: Study, path: str) -> Study:

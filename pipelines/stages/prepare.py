@@ -14,6 +14,7 @@ from pos2distill.records import EXAMPLE_SCHEMA, example_tables
 from pos2distill.store.artifacts import Artifact, Manifest, write_json
 from pos2distill.tasks.datasets import load_split
 
+from ..artifact_names import EXAMPLES
 from .stage import Digests, Input, RunContext, Stage
 
 TRAIN, EVALUATION = "train.parquet", "evaluation.parquet"
@@ -30,7 +31,7 @@ def plan(study: Study, storage: str, digests: Digests, *, task: str | None = Non
     """The stage of a study, or of another task of it."""
     settings = restrict(study, _FIELDS)
     derived = {"longest_prompt": _longest_prompt(study)}
-    artifact = Artifact(storage, "examples", digests.fingerprint(settings, derived=derived))
+    artifact = Artifact(storage, EXAMPLES, digests.fingerprint(settings, derived=derived))
     name = "prepare" if task is None else f"{task}: prepare"
     return Stage(name, artifact, settings, functools.partial(run, task=task), derived=derived)
 
@@ -54,6 +55,11 @@ def evaluation_examples(stage: Stage, digests: Digests) -> Input:
 def training_ids(examples: Artifact) -> pa.Array:
     """Ids of the training examples in their order. The index in it stands for the example from here on."""
     return examples.read_table(TRAIN, ["example_id"])["example_id"].combine_chunks()
+
+
+def count_training(examples: Artifact, *, at_most: int) -> int:
+    """How many training examples a measurement uses: a small data set has fewer than the setting allows."""
+    return min(at_most, len(training_ids(examples)))
 
 
 def read_locations(examples: Artifact) -> dict[str, str]:

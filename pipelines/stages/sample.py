@@ -33,11 +33,13 @@ from pos2distill.sampling.prompting import PromptSpec, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore, Tally, read_kept
 from pos2distill.store.selection import Selection
+from pos2distill.training.job import model_url
 
+from ..artifact_names import SAMPLES
 from ..executors.protocol import Stream, Tracker
 from ..tracker import ProgressSpec, RunProgress
 from .answers import PROMPT_FIELDS
-from .measured import model_url, with_measured, with_model
+from .measured import with_measured, with_model
 from .prepare import TRAIN, training_examples, training_ids
 from .stage import Digests, Input, RunContext, Stage
 
@@ -79,7 +81,7 @@ def plan(
         inputs["student"] = student.output()
     # The stored values, not the setting: `resident` and `none` both store nothing and can use the same samples.
     derived = {"teacher": _stored_teacher(study)}
-    artifact = Artifact(storage, "samples", digests.fingerprint(settings, inputs, derived))
+    artifact = Artifact(storage, SAMPLES, digests.fingerprint(settings, inputs, derived))
     return Stage(f"sample{round_name}", artifact, settings, run, inputs, derived)
 
 
@@ -167,7 +169,7 @@ def sampling_operators(
     study = with_measured(stage.study, stage.inputs)
     frozen = study.model
     if "student" in stage.inputs:
-        study = with_model(study, model_url(stage.inputs["student"]))
+        study = with_model(study, model_url(stage.inputs["student"].artifact))
     teacher = stage.derived["teacher"]
     specs = [PromptSpec(study.data.documents, placements=None)]
     sampling = study.sampling
@@ -245,7 +247,7 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
     counts |= tally.thoughts
     if not counts["kept"]:
         most = max(("wrong", "empty", "failed"), key=lambda outcome: counts[outcome])
-        storage = artifact.url.rpartition("/")[0]
+        storage = artifact.storage
         raise UserError(
             f"{artifact.url}: none of {sampled} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
             f"{counts['failed']} failed); `inspect {storage} --samples --outcome {most}` shows them; try another "

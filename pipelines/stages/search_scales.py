@@ -23,9 +23,10 @@ from pos2distill.sampling.scale_search import ScaledAccuracy
 from pos2distill.store.artifacts import Artifact, Manifest, write_bytes, write_json
 from pos2distill.tasks.permutations import candidate_placements
 
+from ..artifact_names import ROPE_SCALES
 from ..progress import show_stage
 from .answers import PROMPT_FIELDS
-from .prepare import TRAIN, training_examples, training_ids
+from .prepare import TRAIN, count_training, training_examples
 from .stage import Digests, RunContext, Stage, recorded_seconds
 
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
@@ -42,7 +43,7 @@ def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
     """The stage of a study whose method is `lpes` without scales. It uses training questions only."""
     settings = restrict(study, _FIELDS)
     inputs = {"examples": training_examples(prepare, digests)}
-    artifact = Artifact(storage, "rope-scales", digests.fingerprint(settings, inputs))
+    artifact = Artifact(storage, ROPE_SCALES, digests.fingerprint(settings, inputs))
     return Stage("search scales", artifact, settings, run, inputs)
 
 
@@ -58,7 +59,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     candidates = [candidate for generation in generations for candidate in generation]
     chosen = best(candidates)
     placements = candidate_placements(stage.study.data.documents, stage.study.data.hops[0], settings.slots)
-    examples = _count(stage)
+    examples = count_training(stage.inputs["examples"].artifact, at_most=stage.study.inference.search.examples)
     scales = _scales(stage.study, chosen.genome, layers)
     _export(stage, scales)
     details = {
@@ -89,7 +90,8 @@ def _search(stage: Stage, context: RunContext, layers: int) -> list[list[Candida
     # Any scales, so that the model is loaded as one that has some.
     scaled = replace_section(study, model=study.model.model_copy(update={"rope_scales": (1.0,)}))
     examples = stage.inputs["examples"].artifact
-    create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN, _count(stage), spec)
+    count = count_training(examples, at_most=settings.examples)
+    create = functools.partial(ScaledAccuracy, scaled, context.runtime, examples, TRAIN, count, spec)
     with (
         context.executor.actors(create, context.runtime.samplers, label="search") as measure,
         show_stage(stage.name, settings.rounds, done=len(generations), unit="generation") as shown,
@@ -124,12 +126,6 @@ def _export(stage: Stage, scales: Sequence[float]) -> None:
     write_bytes(artifact.fs, f"{artifact.path}/{EXPORT_FOLDER}/config.json", config.to_json_string().encode())
     card = render_scales_card(model, scales, is_hub_name=is_hub_name(model.path))
     write_bytes(artifact.fs, f"{artifact.path}/{EXPORT_FOLDER}/README.md", card.encode())
-
-
-def _count(stage: Stage) -> int:
-    """How many training examples are used; a small data set may have fewer than the setting names."""
-    available = len(training_ids(stage.inputs["examples"].artifact))
-    return min(stage.study.inference.search.examples, available)
 
 
 def _layers(model: ModelSection) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pos2distill.config import Recipe, Study
-from pos2distill.config.overrides import apply_override, set_value
+from pos2distill.config.overrides import apply_override, is_within, set_value
 from pos2distill.config.paths import paths_in, project_root, resolve_paths, resolve_project_paths
 from pos2distill.config.validation import RECIPE_FIELDS, dotted_names, to_user_error
 from pos2distill.config.yaml_reader import read_document
@@ -117,7 +117,7 @@ def refuse_secrets(raw: Any, source: Path | str, overridden: Sequence[str], reme
     """
     for dotted, text in _strings_in(raw, ""):
         if looks_secret(text):
-            is_override = any(f"{dotted}.".startswith((f"{name}.", f"{name}[")) for name in overridden)
+            is_override = any(is_within(dotted, name) for name in overridden)
             where = f"command line: {prefix}" if is_override else f"{source}: "
             raise UserError(f"{where}{mask_secrets(dotted)}: contains what looks like a secret; {remedy}")
 

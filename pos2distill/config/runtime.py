@@ -27,6 +27,11 @@ class PoolSection(Section):
             raise ValueError(f"min: {self.min} is more than max, {self.max}")
         return self
 
+    @property
+    def device(self) -> str:
+        """The torch device of one actor."""
+        return "cuda" if self.gpus else "cpu"
+
 
 class TrainersSection(Section):
     """The training workers."""

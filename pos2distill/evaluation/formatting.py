@@ -1,6 +1,10 @@
 """Values with their intervals as text: for pages, the terminal, gates and the model card."""
 
+import csv
+import io
 import re
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from pos2distill.evaluation.statistics import Interval
 
@@ -30,6 +34,15 @@ def format_estimate(value: float, interval: Interval) -> str:
 def format_gap(gap: float, interval: Interval, corrected: float) -> str:
     """A GAP with its interval and corrected: `0.350 [0.250, 0.450], corrected 0.330`."""
     return f"{format_estimate(gap, interval)}, corrected {format_value(corrected)}"
+
+
+def to_csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
+    """A table as CSV in UTF-8, with one line for each row. None is an empty field."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return text.getvalue().encode()
 
 
 def code_span(text: str) -> str:

@@ -1,8 +1,6 @@
 """What the pages of studies and of evaluations share: templates, the charts' library, curves, and their files."""
 
-import csv
 import functools
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +10,14 @@ import jinja2
 from markupsafe import Markup
 
 from pos2distill.evaluation.charts import VEGA_LITE, Spec, curve_chart, theme, to_png
-from pos2distill.evaluation.formatting import code_span, format_estimate, format_gap, format_interval, format_value
+from pos2distill.evaluation.formatting import (
+    code_span,
+    format_estimate,
+    format_gap,
+    format_interval,
+    format_value,
+    to_csv,
+)
 from pos2distill.evaluation.questions import EvaluatedTask, encode_questions
 from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.scores import Curve, count_warnings, format_slots
@@ -124,7 +129,7 @@ def render_page(
     pictures = {each.picture: curve["spec"] for each, curve in zip(shown, curves, strict=True) if each.picture}
     pictures |= {f"{name}.png": spec for name, spec in charts.items()}
     files = {name: to_png(spec) for name, spec in pictures.items()}
-    return {"index.html": html.encode(), "curves.csv": _curves_csv(shown).encode(), **files}
+    return {"index.html": html.encode(), "curves.csv": _curves_csv(shown), **files}
 
 
 def _to_page_curve(shown: ShownCurves) -> dict[str, Any]:
@@ -135,19 +140,18 @@ def _to_page_curve(shown: ShownCurves) -> dict[str, Any]:
     return {"label": shown.label, "spec": spec, "groups": groups, "task": shown.task, "view": shown.view}
 
 
-def _curves_csv(shown: Sequence[ShownCurves]) -> str:
+def _curves_csv(shown: Sequence[ShownCurves]) -> bytes:
     """Every point of every curve, one line for each."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    writer.writerow(["task", "documents", "model", "position", "group", "accuracy", "low", "high", "questions"])
+    rows = []
     for each in shown:
         for model, curve in each.curves.items():
             for slot, group, accuracy, interval in zip(
                 curve.slots, curve.groups, curve.accuracy_by_slot, curve.accuracy_ci95, strict=True
             ):
-                place = [each.task_name, curve.documents, model, format_slots(slot), group]
-                writer.writerow([*place, accuracy, *interval, curve.examples])
-    return buffer.getvalue()
+                labels = [each.task_name, curve.documents, model, format_slots(slot), group]
+                rows.append([*labels, accuracy, *interval, curve.examples])
+    header = ["task", "documents", "model", "position", "group", "accuracy", "low", "high", "questions"]
+    return to_csv(header, rows)
 
 
 def themes() -> dict[str, Spec]:

@@ -17,11 +17,12 @@ from pos2distill.losses.kl import forward_kl
 from pos2distill.models.attention_parts import states_and_attention
 from pos2distill.models.head import FrozenHead
 from pos2distill.models.hidden_states import hidden_from_bytes, hidden_to_bytes, response_hidden_states
-from pos2distill.models.load import context_length, load_model, load_tokenizer, torch_dtype
+from pos2distill.models.load import load_model, torch_dtype
 from pos2distill.models.packing import collate
+from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.records import PASSES_SCHEMA, Example, Slots, Tokens, example_from_row
 from pos2distill.tasks.permutations import evaluated_placements
-from pos2distill.tasks.prompts import AFTER, BEFORE, PromptBuilder
+from pos2distill.tasks.prompts import AFTER, BEFORE
 
 # Tokens of one forward pass, unless one row is longer. Results do not depend on it, up to rounding.
 _PASS_TOKENS = 16_384
@@ -39,13 +40,11 @@ class PositionPasses:
     def __init__(self, study: Study, initial: ModelSection, pool: PoolSection) -> None:
         torch.set_num_threads(pool.threads)
         model = study.model
-        self.device = "cuda" if pool.gpus else "cpu"
+        self.device = pool.device
         self.documents = study.data.documents
         self.placements = evaluated_placements(self.documents, study.data.hops, study.evaluation.slots)
         self.with_attention = study.analysis is not None and study.analysis.attention
-        self.build = PromptBuilder.of_study(
-            study, load_tokenizer(model), max_length=context_length(model), reserve=study.evaluation.max_new_tokens
-        )
+        self.build = load_prompt_builder(study, reserve=study.evaluation.max_new_tokens)
         self.dtype = model.dtype
         self.lm = load_model(model, device=self.device, packed=True)
         self.head = FrozenHead.from_checkpoint(model, torch_dtype(model.dtype)).to(self.device)

@@ -20,7 +20,7 @@ from pos2distill.config.template import DOCUMENTS
 from pos2distill.evaluation.attribution import Attribution
 from pos2distill.evaluation.scores import format_slots
 from pos2distill.records import Document, Example, Slots, example_from_row
-from pos2distill.tasks.permutations import arrange
+from pos2distill.tasks.permutations import arrange, order_of_prompt
 from pos2distill.tasks.prompts import Wording, raw_messages, to_template
 
 # Bits of an answer's flags.
@@ -163,7 +163,7 @@ def golds_first(example: Example) -> tuple[Document, ...]:
 
 def _to_view(prompts: EvaluatedPrompts, metric: Metric, examples: Sequence[Example]) -> dict[str, Any]:
     models = [_by_prompt(table, prompts.documents) for table in prompts.models]
-    placements = sorted({number for _, number in models[0] if number % prompts.orders == 0})
+    placements = sorted({number for _, number in models[0] if order_of_prompt(number, prompts.orders) == 0})
     positions: list[dict[str, Any]] = []
     for placement in placements:
         rows = [models[0][example.example_id, placement] for example in examples]

@@ -1,7 +1,5 @@
 """The report of a sweep: one table and one plot, with every setting's interval over seeds."""
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pos2distill.evaluation.charts import BEFORE, curve_chart, sweep_chart, to_png
+from pos2distill.evaluation.formatting import to_csv
 from pos2distill.evaluation.page import TEMPLATES, chart_library, themes
 from pos2distill.evaluation.report import Comparison, summarise
 from pos2distill.evaluation.scores import Curve, format_slots
@@ -166,25 +165,21 @@ def _mean_curve(curves: Sequence[Curve]) -> Curve:
 
 
 def _curves_csv(curves: Mapping[str, Curve]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["setting", "documents", "position", "accuracy", "low", "high", "questions"])
+    rows = []
     for label, curve in curves.items():
         for slot, accuracy, (low, high) in zip(curve.slots, curve.accuracy_by_slot, curve.accuracy_ci95, strict=True):
-            writer.writerow([label, curve.documents, format_slots(slot), accuracy, low, high, curve.examples])
-    return text.getvalue().encode()
+            rows.append([label, curve.documents, format_slots(slot), accuracy, low, high, curve.examples])
+    return to_csv(["setting", "documents", "position", "accuracy", "low", "high", "questions"], rows)
 
 
 def _sweep_csv(rows: Sequence[SweepRow]) -> bytes:
     """One line for each measure of each model, setting and task. No interval is an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["task", "setting", "seeds", "measure", "value", "low", "high"])
+    lines = []
     for row in rows:
         for task, estimates in row.tasks.items():
             for measure, (value, low, high) in _measures(estimates).items():
-                writer.writerow([task, row.label, row.seeds, measure, value, low, high])
-    return text.getvalue().encode()
+                lines.append([task, row.label, row.seeds, measure, value, low, high])
+    return to_csv(["task", "setting", "seeds", "measure", "value", "low", "high"], lines)
 
 
 def _measures(estimates: TaskEstimates) -> dict[str, tuple[float, float | None, float | None]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pos2distill.config import ModelSection, PoolSection, Runtime, Study
+from pos2distill.config import ModelSection, Runtime, Study
 from pos2distill.errors import TransientError, UserError
 from pos2distill.randomness import derive_seed
 from pos2distill.records import ANSWER_SCHEMA
@@ -46,7 +46,7 @@ class Generate:
         else:
             self.process = self._response_processor(study)
         pool = runtime.samplers
-        self.engine = build_engine(model, study.inference, runtime, threads=pool.threads, device=torch_device(pool))
+        self.engine = build_engine(model, study.inference, runtime, threads=pool.threads, device=pool.device)
         # An actor may be dropped at any time; vLLM's own processes must not outlive it.
         self.close = weakref.finalize(self, self.engine.shutdown)
 
@@ -149,11 +149,6 @@ def _opening(model: ModelSection) -> str:
     from pos2distill.models.load import load_tokenizer
 
     return response_opening(load_tokenizer(model), model.chat_template_kwargs)
-
-
-def torch_device(pool: PoolSection) -> str:
-    """The torch device of one actor of a pool."""
-    return "cuda" if pool.gpus else "cpu"
 
 
 def _answer_columns(result: GenerationResult, response: ProcessedResponse, prompt_length: int) -> dict[str, Any]:

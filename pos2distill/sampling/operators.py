@@ -20,7 +20,7 @@ from pos2distill.models.files import files_version
 from pos2distill.parquet import ParquetFile, open_parquet
 from pos2distill.records import PREDICTION_SCHEMA, REFUSAL_SCHEMA, SAMPLE_SCHEMA
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.generate import Generate, torch_device
+from pos2distill.sampling.generate import Generate
 from pos2distill.sampling.prompting import PromptKey, PromptSpec, build_prompts
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
@@ -160,7 +160,7 @@ class EncodeTeacher:
         from pos2distill.sampling.teacher_encoder import TeacherEncoder
 
         self.dtype = model.dtype
-        self.encode = TeacherEncoder(model, alignment=alignment, threads=pool.threads, device=torch_device(pool))
+        self.encode = TeacherEncoder(model, alignment=alignment, threads=pool.threads, device=pool.device)
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         """Add the columns `hidden` and `hidden_dtype`."""

@@ -43,8 +43,8 @@ class PromptSpec:
     follow from the method.
     slot_of_rank: where documents are reordered, the slot that the document of each rank is shown at. A placement then
     holds the gold documents' ranks.
-    orders: of the distractors, that every placement is shown with: the data set's, then random ones. The number of a
-    prompt among those of its example is placement * orders + order.
+    orders: of the distractors, that every placement is shown with: the data set's, then random ones
+    (`order_of_prompt`).
     """
 
     documents: int | Literal["gold"]
@@ -199,8 +199,6 @@ def _create_token_builder(study: Study, max_new_tokens: int, _version: str) -> P
 
 
 def _load_token_builder(study: Study, max_new_tokens: int) -> PromptBuilder:
-    from pos2distill.models.load import context_length, load_tokenizer
+    from pos2distill.models.prompts import load_prompt_builder
 
-    tokenizer = load_tokenizer(study.model)
-    max_length = context_length(study.model)
-    return PromptBuilder.of_study(study, tokenizer, max_length=max_length, reserve=max_new_tokens)
+    return load_prompt_builder(study, reserve=max_new_tokens)

@@ -67,6 +67,31 @@ class Artifact:
         """Whether the artifact is in a folder of this machine, or of a file system mounted on it."""
         return isinstance(self.fs, LocalFileSystem)
 
+    @classmethod
+    def in_folder(cls, storage: str, folder: str) -> "Artifact":
+        """The artifact in the folder `NAME-FINGERPRINT` of a storage."""
+        name, _, fingerprint = folder.rpartition("-")
+        return cls(storage, name, fingerprint)
+
+    @property
+    def folder(self) -> str:
+        """The folder in the storage, `NAME-FINGERPRINT`."""
+        return f"{self.name}-{self.fingerprint}"
+
+    @property
+    def storage(self) -> str:
+        """The URL of the storage."""
+        return self.url.rpartition("/")[0]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has a manifest.
+
+        Raises:
+            UserError: as `manifest`.
+        """
+        return self.manifest() is not None
+
     def manifest(self) -> Manifest | None:
         """The manifest, or None while the artifact is not finished.
 

@@ -12,6 +12,11 @@ MODEL_FOLDER, STEPS_FOLDER, STATE_FOLDER = "model", "steps", "training"
 ADAPTER_FOLDER = "adapter"
 
 
+def model_url(checkpoint: Artifact) -> str:
+    """The folder of the model that a checkpoint holds."""
+    return f"{checkpoint.url}/{MODEL_FOLDER}"
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
     """How training ended. finished: all epochs are done; else it stopped on request, with a checkpoint.

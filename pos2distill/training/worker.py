@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pos2distill.config import Study, fingerprint
+from pos2distill.config import fingerprint
 from pos2distill.errors import UserError
 from pos2distill.faults import disk_is_full
 from pos2distill.models.files import copy_generation_config
-from pos2distill.models.load import context_length, load_tokenizer
+from pos2distill.models.load import load_tokenizer
+from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.records import sample_ids
 from pos2distill.scratch import user_folder
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
-from pos2distill.tasks.prompts import PromptBuilder
 from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER, TrainingJob, TrainingOutcome
 from pos2distill.training.loader import BatchLoader, TrainingProgress
@@ -51,7 +51,8 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
         log = StepLog(job, session, progress.step, min(len(ids), study.wanted_samples))
     checkpointer = Checkpointer(job, session, strategy, log, progress.step, scratch)
     loader = BatchLoader(study, ids, SampleStore(job.samples), session.open_stream, session.dist)
-    build_row = RowBuilder(make_prompt_builder(study), study)
+    # No room is reserved: the response exists, and fitted into the context behind the advantageous prompt.
+    build_row = RowBuilder(load_prompt_builder(study, reserve=0), study)
     trainer = Trainer(study, trainers, build_row, strategy, teacher, session.dist)
     listeners = [log] if log is not None else []
     warnings: tuple[str, ...] = ()
@@ -73,13 +74,6 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
         log.close()
     checkpointer.close()
     return TrainingOutcome(finished, progress.step, warnings)
-
-
-def make_prompt_builder(study: Study) -> PromptBuilder:
-    """The prompts of a study, as in sampling."""
-    # No room is reserved: the response exists, and fitted into the context behind the advantageous prompt.
-    tokenizer = load_tokenizer(study.model)
-    return PromptBuilder.of_study(study, tokenizer, max_length=context_length(study.model), reserve=0)
 
 
 def _empty_scratch(job: TrainingJob, session: WorkerSession) -> Path:

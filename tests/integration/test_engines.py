@@ -91,10 +91,10 @@ def test_vllm_greedy_tokens_agree_with_the_reference(vllm: OnOneLoop, toy: Model
 def test_vllm_top_k_tokens_agree_with_the_reference(vllm: OnOneLoop, toy: ModelSection, prompts: list[Tokens]) -> None:
     """At a temperature and a narrow nucleus, which must not change them: they are the model's own."""
     params = replace(params_for(toy, temperature=0.7), top_p=0.5, stored_top_k=40)
-    prompt_specs = prompts[:4]
-    ours = vllm(prompt_specs, params, list(range(4)))
+    first_prompts = prompts[:4]
+    ours = vllm(first_prompts, params, list(range(4)))
     lm = load_model(toy)
-    for prompt, reply in zip(prompt_specs, ours, strict=True):
+    for prompt, reply in zip(first_prompts, ours, strict=True):
         ids = torch.tensor([[*prompt.tolist(), *reply.token_ids.tolist()]])
         with torch.no_grad():
             logits_SV = lm(ids).logits[0, len(prompt) - 1 : -1]

@@ -170,7 +170,7 @@ def ray_node(head: Head, cpus: int) -> Iterator[Node]:
 
 @contextlib.contextmanager
 def cluster_state(address: str) -> Iterator[GlobalState]:
-    """What a cluster's GCS knows of nodes and actors, prompt_specs without becoming one of its drivers."""
+    """What a cluster's GCS knows of nodes and actors, read without becoming one of its drivers."""
     state = GlobalState()
     state._initialize_global_state(GcsClientOptions.create(address, None, True, True))
     try:

@@ -218,21 +218,6 @@ def test_inspect_shows_the_questions_of_another_task(recipe: Recipe, command: Co
     ]
 
 
-def test_inspect_refuses_another_task_without_its_settings(recipe: Recipe, command: Command, tmp_path: Path) -> None:
-    storage = tmp_path / "storage"
-    shutil.copytree(recipe.storage, storage)
-    (task,) = make_plan(recipe).other_tasks.values()
-    folder = storage / Path(task.evaluate_base.artifact.path).name
-    provenance = json.loads((folder / "provenance.json").read_text())
-    del provenance["settings"]["task"]
-    (folder / "provenance.json").write_text(json.dumps(provenance))
-    (line,) = command("inspect", str(folder), code=2)
-    assert line.endswith(
-        "(short: evaluate base), by an earlier version that did not record its settings; its "
-        "questions are in the report"
-    )
-
-
 def test_evaluate_names_the_tasks_that_it_leaves_out(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     run_evaluate(recipe)
     first = capsys.readouterr().out.splitlines()[0]

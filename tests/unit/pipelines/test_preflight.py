@@ -246,7 +246,8 @@ def test_check_temporary_space(
         ("", {"executor": "ray", "method": "seqkd"}, ["samplers", "trainers"]),
         ("", {"executor": "ray", "pending": "evaluation_stages"}, ["samplers"]),
         ("", {"executor": "ray", "pending": "distill"}, ["trainers"]),
-        ("", {"executor": "local"}, ["trainers"]),
+        ("", {"executor": "ray", "pending": "analysis_stages", "analysis": {"examples": 3}}, ["samplers", "teachers"]),
+        ("", {"executor": "local"}, ["samplers", "teachers", "trainers"]),
         ("ADDRESS", {"executor": "ray"}, []),
     ],
 )
@@ -262,7 +263,9 @@ def test_check_gpus_warns_of_a_machine_without_any(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     gpus = {name: {"gpus": 0.5} for name in ("samplers", "teachers", "trainers")}
     recipe = make_recipe(
-        method={"name": settings.get("method", "r1")}, runtime={"executor": settings["executor"], **gpus}
+        method={"name": settings.get("method", "r1")},
+        analysis=settings.get("analysis"),
+        runtime={"executor": settings["executor"], **gpus},
     )
     plan = make_plan(recipe)
     pending = getattr(plan, settings.get("pending", "stages"))

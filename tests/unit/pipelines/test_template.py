@@ -11,10 +11,10 @@ from pipelines.commands import run_analyse, run_distill, run_evaluate
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.models.load import load_tokenizer
+from pos2distill.models.prompts import load_prompt_builder
 from pos2distill.records import Example, example_from_row
 from pos2distill.tasks.permutations import arrange
 from pos2distill.tasks.prompts import PromptBuilder
-from pos2distill.training.worker import make_prompt_builder
 
 TEMPLATE = {
     "system": "Answer from this:\n{documents}\nNothing else.",
@@ -55,7 +55,7 @@ def test_study_with_a_template_has_its_prompts_everywhere(
     assert main(["export", recipe.storage, str(tmp_path / "tasks")]) == 0
     docs = [json.loads(line) for path in (tmp_path / "tasks").glob("*.jsonl") for line in path.read_text().splitlines()]
     assert {(doc["id"], doc["slots"][0]): doc["prompt"] for doc in docs} == expected
-    build = make_prompt_builder(recipe.study)
+    build = load_prompt_builder(recipe.study, reserve=0)
     assert isinstance(build, PromptBuilder)
     tokenizer = load_tokenizer(recipe.study.model)
     assert str(tokenizer.decode(build(examples[0], 4, (2,)))) == expected[examples[0].example_id, 2]
