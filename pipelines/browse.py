@@ -88,7 +88,7 @@ def run_browsing(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from .inspection import Selection, inspect, require_limit
+    from .inspection.inspect import Selection, inspect, require_limit
 
     require_limit(options.limit)
     # One more than is shown, to say whether there are more.

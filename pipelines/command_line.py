@@ -377,16 +377,16 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
             functions[options.command](recipe, **gate)
     except GateError:
         # The results that the gate refuses are complete.
-        _print_results(options, recipe)
+        _print_summary(options, recipe)
         raise
-    _print_results(options, recipe)
+    _print_summary(options, recipe)
 
 
-def _print_results(options: argparse.Namespace, recipe: Recipe) -> None:
+def _print_summary(options: argparse.Namespace, recipe: Recipe) -> None:
     if options.json:
-        from .commands import results
+        from .commands import command_summary
 
-        print(json.dumps(results(recipe, options.command), ensure_ascii=False))
+        print(json.dumps(command_summary(recipe, options.command), ensure_ascii=False))
 
 
 @contextlib.contextmanager

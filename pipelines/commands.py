@@ -176,7 +176,7 @@ def run_report(recipe: Recipe) -> None:
     _report(recipe, plan)
 
 
-def results(recipe: Recipe, command: str) -> dict[str, Any]:
+def command_summary(recipe: Recipe, command: str) -> dict[str, Any]:
     """What `--json` prints: of every study of the recipe the artifacts that the command makes, and the report."""
     cells = make_cells(recipe)
     studies = []

@@ -17,7 +17,7 @@ from pos2distill.evaluation.scores import (
 )
 
 from .lm_eval import find_sample_logs, read_sample_logs
-from .results import is_complete, read_run_summary, read_summaries, to_run_summary
+from .run_summaries import is_complete, read_run_summary, read_summaries, to_run_summary
 
 
 def list_runs(folder: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pos2distill.training.job import model_url
 from .folders import write_folder
 from .plan import Plan
 from .provenance import Provenance, read_provenance
-from .report import Results, counts_and_seconds, read_search, report_inputs
+from .report import TaskResults, counts_and_seconds, read_search, report_inputs
 from .stages.answers import PREDICTIONS, read_refused
 from .stages.measured import with_measured
 from .stages.stage import Stage
@@ -36,7 +36,7 @@ def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
 
 
 def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> EvaluationInputs:
-    results = Results(plan.study, plan.prepare, plan.evaluate_base)
+    results = TaskResults(plan.study, plan.prepare, plan.evaluate_base)
     counts, seconds = counts_and_seconds(plan.evaluation_stages)
     provenance = _provenance(recipe, plan)
     run = RunDescription(

@@ -11,8 +11,8 @@ from pos2distill.store.artifacts import Artifact
 from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER
 from pos2distill.urls import storage_errors
 
+from .artifact_lookup import open_artifact
 from .artifact_names import CHECKPOINT
-from .results import open_artifact
 from .stages.distill import has_adapter
 
 CARD = "README.md"

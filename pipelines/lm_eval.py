@@ -22,8 +22,10 @@ from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import RUN_FILE
 from pos2distill.urls import open_url, storage_errors
 
-from .inspection import SCORES, Row, Selection, inspect, study_of
-from .results import open_artifact, open_folder, summary_of
+from .artifact_lookup import open_artifact, open_folder, study_of
+from .inspection.inspect import SCORES, Selection, inspect
+from .inspection.rows import Row
+from .run_summaries import summary_of
 
 _COMMON = "_common.yaml"
 _SCORE_COLUMNS = ("example_id", "documents", "placement", "group", "slots", "correct", "f1")

@@ -66,7 +66,7 @@ def make_report(recipe: Recipe, plan: Plan) -> Comparison:
 def compare_models(plan: Plan) -> Comparison:
     """The comparison of a finished study at the prompt length of training."""
     study = with_measured(plan.study, plan.measured)
-    return Results(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled).comparisons()[0]
+    return TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled).comparisons()[0]
 
 
 def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
@@ -136,12 +136,12 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     if "slot" in plan.measured:
         choice = plan.measured["slot"].details("accuracy", "ci95")
     counts, seconds = counts_and_seconds(plan.reported_stages)
-    main = Results(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled)
+    main = TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled)
     first, *others = main.comparisons()
     other_results = {}
     for name, task in plan.other_tasks.items():
         if is_evaluated(task):
-            other_results[name] = Results(task.study, task.prepare, task.evaluate_base, task.evaluate_distilled)
+            other_results[name] = TaskResults(task.study, task.prepare, task.evaluate_base, task.evaluate_distilled)
     # An artifact of an earlier version may say nothing of how it was made.
     provenance = read_provenance(plan.distill.artifact) or Provenance.now(recipe, plan.study.model)
     return ReportInputs(
@@ -218,7 +218,7 @@ def counts_and_seconds(stages: Sequence[Stage]) -> tuple[dict[str, dict[str, int
     return counts, seconds
 
 
-class Results:
+class TaskResults:
     """The evaluations of one model or of both, the base model's first, on one task."""
 
     def __init__(self, study: Study, prepare: Stage, *evaluations: Stage) -> None:

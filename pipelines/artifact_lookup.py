@@ -1,0 +1,135 @@
+"""Finished artifacts of any run, found by their folder alone: no recipe, data set or model is needed."""
+
+from collections.abc import Sequence
+
+import fsspec
+from pydantic import ValidationError
+
+from pos2distill.config import Study
+from pos2distill.config.fields import validate_evaluated
+from pos2distill.errors import UserError, did_you_mean_one, no_such_folder
+from pos2distill.literal_paths import list_matching
+from pos2distill.store.artifacts import RUN_FILE, Artifact
+from pos2distill.urls import open_url, require_listable, storage_errors
+
+from .provenance import UNFINISHED_FILE, Provenance, corrupt_provenance, read_provenance
+
+
+def list_artifacts(
+    storage: str, names: Sequence[str], task: str | None = None, *, unfinished: bool = False
+) -> list[Artifact]:
+    """The finished artifacts of these names in a storage, the newest first; those of unknown date come last.
+
+    Of those of the same moment, the first name comes first.
+
+    Args:
+        task: one of `evaluation.also_evaluate`. Default: the main task.
+        unfinished: also samples that a run has stored without finishing them, after all that are finished.
+    """
+    fs, root = open_url(storage, "RUN")
+    found = []
+    finished = [path.rsplit("/", 2)[-2] for path in list_matching(fs, root, "*/manifest.json")]
+    folders = [*finished]
+    if unfinished:
+        # The file can be left in a folder that was finished since.
+        marked = [path.rsplit("/", 2)[-2] for path in list_matching(fs, root, f"*/{UNFINISHED_FILE}")]
+        folders += [folder for folder in marked if folder not in finished]
+    for folder in folders:
+        name = folder.rpartition("-")[0]
+        if name in names:
+            artifact = Artifact.in_folder(storage, folder)
+            provenance = read_provenance(artifact)
+            if (provenance.task if provenance else None) == task:
+                order = (folder in finished, provenance.date if provenance else "", -names.index(name))
+                found.append((order, artifact))
+    return [artifact for _, artifact in sorted(found, key=lambda each: each[0], reverse=True)]
+
+
+def open_folder(folder: str, name: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a folder that the user named, and the path in it. There may be no such folder.
+
+    Args:
+        name: of the argument, for the message.
+    Raises:
+        UserError: for an empty name, or a folder that may not be read.
+    """
+    if not folder.strip():  # fsspec takes it for the working directory
+        raise UserError(f"{name}: is empty; expected a folder")
+    fs, path = open_url(folder.rstrip("/") or folder, name)
+    with storage_errors(folder, name):
+        require_listable(fs, path)
+    return fs, path
+
+
+def open_artifact(
+    run: str, kinds: Sequence[Sequence[str]], task: str | None = None, *, unfinished: bool = False
+) -> Artifact:
+    """The artifact at a path, or the newest one in a run's storage, of the first kind of which there are any.
+
+    Args:
+        kinds: each by the names of its artifacts. task, unfinished: as of `list_artifacts`.
+    Raises:
+        UserError: if there is neither.
+    """
+    run = run.rstrip("/") or run
+    names = [name for kind in kinds for name in kind]
+    fs, path = open_folder(run, "RUN")
+    with storage_errors(run, "RUN"):
+        if fs.exists(f"{path}/manifest.json") or (unfinished and fs.exists(f"{path}/{UNFINISHED_FILE}")):
+            storage, _, folder = run.rpartition("/")
+            artifact = Artifact.in_folder(storage or ".", folder)
+            if artifact.name not in names:
+                raise UserError(f"{run}: is no folder of answers; expected one named {', '.join(names)}-FINGERPRINT")
+            return artifact
+        if not fs.exists(f"{path}/{RUN_FILE}"):
+            if not fs.exists(path):
+                raise UserError(no_such_folder(run, "folder"))
+            raise UserError(
+                f"{run}: is neither the storage of a run nor one of its artifacts{_run_near(fs, path, names[0])}"
+            )
+        for kind in kinds:
+            found = list_artifacts(run, kind, task, unfinished=unfinished)
+            if found:
+                return found[0]
+    of_task = "" if task is None else f" of the task {task!r} (evaluation.also_evaluate)"
+    raise UserError(f"{run}: holds no finished {' or '.join(names)}{of_task}")
+
+
+def _run_near(fs: fsspec.AbstractFileSystem, path: str, name: str) -> str:
+    """For a message: the run that a folder, such as a report's, is in, or the artifact in it that is probably meant."""
+    storage = path.rpartition("/")[0]
+    if fs.exists(f"{storage}/{RUN_FILE}"):
+        return f"; its run is {storage}"
+    folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
+    return did_you_mean_one(name, folders)
+
+
+def provenance_of(artifact: Artifact) -> Provenance:
+    """How an artifact was made.
+
+    Raises:
+        UserError: if it was made by a version that did not record it.
+    """
+    provenance = read_provenance(artifact)
+    if provenance is None or not provenance.inputs:
+        raise UserError(f"{artifact.url}: does not say how it was made; it is of an earlier version, make it again")
+    return provenance
+
+
+def input_artifact(artifact: Artifact, name: str) -> Artifact:
+    """An artifact that another one was made from."""
+    inputs = provenance_of(artifact).inputs
+    if name not in inputs:
+        raise corrupt_provenance(artifact)
+    return Artifact.in_folder(artifact.storage, inputs[name])
+
+
+def study_of(artifact: Artifact) -> Study:
+    """The settings that made an artifact, of the main task or of another one."""
+    settings = provenance_of(artifact).settings
+    # The section `analysis` is left out where a study has none.
+    sections = {name: settings[name] for name in Study.model_fields if name in settings}
+    try:
+        return validate_evaluated(sections)
+    except ValidationError:
+        raise corrupt_provenance(artifact) from None

@@ -1,0 +1,131 @@
+"""The rows of answers: every question at every position."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pos2distill.config import Study
+from pos2distill.evaluation.attribution import Attribution
+from pos2distill.evaluation.questions import document_order, golds_first
+from pos2distill.evaluation.scores import format_slots
+from pos2distill.records import Slots, example_from_row
+from pos2distill.store.artifacts import Artifact
+from pos2distill.tasks.permutations import order_of_prompt
+
+from ..artifact_lookup import input_artifact, list_artifacts, provenance_of, study_of
+from ..artifact_names import BASE_SCORES
+from ..stages.answers import PREDICTIONS, read_refused
+from ..stages.evaluate import eval_specs
+from ..stages.prepare import EVALUATION, read_locations
+from ..stages.stage import Input
+from .rows import InspectedRow, PromptParts, Row
+
+_PromptNumber = tuple[int, int]
+"""The number of documents, and the number of the prompt among those of its example."""
+_Answer = Mapping[str, Any]
+
+
+def answer_rows(artifact: Artifact, study: Study) -> Iterator[InspectedRow]:
+    """Every question at every position, with the answers of the base model and, if there is one, the distilled one."""
+    examples = input_artifact(artifact, "examples")
+    answers = {model: _by_prompt(scores) for model, scores in _models(artifact, study, examples).items()}
+    locations = read_locations(examples)
+    slots_of_ranks = _slots_of_ranks(artifact, study)
+    for record in examples.read_table(EVALUATION).to_pylist():
+        example = example_from_row(record)
+        attribution = Attribution(example.question, study.data.metric, golds_first(example))
+        of_example = {model: by_example.get(example.example_id, {}) for model, by_example in answers.items()}
+        first_model = next(iter(of_example.values()))
+        # The prompt length of training first.
+        for number in sorted(first_model, key=lambda number: (number[0] != study.data.documents, number)):
+            asked = first_model[number]
+            documents, slots = asked["documents"], tuple(asked["slots"])
+            order = order_of_prompt(asked["placement"], study.evaluation.distractor_orders)
+            prompt = PromptParts(example, documents, slots, order, slots_of_ranks.get(documents, ()))
+            values: Row = {
+                "example_id": example.example_id,
+                "location": locations.get(example.example_id, ""),
+                "question": example.question,
+                "answers": list(example.answers),
+                "documents": documents,
+                "position": format_slots(slots),
+                "slots": list(slots),
+                "placement": asked["placement"],
+                "prompt_tokens": asked.get("prompt_tokens"),
+            }
+            for model, by_number in of_example.items():
+                answer = by_number.get(number)
+                if answer is not None and "error" in answer:
+                    values["error"] = answer["error"]
+                elif answer is not None:
+                    values[model] = _answer_values(answer, prompt, attribution)
+            values["outcomes"] = _outcomes(values)
+            yield InspectedRow(values, prompt)
+
+
+def _models(artifact: Artifact, study: Study, examples: Artifact) -> dict[str, Artifact]:
+    """The answers of the base model and of the distilled one, `before` and `after`, as far as there are any."""
+    if artifact.name == BASE_SCORES:
+        return {"before": artifact}
+    # A storage may also hold answers of other models, and to other prompts.
+    asked = _asked_with(study)
+    for base in list_artifacts(artifact.storage, [BASE_SCORES], provenance_of(artifact).task):
+        same_questions = input_artifact(base, "examples").path == examples.path
+        if same_questions and _asked_with(study_of(base)) == asked:
+            return {"before": base, "after": artifact}
+    return {"after": artifact}
+
+
+def _asked_with(study: Study) -> list[Any]:
+    """The settings that decide which model is asked which prompts, before it is distilled."""
+    asked: list[Any] = [study.model, study.inference]
+    asked += [getattr(study.data, name) for name in ("prompt", "template", "metric", "hops", "documents")]
+    names = ("slots", "other_documents", "other_slots", "distractor_orders", "reference_prompts", "max_new_tokens")
+    return asked + [getattr(study.evaluation, name) for name in names]
+
+
+def _by_prompt(artifact: Artifact) -> dict[str, dict[_PromptNumber, _Answer]]:
+    """Predictions and refusals by example, then by the prompt's number."""
+    found: dict[str, dict[_PromptNumber, _Answer]] = {}
+    for row in artifact.read_table(PREDICTIONS).to_pylist() + read_refused(artifact).to_pylist():
+        found.setdefault(row["example_id"], {})[row["documents"], row["placement"]] = row
+    return found
+
+
+def _slots_of_ranks(artifact: Artifact, study: Study) -> dict[Any, Slots]:
+    """Where documents are reordered, the slot of each rank, by the number of documents of a prompt."""
+    curve = None
+    if "curve" in provenance_of(artifact).inputs:
+        curve = Input(input_artifact(artifact, "curve"), "")  # its fingerprint is not read
+    # Prompts with the gold documents alone, or with none, are not reordered.
+    return {spec.documents: spec.slot_of_rank for spec in eval_specs(study, curve)}
+
+
+def _answer_values(answer: _Answer, prompt: PromptParts, attribution: Attribution) -> Row:
+    """What is shown of one model's answer. found_in_documents: positions of those that hold a wrong answer's words."""
+    values: Row = {
+        "text": answer["text"],
+        "right": answer["correct"],
+        "cut": answer["finish_reason"] == "length",
+    }
+    # `document_order` knows the data set's order of the distractors alone.
+    if not answer["correct"] and prompt.distractor_order == 0:
+        order = document_order(prompt.documents, prompt.slots, prompt.slot_of_rank)
+        positions = [order.index(index) + 1 for index in attribution(answer["text"]) if index in order]
+        values["found_in_documents"] = sorted(positions)
+    return values
+
+
+def _outcomes(values: Row) -> list[str]:
+    """What became of the answer: right or wrong of the last model, and the change if there are two.
+
+    Or `refused`, of a prompt that a server refused.
+    """
+    if "error" in values:
+        return ["refused"]
+    last = values["after"] if "after" in values else values["before"]
+    outcomes = ["right" if last["right"] else "wrong"]
+    if "before" in values and "after" in values and values["before"]["right"] != values["after"]["right"]:
+        outcomes += ["gained" if values["after"]["right"] else "lost", "flipped"]
+    if any(values[name]["cut"] for name in ("before", "after") if name in values):
+        outcomes.append("cut")
+    return outcomes

@@ -1,0 +1,124 @@
+"""The questions of a run that are asked for, one after another."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pos2distill.errors import UserError, did_you_mean_one
+from pos2distill.evaluation.scores import position_order
+from pos2distill.store.artifacts import Artifact
+
+from ..artifact_lookup import open_artifact, study_of
+from ..artifact_names import BASE_SCORES, DISTILLED_SCORES, SAMPLES
+from .answers import answer_rows
+from .prompt_text import PromptText
+from .rows import Row
+from .samples import sample_rows
+
+SCORES = (DISTILLED_SCORES, BASE_SCORES)
+_CHANGES = ("gained", "lost", "flipped")
+_ANSWER_OUTCOMES = ("right", "wrong", *_CHANGES, "cut", "refused")
+_SAMPLE_OUTCOMES = ("kept", "wrong", "empty", "failed", "cut")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which questions to show.
+
+    example: an id, or text in the id or the question. position: of the gold documents, as shown, such as `3` or `1>5`.
+    outcome: of an answer right, wrong, gained, lost, flipped (gained or lost), cut or refused; of a sample kept, wrong,
+    empty, failed or cut. limit: how many at most; None: all.
+    """
+
+    example: str | None = None
+    position: str | None = None
+    outcome: str | None = None
+    limit: int | None = 5
+
+    def accepts(self, row: Row) -> bool:
+        """Whether a question is shown."""
+        words = f"{row['example_id']}\n{row['location']}\n{row['question']}".lower()
+        return (
+            (self.example is None or self.example.lower() in words)
+            and (self.position is None or self.position == row["position"])
+            and (self.outcome is None or self.outcome in row["outcomes"])
+        )
+
+
+def inspect(
+    run: str,
+    selection: Selection,
+    *,
+    samples: bool,
+    prompts: bool,
+    entropy: bool = False,
+    task: str | None = None,
+) -> Iterator[Row]:
+    """The selected questions of a run, in the order of its examples.
+
+    Args:
+        run: a storage, or the path of an artifact with answers or samples.
+        samples: of a storage, its samples, not its answers; also those of a run that did not finish them.
+        prompts: with the text of each prompt.
+        entropy: of kept samples, with the teacher's entropy at each token. task: of a storage, one of
+            `evaluation.also_evaluate`. Default: the main task.
+    Raises:
+        UserError: if the run has no answers or samples, or none at this position, or its samples no teacher states
+            although `entropy` needs them.
+    """
+    # Samples before answers, or the other way round.
+    artifact = open_artifact(run, [[SAMPLES], SCORES] if samples else [SCORES, [SAMPLES]], task, unfinished=True)
+    study = study_of(artifact)
+    method = study.inference.method
+    is_finished = artifact.is_finished
+    if not is_finished:
+        print(f"{artifact.url}: not finished; what is stored so far is shown", file=sys.stderr, flush=True)
+    elif method != "none" and artifact.name != SAMPLES:
+        print(f"{artifact.url}: inference.method={method}", file=sys.stderr, flush=True)
+    if entropy and artifact.name != SAMPLES:
+        raise UserError("--entropy: is of samples; give --samples too")
+    if entropy and study.method.teacher != "cached":
+        raise UserError(
+            f"--entropy: {artifact.url} holds no teacher states, which method.teacher=cached stores "
+            f"(here {study.method.teacher})"
+        )
+    _require_outcome(selection.outcome, artifact)
+    is_of_samples = artifact.name == SAMPLES
+    rows = sample_rows(artifact, study, entropy=entropy) if is_of_samples else answer_rows(artifact, study)
+    prompt_text = PromptText(study) if prompts else None
+    shown = 0
+    positions: set[str] = set()
+    for row in rows:
+        if shown == selection.limit:
+            return
+        positions.add(row.values["position"])
+        if not selection.accepts(row.values):
+            continue
+        shown += 1
+        values = dict(row.values)
+        if row.read_entropy is not None:
+            values["entropy"] = row.read_entropy()
+        if prompt_text is not None:
+            values["prompt"] = prompt_text(row.prompt)
+        yield values
+    if is_finished and positions and selection.position is not None and selection.position not in positions:
+        evaluated = ", ".join(sorted(positions, key=position_order))
+        raise UserError(f"--position: {selection.position}: expected one of those evaluated: {evaluated}")
+
+
+def require_limit(limit: int) -> None:
+    """Refuse a number of questions that cannot be shown."""
+    if limit < 0:
+        raise UserError(f"--limit: {limit}: expected 1 or more, or 0 for all")
+
+
+def _require_outcome(name: str | None, artifact: Artifact) -> None:
+    """Refuse an outcome that nothing in the artifact can have."""
+    possible = _SAMPLE_OUTCOMES if artifact.name == SAMPLES else _ANSWER_OUTCOMES
+    if name in _CHANGES and artifact.name == BASE_SCORES:
+        raise UserError(f"--outcome: {name}: {artifact.url} has answers before training alone")
+    if name is None or name in possible:
+        return
+    if name in _SAMPLE_OUTCOMES:
+        raise UserError(f"--outcome: {name}: is of samples; give --samples too")
+    raise UserError(f"--outcome: {name}: expected one of {', '.join(possible)}{did_you_mean_one(name, possible)}")

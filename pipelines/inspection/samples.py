@@ -1,0 +1,95 @@
+"""The rows of samples: every sampled answer, and how sure the teacher is of those that were kept."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from pos2distill.config import Study
+from pos2distill.evaluation.scores import format_slots
+from pos2distill.records import example_from_row, sample_ids
+from pos2distill.store.artifacts import Artifact
+from pos2distill.store.samples import SampleStore, StoreIndex
+
+from ..artifact_lookup import input_artifact
+from ..stages.prepare import TRAIN, read_locations, training_ids
+from .rows import InspectedRow, PromptParts, Row
+
+_COLUMNS = ("example_id", "documents", "slots", "text", "truncated_text", "outcome", "error", "finish_reason")
+
+
+def sample_rows(artifact: Artifact, study: Study, *, entropy: bool) -> Iterator[InspectedRow]:
+    """Every sampled answer, with why it was kept or not, and the teacher's entropy if it is asked for."""
+    examples = input_artifact(artifact, "examples")
+    locations = read_locations(examples)
+    questions = {
+        row["example_id"]: row for row in examples.read_table(TRAIN, ["example_id", "question", "answers"]).to_pylist()
+    }
+    example_ids = training_ids(examples).to_pylist()
+    per_example = study.method.responses_per_example
+    ids = pa.array(example_ids if per_example == 1 else sample_ids(example_ids, per_example), pa.string())
+    # Then the prompt that was answered is not stored.
+    stored_prompt_is_teachers = study.method.teacher_gets_another_prompt
+    store = SampleStore(artifact)
+    index = store.index(ids)
+    stored = np.flatnonzero(index.stored)
+    samples = store.load(index, ids, stored, [*_COLUMNS, "example" if stored_prompt_is_teachers else "prompt_ids"])
+    teacher_entropy = TeacherEntropy(study, store, index, ids) if entropy else None
+    for position, sample in zip(stored.tolist(), samples.to_pylist(), strict=True):
+        example_id = example_ids[position // per_example]
+        question = questions[example_id]
+        prompt = sample.get("prompt_ids", ())
+        # A sample that failed may have a prompt that is too long to be built.
+        if stored_prompt_is_teachers and sample["outcome"] != "failed":
+            prompt = PromptParts(example_from_row(sample["example"]), sample["documents"], tuple(sample["slots"]))
+        values: Row = {
+            "example_id": sample["example_id"],
+            "location": locations.get(example_id, ""),
+            "question": question["question"],
+            "answers": question["answers"],
+            "documents": sample["documents"],
+            "position": format_slots(tuple(sample["slots"])),
+            "prompt_tokens": None if stored_prompt_is_teachers else len(prompt),
+            "outcomes": [sample["outcome"], *(["cut"] if sample["finish_reason"] == "length" else [])],
+            "text": sample["text"],
+            "kept_text": sample["truncated_text"],
+            "error": sample["error"],
+        }
+        if teacher_entropy is not None and sample["outcome"] == "kept":
+            yield InspectedRow(values, prompt, partial(teacher_entropy, position))
+        else:
+            yield InspectedRow(values, prompt)
+
+
+class TeacherEntropy:
+    """How uncertain the teacher is at the tokens of a response.
+
+    H_t = - sum_v p_tv log p_tv, in nats, of the teacher's distribution p_t at token t
+
+    Args:
+        study: with the teacher. store, index, ids: the samples with its hidden states.
+    """
+
+    def __init__(self, study: Study, store: SampleStore, index: StoreIndex, ids: pa.Array) -> None:
+        # Imported where needed: torch and transformers take seconds to import.
+        from pos2distill.models.head import FrozenHead
+        from pos2distill.models.load import load_tokenizer, torch_dtype
+
+        self.store, self.index, self.ids = store, index, ids
+        self.tokenizer = load_tokenizer(study.model)
+        self.head = FrozenHead.from_checkpoint(study.model, torch_dtype(study.model.dtype))
+
+    def __call__(self, position: int) -> Row:
+        """The mean over the tokens of the sample at this index, and each token's text and entropy."""
+        import torch
+
+        from pos2distill.models.hidden_states import hidden_from_bytes
+
+        columns = ["response_ids", "hidden", "hidden_dtype"]
+        (sample,) = self.store.load(self.index, self.ids, np.array([position]), columns).to_pylist()
+        response = sample["response_ids"]
+        hidden_TH = hidden_from_bytes(sample["hidden"], sample["hidden_dtype"], len(response))
+        entropy_T = torch.distributions.Categorical(logits=self.head(hidden_TH)).entropy()
+        tokens = [self.tokenizer.decode([token]) for token in response]
+        return {"mean": entropy_T.mean().item(), "tokens": list(zip(tokens, entropy_T.tolist(), strict=True))}
