@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pos2distill.config import Study
+from pos2distill.config import Runtime, Study
 from pos2distill.config.fields import restrict
 from pos2distill.errors import Stopped, UserError, warn
 from pos2distill.literal_paths import list_matching
@@ -107,6 +107,10 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     streamed = not samples.artifact.is_finished
     if streamed:
         SampleStore(samples.artifact).open()
+    if streamed and not len(sample.selection(samples).missing):
+        # An earlier run sampled all. What is wrong with them must not be found after training.
+        sample.publish(samples, context.runtime, None)
+        streamed = False
     job = _job(stage, context, samples)
     spec = _resumed(sample.progress_spec(samples, context, "distill", epochs=job.study.training.epochs), stage.artifact)
     with context.executor.track(spec) as tracker:
@@ -121,7 +125,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
             with contextlib.suppress(Exception):
                 stage.artifact.add_seconds(_seconds(start))
             if streamed:
-                _keep_samples(samples, _read(tracker))
+                _keep_samples(samples, context.runtime, _read(tracker))
             raise
         progress = tracker.read()
     # Here, since what workers print is not shown.
@@ -134,7 +138,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         # Training stops early only on request, so there was a signal.
         raise Stopped(f"stopped after step {outcome.steps}; its checkpoint is kept", 128 + signal)
     if streamed:
-        sample.publish(samples, progress)
+        sample.publish(samples, context.runtime, progress)
     manifest = stage.artifact.publish(counts=count_rows(stage.artifact), seconds=_seconds(start))
     # After the manifest: until then a killed run resumes from this state.
     stage.artifact.remove(STATE_FOLDER)
@@ -192,16 +196,16 @@ def _seconds(start: float) -> dict[str, float]:
     return {"distill": time.monotonic() - start}
 
 
-def _keep_samples(samples: Stage, progress: RunProgress) -> None:
+def _keep_samples(samples: Stage, runtime: Runtime, progress: RunProgress) -> None:
     """After training has failed, publish the samples if all are there.
 
     Raises:
-        UserError: if no sample was kept; this error says what became of all.
+        UserError: as `sample.publish`; this error says what became of all.
     """
     if len(sample.selection(samples).missing):
         samples.artifact.add_seconds(sample.seconds(progress))
     else:
-        sample.publish(samples, progress)
+        sample.publish(samples, runtime, progress)
 
 
 def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:

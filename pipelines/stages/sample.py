@@ -19,7 +19,7 @@ from pos2distill.errors import CorruptPart, TransientError, UserError
 from pos2distill.records import sample_ids
 from pos2distill.sampling.blocks import sampling_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
-from pos2distill.sampling.failure_guard import FAILED, FailureGuard
+from pos2distill.sampling.failure_guard import FAILED, FailureGuard, describe_failures
 from pos2distill.sampling.operators import (
     ActorOperator,
     EncodeTeacher,
@@ -127,7 +127,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
                     stage.artifact.add_seconds(seconds(tracker.read()))
                 raise
             progress = tracker.read()
-    return publish(stage, progress)
+    return publish(stage, context.runtime, progress)
 
 
 def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int = 1) -> ProgressSpec:
@@ -211,7 +211,7 @@ def missing_blocks(stage: Stage, size: int) -> list[pa.Table]:
     return sampling_blocks(selection(stage).missing, size)
 
 
-def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
+def publish(stage: Stage, runtime: Runtime, progress: RunProgress | None) -> Manifest:
     """Count what the store holds, and publish it.
 
     Args:
@@ -222,7 +222,8 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
     unfinished_thoughts, if there are some, as of `count_thoughts`.
 
     Raises:
-        UserError: if nothing was kept, or other nodes wrote where this one cannot read.
+        UserError: if nothing was kept, or too many samples failed, also in earlier runs.
+        TransientError: if other nodes wrote where this one cannot read.
     """
     artifact = stage.artifact
     ids = sample_ids_of(stage)
@@ -247,11 +248,18 @@ def publish(stage: Stage, progress: RunProgress | None) -> Manifest:
     counts |= tally.thoughts
     if not counts["kept"]:
         most = max(("wrong", "empty", "failed"), key=lambda outcome: counts[outcome])
-        storage = artifact.storage
         raise UserError(
             f"{artifact.url}: none of {sampled} samples was kept ({counts['wrong']} wrong, {counts['empty']} empty, "
-            f"{counts['failed']} failed); `inspect {storage} --samples --outcome {most}` shows them; try another "
-            f"method.advantageous_slot or model, or sampling.keep=all"
+            f"{counts['failed']} failed); `inspect {artifact.storage} --samples --outcome {most}` shows them; try "
+            f"another method.advantageous_slot or model, or sampling.keep=all"
+        )
+    failed = sum(counts[outcome] for outcome in FAILED)
+    if failed > runtime.max_failed_fraction * sampled:
+        most = max(FAILED, key=lambda outcome: counts[outcome])
+        raise UserError(
+            f"{artifact.url}: {describe_failures(failed, sampled, runtime.max_failed_fraction)}; `inspect "
+            f"{artifact.storage} --samples --outcome {most}` shows them; with a larger limit they are left out; to "
+            f"sample again, delete {artifact.url}"
         )
     return artifact.publish(counts=counts, seconds=seconds(progress))
 

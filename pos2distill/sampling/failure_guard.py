@@ -21,8 +21,8 @@ class FailureGuard:
 
     Args:
         max_fraction: of failed and empty samples.
-        stored, stored_failed: samples of earlier runs, and those of them that failed or are empty. They do not stop a
-            run whose own samples succeed, but its last few samples are judged together with them.
+        stored, stored_failed: samples of earlier runs, and those of them that failed or are empty. They count in the
+            end alone, since what made them fail may be over.
     """
 
     def __init__(self, max_fraction: float, *, stored: int = 0, stored_failed: int = 0) -> None:
@@ -49,24 +49,26 @@ class FailureGuard:
         # The lower end of few or no failures is 0 up to rounding.
         exceeds = self.failed > self.max_fraction * self.seen
         if exceeds and self.seen >= _MIN_SAMPLES and _lower_bound(self.failed, self.seen) > self.max_fraction:
-            raise self._error()
+            raise self._error(self.failed, self.seen)
 
     def finish(self) -> None:
         """All samples that are needed are there.
 
         Raises:
-            UserError: with the first errors, if the fraction is exceeded, also together with the samples of earlier
-                runs.
+            UserError: with the first errors of this run, if the fraction is exceeded.
         """
-        all_failed, all_seen = self.failed + self.stored_failed, self.seen + self.stored
-        if self.failed > self.max_fraction * self.seen and all_failed > self.max_fraction * all_seen:
-            raise self._error()
+        failed, seen = self.failed + self.stored_failed, self.seen + self.stored
+        if failed > self.max_fraction * seen:
+            raise self._error(failed, seen)
 
-    def _error(self) -> UserError:
-        return UserError(
-            f"{self.failed} of {self.seen} samples failed (more than runtime.max_failed_fraction="
-            f"{self.max_fraction:g}): {'; '.join(self._first_errors)}"
-        )
+    def _error(self, failed: int, seen: int) -> UserError:
+        first_errors = f": {'; '.join(self._first_errors)}" if self._first_errors else ""
+        return UserError(f"{describe_failures(failed, seen, self.max_fraction)}{first_errors}")
+
+
+def describe_failures(failed: int, seen: int, max_fraction: float) -> str:
+    """What a message says of too many failed samples."""
+    return f"{failed} of {seen} samples failed (more than runtime.max_failed_fraction={max_fraction:g})"
 
 
 def _lower_bound(failed: int, seen: int) -> float:

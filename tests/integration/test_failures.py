@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import ray.exceptions
 
-from pipelines.commands import run_sample
+from pipelines.commands import run_distill, run_sample
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from tests.support.drivers import Driver
@@ -61,6 +61,29 @@ def test_sample_stops_in_one_line_after_too_many_failures(fake: Callable[..., Re
     assert 2 <= line.count(FAILURE) <= 3
     assert "\n" not in line
     assert artifact_of(recipe, "sample").manifest() is None
+
+
+@pytest.mark.parametrize("command", [run_sample, run_distill])
+def test_a_run_with_too_many_failures_in_the_end_does_not_pass_the_second_time(
+    fake: Callable[..., Recipe], command: Callable[[Recipe], object]
+) -> None:
+    """Three of forty, more than 5 %, but not by more than chance: all are sampled before it is known."""
+    settings = (LOCAL, "runtime.fake.fail_every=17", "seed=3")
+    recipe = fake(*settings)
+    samples = artifact_of(recipe, "sample")
+    with pytest.raises(UserError, match=r"3 of 40 samples failed \(more than runtime.max_failed_fraction=0.05\)"):
+        command(recipe)
+    assert len(stored(recipe)) == 40
+    with pytest.raises(UserError) as caught:
+        command(recipe)
+    assert str(caught.value) == (
+        f"{samples.url}: 3 of 40 samples failed (more than runtime.max_failed_fraction=0.05); `inspect "
+        f"{samples.storage} --samples --outcome failed` shows them; with a larger limit they are left out; to sample "
+        f"again, delete {samples.url}"
+    )
+    assert not samples.is_finished
+    command(fake(*settings, "runtime.max_failed_fraction=0.1"))
+    assert samples.is_finished
 
 
 @pytest.mark.slow
