@@ -1,5 +1,6 @@
 """Failures while sampling are recorded, tolerated up to a fraction, and never hang. Real actors, the fake engine."""
 
+import re
 import signal
 import time
 from collections import Counter
@@ -9,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray.exceptions
 
 from pipelines.commands import run_distill, run_sample
 from pos2distill.config import Recipe
-from pos2distill.errors import UserError
+from pos2distill.errors import MachineError, UserError
 from tests.support.drivers import Driver
 from tests.support.results import artifact_of, counts_of, sample_store, training_ids
 from tests.support.toy import LOCAL
@@ -110,6 +110,8 @@ def test_evaluate_that_is_terminated_prints_how_to_resume(make_recipe: Callable[
 @pytest.mark.usefixtures("local_ray")
 def test_sample_ends_if_the_engine_dies_at_every_start(fake: Callable[..., Recipe]) -> None:
     start = time.monotonic()
-    with pytest.raises(ray.exceptions.RayError, match="died"):
+    with pytest.raises(MachineError) as caught:
         run_sample(fake("runtime.fake.die_at_call=1", "runtime.samplers.max_restarts=1"))
+    line = r"the engine of a sampler died \d+ times, the last time of this: the fake engine ends at call 1"
+    assert re.fullmatch(line, str(caught.value))
     assert time.monotonic() - start < 120

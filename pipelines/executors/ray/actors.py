@@ -10,19 +10,21 @@ import ray
 from pos2distill.config import PoolSection
 
 from ..protocol import ActorCalls
-from .data import restart_if_engine_died
+from .data import once_storage_answers, restart_if_engine_died
+from .messages import Messages
 from .session import actor_arguments
 
 
 @contextmanager
-def start_actors(create: Callable[[], Any], pool: PoolSection) -> Iterator[ActorCalls]:
+def start_actors(create: Callable[[], Any], pool: PoolSection, messages: Messages) -> Iterator[ActorCalls]:
     """See `Executor.actors`. An actor gets its first call once it has started, so none waits for a node that is full.
 
     Args:
         create: called in every actor; what it returns is called with each argument.
+        messages: are sent what the user must know of an actor.
     """
     remote = ray.remote(_Actor).options(**actor_arguments(pool))
-    handles = [remote.remote(create) for _ in range(pool.max)]
+    handles = [remote.remote(create, messages) for _ in range(pool.max)]
     starting = {handle.started.remote(): handle for handle in handles}
     idle: list[Any] = []
 
@@ -52,12 +54,13 @@ def start_actors(create: Callable[[], Any], pool: PoolSection) -> Iterator[Actor
 class _Actor:
     """Holds what `create` returned. Its methods are coroutines, so that all calls share one event loop."""
 
-    def __init__(self, create: Callable[[], Any]) -> None:
-        self.function = create()
+    def __init__(self, create: Callable[[], Any], messages: Messages) -> None:
+        self.messages = messages
+        self.function = once_storage_answers(create, messages.warn)
 
     async def started(self) -> None:
         """Returns once the constructor has."""
 
     async def call(self, index: int, argument: Any) -> tuple[int, Any]:
-        with restart_if_engine_died():
+        with restart_if_engine_died(self.messages):
             return index, await self.function(argument)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import pyarrow as pa
 import ray.data
 from ray.data import Dataset, TaskPoolStrategy
 
-from pos2distill.errors import TransientError, one_line, warn
+from pos2distill.errors import TransientError, one_line
 from pos2distill.faults import may_pass
 from pos2distill.placement import TASK_CPUS
 from pos2distill.records import SAMPLE_SCHEMA
@@ -21,6 +20,7 @@ from pos2distill.sampling.engines.protocol import EngineDied
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 
 from ..protocol import Stream
+from .messages import Messages
 from .session import pool_arguments, set_data_context
 from .tracker import RayTracker
 
@@ -32,11 +32,12 @@ _T = TypeVar("_T")
 
 
 def build_dataset(
-    blocks: Sequence[pa.Table], operators: Sequence[Operator], tracker: RayTracker | None = None
+    blocks: Sequence[pa.Table], operators: Sequence[Operator], messages: Messages, tracker: RayTracker | None = None
 ) -> Dataset:
     """A lazy dataset that applies the operators to every block.
 
     Args:
+        messages: are sent what the user must know of an actor.
         tracker: is sent a heartbeat whenever an actor begins a batch.
     """
     dataset = ray.data.from_arrow(list(blocks))
@@ -56,25 +57,29 @@ def build_dataset(
                 arguments["batch_size"] = None
             # Ray Data 2.60 has this method for `batch_size=None` on GPUs, which `map_batches` refuses.
             dataset = dataset.map_batches_internal(
-                _actor_class(operator), fn_constructor_args=(operator, tracker), **arguments
+                _actor_class(operator), fn_constructor_args=(operator, messages, tracker), **arguments
             )
     return dataset
 
 
-def open_stream(stream: Stream, tracker: RayTracker) -> Dataset:
+def open_stream(stream: Stream, messages: Messages, tracker: RayTracker) -> Dataset:
     """What the trainers read. Called in an actor of Ray Train, for which this module imports no torch."""
     set_data_context()
     # Workers that an outage ended are started again in the midst of it, and Ray Train 2.60 gives up a run for an error
     # that its controller meets then.
-    blocks = _once_storage_answers(stream.blocks)
+    blocks = once_storage_answers(stream.blocks, messages.warn)
     # Everything is stored. The trainers read stored samples from the store, not from this stream.
     if not blocks:
         return ray.data.from_arrow(SAMPLE_SCHEMA.empty_table())
-    return build_dataset(blocks, stream.operators, tracker)
+    return build_dataset(blocks, stream.operators, messages, tracker)
 
 
-def _once_storage_answers(call: Callable[[], _T]) -> _T:
-    """What a function returns, called again while a storage or a hub does not answer, for at most ten minutes."""
+def once_storage_answers(call: Callable[[], _T], warn: Callable[[str], None]) -> _T:
+    """What a function returns, called again while a storage or a hub does not answer, for at most ten minutes.
+
+    Args:
+        warn: is called once if it has to wait.
+    """
     began = time.monotonic()
     warned = False
     while True:
@@ -101,12 +106,13 @@ def _actor_class(operator: ActorOperator) -> type["_Actor"]:
 class _Actor:
     """What a pool's actors run."""
 
-    def __init__(self, operator: ActorOperator, tracker: RayTracker | None) -> None:
+    def __init__(self, operator: ActorOperator, messages: Messages, tracker: RayTracker | None) -> None:
         self.name = operator.name
+        self.messages = messages
         self.tracker = tracker
         self.batch_size = operator.pool.batch_size
         # Ray Data 2.60 gives up a run if four actors of a pool in a row cannot load, which all may at the same time.
-        self.function: Callable[[pa.Table], Any] = _once_storage_answers(operator.create)
+        self.function: Callable[[pa.Table], Any] = once_storage_answers(operator.create, messages.warn)
 
     def __call__(self, block: pa.Table) -> pa.Table:
         self.send_heartbeat()
@@ -124,14 +130,14 @@ class _Actor:
 class _AsyncActor(_Actor):
     """The same for coroutine functions. Ray Data 2.60 overlaps the calls of an async `__call__`."""
 
-    def __init__(self, operator: ActorOperator, tracker: RayTracker | None) -> None:
-        super().__init__(operator, tracker)
+    def __init__(self, operator: ActorOperator, messages: Messages, tracker: RayTracker | None) -> None:
+        super().__init__(operator, messages, tracker)
         self.only_needed = operator.only_needed
 
     async def __call__(self, batch: pa.Table) -> pa.Table:  # type: ignore[override]
         self.send_heartbeat()
         needed = await self.needed(batch)
-        with restart_if_engine_died():
+        with restart_if_engine_died(self.messages):
             coroutine: Awaitable[pa.Table] = self.function(needed)
             return await coroutine
 
@@ -149,7 +155,7 @@ class _AsyncActor(_Actor):
 
 
 @contextmanager
-def restart_if_engine_died() -> Iterator[None]:
+def restart_if_engine_died(messages: Messages) -> Iterator[None]:
     """End this actor's process if the body's engine has died.
 
     After an exception an actor would stay in its pool and fail every call it is given (ray#59522). After a crash it is
@@ -158,6 +164,5 @@ def restart_if_engine_died() -> Iterator[None]:
     try:
         yield
     except EngineDied as error:
-        sys.stderr.write(f"the engine died: {error}\n")
-        sys.stderr.flush()
+        messages.report_death(str(error))
         os._exit(1)

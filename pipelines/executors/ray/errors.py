@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ray.exceptions import RayActorError, RayError
+
 from pos2distill.errors import CorruptPart, MachineError, TransientError, UserError
 from pos2distill.faults import describe, disk_is_full, may_pass
 
@@ -21,7 +23,8 @@ def find_user_error(error: BaseException) -> UserError | None:
     """The UserError inside an error, or None."""
     causes = list(_causes(error))
     for cause in causes:
-        if isinstance(cause, UserError):
+        # What `ray.get` raises is of both classes, and its message is the traceback; the plain error is its cause.
+        if isinstance(cause, UserError) and not isinstance(cause, RayError):
             return cause
     # Only after all causes, because an exception object is certain and a line of text is not.
     for cause in causes:
@@ -63,6 +66,12 @@ def find_fault(error: BaseException) -> UserError | None:
         if line is not None:
             return MachineError(line)
     return None
+
+
+def actor_died(error: BaseException) -> bool:
+    """Whether an actor ended, more often than it may restart, is among the causes of an error."""
+    # Ray Data 2.60 keeps the text alone.
+    return any(isinstance(cause, RayActorError) or "ActorDiedError" in str(cause) for cause in _causes(error))
 
 
 def find_corrupt_part(error: BaseException) -> CorruptPart | None:

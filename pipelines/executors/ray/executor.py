@@ -15,6 +15,7 @@ from ...tracker import ProgressSpec
 from ..protocol import ActorCalls, Stream, Tracker
 from .actors import start_actors
 from .data import build_dataset
+from .messages import Messages
 from .session import connect, ray_session, require_resources, warn_of_unused_gpus
 from .tracker import RayTracker, track
 from .train import fit
@@ -25,6 +26,16 @@ class RayExecutor:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        self._messages: Messages | None = None
+
+    @contextmanager
+    def _session(self) -> Iterator[Messages]:
+        """Connected to Ray, with the messages of actors shown."""
+        with ray_session():
+            if self._messages is None:
+                self._messages = Messages.start()
+            with self._messages.shown():
+                yield self._messages
 
     @contextmanager
     def track(self, spec: ProgressSpec) -> Iterator[RayTracker]:
@@ -46,35 +57,34 @@ class RayExecutor:
         assert tracker is None or isinstance(tracker, RayTracker)
         connect()
         warn_of_unused_gpus(self.runtime)
-        return _map(blocks, operators, label, tracker)
+        return self._map(blocks, operators, label, tracker)
+
+    def _map(
+        self, blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, tracker: RayTracker | None
+    ) -> Generator[pa.Table, None, None]:
+        with self._session() as messages:
+            cpus, gpus = _smallest_pools(operators)
+            require_resources(label, cpus=cpus, gpus=gpus)
+            dataset = build_dataset(blocks, operators, messages, tracker)
+            yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
 
     @contextmanager
     def actors(
         self, create: Callable[[], Callable[[Any], Awaitable[Any]]], pool: PoolSection, *, label: str
     ) -> Iterator[ActorCalls]:
         """See `Executor.actors`."""
-        with ray_session():
+        with self._session() as messages:
             warn_of_unused_gpus(self.runtime)
             require_resources(label, cpus=pool.min * pool.cpus, gpus=pool.min * pool.gpus)
-            with start_actors(create, pool) as call_all:
+            with start_actors(create, pool, messages) as call_all:
                 yield call_all
 
     def train(self, job: TrainingJob, stream: Stream, tracker: Tracker) -> TrainingOutcome:
         """See `Executor.train`."""
         assert isinstance(tracker, RayTracker)
-        with ray_session():
+        with self._session() as messages:
             _require_resources_to_train(job.runtime.trainers, stream)
-            return fit(job, stream, tracker)
-
-
-def _map(
-    blocks: Sequence[pa.Table], operators: Sequence[Operator], label: str, tracker: RayTracker | None
-) -> Generator[pa.Table, None, None]:
-    with ray_session():
-        cpus, gpus = _smallest_pools(operators)
-        require_resources(label, cpus=cpus, gpus=gpus)
-        dataset = build_dataset(blocks, operators, tracker)
-        yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow")
+            return fit(job, stream, messages, tracker)
 
 
 def _require_resources_to_train(trainers: TrainersSection, stream: Stream) -> None:

@@ -30,6 +30,7 @@ from pos2distill.training.job import STATE_FOLDER, TrainingJob, TrainingOutcome
 from ..protocol import Stream
 from .data import open_stream
 from .errors import find_user_error
+from .messages import Messages
 from .preemption import PreemptionNotice
 from .session import stream_options, trainer_arguments
 from .states import arrow_filesystem, remove_unlisted_states
@@ -40,7 +41,7 @@ _POLL_SECONDS = 0.5
 _TRACKER_SECONDS = 0.1  # a call takes milliseconds, and a tracker that does not answer must not delay the steps
 
 
-def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcome:
+def fit(job: TrainingJob, stream: Stream, messages: Messages, tracker: RayTracker) -> TrainingOutcome:
     """Train on workers of Ray Train, which restarts them from the last checkpoint when one is lost.
 
     Raises:
@@ -64,7 +65,7 @@ def fit(job: TrainingJob, stream: Stream, tracker: RayTracker) -> TrainingOutcom
             callbacks=[PreemptionNotice()],
         ),
         # Ray Train calls it whenever workers start, so that restarted workers get what is missing by then.
-        datasets={_STREAM: functools.partial(open_stream, stream, tracker)},
+        datasets={_STREAM: functools.partial(open_stream, stream, messages, tracker)},
         dataset_config=DataConfig(
             enable_shard_locality=False,  # samplers and trainers share no node
             execution_options=stream_options(preserve_order=stream.preserve_order),

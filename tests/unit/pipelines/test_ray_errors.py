@@ -1,8 +1,9 @@
 import errno
 
+from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train.v2.api.exceptions import ControllerError
 
-from pipelines.executors.ray.errors import find_corrupt_part, find_fault, find_user_error
+from pipelines.executors.ray.errors import actor_died, find_corrupt_part, find_fault, find_user_error
 from pos2distill.errors import CorruptPart, MachineError, TransientError, UserError
 
 
@@ -17,6 +18,22 @@ def test_find_user_error_follows_every_kind_of_link() -> None:
     workers = RuntimeError("d")
     workers.worker_failures = {0: ValueError("other"), 1: remote}  # type: ignore[attr-defined]
     assert [find_user_error(each) for each in (inner_error, explicit, implicit, remote, workers)] == [inner_error] * 5
+
+
+def test_find_user_error_is_the_plain_one() -> None:
+    """What `ray.get` raises is a user error too, whose message is a traceback."""
+    inner = MachineError("example fox-1: the engine gave no answer")
+    raised = RayTaskError("call", "the traceback", inner).as_instanceof_cause()
+    assert isinstance(raised, MachineError)
+    assert find_user_error(raised) is inner
+
+
+def test_actor_died_follows_types_and_text() -> None:
+    wrapped = RuntimeError("a")
+    wrapped.__cause__ = ActorDiedError()
+    assert actor_died(wrapped)
+    assert actor_died(RuntimeError("ray.exceptions.ActorDiedError: The actor died unexpectedly"))
+    assert not actor_died(RuntimeError("b"))
 
 
 def test_errors_of_the_controller_are_found() -> None:

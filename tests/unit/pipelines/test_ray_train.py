@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import pyarrow as pa
@@ -15,12 +16,13 @@ import pytest
 import ray.train
 from ray.train import Checkpoint
 
-from pipelines.executors.ray import data
+from pipelines.executors.ray import actors, data
 from pipelines.executors.ray.states import arrow_filesystem, remove_unlisted_states
 from pipelines.executors.ray.train import RaySession, _train_function
 from pipelines.plan import make_plan
-from pos2distill.config import Recipe
+from pos2distill.config import PoolSection, Recipe
 from pos2distill.errors import MachineError, TransientError, UserError
+from pos2distill.sampling.operators import ActorOperator
 from pos2distill.training.distributed import DistContext
 from tests.support.paths import ODD_NAME
 
@@ -38,18 +40,19 @@ class Blocks:
 
 
 def test_restarted_workers_wait_for_a_storage_that_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ray Train's controller, which requests the blocks, would give up the run, as Ray Data would for actors."""
     monkeypatch.setattr(data, "_STORAGE_SECONDS", 0.0)
     stream = Blocks(TransientError("s3://b: cannot be used"), ConnectionResetError("reset"))
-    assert data._once_storage_answers(stream.blocks) == []
-    assert capsys.readouterr().err == "warning: reset; workers wait for the storage, at most 10 minutes\n"
+    lines: list[str] = []
+    assert data.once_storage_answers(stream.blocks, lines.append) == []
+    assert lines == ["reset; workers wait for the storage, at most 10 minutes"]
     with pytest.raises(UserError, match="corrupt"):
-        data._once_storage_answers(Blocks(UserError("s3://b: corrupt")).blocks)
+        data.once_storage_answers(Blocks(UserError("s3://b: corrupt")).blocks, lines.append)
     monkeypatch.setattr(data, "_OUTAGE_S", -1.0)
     with pytest.raises(TransientError):
-        data._once_storage_answers(Blocks(TransientError("s3://b: cannot be used")).blocks)
+        data.once_storage_answers(Blocks(TransientError("s3://b: cannot be used")).blocks, lines.append)
 
 
 def test_arrow_filesystem_wraps_the_artifacts_own(make_recipe: Callable[..., Recipe]) -> None:
@@ -95,6 +98,20 @@ class FullDisk(io.FileIO):
         if self.tell():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return super().write(data[:2])
+
+
+def test_actors_wait_for_a_storage_that_does_not_answer_while_they_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "_STORAGE_SECONDS", 0.0)
+    lines: list[str] = []
+    messages: Any = SimpleNamespace(warn=lines.append)
+
+    def creating(error: Exception) -> Callable[[], Any]:
+        return Mock(side_effect=[error, len])
+
+    operator = ActorOperator("samplers", creating(TransientError("the hub is down")), PoolSection())
+    assert data._Actor(operator, messages, None).function is len
+    assert actors._Actor(creating(ConnectionResetError("reset")), messages).function is len
+    assert [line.partition(";")[0] for line in lines] == ["the hub is down", "reset"]
 
 
 @pytest.mark.parametrize("kind", [UserError, TransientError, MachineError])

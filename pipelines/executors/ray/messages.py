@@ -1,0 +1,108 @@
+"""What actors tell the user. What they print is not shown, since Ray would mix it with its own lines."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from pos2distill.errors import MachineError, warn
+
+from .errors import actor_died, find_user_error
+from .session import driver_node
+
+_POLL_SECONDS = 5.0
+_TIMEOUT_SECONDS = 10.0  # of one call, which takes milliseconds
+
+
+class _Mailbox:
+    """The actor that keeps the messages until the driver reads them."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.deaths: list[str] = []
+
+    def add_warning(self, line: str) -> None:
+        self.warnings.append(line)
+
+    def add_death(self, reason: str) -> None:
+        self.deaths.append(reason)
+
+    def take_warnings(self) -> list[str]:
+        taken, self.warnings = self.warnings, []
+        return taken
+
+    def take_deaths(self) -> list[str]:
+        taken, self.deaths = self.deaths, []
+        return taken
+
+
+@dataclass(frozen=True)
+class Messages:
+    """A handle of the mailbox. Can be pickled to any process of the cluster."""
+
+    mailbox: ActorHandle
+
+    @classmethod
+    def start(cls) -> "Messages":
+        """Start the mailbox on the driver's node: on a sampler's it would keep that node from ever being idle."""
+        return cls(ray.remote(num_cpus=0, scheduling_strategy=driver_node())(_Mailbox).remote())
+
+    def warn(self, line: str) -> None:
+        """Have the driver print a warning."""
+        self._send(self.mailbox.add_warning, line)
+
+    def report_death(self, reason: str) -> None:
+        """Tell why this process ends."""
+        self._send(self.mailbox.add_death, reason)
+
+    @staticmethod
+    def _send(method: Any, line: str) -> None:
+        # Waits, since nothing is sent any more once this process has ended or the driver has read the last messages.
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.get(method.remote(line), timeout=_TIMEOUT_SECONDS)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Print warnings while the body runs.
+
+        Raises:
+            MachineError: instead of Ray's own error, if the engine of an actor died more often than it may restart.
+        """
+        finished = threading.Event()
+        thread = threading.Thread(target=self._print_warnings, args=(finished,), name="messages", daemon=True)
+        thread.start()
+        try:
+            yield
+        except Exception as error:
+            if actor_died(error) and find_user_error(error) is None:
+                self._raise_reason(error)
+            raise
+        finally:
+            finished.set()
+            thread.join()
+
+    def _raise_reason(self, error: Exception) -> None:
+        """
+        Raises:
+            MachineError: if actors told why they died.
+        """
+        deaths: list[str] = []
+        with contextlib.suppress(ray.exceptions.RayError):  # such as that of a cluster that is gone
+            deaths = ray.get(self.mailbox.take_deaths.remote(), timeout=_TIMEOUT_SECONDS)
+        if deaths:
+            times = "once" if len(deaths) == 1 else f"{len(deaths)} times"
+            raise MachineError(f"the engine of a sampler died {times}, the last time of this: {deaths[-1]}") from error
+
+    def _print_warnings(self, finished: threading.Event) -> None:
+        is_last = False
+        while not is_last:
+            is_last = finished.wait(_POLL_SECONDS)
+            # The run itself reports what is wrong with its cluster.
+            with contextlib.suppress(ray.exceptions.RayError):
+                for line in ray.get(self.mailbox.take_warnings.remote(), timeout=_TIMEOUT_SECONDS):
+                    warn(line)
