@@ -37,7 +37,6 @@ from .api_input import (
 from .evaluations import read_evaluations
 from .hub import push_checkpoint
 from .model_options import recipe_of_questions
-from .plan import make_plan
 from .stages.distill import read_steps
 from .stages.sample import sample_ids_of
 
@@ -159,8 +158,9 @@ def evaluate(
 def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Samples:
     """Sample the advantaged answers of a recipe's training examples. Arguments and errors: as of `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
-        commands.run_sample(loaded)
-        plan = make_plan(loaded)
+        cells = commands.plan_command(loaded, "sample")
+        commands.run_sample(loaded, cells)
+        plan = cells[0].plan
         store, ids = SampleStore(plan.sample.artifact), sample_ids_of(plan.sample)
         index = store.index(ids)
         # Not all candidates are sampled where fewer are enough.
@@ -171,8 +171,9 @@ def sample(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questio
 def distill(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> Checkpoint:
     """Train a recipe's checkpoint from its samples. Arguments and errors: as of `evaluate`."""
     with _loaded(recipe, settings, data) as loaded:
-        commands.run_distill(loaded)
-        return _to_checkpoint(make_plan(loaded).distill.artifact)
+        cells = commands.plan_command(loaded, "distill")
+        commands.run_distill(loaded, cells)
+        return _to_checkpoint(cells[0].plan.distill.artifact)
 
 
 def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Questions | None = None) -> StudyResult:
@@ -184,8 +185,9 @@ def study(recipe: AnyRecipe, settings: Settings | None = None, *, data: Question
     with _loaded(recipe, settings, data) as loaded:
         if loaded.sweep:
             raise UserError(f"{loaded.name}: is a sweep of several studies; call study for each, with its settings")
-        commands.run_study(loaded)
-        plan = make_plan(loaded)
+        cells = commands.plan_command(loaded, "study")
+        commands.run_study(loaded, cells)
+        plan = cells[0].plan
         evaluations = read_evaluations(loaded, plan)
         return StudyResult(
             before=evaluations["base"],

@@ -371,22 +371,18 @@ def _run_command(options: argparse.Namespace, recipe: Recipe, gate: dict[str, An
 
     if options.quiet:
         be_quiet()
+    gate_error = None
     try:
         # SIGTERM raises like Ctrl-C, so that `finally` blocks release the storage and remove unfinished files.
         with terminable(), _redirected_output(options):
-            functions[options.command](recipe, **gate)
-    except GateError:
-        # The results that the gate refuses are complete.
-        _print_summary(options, recipe)
-        raise
-    _print_summary(options, recipe)
-
-
-def _print_summary(options: argparse.Namespace, recipe: Recipe) -> None:
+            cells = commands.plan_command(recipe, options.command)
+            functions[options.command](recipe, cells, **gate)
+    except GateError as error:
+        gate_error = error  # the results that the gate refuses are complete
     if options.json:
-        from .commands import command_summary
-
-        print(json.dumps(command_summary(recipe, options.command), ensure_ascii=False))
+        print(json.dumps(commands.command_summary(recipe, options.command, cells), ensure_ascii=False))
+    if gate_error is not None:
+        raise gate_error
 
 
 @contextlib.contextmanager

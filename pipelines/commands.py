@@ -34,7 +34,7 @@ from .evaluations import read_evaluations, write_evaluations
 from .executors import build_executor
 from .executors.leased import LeasedExecutor
 from .gate import check_evaluation, read_baseline
-from .plan import Plan, make_plan, make_plans
+from .plan import Plan, make_plans
 from .preflight import preflight
 from .provenance import Provenance, record_provenance
 from .report import (
@@ -59,12 +59,27 @@ from .terminal import (
 )
 
 
-def run_study(recipe: Recipe) -> None:
+def plan_command(recipe: Recipe, command: str) -> list[Cell]:
+    """What a command runs: the studies of a sweep, or the recipe's only one.
+
+    Functions that run a command take it as `cells`, from callers that read results afterwards: planned anew, the data
+    set, the model or what a hub's `main` names may be others by then.
+
+    Raises:
+        UserError: for a sweep, if the command takes one study.
+    """
+    if command not in ("study", "report"):
+        _require_one_study(recipe)
+    return make_cells(with_analysis(recipe) if command == "analyse" else recipe)
+
+
+def run_study(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """The whole chain, up to the report. Of a sweep, every study."""
+    cells = cells or plan_command(recipe, "study")
     if recipe.sweep:
-        _run_sweep(recipe)
+        _run_sweep(recipe, cells)
         return
-    plan = make_plan(recipe)
+    (plan,) = (cell.plan for cell in cells)
     preflight(recipe, plan, plan.stages)
     with _driver_lease(recipe) as lease:
         _run_stages(recipe, plan, plan.stages, lease)
@@ -77,7 +92,9 @@ def run_study(recipe: Recipe) -> None:
         _report(recipe, plan)
 
 
-def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None = None) -> list[Evaluation]:
+def run_evaluate(
+    recipe: Recipe, cells: Sequence[Cell] | None = None, *, gate: Gate | None = None, baseline: str | None = None
+) -> list[Evaluation]:
     """The base model's curve and, once there is a checkpoint, the distilled one's; written to `evaluation/` too.
 
     Args:
@@ -86,8 +103,7 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is right.
     """
-    _require_one_study(recipe)
-    plan = make_plan(recipe)
+    (plan,) = (cell.plan for cell in cells or plan_command(recipe, "evaluate"))
     if plan.other_tasks:
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
@@ -110,11 +126,10 @@ def run_evaluate(recipe: Recipe, gate: Gate | None = None, baseline: str | None 
     return list(evaluations.values())
 
 
-def run_analyse(recipe: Recipe) -> None:
+def run_analyse(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """Why answers differ by position: of the base model and, once there is a checkpoint, of the distilled one."""
-    _require_one_study(recipe)
-    recipe = with_analysis(recipe)
-    plan = make_plan(recipe)
+    (cell,) = cells or plan_command(recipe, "analyse")
+    recipe, plan = cell.recipe, cell.plan
     preflight(recipe, plan, plan.analysis_stages)
     with _driver_lease(recipe) as lease:
         _run_stages(recipe, plan, plan.analysis_stages, lease)
@@ -140,19 +155,17 @@ def with_analysis(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"study": study})
 
 
-def run_sample(recipe: Recipe) -> None:
+def run_sample(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """Samples, with what the teacher stores beside them."""
-    _require_one_study(recipe)
-    plan = make_plan(recipe)
+    (plan,) = (cell.plan for cell in cells or plan_command(recipe, "sample"))
     preflight(recipe, plan, plan.sampling_stages)
     with _driver_lease(recipe) as lease:
         _run_stages(recipe, plan, plan.sampling_stages, lease)
 
 
-def run_distill(recipe: Recipe) -> None:
+def run_distill(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
-    _require_one_study(recipe)
-    plan = make_plan(recipe)
+    (plan,) = (cell.plan for cell in cells or plan_command(recipe, "distill"))
     preflight(recipe, plan, plan.training_stages)
     with _driver_lease(recipe) as lease:
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
@@ -162,23 +175,23 @@ def run_distill(recipe: Recipe) -> None:
     print_paths(checkpoint=model_url(plan.distill.artifact))
 
 
-def run_report(recipe: Recipe) -> None:
+def run_report(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """The report of a finished study or sweep.
 
     Raises:
         UserError: with the stage, or the studies of the sweep, that are not finished.
     """
+    cells = cells or plan_command(recipe, "report")
     if recipe.sweep:
-        _report_sweep(recipe, make_cells(recipe))
+        _report_sweep(recipe, cells)
         return
-    plan = make_plan(recipe)
+    (plan,) = (cell.plan for cell in cells)
     check_storage(recipe.storage, recipe.name)
     _report(recipe, plan)
 
 
-def command_summary(recipe: Recipe, command: str) -> dict[str, Any]:
+def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict[str, Any]:
     """What `--json` prints: of every study of the recipe the artifacts that the command makes, and the report."""
-    cells = make_cells(recipe)
     studies = []
     for cell in cells:
         stages = {}
@@ -253,9 +266,8 @@ def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Leas
     lease.check()
 
 
-def _run_sweep(recipe: Recipe) -> None:
+def _run_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Every study in the same storage, where studies share the artifacts that their settings do not change."""
-    cells = make_cells(recipe)
     # All of them first: the last study should not be refused hours after the first one has started.
     for cell in cells:
         preflight(cell.recipe, cell.plan, cell.plan.stages)

@@ -353,7 +353,7 @@ def test_main_ends_on_sigterm_with_143(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(commands, "run_study", lambda recipe: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(commands, "run_study", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert command_line.main(["study", recipe]) == 143
     assert capsys.readouterr().err == "interrupted; run the same command again to continue\n"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -362,7 +362,7 @@ def test_main_ends_on_sigterm_with_143(
 def test_main_ends_on_ctrl_c_with_130(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(recipe: Recipe) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "run_study", interrupt)
@@ -371,7 +371,7 @@ def test_main_ends_on_ctrl_c_with_130(
 
 
 def test_main_keeps_the_traceback_of_a_bug(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stumble(recipe: Recipe) -> None:
+    def stumble(*_: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(commands, "run_study", stumble)
@@ -382,7 +382,7 @@ def test_main_keeps_the_traceback_of_a_bug(recipe: str, monkeypatch: pytest.Monk
 def test_main_reports_a_fault_in_one_line(
     recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(recipe: Recipe) -> None:
+    def fail(*_: object) -> None:
         raise OSError(28, "No space left on device", "/full")
 
     monkeypatch.setattr(commands, "run_study", fail)

@@ -51,6 +51,22 @@ def test_evaluation_recipe_has_five_slots_or_as_many_as_there_are(
     assert recipe.study.evaluation.slots == slots
 
 
+def test_evaluate_as_json_is_of_the_data_that_it_began_with(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another data set, or another commit of a model on the hub, would be another run."""
+
+    def answer(prompt: Any) -> str:
+        write_examples(tmp_path / "questions.jsonl", 41, 6)
+        return answer_with_the_first(prompt)
+
+    server.answer = answer
+    assert evaluate(server, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert list(result["curves"]) == ["base"]
+    assert set(result["studies"][0]["stages"]) == {"prepare", "evaluate base"}
+
+
 def test_evaluate_measures_a_served_model(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from pipelines.executors import build_executor
 from pipelines.plan import make_plan, make_plans
 from pipelines.provenance import Provenance
 from pipelines.stages.prepare import training_ids
-from pipelines.stages.stage import RunContext
+from pipelines.stages.stage import Digests, RunContext
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
 from pos2distill.records import example_from_row
@@ -175,6 +175,9 @@ def test_make_plan_fixes_the_commit_of_a_hub_model(
         assert stage.study.model.revision == commit
     assert Provenance.now(named, make_plan(named).study.model).settings["model"]["revision"] == commit
     assert fingerprints(named) == fingerprints(fixed)
+    # The digest of the model names the commit, so that one in the settings changes nothing.
+    digests = Digests(f"org/name@{commit}", "data")
+    assert digests.fingerprint(named.study) == digests.fingerprint(make_plan(named).study)
 
 
 def test_make_plan_names_artifacts_by_fingerprint(make_recipe: Make, tmp_path: Path) -> None:
