@@ -91,7 +91,7 @@ def test_print_evaluation_shows_tokens_only_with_both_counts(capsys: pytest.Capt
 def recipe_path(make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of a study whose stages print a line and make nothing."""
     make_recipe()
-    monkeypatch.setattr(commands, "run_sample", lambda recipe: print("a line for people"))
+    monkeypatch.setattr(commands, "run_sample", lambda *_: print("a line for people"))
     monkeypatch.delenv("POS2DISTILL_QUIET", raising=False)
     return str(tmp_path / "recipe.yaml")
 
@@ -116,7 +116,7 @@ def test_quiet_prints_nothing(
 def test_json_is_printed_for_a_gate_that_fails_too(
     recipe_path: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(recipe: Recipe) -> None:
+    def fail(*_: object) -> None:
         raise GateError("too large")
 
     monkeypatch.setattr(commands, "run_evaluate", fail)
