@@ -56,4 +56,4 @@ def _hint(parser: OneLineParser, command: str, word: str) -> str:
 
 def _options(command: OneLineParser) -> list[str]:
     """The long options that its help names."""
-    return re.findall("--[a-z-]+", command.format_help())
+    return re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", command.format_help(), re.MULTILINE)

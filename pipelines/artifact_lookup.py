@@ -1,5 +1,6 @@
 """Finished artifacts of any run, found by their folder alone: no recipe, data set or model is needed."""
 
+import os
 from collections.abc import Sequence
 
 import fsspec
@@ -83,7 +84,7 @@ def open_artifact(
             return artifact
         if not fs.exists(f"{path}/{RUN_FILE}"):
             if not fs.exists(path):
-                raise UserError(no_such_folder(run, "folder"))
+                raise UserError(no_such_run(run))
             raise UserError(
                 f"{run}: is neither the storage of a run nor one of its artifacts{_run_near(fs, path, names[0])}"
             )
@@ -95,11 +96,20 @@ def open_artifact(
     raise UserError(f"{run}: holds no finished {' or '.join(names)}{of_task}")
 
 
+def no_such_run(run: str) -> str:
+    """A message on a run's folder that is missing: often the folder around it, `runs`, was left out."""
+    if os.path.isdir(os.path.join("runs", run)):
+        return f"{os.path.abspath(run)}: no such folder; did you mean 'runs/{run}'?"
+    return no_such_folder(run, "folder")
+
+
 def _run_near(fs: fsspec.AbstractFileSystem, path: str, name: str) -> str:
     """For a message: the run that a folder, such as a report's, is in, or the artifact in it that is probably meant."""
     storage = path.rpartition("/")[0]
     if fs.exists(f"{storage}/{RUN_FILE}"):
         return f"; its run is {storage}"
+    if list_matching(fs, path, f"*/{RUN_FILE}"):
+        return "; `runs` lists the runs in it"
     folders = [str(each).rsplit("/", 1)[-1] for each in fs.ls(path, detail=False)] if fs.isdir(path) else []
     return did_you_mean_one(name, folders)
 

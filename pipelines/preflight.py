@@ -284,6 +284,9 @@ def check_gpus(task: Task) -> None:
     """A warning if what is to run asks for GPUs and this machine has none: it would end only once it needs them.
 
     Another one if this machine has GPUs and nothing asks for them.
+
+    Raises:
+        UserError: instead of the first warning, where no cluster can have the GPUs (`executor: local`).
     """
     runtime = task.recipe.runtime
     if runtime.executor == "ray" and names_cluster():
@@ -295,10 +298,12 @@ def check_gpus(task: Task) -> None:
         return
     import torch
 
-    if torch.cuda.device_count() == 0:
-        warn(
-            f"{', '.join(wanted)}: this machine has no GPU that torch can use; run on a cluster (RAY_ADDRESS), or set 0"
-        )
+    if torch.cuda.device_count():
+        return
+    problem = f"{', '.join(wanted)}: this machine has no GPU that torch can use"
+    if runtime.executor == "local":
+        raise UserError(f"{problem}; set 0, or install torch for GPUs (docs/running.md)")
+    warn(f"{problem}; run on a cluster (RAY_ADDRESS), or set 0")
 
 
 def check_space(task: Task) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import fsspec
 import pydantic
 
-from pos2distill.errors import UserError, no_such_folder
+from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import Curve, Grid, to_grid
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import RUN_FILE, Artifact
 from pos2distill.urls import open_url, storage_errors
 
-from .artifact_lookup import open_folder
+from .artifact_lookup import no_such_run, open_folder
 from .stages.answers import PREDICTIONS, read_refused
 
 _EVALUATION = "evaluation"  # the folder of the results of `evaluate`
@@ -88,7 +88,7 @@ def read_run_summary(run: str) -> RunSummary:
     fs, path = open_folder(run, "RUN")
     with storage_errors(run, "RUN"):
         if not fs.exists(path):
-            raise UserError(no_such_folder(run, "folder"))
+            raise UserError(no_such_run(run))
         storage = run.rstrip("/")
         for folder in (storage, f"{storage}/report", f"{storage}/{_EVALUATION}"):
             fs, path = open_url(folder, "RUN")

@@ -18,6 +18,8 @@ from .stages.stage import Stage
 # Below it, even after a hundred steps in one direction rounding changes a third of the merged update: in bfloat16, a
 # weight of 0.02 has steps of 1e-4.
 _LOW_RATE = 2e-5
+_HIGH_RATE = 1e-2  # ten times the highest that fine-tuning is usually done with
+_SHORT_ANSWER = 100  # tokens, the defaults of `max_new_tokens`
 
 
 def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
@@ -31,6 +33,8 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     if any(stage.artifact.name == CHECKPOINT for stage in pending):
         for problem in _of_training(recipe):
             warn_once(problem)
+    for problem in _too_short_for_chains(recipe.study):
+        warn_once(problem)
     if _asks_for_other_answers(recipe.study):
         warn_once("data.template.without_documents: does not ask for 'The answer is', which data.metric em judges")
 
@@ -77,10 +81,24 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
         yield "method.view_weight", f"method.view is {method.view}"
 
 
+def _too_short_for_chains(study: Study) -> Iterator[str]:
+    """Limits that are too short for the answers that the prompt asks for."""
+    if study.data.prompt not in ("reasoning", "coc"):
+        return
+    for section in ("sampling", "evaluation"):
+        if getattr(study, section).max_new_tokens == _SHORT_ANSWER:
+            yield (
+                f"{section}.max_new_tokens: {_SHORT_ANSWER} are few for a chain of thought "
+                f"(data.prompt: {study.data.prompt}); the paper's recipes have 512"
+            )
+
+
 def _of_training(recipe: Recipe) -> Iterator[str]:
-    """A rate at which adapters change a weight by less than its last digit, and workers without rows."""
+    """Rates that are too high, or so low that adapters change no digit of a weight; workers without rows."""
     study, trainers = recipe.study, recipe.runtime.trainers
     rate = study.training.learning_rate
+    if rate > _HIGH_RATE:
+        yield f"training.learning_rate: {rate:g} is very high; usual rates are 1e-6 to 1e-4, of adapters 1e-4 to 1e-3"
     if study.training.lora is not None and study.model.dtype == "bfloat16" and rate < _LOW_RATE:
         yield (
             f"training.learning_rate: {rate:g} is a rate for all weights; adapters (training.lora) usually need about "

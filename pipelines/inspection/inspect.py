@@ -66,8 +66,7 @@ def inspect(
         UserError: if the run has no answers or samples, or none at this position, or its samples no teacher states
             although `entropy` needs them.
     """
-    # Samples before answers, or the other way round.
-    artifact = open_artifact(run, [[SAMPLES], SCORES] if samples else [SCORES, [SAMPLES]], task, unfinished=True)
+    artifact = open_artifact(run, [[SAMPLES]] if samples else [SCORES, [SAMPLES]], task, unfinished=True)
     study = study_of(artifact)
     method = study.inference.method
     is_finished = artifact.is_finished

@@ -52,7 +52,9 @@ def apply_override(raw: dict[str, Any], override: str, *, prefix: str = "") -> s
         # The value is read as YAML, so that lists, null and quotes mean the same as in a file.
         value = parse_value(text)
     except ValueError as error:
-        raise UserError(f"{prefix}{dotted}: cannot read the value: {error}") from None
+        is_cut = text.count("[") > text.count("]") or text.count("{") > text.count("}")
+        hint = "; if it has blanks, put the whole setting in quotes" if is_cut else ""
+        raise UserError(f"{prefix}{dotted}: cannot read the value: {error}{hint}") from None
     if dotted.startswith("sweep."):  # the keys of a sweep are dotted names themselves
         sweep = raw.setdefault("sweep", {})
         _require_section(sweep, "sweep", f"{prefix}{dotted}")

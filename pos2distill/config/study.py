@@ -221,7 +221,8 @@ class Study(Section):
         measured = self.inference.method == "reorder" or self.inference.searches_scales
         if measured and not self.data.train_examples:
             raise ValueError(
-                f"data.train_examples: 0, but inference.method '{self.inference.method}' measures on training examples"
+                f"data.train_examples: 0, but inference.method '{self.inference.method}' measures on training "
+                f"examples; set for example data.train_examples=100 data.eval_fraction=0.5"
             )
         if self.inference.method not in ("none", "reorder") and self.model.engine == "openai":
             raise ValueError(

@@ -19,8 +19,20 @@ _FLATTENED = "study"
 RECIPE_FIELDS = ("name", "description", "runtime", "sweep")
 
 
-# Of settings in other tools, whose names are more similar to another setting's.
-_OTHER_NAMES = {"lr": "learning_rate", "num_train_epochs": "epochs"}
+# Names that other tools have for these settings.
+_OTHER_NAMES = {
+    "lr": "training.learning_rate",
+    "num_train_epochs": "training.epochs",
+    "training.batch_size": "training.global_batch_rows",
+    "per_device_train_batch_size": "training.global_batch_rows",
+    "bf16": "training.precision",
+    "model_name_or_path": "model.path",
+    "max_model_len": "model.max_length",
+    "num_docs": "data.documents",
+    "positions": "evaluation.slots",
+    "sampling.n": "sampling.candidates",
+    "output_dir": "runtime.storage",
+}
 _INPUT = "input should be "  # how pydantic begins
 _WORD = re.compile("'([^']+)'")
 _REPR = reprlib.Repr()
@@ -124,7 +136,7 @@ def _describe(error: ValidationError, root: type[Section], prefix: str = "") -> 
         # A list is too short because of an item that is wrong.
         if problem["type"] == "too_short" and first["type"] != "too_short":
             continue
-        phrase = _describe_type(problem, field.annotation)
+        phrase = _describe_type(problem, field)
         # The other problems are left out: one line names one field.
         if _find_field(problem["loc"], root).path == field.path and phrase not in expected:
             expected.append(phrase)
@@ -154,8 +166,11 @@ def _nearest_choice(problems: Sequence[Any], given: Any) -> str:
 def _describe_unknown(location: tuple[int | str, ...], root: type[Section], prefix: str) -> str:
     field = _find_field(location, root)
     unknown = str(location[-1])
-    hint = did_you_mean(_OTHER_NAMES.get(unknown, unknown), _field_names(field.section))
     name = ".".join([*field.path, unknown])
+    other_name = _OTHER_NAMES.get(name, _OTHER_NAMES.get(unknown))
+    if other_name in dotted_names(root):
+        return f"{name}: unknown field; did you mean '{prefix}{other_name}'?"
+    hint = did_you_mean(unknown, _field_names(field.section))
     # The name may be that of a setting in another section; an item of a list has names of its own.
     in_list = any(isinstance(part, int) for part in location)
     elsewhere = [dotted for dotted in dotted_names(root) if dotted.rsplit(".", 1)[-1] == unknown]
@@ -163,6 +178,16 @@ def _describe_unknown(location: tuple[int | str, ...], root: type[Section], pref
         # A setting of the whole recipe, such as the seed, before one of another section.
         hint = did_you_mean_one(name, [unknown] if unknown in elsewhere else elsewhere, likeness=0.0, prefix=prefix)
     return f"{name}: unknown field{hint}"
+
+
+def _example_field(section: type[BaseModel], given: Any) -> str:
+    """For a word in place of a section, such as `method: sft`: the field of the section that can have this value."""
+    if not isinstance(given, str):
+        return ""
+    for name, field in section.model_fields.items():
+        if given in get_args(field.annotation):
+            return f", such as {name}: {given}"
+    return ""
 
 
 def _describe_value_error(problem: Any, field: _Field) -> str:
@@ -176,12 +201,12 @@ def _describe_value_error(problem: Any, field: _Field) -> str:
     return f"{field.dotted}: {message}" if of_field else f"{field.dotted}.{message}"
 
 
-def _describe_type(problem: Any, annotation: Any) -> str:
+def _describe_type(problem: Any, field: _Field) -> str:
     """What was expected, without the names of Python's types."""
     if problem["type"] == "tuple_type":
-        return f"input should be a list, for example {_example_list(annotation, problem['input'])}"
+        return f"input should be a list, for example {_example_list(field.annotation, problem['input'])}"
     if problem["type"] == "model_type":
-        return "expected a section with fields"
+        return f"expected a section with fields{_example_field(field.section, problem['input'])}"
     if problem["type"] == "dict_type":
         return "input should be a mapping"
     if problem["type"] in ("bool_parsing", "bool_type"):

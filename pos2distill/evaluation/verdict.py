@@ -53,7 +53,7 @@ def _chance(curve: Curve) -> str:
 def _loss(curve: Curve, known: Curve | None = None) -> str:
     """The loss of the worst position. known: a curve whose loss is named in the same sentence before."""
     if not curve.gap:
-        return f"all {len(curve.slots)} positions of {curve.documents} are equally good"
+        return f"all {len(curve.slots)} positions of {curve.documents} have the same accuracy"
     worst, best = _worst(curve), _best(curve)
     points = format_points(curve.gap)
     if known is not None and known.gap and (_worst(known), _best(known)) == (worst, best):

@@ -280,5 +280,5 @@ def _request(address: str) -> None:
 
 
 def is_hub_name(path: str) -> bool:
-    """Whether a path can be OWNER/NAME on the hub. A folder of that name on this machine takes precedence."""
-    return looks_like_hub_name(path) and not os.path.isdir(path)
+    """Whether a path can be OWNER/NAME on the hub. What has this name on this machine takes precedence."""
+    return looks_like_hub_name(path) and not os.path.exists(path)

@@ -5,6 +5,7 @@ import importlib.util
 import netrc
 import os
 import socket
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -33,7 +34,9 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         # Looked up and not imported: only the worker of rank 0 logs.
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"runtime.trackers: {name} is not installed; pip install {name}")
+            # The environment of `make install` has no pip.
+            pip = "pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {sys.executable}"
+            raise UserError(f"runtime.trackers: {name} is not installed; {pip} {name}")
         if name in _CHECKS:
             _CHECKS[name]()
 

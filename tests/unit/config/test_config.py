@@ -123,8 +123,14 @@ def test_metric_must_fit_the_prompt(load: Callable[..., Recipe]) -> None:
         ("training.epochs=1.5", "training.epochs: input should be a valid integer, got 1.5"),
         ("training.strategy=zero3", "training.strategy: unknown field; did you mean 'runtime.trainers.strategy'?"),
         ("training.epochs=0", "training.epochs: input should be greater than or equal to 1, got 0"),
-        ("training.lr=1e-4", "training.lr: unknown field; did you mean 'learning_rate'?"),
-        ("training.num_train_epochs=2", "training.num_train_epochs: unknown field; did you mean 'epochs'?"),
+        ("training.lr=1e-4", "training.lr: unknown field; did you mean 'training.learning_rate'?"),
+        ("training.num_train_epochs=2", "training.num_train_epochs: unknown field; did you mean 'training.epochs'?"),
+        ("training.batch_size=8", "training.batch_size: unknown field; did you mean 'training.global_batch_rows'?"),
+        ("sampling.n=4", "sampling.n: unknown field; did you mean 'sampling.candidates'?"),
+        ("output_dir=x", "output_dir: unknown field; did you mean 'runtime.storage'?"),
+        ("evaluation.positions=[1]", "evaluation.positions: unknown field; did you mean 'evaluation.slots'?"),
+        ("method=sft", "method: expected a section with fields, such as name: sft, got 'sft'"),
+        ("inference=ms_poe", "inference: expected a section with fields, such as method: ms_poe, got 'ms_poe'"),
         ("training.lora.rnk=8", "training.lora.rnk: unknown field; did you mean 'rank'?"),
         ("training.lora.rank=0", "training.lora.rank: input should be greater than or equal to 1, got 0"),
         ("training.lora.targets=[]", "training.lora.targets: expected at least one linear layer, or all"),
@@ -468,7 +474,11 @@ def test_load_recipe_applies_the_last_override(load: Callable[..., Recipe]) -> N
         ("training..epochs=3", "training..epochs=3: expected section.field=value"),
         (".epochs=3", ".epochs=3: expected section.field=value"),
         ("name.first=x", "name.first: 'name' is a single value and has no fields"),
-        ("seed=[1", "seed: cannot read the value: not valid YAML: line 2: did not find expected ',' or ']'"),
+        (
+            "seed=[1",
+            "seed: cannot read the value: not valid YAML: line 2: did not find expected ',' or ']'; if it has blanks, "
+            "put the whole setting in quotes",
+        ),
         ("seed=2024-13-45", "seed: cannot read the value: not valid YAML: a value cannot be converted (ValueError)"),
     ],
 )
@@ -811,7 +821,7 @@ def test_sweep_cells_of_a_recipe_made_in_python(load: Callable[..., Recipe]) -> 
         ("{evaluation: [{slots: 2}]}", "sweep: evaluation: not a setting of a study"),
         ("{model.rope_scales: [[1.5]]}", "sweep: model.rope_scales: filled in from inference.scales; set those"),
         ("{model: [{path: m, rope_scales: [2]}]}", "sweep: model.rope_scales: filled in from inference.scales; set th"),
-        ("{inference: [lpes]}", "sweep: inference: expected a section with fields, got 'lpes'"),
+        ("{inference: [lpes]}", "sweep: inference: expected a section with fields, such as method: lpes, got 'lpes'"),
         (
             "{method: [{name: r1}], method.k: [2, 4]}",
             "sweep: method: is swept as a section, and so is its setting method.k; name one of them",

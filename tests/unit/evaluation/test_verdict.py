@@ -63,9 +63,9 @@ def test_describe_change_that_may_be_chance() -> None:
 def test_describe_change_for_the_worse_names_the_new_worst_position() -> None:
     before, after = curve(1.0, 0.5), curve(0.75, 0.75, slots=(0, 1))
     assert describe_change(before, after, paired(-0.1, -0.2, -0.05, best=(-0.24, -0.3, -0.18))) == (
-        "Position 2 of 10 loses 50 points to position 1; after distillation all 2 positions of 10 are equally good. "
-        "The best position loses 24 points (95 % interval -30.0 to -18.0; measured from 100 to 75 %). The mean "
-        "accuracy falls by 10 points (95 % interval -20.0 to -5.0): with 60 questions, the difference is real."
+        "Position 2 of 10 loses 50 points to position 1; after distillation all 2 positions of 10 have the same "
+        "accuracy. The best position loses 24 points (95 % interval -30.0 to -18.0; measured from 100 to 75 %). The "
+        "mean accuracy falls by 10 points (95 % interval -20.0 to -5.0): with 60 questions, the difference is real."
     )
     other = curve(0.9, 1.0)
     assert "; after distillation position 1 loses 10 points to position 2. " in describe_change(
@@ -100,7 +100,7 @@ def test_describe_change_of_pairs_and_of_a_flat_model() -> None:
     )
     flat = curve(0.5, 0.5)
     assert describe_change(flat, curve(0.5, 0.6), paired(0, 0, 0)).startswith(
-        "All 2 positions of 10 are equally good; after distillation position 1 loses 10 points to position 2. "
+        "All 2 positions of 10 have the same accuracy; after distillation position 1 loses 10 points to position 2. "
     )
 
 

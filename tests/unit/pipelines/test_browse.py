@@ -158,6 +158,24 @@ def test_list_artifacts_has_finished_ones_first_and_each_once(tmp_path: Path, re
     assert [each.fingerprint for each in list_artifacts(str(tmp_path), ["samples"])] == ["new", "old"]
 
 
+def test_inspect_samples_of_an_evaluation_refuses(recipe: Recipe, command: Command, tmp_path: Path) -> None:
+    """Answers of an evaluation are no samples."""
+    storage = tmp_path / "evaluated"
+    shutil.copytree(recipe.storage, storage, ignore=shutil.ignore_patterns("samples-*"))
+    assert command("inspect", str(storage), "--samples", code=2) == [f"error: {storage}: holds no finished samples"]
+
+
+def test_runs_are_named_where_their_folder_was_left_out(
+    recipe: Recipe, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(recipe.storage, tmp_path / "runs" / "mine")
+    monkeypatch.chdir(tmp_path)
+    for words in (["inspect", "mine"], ["compare", "mine", "mine"]):
+        assert command(*words, code=2) == [f"error: {tmp_path}/mine: no such folder; did you mean 'runs/mine'?"]
+    (line,) = command("inspect", "runs", code=2)
+    assert line.endswith("is neither the storage of a run nor one of its artifacts; `runs` lists the runs in it")
+
+
 def test_inspect_samples_shows_the_teachers_entropy(recipe: Recipe, command: Command) -> None:
     """Against transformers' own forward pass over prompt and response."""
     lines = command("inspect", recipe.storage, "--samples", "--entropy", "--json", "--limit", "2")

@@ -247,7 +247,6 @@ def test_check_temporary_space(
         ("", {"executor": "ray", "pending": "evaluation_stages"}, ["samplers"]),
         ("", {"executor": "ray", "pending": "distill"}, ["trainers"]),
         ("", {"executor": "ray", "pending": "analysis_stages", "analysis": {"examples": 3}}, ["samplers", "teachers"]),
-        ("", {"executor": "local"}, ["samplers", "teachers", "trainers"]),
         ("ADDRESS", {"executor": "ray"}, []),
     ],
 )
@@ -278,6 +277,21 @@ def test_check_gpus_warns_of_a_machine_without_any(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     preflight.check_gpus(preflight.Task(recipe, plan, plan.stages))
     assert capsys.readouterr().err == ""
+
+
+def test_check_gpus_refuses_a_local_run_on_a_machine_without_any(
+    make_recipe: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cluster can have the GPUs, and torch would end the run with a traceback."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    recipe = make_recipe(runtime={"executor": "local", "samplers": {"gpus": 1}, "trainers": {"gpus": 1}})
+    plan = make_plan(recipe)
+    with pytest.raises(UserError) as caught:
+        preflight.check_gpus(preflight.Task(recipe, plan, plan.evaluation_stages))
+    assert str(caught.value) == (
+        "runtime.samplers.gpus: this machine has no GPU that torch can use; set 0, or install torch for GPUs "
+        "(docs/running.md)"
+    )
 
 
 def test_preflight_warns_of_a_context_beyond_the_models(make_recipe: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,6 +72,27 @@ def test_warn_of_settings_names_those_of_a_method_that_is_not_chosen(
     assert warnings_of(recipe) == []  # as for the next study of a sweep
 
 
+@pytest.mark.parametrize(("rate", "warned"), [(1e6, True), (0.1, True), (1e-2, False)])
+def test_warn_of_settings_names_a_rate_that_is_very_high(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]], rate: float, *, warned: bool
+) -> None:
+    lines = warnings_of(make_recipe(training={"learning_rate": rate}))
+    line = f"warning: training.learning_rate: {rate:g} is very high; usual rates are 1e-6 to 1e-4, of adapters 1e-4 to "
+    assert [each.startswith(line) for each in lines] == [True] * warned
+
+
+def test_warn_of_settings_names_limits_that_are_short_for_chains(
+    make_recipe: Make, warnings_of: Callable[[Recipe], list[str]]
+) -> None:
+    lines = warnings_of(
+        make_recipe(data={"prompt": "reasoning"}, sampling={"max_new_tokens": 100}, evaluation={"max_new_tokens": 512})
+    )
+    assert lines == [
+        "warning: sampling.max_new_tokens: 100 are few for a chain of thought (data.prompt: reasoning); the paper's "
+        "recipes have 512"
+    ]
+
+
 @pytest.mark.parametrize(
     ("training", "dtype", "is_low"),
     [

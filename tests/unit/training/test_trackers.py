@@ -1,3 +1,4 @@
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -43,7 +44,8 @@ def test_check_trackers_names_a_missing_package(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError) as caught:
         check_trackers([name])
-    assert str(caught.value) == f"runtime.trackers: {name} is not installed; pip install {name}"
+    pip = "pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {sys.executable}"
+    assert str(caught.value) == f"runtime.trackers: {name} is not installed; {pip} {name}"
 
 
 @pytest.fixture
