@@ -1,9 +1,6 @@
 """The commands: lists of stages, of which those that are not finished run in order."""
 
-import contextlib
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,31 +9,20 @@ from pydantic import ValidationError
 from pos2distill.config import AnalysisSection, Recipe, Study
 from pos2distill.config.fields import replace_section
 from pos2distill.config.load import sweep_cells, to_user_error
-from pos2distill.errors import TransientError, UserError, warn
+from pos2distill.errors import UserError
 from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation
-from pos2distill.evaluation.scores import count_warnings
-from pos2distill.startup import is_program
 from pos2distill.store.artifacts import (
     check_storage,
-    claim_storage,
     other_fingerprints,
-    release_storage,
-    remove_if_empty,
 )
-from pos2distill.store.lease import Lease, exit_immediately, hold_lease
-from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER, model_url
+from pos2distill.training.job import model_url
 from pos2distill.urls import storage_errors
 
-from .artifact_names import CHECKPOINT, EXAMPLES
-from .data_checks import check_prompts
 from .evaluations import read_evaluations, write_evaluations
-from .executors import build_executor
-from .executors.leased import LeasedExecutor
 from .gate import check_evaluation, read_baseline
 from .plan import Plan, make_plans
 from .preflight import preflight
-from .provenance import Provenance, record_provenance
 from .report import (
     Cell,
     compare_models,
@@ -47,15 +33,15 @@ from .report import (
     reported_fingerprint,
     write_analysis,
 )
+from .stage_runner import driver_lease, run_stages
 from .stages.search_scales import EXPORT_FOLDER
-from .stages.stage import RunContext, Stage
+from .stages.stage import Stage
 from .terminal import (
     format_settings,
     print_analysis,
     print_comparison,
     print_evaluation,
     print_paths,
-    summarise_manifest,
 )
 
 
@@ -81,8 +67,8 @@ def run_study(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
         return
     (plan,) = (cell.plan for cell in cells)
     preflight(recipe, plan, plan.stages)
-    with _driver_lease(recipe) as lease:
-        _run_stages(recipe, plan, plan.stages, lease)
+    with driver_lease(recipe) as lease:
+        run_stages(recipe, plan, plan.stages, lease)
     # All studies in a storage write the same report folder, so its summary says which study it shows.
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
@@ -110,8 +96,8 @@ def run_evaluate(
     # Before anything runs.
     compared = read_baseline(baseline, plan.study) if baseline else None
     preflight(recipe, plan, plan.evaluation_stages)
-    with _driver_lease(recipe) as lease:
-        _run_stages(recipe, plan, plan.evaluation_stages, lease)
+    with driver_lease(recipe) as lease:
+        run_stages(recipe, plan, plan.evaluation_stages, lease)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
     method = recipe.study.inference.method
@@ -131,8 +117,8 @@ def run_analyse(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     (cell,) = cells or plan_command(recipe, "analyse")
     recipe, plan = cell.recipe, cell.plan
     preflight(recipe, plan, plan.analysis_stages)
-    with _driver_lease(recipe) as lease:
-        _run_stages(recipe, plan, plan.analysis_stages, lease)
+    with driver_lease(recipe) as lease:
+        run_stages(recipe, plan, plan.analysis_stages, lease)
         analyses = read_analyses(plan)
         write_analysis(recipe, analyses)
     for model, analysis in analyses.items():
@@ -159,19 +145,19 @@ def run_sample(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """Samples, with what the teacher stores beside them."""
     (plan,) = (cell.plan for cell in cells or plan_command(recipe, "sample"))
     preflight(recipe, plan, plan.sampling_stages)
-    with _driver_lease(recipe) as lease:
-        _run_stages(recipe, plan, plan.sampling_stages, lease)
+    with driver_lease(recipe) as lease:
+        run_stages(recipe, plan, plan.sampling_stages, lease)
 
 
 def run_distill(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
     (plan,) = (cell.plan for cell in cells or plan_command(recipe, "distill"))
     preflight(recipe, plan, plan.training_stages)
-    with _driver_lease(recipe) as lease:
+    with driver_lease(recipe) as lease:
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
         if recipe.runtime.mode == "staged":
             _require_finished(recipe, plan, [plan.sample])
-        _run_stages(recipe, plan, plan.training_stages, lease)
+        run_stages(recipe, plan, plan.training_stages, lease)
     print_paths(checkpoint=model_url(plan.distill.artifact))
 
 
@@ -223,49 +209,6 @@ def stages_of_command(command: str, plan: Plan) -> list[Stage]:
     return plan.stages
 
 
-def _run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease) -> None:
-    streams = plan.distill in stages and recipe.runtime.mode == "streamed"
-    # Built only when a stage must run, so that a finished study imports no Ray.
-    context = provenance = None
-    checked = False
-    for stage in stages:
-        manifest = stage.artifact.manifest()
-        duration = "cached"
-        if manifest is None:
-            if stage in plan.sampling and streams:
-                continue  # the round's stage `distill` trains on the samples while they are made, and publishes them
-            if context is None or provenance is None:
-                provenance = Provenance.now(recipe, plan.study.model)
-                logged_settings = plan.study.model_dump(mode="json")
-                executor = LeasedExecutor(build_executor(recipe.runtime), lease)
-                context = RunContext(recipe.name, recipe.storage, logged_settings, recipe.runtime, executor, lease)
-            # Once the data of all tasks is prepared, and before anything expensive starts.
-            if not checked and stage.artifact.name != EXAMPLES:
-                checked = True
-                check_prompts(recipe, plan, stages)
-            lease.check()
-            start = time.monotonic()
-            try:
-                manifest = stage.run(stage, context)
-            except BaseException:
-                # Of what a stopped stage has finished, too: later it is found finished, and nothing records it.
-                with contextlib.suppress(Exception):
-                    lease.check()
-                    _record_provenance(plan, stage, provenance)
-                raise
-            _record_provenance(plan, stage, provenance)
-            duration = f"{time.monotonic() - start:9.1f} s"
-        elif stage.artifact.name == CHECKPOINT:
-            stage.artifact.require(MODEL_FOLDER, STEPS_FOLDER)
-            # A run that was killed once it had published the checkpoint could leave it; it is several times as large.
-            stage.artifact.remove(STATE_FOLDER)
-        print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
-        for warning in count_warnings(manifest.counts):
-            warn(f"{stage.name}: {warning}")
-    # What the command writes beside artifacts, too.
-    lease.check()
-
-
 def _run_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
     """Every study in the same storage, where studies share the artifacts that their settings do not change."""
     # All of them first: the last study should not be refused hours after the first one has started.
@@ -273,8 +216,8 @@ def _run_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
         preflight(cell.recipe, cell.plan, cell.plan.stages)
     for number, cell in enumerate(cells, start=1):
         print(f"--- study {number} of {len(cells)}{format_settings(cell.settings)}", flush=True)
-        with _driver_lease(recipe) as lease:
-            _run_stages(cell.recipe, cell.plan, cell.plan.stages, lease)
+        with driver_lease(recipe) as lease:
+            run_stages(cell.recipe, cell.plan, cell.plan.stages, lease)
     _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
 
 
@@ -320,16 +263,6 @@ def _report_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
     print_paths(report=f"{recipe.storage}/report/index.html")
 
 
-def _record_provenance(plan: Plan, stage: Stage, provenance: Provenance) -> None:
-    provenance = provenance.dated()
-    for name, task in plan.other_tasks.items():
-        if stage in (task.prepare, task.evaluate_base, task.evaluate_distilled):
-            provenance = provenance.of_task(name, task.study)
-    for made in (stage, *stage.streams.values()):
-        inputs = {name: each.artifact for name, each in made.inputs.items()}
-        record_provenance(made.artifact, provenance, made.name, inputs)
-
-
 def _require_one_study(recipe: Recipe) -> None:
     if recipe.sweep:
         raise UserError(
@@ -354,35 +287,3 @@ def _made_with_other_settings(recipe: Recipe, plan: Plan, stage: Stage) -> list[
     """The fingerprints of the artifacts of a stage that no round of this study makes."""
     own = [each.artifact.fingerprint for each in (stage, *plan.stages)]
     return other_fingerprints(recipe.storage, stage.artifact.name, own)
-
-
-@contextmanager
-def _driver_lease(recipe: Recipe) -> Iterator[Lease]:
-    """The right to make artifacts in the storage, which one driver at a time has.
-
-    If it is lost, the program ends at once. A process that only calls these functions, such as a notebook, is not
-    ended, but the call.
-
-    Raises:
-        TransientError: if the lease is lost in such a process.
-    """
-    # Another recipe's storage is refused now, not after waiting for its driver to end.
-    is_new = claim_storage(recipe.storage, recipe.name)
-    try:
-        with hold_lease(recipe.storage, on_lost=exit_immediately if is_program() else None) as lease:
-            claim_storage(recipe.storage, recipe.name)  # again: the previous driver may have released it
-            try:
-                yield lease
-            except Exception as error:
-                # What failed after the loss may have failed because of it.
-                if not isinstance(error, TransientError):
-                    lease.check()
-                raise
-            finally:
-                # The body's own outcome counts. A storage that stays claimed is this recipe's.
-                with contextlib.suppress(Exception):
-                    lease.check()
-                    release_storage(recipe.storage)
-    finally:
-        if is_new:
-            remove_if_empty(recipe.storage)

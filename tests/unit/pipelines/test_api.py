@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pos2distill
-from pipelines import commands
+from pipelines import stage_runner
 from pipelines.api_input import Questions, plain, questions_file, to_overrides, to_recipe
 from pipelines.tracker import ProgressTracker
 from pos2distill.config import Recipe
@@ -92,7 +92,7 @@ def test_distill_ends_with_an_error_if_the_lease_is_lost(
         closed.append(log)
 
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "hold_lease", functools.partial(hold_lease, period=0.2))
+        patch.setattr(stage_runner, "hold_lease", functools.partial(hold_lease, period=0.2))
         patch.setattr(ProgressTracker, "count_step", lose_lease)
         patch.setattr(ProgressTracker, "report_fatal", report)
         patch.setattr(StepLog, "close", close)

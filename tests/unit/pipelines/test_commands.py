@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pipelines import commands
+from pipelines import commands, stage_runner
 from pipelines.commands import run_sample, run_study
 from pipelines.dry_run import describe
 from pipelines.plan import make_plan
@@ -121,7 +121,7 @@ def test_commands_that_write_artifacts_hold_the_lease(
         raise Reached
 
     recipe = make_recipe()
-    monkeypatch.setattr(commands, "_run_stages", check_lease)
+    monkeypatch.setattr(commands, "run_stages", check_lease)
     monkeypatch.setattr(commands, "_require_finished", lambda *arguments: None)
     with pytest.raises(Reached):
         COMMANDS[command](recipe)
@@ -132,11 +132,11 @@ def test_a_lost_lease_ends_the_program_and_of_other_processes_the_call(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, is_program: bool, ended: list[str]
 ) -> None:
     reported: list[str] = []
-    monkeypatch.setattr(commands, "exit_immediately", reported.append)
-    monkeypatch.setattr(commands, "is_program", lambda: is_program)
-    monkeypatch.setattr(commands, "hold_lease", lose_at_once)
+    monkeypatch.setattr(stage_runner, "exit_immediately", reported.append)
+    monkeypatch.setattr(stage_runner, "is_program", lambda: is_program)
+    monkeypatch.setattr(stage_runner, "hold_lease", lose_at_once)
     error: type[Exception] = Stopped if is_program else TransientError
-    with pytest.raises(error, match=r"^lost$"), commands._driver_lease(make_recipe()):
+    with pytest.raises(error, match=r"^lost$"), stage_runner.driver_lease(make_recipe()):
         raise Stopped("lost", 130)
     assert reported == ended
 

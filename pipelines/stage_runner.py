@@ -1,0 +1,134 @@
+"""Runs the stages of a plan that are not finished, as the only driver of the storage."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pos2distill.config import Recipe
+from pos2distill.errors import TransientError, warn
+from pos2distill.evaluation.scores import count_warnings
+from pos2distill.startup import is_program
+from pos2distill.store.artifacts import Manifest, claim_storage, release_storage, remove_if_empty
+from pos2distill.store.lease import Lease, exit_immediately, hold_lease
+from pos2distill.training.job import MODEL_FOLDER, STATE_FOLDER, STEPS_FOLDER
+
+from .artifact_names import CHECKPOINT, EXAMPLES
+from .data_checks import check_prompts
+from .executors import build_executor
+from .executors.leased import LeasedExecutor
+from .plan import Plan
+from .provenance import Provenance, record_provenance
+from .stages.stage import RunContext, Stage
+from .terminal import summarise_manifest
+
+
+def run_stages(recipe: Recipe, plan: Plan, stages: Sequence[Stage], lease: Lease) -> None:
+    """Run the stages that are not finished, in order, and print a line for each.
+
+    Raises:
+        UserError: as of the stages; what they stored stays.
+    """
+    streams = plan.distill in stages and recipe.runtime.mode == "streamed"
+    runner: _StageRunner | None = None
+    checked = False
+    for stage in stages:
+        manifest = stage.artifact.manifest()
+        duration = "cached"
+        if manifest is not None:
+            _check_finished(stage)
+        elif stage in plan.sampling and streams:
+            continue  # the round's stage `distill` trains on the samples while they are made, and publishes them
+        else:
+            # Made only when a stage must run, so that a finished study imports no Ray.
+            runner = runner or _StageRunner(recipe, plan, lease)
+            # Once the data of all tasks is prepared, and before anything expensive starts.
+            if not checked and stage.artifact.name != EXAMPLES:
+                checked = True
+                check_prompts(recipe, plan, stages)
+            start = time.monotonic()
+            manifest = runner.run(stage)
+            duration = f"{time.monotonic() - start:9.1f} s"
+        print(f"{stage.name:<18}  {duration}  {summarise_manifest(manifest)}", flush=True)
+        for warning in count_warnings(manifest.counts):
+            warn(f"{stage.name}: {warning}")
+    # What the command writes beside artifacts, too.
+    lease.check()
+
+
+def _check_finished(stage: Stage) -> None:
+    """
+    Raises:
+        UserError: if a finished checkpoint is not whole.
+    """
+    if stage.artifact.name == CHECKPOINT:
+        stage.artifact.require(MODEL_FOLDER, STEPS_FOLDER)
+        # A run that was killed once it had published the checkpoint could leave it; it is several times as large.
+        stage.artifact.remove(STATE_FOLDER)
+
+
+class _StageRunner:
+    """Runs single stages on one executor, and records how their artifacts were made."""
+
+    def __init__(self, recipe: Recipe, plan: Plan, lease: Lease) -> None:
+        self.plan = plan
+        self.lease = lease
+        self.provenance = Provenance.now(recipe, plan.study.model)
+        settings = plan.study.model_dump(mode="json")
+        executor = LeasedExecutor(build_executor(recipe.runtime), lease)
+        self.context = RunContext(recipe.name, recipe.storage, settings, recipe.runtime, executor, lease)
+
+    def run(self, stage: Stage) -> Manifest:
+        """Run one stage, which publishes its artifact."""
+        self.lease.check()
+        try:
+            manifest = stage.run(stage, self.context)
+        except BaseException:
+            # Of what a stopped stage has finished, too: later it is found finished, and nothing records it.
+            with contextlib.suppress(Exception):
+                self.lease.check()
+                self._record_provenance(stage)
+            raise
+        self._record_provenance(stage)
+        return manifest
+
+    def _record_provenance(self, stage: Stage) -> None:
+        provenance = self.provenance.dated()
+        for name, task in self.plan.other_tasks.items():
+            if stage in (task.prepare, task.evaluate_base, task.evaluate_distilled):
+                provenance = provenance.of_task(name, task.study)
+        for finished in (stage, *stage.streams.values()):
+            inputs = {name: each.artifact for name, each in finished.inputs.items()}
+            record_provenance(finished.artifact, provenance, finished.name, inputs)
+
+
+@contextmanager
+def driver_lease(recipe: Recipe) -> Iterator[Lease]:
+    """The right to make artifacts in the storage, which one driver at a time has.
+
+    If it is lost, the program ends at once. A process that only calls these functions, such as a notebook, is not
+    ended, but the call.
+
+    Raises:
+        TransientError: if the lease is lost in such a process.
+    """
+    # Another recipe's storage is refused now, not after waiting for its driver to end.
+    is_new = claim_storage(recipe.storage, recipe.name)
+    try:
+        with hold_lease(recipe.storage, on_lost=exit_immediately if is_program() else None) as lease:
+            claim_storage(recipe.storage, recipe.name)  # again: the previous driver may have released it
+            try:
+                yield lease
+            except Exception as error:
+                # What failed after the loss may have failed because of it.
+                if not isinstance(error, TransientError):
+                    lease.check()
+                raise
+            finally:
+                # The body's own outcome counts. A storage that stays claimed is this recipe's.
+                with contextlib.suppress(Exception):
+                    lease.check()
+                    release_storage(recipe.storage)
+    finally:
+        if is_new:
+            remove_if_empty(recipe.storage)
