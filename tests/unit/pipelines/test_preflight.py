@@ -15,10 +15,11 @@ from typing import Any
 import grpc
 import pytest
 
-from pipelines import data_checks, preflight
+from pipelines import data_checks, machine_checks, preflight
 from pipelines.commands import run_study
 from pipelines.dry_run import describe
 from pipelines.model_checks import count_parameters
+from pipelines.pending_run import PendingRun
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
 from pos2distill.errors import UserError
@@ -135,7 +136,7 @@ def test_check_ray_refuses_another_service(make_recipe: Make, monkeypatch: pytes
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_check_ray_refuses_a_mute_server(make_recipe: Make, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts connections and says nothing, so that Ray would wait for it."""
-    monkeypatch.setattr(preflight, "_CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(machine_checks, "_CONNECT_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -149,7 +150,7 @@ def test_check_ray_refuses_a_mute_server(make_recipe: Make, scheme: str, monkeyp
 
 def test_check_ray_gives_up_after_its_time(make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that accepts no connection, as behind a firewall that drops packets."""
-    monkeypatch.setattr(preflight, "_CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(machine_checks, "_CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         address = server.getsockname()
         waiting = [socket.socket() for _ in range(4)]
@@ -226,12 +227,12 @@ def test_check_temporary_space(
     monkeypatch.setenv("RAY_ADDRESS", address)
     recipe = make_recipe()
     plan = make_plan(recipe)
-    task = preflight.Task(recipe, plan, plan.stages)
+    task = PendingRun(recipe, plan, plan.stages)
     _with_free_space(monkeypatch, _STATE_BYTES)
-    preflight.check_temporary_space(task)
+    machine_checks.check_temporary_space(task)
     assert capsys.readouterr().err == ""
     _with_free_space(monkeypatch, _STATE_BYTES - 1)
-    preflight.check_temporary_space(task)
+    machine_checks.check_temporary_space(task)
     error = capsys.readouterr().err
     assert bool(error) == warns
     if warns:
@@ -268,14 +269,14 @@ def test_check_gpus_warns_of_a_machine_without_any(
     )
     plan = make_plan(recipe)
     pending = getattr(plan, settings.get("pending", "stages"))
-    preflight.check_gpus(preflight.Task(recipe, plan, pending if isinstance(pending, list) else [pending]))
+    machine_checks.check_gpus(PendingRun(recipe, plan, pending if isinstance(pending, list) else [pending]))
     names = ", ".join(f"runtime.{pool}.gpus" for pool in pools)
     expected = (
         f"warning: {names}: this machine has no GPU that torch can use; run on a cluster (RAY_ADDRESS), or set 0\n"
     )
     assert capsys.readouterr().err == (expected if pools else "")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    preflight.check_gpus(preflight.Task(recipe, plan, plan.stages))
+    machine_checks.check_gpus(PendingRun(recipe, plan, plan.stages))
     assert capsys.readouterr().err == ""
 
 
@@ -287,7 +288,7 @@ def test_check_gpus_refuses_a_local_run_on_a_machine_without_any(
     recipe = make_recipe(runtime={"executor": "local", "samplers": {"gpus": 1}, "trainers": {"gpus": 1}})
     plan = make_plan(recipe)
     with pytest.raises(UserError) as caught:
-        preflight.check_gpus(preflight.Task(recipe, plan, plan.evaluation_stages))
+        machine_checks.check_gpus(PendingRun(recipe, plan, plan.evaluation_stages))
     assert str(caught.value) == (
         "runtime.samplers.gpus: this machine has no GPU that torch can use; set 0, or install torch for GPUs "
         "(docs/running.md)"

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import command_line, preflight, setting_warnings
+from pipelines import command_line, machine_checks, setting_warnings
 from pipelines.commands import run_evaluate
+from pipelines.pending_run import PendingRun
 from pipelines.plan import make_plan
 from pipelines.provenance import Provenance, record_provenance
 from pipelines.setting_warnings import warn_of_settings
@@ -330,14 +331,14 @@ def test_check_gpus_names_the_settings_with_which_unused_gpus_are_used(
     recipe = make_recipe(**settings)
     plan = make_plan(recipe)
     for _ in range(2):  # as for two studies of a sweep
-        preflight.check_gpus(preflight.Task(recipe, plan, getattr(plan, stages)))
+        machine_checks.check_gpus(PendingRun(recipe, plan, getattr(plan, stages)))
     found = "a GPU" if gpus == 1 else f"{gpus} GPUs"
     line = f"warning: this machine has {found} that this run does not use; add {' '.join(added)} (docs/running.md)\n"
     assert capsys.readouterr().err == (line if added else "")
     # The settings are right: with them, nothing more is said.
     with_gpus = load_recipe(str(Path(recipe.study.data.path).with_name("recipe.yaml")), added)
     plan = make_plan(with_gpus)
-    preflight.check_gpus(preflight.Task(with_gpus, plan, getattr(plan, stages)))
+    machine_checks.check_gpus(PendingRun(with_gpus, plan, getattr(plan, stages)))
     assert capsys.readouterr().err == ""
 
 
@@ -348,7 +349,7 @@ def test_check_gpus_leaves_those_of_a_cluster_to_it(
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     recipe = make_recipe()
     plan = make_plan(recipe)
-    preflight.check_gpus(preflight.Task(recipe, plan, plan.stages))
+    machine_checks.check_gpus(PendingRun(recipe, plan, plan.stages))
     assert capsys.readouterr().err == ""
 
 

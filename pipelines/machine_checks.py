@@ -1,0 +1,184 @@
+"""Checks of this machine, its disks and the cluster, before the first stage."""
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+import urllib.parse
+import uuid
+from pathlib import Path
+
+from fsspec.implementations.local import LocalFileSystem
+
+from pos2distill import hardware
+from pos2distill.config import Study
+from pos2distill.environment import names_cluster
+from pos2distill.errors import UserError, warn
+from pos2distill.faults import reason
+from pos2distill.urls import open_url, storage_errors
+
+from .model_checks import count_parameters
+from .pending_run import PendingRun
+from .setting_warnings import warn_of_unused_gpus
+
+_CONNECT_SECONDS = 8.0  # with all else that a refusal takes, less than 10
+
+_STATE_BYTES = 12  # of one trained parameter: its value and two moments of Adam, in float32
+_GIB = 1 << 30
+
+
+def check_ray(run: PendingRun) -> None:
+    """RAY_ADDRESS names a cluster that answers. Ray 2.60 itself tries for minutes, or without end."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if run.recipe.runtime.executor != "ray" or address in ("", "auto", "local"):
+        return
+    try:
+        target = urllib.parse.urlsplit(address if "://" in address else f"gcs://{address}")
+        host, port = target.hostname, target.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port or target.scheme not in ("gcs", "ray") or " " in address:
+        raise UserError(f"RAY_ADDRESS: expected HOST:PORT, ray://HOST:PORT, auto or local, got '{address}'")
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        why = reason(error)
+    else:
+        if _answers_as_ray(target, max(1.0, deadline - time.monotonic())):
+            return
+        why = "what listens there does not answer as Ray does"
+    raise UserError(
+        f"RAY_ADDRESS: no Ray cluster answers at {address} ({why}); start it, correct the address, or unset "
+        f"RAY_ADDRESS to run on this machine"
+    )
+
+
+def _answers_as_ray(target: urllib.parse.SplitResult, seconds: float) -> bool:
+    """Whether the server is a cluster's control store (GCS), or for `ray://` any server of gRPC.
+
+    A cluster with TLS is not asked: its certificates are Ray's to read.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return True
+    # Imported where needed: few commands run on a cluster.
+    import grpc
+
+    options = [("grpc.enable_http_proxy", 0)]  # as Ray 2.60
+    with grpc.insecure_channel(target.netloc, options=options) as channel:
+        # The first call of every client of Ray 2.60. Its request is empty, and it needs no token.
+        get_cluster_id = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
+        try:
+            get_cluster_id(b"", timeout=seconds, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return target.scheme == "ray"  # the server of Ray Client has other calls
+            # Whatever else the server says, it is there, and Ray says what it lacks.
+            return error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    return True
+
+
+def check_rights(run: PendingRun) -> None:
+    """The storage and the folder for temporary files can be written to. What is written is removed at once."""
+    storage = run.recipe.storage
+    fs, path = open_url(storage, "runtime.storage")
+    with storage_errors(storage, "runtime.storage"):
+        if isinstance(fs, LocalFileSystem):
+            _probe_folder(_existing(path))
+        else:
+            probe = f"{path}/probe-{uuid.uuid4().hex}"
+            fs.pipe_file(probe, b"x")
+            fs.rm_file(probe)
+    with storage_errors("the folder for temporary files", "TMPDIR"):
+        _probe_folder(tempfile.gettempdir())
+
+
+def _probe_folder(folder: str) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        # The name of the probe would mean nothing to the reader.
+        raise OSError(error.errno, error.strerror, folder) from None
+
+
+def check_gpus(run: PendingRun) -> None:
+    """A warning if what is to run asks for GPUs and this machine has none: it would end only once it needs them.
+
+    Another one if this machine has GPUs and nothing asks for them.
+
+    Raises:
+        UserError: instead of the first warning, where no cluster can have the GPUs (`executor: local`).
+    """
+    runtime = run.recipe.runtime
+    if runtime.executor == "ray" and names_cluster():
+        return
+    pools = run.model_pools
+    warn_of_unused_gpus(run.recipe, pools, hardware.visible_gpus())
+    wanted = [f"runtime.{name}.gpus" for name in pools if getattr(runtime, name).gpus > 0]
+    if not wanted:
+        return
+    import torch
+
+    if torch.cuda.device_count():
+        return
+    problem = f"{', '.join(wanted)}: this machine has no GPU that torch can use"
+    if runtime.executor == "local":
+        raise UserError(f"{problem}; set 0, or install torch for GPUs (docs/running.md)")
+    warn(f"{problem}; run on a cluster (RAY_ADDRESS), or set 0")
+
+
+def check_space(run: PendingRun) -> None:
+    """The disk of a local storage has room for the model that is saved; a warning if not also for training states."""
+    fs, path = open_url(run.recipe.storage, "runtime.storage")
+    if not run.trains or not isinstance(fs, LocalFileSystem):
+        return
+    study, runtime = run.study, run.recipe.runtime
+    # Every round saves one.
+    model = count_parameters(study.model) * (4 if study.model.dtype == "float32" else 2) * study.method.rounds
+    # One state more than is kept exists while it is written.
+    states = _state_bytes(study) * (runtime.checkpoints.keep + 1)
+    free = shutil.disk_usage(_existing(path)).free
+    if free < model:
+        raise UserError(
+            f"{run.recipe.storage}: {free / _GIB:.3g} GiB are free, the distilled model takes {model / _GIB:.3g}; "
+            f"free space there, or choose another runtime.storage"
+        )
+    if free < model + states:
+        warn(
+            f"{run.recipe.storage}: {free / _GIB:.3g} GiB are free; the distilled model and "
+            f"{runtime.checkpoints.keep + 1} training states take up to {(model + states) / _GIB:.3g} "
+            f"(runtime.checkpoints)"
+        )
+
+
+def check_temporary_space(run: PendingRun) -> None:
+    """A warning if the folder for temporary files has no room for a training state, which is written there first."""
+    # On a cluster, it is that of the machines which train.
+    if not run.trains or names_cluster():
+        return
+    state = _state_bytes(run.study)
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if free < state:
+        warn(
+            f"{folder}: {free / _GIB:.3g} GiB are free; a training state takes up to {state / _GIB:.3g} and is "
+            f"written there first; set TMPDIR to a folder on a larger disk"
+        )
+
+
+def _state_bytes(study: Study) -> int:
+    # With adapters, only they have a state.
+    return 0 if study.training.lora else count_parameters(study.model) * _STATE_BYTES
+
+
+def _existing(path: str) -> str:
+    """The folder itself, or the nearest one above it that exists."""
+    folder = Path(path)
+    while True:
+        try:
+            os.lstat(folder)  # of a broken link itself: nothing can be made in its place
+            return str(folder)
+        except FileNotFoundError:
+            folder = folder.parent
