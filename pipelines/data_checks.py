@@ -109,63 +109,86 @@ def _check_prompts(
     train: Iterable[Example],
     evaluation: Iterable[Example],
 ) -> list[CheckedPrompts]:
-    from pos2distill.models.load import load_config
-
-    served_context = None if study.has_weights else _served_context(study, endpoint)
-    vocabulary = 0
-    if not study.model.is_served_name:
-        vocabulary = load_config(study.model).get_text_config().vocab_size
-
-    def check(examples: Iterable[Example], documents: int, reserve: int) -> CheckedPrompts | None:
-        build = prompt_builder(study, reserve)
-        prompts = []
-        for example in examples:
-            slots = tuple(range(len(example.golds)))
-            prompt: str | Tokens
-            if isinstance(build, MessageBuilder):
-                prompt = joined_text(build(example, documents, slots))
-            else:
-                prompt = build(example, documents, slots)
-            _require_room(example, prompt, reserve, served_context, endpoint)
-            # Of messages, only the server knows the tokens.
-            if not isinstance(prompt, str) and prompt.max(initial=0) >= vocabulary:
-                raise UserError(
-                    f"{study.model.path}: its tokenizer gives token {prompt.max()}, its config.json describes "
-                    f"{vocabulary} tokens; the tokenizer and the model do not belong together"
-                )
-            prompts.append(prompt)
-        if not prompts:
-            return None
-        longest = max(prompts, key=len)
-        if isinstance(build, MessageBuilder) or isinstance(longest, str):
-            return CheckedPrompts(name, documents, None, reserve, str(longest))
-        _warn_of_unknown_words(study.model.path, longest, build.tokenizer.unk_token_id)
-        return CheckedPrompts(name, documents, len(longest), reserve, str(build.tokenizer.decode(longest)))
-
+    limits = _Limits.of(study, endpoint)
     checked = []
-    documents = study.data.documents
     if any(stage.artifact.name in (BASE_SCORES, DISTILLED_SCORES) for stage in stages):
         evaluated = list(islice(evaluation, _MAX_EXAMPLES))
         for count in study.prompt_lengths:
             length = functools.partial(_characters, documents=count)
             longest = heapq.nlargest(_LONGEST, evaluated, key=length)
-            prompts = check(longest, count, study.evaluation.max_new_tokens)
-            if prompts is not None:
-                checked.append(prompts)
+            if longest:
+                checked.append(_check_examples(limits, name, longest, count, study.evaluation.max_new_tokens))
     if study is plan.study and plan.sample in stages:
         # A sample whose prompt is too long is a failed one, of which some are allowed. If the shortest is, all are.
-        length = functools.partial(_characters, documents=documents)
-        check(heapq.nsmallest(1, islice(train, _MAX_EXAMPLES), key=length), documents, study.sampling.max_new_tokens)
+        length = functools.partial(_characters, documents=study.data.documents)
+        shortest = heapq.nsmallest(1, islice(train, _MAX_EXAMPLES), key=length)
+        if shortest:
+            _check_examples(limits, name, shortest, study.data.documents, study.sampling.max_new_tokens)
     return checked
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What prompts of a study must fit. served_context: of a server that names it. vocabulary: 0 behind a server."""
+
+    study: Study
+    endpoint: EndpointSection
+    served_context: int | None
+    vocabulary: int
+
+    @classmethod
+    def of(cls, study: Study, endpoint: EndpointSection) -> "_Limits":
+        from pos2distill.models.load import load_config
+
+        vocabulary = 0
+        if not study.model.is_served_name:
+            vocabulary = load_config(study.model).get_text_config().vocab_size
+        return cls(study, endpoint, None if study.has_weights else _served_context(study, endpoint), vocabulary)
+
+    def require(self, example: Example, prompt: str | Tokens, reserve: int) -> None:
+        """Refuse a prompt that does not fit.
+
+        Raises:
+            UserError: naming the example, or the model whose tokenizer is another one's.
+        """
+        _require_room(example, prompt, reserve, self.served_context, self.endpoint)
+        # Of messages, only the server knows the tokens.
+        if not isinstance(prompt, str) and prompt.max(initial=0) >= self.vocabulary:
+            raise UserError(
+                f"{self.study.model.path}: its tokenizer gives token {prompt.max()}, its config.json describes "
+                f"{self.vocabulary} tokens; the tokenizer and the model do not belong together"
+            )
+
+
+def _check_examples(
+    limits: _Limits, task: str | None, examples: Sequence[Example], documents: int, reserve: int
+) -> CheckedPrompts:
+    """Build the prompts of at least one example, with the gold documents first."""
+    build = prompt_builder(limits.study, reserve)
+    prompts: list[str | Tokens] = []
+    for example in examples:
+        slots = tuple(range(len(example.golds)))
+        prompt: str | Tokens
+        if isinstance(build, MessageBuilder):
+            prompt = joined_text(build(example, documents, slots))
+        else:
+            prompt = build(example, documents, slots)
+        limits.require(example, prompt, reserve)
+        prompts.append(prompt)
+    longest = max(prompts, key=len)
+    if isinstance(build, MessageBuilder) or isinstance(longest, str):
+        return CheckedPrompts(task, documents, None, reserve, str(longest))
+    _warn_of_unknown_words(limits.study.model.path, longest, build.tokenizer.unk_token_id)
+    return CheckedPrompts(task, documents, len(longest), reserve, str(build.tokenizer.decode(longest)))
 
 
 def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> None:
     """Of a model that cannot read the data, such as a toy, every answer would be wrong."""
-    share = float((prompt == unknown).mean()) if unknown is not None else 0.0
-    if share > _MANY_UNKNOWN:
+    fraction = float((prompt == unknown).mean()) if unknown is not None else 0.0
+    if fraction > _MANY_UNKNOWN:
         warn(
-            f"{model}: its tokenizer does not know {share:.0%} of a prompt's words; is it the model for this data and "
-            f"for this wording (data.prompt)?"
+            f"{model}: its tokenizer does not know {fraction:.0%} of a prompt's words; is it the model for this data "
+            f"and for this wording (data.prompt)?"
         )
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, warn
-from pos2distill.evaluation.scores import count_warnings
+from pos2distill.evaluation.count_warnings import count_warnings
 from pos2distill.startup import is_program
 from pos2distill.store.artifacts import Manifest, claim_storage, release_storage, remove_if_empty
 from pos2distill.store.lease import Lease, exit_immediately, hold_lease

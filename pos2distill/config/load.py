@@ -176,6 +176,26 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
     """
     if not recipe.sweep:
         return [({}, recipe)]
+    _check_sweep(recipe)
+    cells: list[tuple[dict[str, Any], Recipe]] = []
+    studies: set[str] = set()
+    for values in itertools.product(*recipe.sweep.values()):
+        settings = dict(zip(recipe.sweep, values, strict=True))
+        cell = _make_cell(recipe, settings)
+        # Equal studies have the same result, which would count several times in an interval over seeds.
+        study = cell.study.model_dump_json()
+        if study in studies:
+            raise UserError(f"sweep: {settings} is the same study as an earlier one; list each value once")
+        studies.add(study)
+        cells.append((settings, cell))
+    return cells
+
+
+def _check_sweep(recipe: Recipe) -> None:
+    """
+    Raises:
+        UserError: naming a setting that cannot be swept, or if there are too many studies.
+    """
     # The other tasks are loaded once for all studies of a sweep, so they cannot differ between them.
     possible = [name for name in dotted_names(Study) if name != "evaluation.also_evaluate"]
     # Whole sections too, for settings that only make sense together.
@@ -193,35 +213,32 @@ def sweep_cells(recipe: Recipe) -> list[tuple[dict[str, Any], Recipe]]:
     count = math.prod(len(values) for values in recipe.sweep.values())
     if count > _MAX_CELLS:
         raise UserError(f"sweep: {count} studies; at most {_MAX_CELLS} are possible")
-    cells: list[tuple[dict[str, Any], Recipe]] = []
-    studies: set[str] = set()
-    for values in itertools.product(*recipe.sweep.values()):
-        settings = dict(zip(recipe.sweep, values, strict=True))
-        # A recipe made in Python has no written form.
-        raw = copy.deepcopy(recipe.written) or recipe.study.model_dump(mode="json")
-        raw["name"] = recipe.name
-        raw["description"] = recipe.description
-        raw["runtime"] = recipe.runtime.model_dump(mode="json")
-        swept: dict[str, Any] = {}
-        for dotted, value in settings.items():
-            _set_swept(raw, dotted, value)
-            set_value(swept, dotted, copy.deepcopy(value))
-        resolve_paths(raw)
-        cell = _validate(
-            raw,
-            "sweep",
-            [],
-            other_tasks=recipe.other_tasks,
-            written_paths={**recipe.written_paths, **paths_in(swept)},
-            auto_precisions=_auto_precisions_in(raw),
-        )
-        # Equal studies have the same result, which would count several times in an interval over seeds.
-        study = cell.study.model_dump_json()
-        if study in studies:
-            raise UserError(f"sweep: {settings} is the same study as an earlier one; list each value once")
-        studies.add(study)
-        cells.append((settings, cell))
-    return cells
+
+
+def _make_cell(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """The recipe of one study of a sweep.
+
+    Raises:
+        UserError: naming the setting whose value cannot be used.
+    """
+    # A recipe made in Python has no written form.
+    raw = copy.deepcopy(recipe.written) or recipe.study.model_dump(mode="json")
+    raw["name"] = recipe.name
+    raw["description"] = recipe.description
+    raw["runtime"] = recipe.runtime.model_dump(mode="json")
+    swept: dict[str, Any] = {}
+    for dotted, value in settings.items():
+        _set_swept(raw, dotted, value)
+        set_value(swept, dotted, copy.deepcopy(value))
+    resolve_paths(raw)
+    return _validate(
+        raw,
+        "sweep",
+        [],
+        other_tasks=recipe.other_tasks,
+        written_paths={**recipe.written_paths, **paths_in(swept)},
+        auto_precisions=_auto_precisions_in(raw),
+    )
 
 
 def _set_swept(raw: dict[str, Any], dotted: str, value: Any) -> None:

@@ -10,6 +10,7 @@ import jinja2
 from markupsafe import Markup
 
 from pos2distill.evaluation.charts import VEGA_LITE, Spec, curve_chart, theme, to_png
+from pos2distill.evaluation.count_warnings import count_warnings
 from pos2distill.evaluation.formatting import (
     code_span,
     format_estimate,
@@ -20,7 +21,7 @@ from pos2distill.evaluation.formatting import (
 )
 from pos2distill.evaluation.questions import EvaluatedTask, encode_questions
 from pos2distill.evaluation.references import REFERENCES
-from pos2distill.evaluation.scores import Curve, count_warnings, format_slots
+from pos2distill.evaluation.scores import Curve, format_slots
 
 # Only HTML is escaped; the model card is Markdown. With StrictUndefined a misspelt name in a template is an error.
 TEMPLATES = jinja2.Environment(

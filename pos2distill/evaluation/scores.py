@@ -4,7 +4,7 @@ A slot here is a placement: for several hops, an ordered tuple of slots.
 Shapes: E examples, S slots.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,82 +104,6 @@ def position_order(position: str) -> list[int]:
     return [int(number) for number in position.split(">") if number != "none"]
 
 
-def count_warnings(counts: Mapping[str, int]) -> list[str]:
-    """What a reader of a stage's counts must know. Args: as `truncation_warning`."""
-    warnings = (
-        refusal_warning(counts),
-        truncation_warning(counts),
-        thought_warning(counts),
-        shortage_warning(counts),
-        usage_warning(counts),
-    )
-    return [warning for warning in warnings if warning is not None]
-
-
-def refusal_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if a server refused prompts, else None. Args: as `truncation_warning`."""
-    if not counts.get("refused"):
-        return None
-    return (
-        f"{counts['refused']} of {counts['examples']} questions are left out at every position, since the server "
-        f"refused a prompt of theirs for its content; refused.parquet beside the answers has its reasons"
-    )
-
-
-def usage_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if a server did not count the tokens of prompts, else None. Args: as `truncation_warning`."""
-    if not counts.get("without_usage"):
-        return None
-    return (
-        f"the server counted no tokens in {counts['without_usage']} of {counts['prompts']} prompts, so nothing shows "
-        f"whether it cut them"
-    )
-
-
-def truncation_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if more than a tenth of a stage's answers reached `max_new_tokens`, else None.
-
-    Args:
-        counts: of the manifest of any stage; those of a stage that generates nothing give None.
-    """
-    section, answers = _answers(counts)
-    truncated = counts.get("hit_max_tokens", 0)
-    if 10 * truncated <= answers:
-        return None
-    return f"{truncated} of {answers} answers were cut at {section}.max_new_tokens; raise it if they are incomplete"
-
-
-def thought_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if more than a tenth of a stage's answers have a thought, else None. Args: as `truncation_warning`."""
-    section, answers = _answers(counts)
-    thoughts, unfinished = counts.get("thoughts", 0), counts.get("unfinished_thoughts", 0)
-    if 10 * thoughts <= answers:
-        return None
-    effect = "which is not judged; leave room for it in"
-    if unfinished:
-        effect = f"of which {unfinished} do not end, so that the answer is wrong; raise"
-    return (
-        f"{thoughts} of {answers} answers begin with a thought (<think>), {effect} {section}.max_new_tokens, or switch "
-        f"thinking off, in many models by model.chat_template_kwargs={{enable_thinking: false}}"
-    )
-
-
-def _answers(counts: Mapping[str, int]) -> tuple[str, int]:
-    """The section with the settings of a stage's answers, and their number."""
-    return ("sampling", counts["sampled"]) if "sampled" in counts else ("evaluation", counts.get("prompts", 0))
-
-
-def shortage_warning(counts: Mapping[str, int]) -> str | None:
-    """A warning if fewer samples were kept than are wanted, else None. Args: as `truncation_warning`."""
-    if counts.get("kept", 0) >= counts.get("wanted", 0):
-        return None
-    return (
-        f"{counts['kept']} of {counts['wanted']} examples (data.train_examples) were kept after all "
-        f"{counts['sampled']} that may be sampled; raise data.train_candidates, give more data, or try another slot or "
-        f"model"
-    )
-
-
 def to_grid(predictions: pa.Table, documents: int, refused: Iterable[str] = ()) -> Grid:
     """The predictions at one prompt length as a grid.
 
@@ -207,15 +131,7 @@ def to_grid(predictions: pa.Table, documents: int, refused: Iterable[str] = ()) 
     f1_ES = np.zeros(count_ES.shape)
     f1_ES[row_N, column_N] = selected["f1"].to_numpy(zero_copy_only=False)
 
-    slots: dict[int, Slots] = {}
-    groups: dict[int, str] = {}
-    for prediction in selected.select(["placement", "slots", "group"]).to_pylist():
-        placement = prediction["placement"]
-        # Examples with different numbers of hops have the same placements. The fewest slots name a placement.
-        if placement not in slots or len(prediction["slots"]) < len(slots[placement]):
-            slots[placement] = tuple(prediction["slots"])
-            groups[placement] = prediction["group"]
-    names = [(slots[placement], groups[placement]) for placement in placements_S.tolist()]
+    names = _name_placements(selected, placements_S.tolist())
     distinct = list(dict.fromkeys(names))
     orders = len(names) // len(distinct)
     shape = (len(example_ids_E), len(distinct), orders)
@@ -229,6 +145,18 @@ def to_grid(predictions: pa.Table, documents: int, refused: Iterable[str] = ()) 
         orders=orders,
         refused=frozenset(refused),
     )
+
+
+def _name_placements(predictions: pa.Table, placements: Sequence[int]) -> list[tuple[Slots, str]]:
+    """The slots and the group of each placement; the fewest slots where examples differ in their hops."""
+    slots: dict[int, Slots] = {}
+    groups: dict[int, str] = {}
+    for prediction in predictions.select(["placement", "slots", "group"]).to_pylist():
+        placement = prediction["placement"]
+        if placement not in slots or len(prediction["slots"]) < len(slots[placement]):
+            slots[placement] = tuple(prediction["slots"])
+            groups[placement] = prediction["group"]
+    return [(slots[placement], groups[placement]) for placement in placements]
 
 
 def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
