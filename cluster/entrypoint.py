@@ -45,37 +45,15 @@ def make_entrypoint(
     Raises:
         UserError: for a recipe, setting, file or pool size that cannot work on this cluster.
     """
-    # Overrides become part of the RayJob, which stores its command in clear text.
-    for override in overrides:
-        if looks_secret(override):
-            raise UserError("command line: an override contains what looks like a secret; use pods.secrets instead")
-    if any(looks_secret(flag) for flag in flags):
-        raise UserError("command line: an option contains what looks like a secret; use pods.secrets instead")
+    _refuse_secrets(overrides, flags)
     recipe = load_recipe(recipe_name, overrides)
-    if recipe.runtime.executor == "local":
-        raise UserError(
-            f"{recipe.name}: runtime.executor: local would run everything in the head's pod, which has no GPU, and "
-            f"nothing on the nodes; set it to ray"
-        )
-    own = own_recipe(recipe_name)
-    for name in recipe.study.evaluation.also_evaluate:
-        if name not in recipe_names():
-            raise UserError(
-                f"evaluation.also_evaluate: {name}: not in the image; copy it to pipelines/recipes/ and rebuild the "
-                f"image"
-            )
     sets_storage = overridden_storage(overrides) is not None
-    for _, cell in sweep_cells(recipe):
-        _check_command(cell, command)
-        for field, path in _paths(cell, with_storage=sets_storage).items():
-            _check_path(spec, cell, field, path)
-        _check_hub(spec, cell)
-        _check_endpoint(spec, cell)
-        _check_pools(spec, cell, trained=trains(command))
+    _check_recipe(spec, recipe, command, sets_storage=sets_storage)
     for flag in flags:
         option, _, value = flag.partition("=")
         if option == "--baseline":
             _check_path(spec, recipe, option, value)
+    own = own_recipe(recipe_name)
     name_in_image = find_yaml(recipe_name, RECIPES, "recipe").stem
     words = ["python", "run.py", command, own.path if own else name_in_image, *overrides]
     if not sets_storage:
@@ -83,6 +61,39 @@ def make_entrypoint(
     words += flags
     # The driver does not start in the image's working directory. `cd` would change that of the submitter's shell only.
     return shlex.join(["env", f"--chdir={spec.pods.project}", f"{JOB_DASHBOARD_VARIABLE}={_DASHBOARD}", *words])
+
+
+def _refuse_secrets(overrides: Sequence[str], flags: Sequence[str]) -> None:
+    """They become part of the RayJob, which stores its command in clear text."""
+    for kind, words in (("an override", overrides), ("an option", flags)):
+        if any(looks_secret(word) for word in words):
+            raise UserError(f"command line: {kind} contains what looks like a secret; use pods.secrets instead")
+
+
+def _check_recipe(spec: ClusterSpec, recipe: Recipe, command: str, *, sets_storage: bool) -> None:
+    """Refuse a recipe, or a study of a sweep, that cannot work on this cluster.
+
+    Args:
+        sets_storage: whether an override sets the storage, which is then checked too.
+    """
+    if recipe.runtime.executor == "local":
+        raise UserError(
+            f"{recipe.name}: runtime.executor: local would run everything in the head's pod, which has no GPU, and "
+            f"nothing on the nodes; set it to ray"
+        )
+    for name in recipe.study.evaluation.also_evaluate:
+        if name not in recipe_names():
+            raise UserError(
+                f"evaluation.also_evaluate: {name}: not in the image; copy it to pipelines/recipes/ and rebuild the "
+                f"image"
+            )
+    for _, cell in sweep_cells(recipe):
+        _check_command(cell, command)
+        for field, path in _paths(cell, with_storage=sets_storage).items():
+            _check_path(spec, cell, field, path)
+        _check_hub(spec, cell)
+        _check_endpoint(spec, cell)
+        _check_pools(spec, cell, trained=trains(command))
 
 
 def _check_command(recipe: Recipe, command: str) -> None:

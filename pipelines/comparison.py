@@ -4,7 +4,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from pos2distill.config.study import EvaluationSection
+from pos2distill.config import EvaluationSection
 from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import (
     Curve,

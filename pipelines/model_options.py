@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pos2distill.config import Recipe
-from pos2distill.config.evaluation import DEFAULT_EXAMPLES, DEFAULT_SLOTS, evaluation_recipe
+from pos2distill.config.evaluation_recipe import DEFAULT_EXAMPLES, DEFAULT_SLOTS, evaluation_recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.config.overrides import sets
 from pos2distill.config.yaml_reader import parse_value

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pos2distill.config import AnalysisSection, ModelSection, PoolSection, Study
-from pos2distill.config.fields import restrict
+from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.analysis import FIGURES, summarise_analysis
 from pos2distill.records import ANSWER_SCHEMA, PASSES_SCHEMA, Example, Slots, example_from_row
 from pos2distill.sampling.blocks import examples_per_block, index_blocks

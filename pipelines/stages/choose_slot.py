@@ -9,7 +9,7 @@ from dataclasses import asdict
 import numpy as np
 
 from pos2distill.config import Study
-from pos2distill.config.fields import restrict
+from pos2distill.config.restrict import restrict
 from pos2distill.evaluation.scores import to_curve, to_grid
 from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest

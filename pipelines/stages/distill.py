@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pos2distill.config import Runtime, Study
-from pos2distill.config.fields import restrict
+from pos2distill.config.restrict import restrict
 from pos2distill.errors import Stopped, UserError, warn
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from pos2distill.config import Study
-from pos2distill.config.fields import restrict
+from pos2distill.config.restrict import restrict
 from pos2distill.sampling.prompting import PromptSpec, prompt_builder
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import Placement, evaluated_placements, slot_of_rank

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pos2distill.config import Section, Study
-from pos2distill.config.fields import replace_section
+from pos2distill.config.restrict import replace_section
 
 from .stage import Input
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from pos2distill.config import DataSection, Study
-from pos2distill.config.fields import restrict
+from pos2distill.config.restrict import restrict
 from pos2distill.errors import UserError
 from pos2distill.records import EXAMPLE_SCHEMA, example_tables
 from pos2distill.store.artifacts import Artifact, Manifest, write_json

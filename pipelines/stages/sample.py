@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from pos2distill.config import Runtime, Study
-from pos2distill.config.fields import restrict
+from pos2distill.config.restrict import restrict
 from pos2distill.errors import CorruptPart, TransientError, UserError
 from pos2distill.records import sample_ids
 from pos2distill.sampling.blocks import sampling_blocks

@@ -12,7 +12,7 @@ from typing import Annotated
 import pydantic
 
 from pos2distill.config import ModelSection, Study
-from pos2distill.config.fields import replace_section, restrict
+from pos2distill.config.restrict import replace_section, restrict
 from pos2distill.evaluation.report import render_scales_card
 from pos2distill.literal_paths import list_matching
 from pos2distill.models.files import is_hub_name

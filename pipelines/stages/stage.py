@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pos2distill.config import Runtime, Study, fingerprint
-from pos2distill.config.fields import RestrictedStudy
+from pos2distill.config.restrict import RestrictedStudy
 from pos2distill.errors import UserError
 from pos2distill.records import SCHEMA_VERSION
 from pos2distill.store.artifacts import Artifact, Manifest

@@ -8,11 +8,12 @@ Parsing imports no torch, ray or vllm.
 from pos2distill.config.analysis import AnalysisSection
 from pos2distill.config.base import Section, fingerprint
 from pos2distill.config.data import DataSection
-from pos2distill.config.fields import restrict
+from pos2distill.config.evaluation import EvaluationSection
 from pos2distill.config.method import MethodSection
-from pos2distill.config.methods import METHODS, Method
+from pos2distill.config.method_table import METHODS, Method
 from pos2distill.config.model import ModelSection
 from pos2distill.config.recipe import Recipe
+from pos2distill.config.restrict import restrict
 from pos2distill.config.runtime import (
     CheckpointsSection,
     EndpointSection,
@@ -22,9 +23,10 @@ from pos2distill.config.runtime import (
     TrainersSection,
     VllmSection,
 )
-from pos2distill.config.study import EvaluationSection, Study
+from pos2distill.config.sampling import SamplingSection
+from pos2distill.config.study import Study
 from pos2distill.config.template import TemplateSection
-from pos2distill.config.training import LoraSection, SamplingSection, TrainingSection
+from pos2distill.config.training import LoraSection, TrainingSection
 
 __all__ = [
     "METHODS",

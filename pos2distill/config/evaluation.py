@@ -1,78 +1,60 @@
-"""The recipe of one evaluation, from a model and a data file instead of a YAML file."""
+"""The settings of an evaluation."""
 
-import copy
-import os
-import re
-from collections.abc import Sequence
-from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
-from pos2distill.config.load import make_recipe
-from pos2distill.config.model import checkpoint_of
-from pos2distill.config.recipe import Recipe
+from pydantic import Field, model_validator
 
-DEFAULT_EXAMPLES, DEFAULT_SLOTS = 100, 5  # 500 answers
+from pos2distill.config.base import Count, Section, without_null
+from pos2distill.config.method import DEFAULT_SLOTS
 
 
-def evaluation_recipe(
-    model: str,
-    data: str,
-    *,
-    base_url: str | None = None,
-    documents: int | None = None,
-    slots: int | str | Sequence[int] | None = None,
-    examples: int = DEFAULT_EXAMPLES,
-    overrides: Sequence[str] = (),
-) -> Recipe:
-    """A recipe that evaluates one model on all questions of a file, in one process without Ray.
+class EvaluationSection(Section):
+    """The evaluation: greedy answers by the gold document's slot."""
 
-    The model is run by transformers on all cores (`overrides` name another engine), or asked on a server.
+    slots: Literal["all", "pairs"] | Count | tuple[int | tuple[int, ...], ...] = Field(
+        "all",
+        description="all; a number of slots spread evenly from first to last; a list (0-based). For several hops: "
+        "every ordered tuple of these; pairs: the paper's 12 in their three groups. Default: all; for several hops "
+        "pairs",
+    )
+    other_documents: tuple[int, ...] = Field((), description="further prompt lengths, in documents")
+    other_slots: Literal["all", "pairs"] | Count = Field(
+        default_factory=lambda settings: min([DEFAULT_SLOTS, *settings.get("other_documents", ())]),
+        description="slots at each further length. Default: 10, or as many as the shortest of them has; of several "
+        "hops pairs",
+    )
+    max_new_tokens: int = Field(100, ge=1, description="of an answer; 512 for data.prompt reasoning or coc")
+    distractor_orders: int = Field(
+        1,
+        ge=1,
+        description="orders of the distractors in which every question is asked at each slot: the data set's, then "
+        "random ones. With several, the report has the fraction of questions that an order breaks",
+    )
+    retriever_ranks: tuple[float, ...] = Field(
+        (),
+        description="how often your retriever ranks the gold document first, second, and so on; numbers in proportion. "
+        "The results then have the accuracy to expect from it",
+    )
+    # Left out of dumps, and so of fingerprints, where there are none.
+    reference_prompts: bool = Field(
+        False,
+        exclude_if=lambda asked: not asked,
+        description="ask every question without documents (closed-book) and with its gold documents alone too: what "
+        "the model knows, and what it can answer where there is nothing to find",
+    )
+    also_evaluate: tuple[str, ...] = Field(
+        (), description="other recipes, by name or path, on whose data both models are evaluated too"
+    )
+    bootstrap_samples: int = Field(2000, ge=100, description="bootstrap samples for the confidence intervals")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=1 << 63,
+        description="of the choice of the evaluation examples and of their distractors. Default: the study's seed; a "
+        "number of its own evaluates all seeds of a sweep on the same questions, and the initial model once",
+    )
 
-    Args:
-        model: folder, URL or hub name; with `base_url` the model's name on the server.
-        data: file in the format `jsonl`, unless `overrides` name another one.
-        documents: in a prompt. Default: as of `data.documents`.
-        slots: `evaluation.slots`. Default: 5, or as many as there are. examples: `data.eval_examples`.
-        overrides: further settings, `section.field=value`.
-    Raises:
-        UserError: naming the setting at fault.
-    """
-    raw: dict[str, Any] = {
-        "name": _name(model, data),
-        "description": f"Accuracy by slot of {model} on {data}.",
-        "model": {"path": model, "engine": "hf", "dtype": "auto"},
-        # No question is kept for training.
-        "data": {"format": "jsonl", "path": data, "train_examples": 0, "eval_examples": examples, "eval_fraction": 1},
-        "method": {"k": 1},  # unused; the default would need five documents
-        "runtime": {
-            "executor": "local",
-            # Smaller batches than the default show progress earlier, where a batch takes a minute.
-            "samplers": {"batch_size": 8, "threads": len(os.sched_getaffinity(0))},
-            "trainers": {"strategy": "torch"},
-        },
-    }
-    if documents is not None:
-        raw["data"]["documents"] = documents
-    if base_url is not None:
-        raw["model"]["engine"] = "openai"
-        # Larger than the number of requests at a time, so that few of them wait for the last of a batch.
-        raw["runtime"]["samplers"] = {"batch_size": 64}
-        raw["runtime"]["endpoint"] = {"base_url": base_url}
-    if slots is None:
-        # From the whole recipe, since an override may set the number of documents. `make_recipe` changes its argument.
-        slots = min(DEFAULT_SLOTS, make_recipe(copy.deepcopy(raw), overrides, source="evaluate").study.data.documents)
-    raw["evaluation"] = {"slots": slots}
-    return make_recipe(raw, overrides, source="evaluate")
-
-
-def _name(model: str, data: str) -> str:
-    """A recipe's name, and so the folder of the results: `MODEL-FILE` in its characters."""
-    parts = []
-    # The folders of all checkpoints are called `model`.
-    if made := checkpoint_of(model):
-        storage, fingerprint = made
-        model = f"{storage}-{fingerprint[:8]}"
-    for text in (model, data):
-        stem = re.sub(r"(\.(jsonl?|parquet|gz|zst))+$", "", PurePosixPath(text.rstrip("/")).name)
-        parts.append(re.sub(r"[^a-z0-9_.-]+", "-", stem.lower()).strip("-_."))
-    return "-".join(part for part in parts if part) or "evaluation"
+    @model_validator(mode="before")
+    @classmethod
+    def _null_leaves_open_what_the_study_fills_in(cls, settings: Any) -> Any:
+        return without_null(settings, ("slots", "seed"))

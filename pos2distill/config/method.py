@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from pos2distill.config.base import Count, Section, without_null
-from pos2distill.config.methods import METHODS, Method, MethodName, RowWeights
+from pos2distill.config.method_table import METHODS, Method, MethodName, RowWeights
 from pos2distill.errors import did_you_mean
 
 DEFAULT_SLOTS = 10

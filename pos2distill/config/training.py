@@ -1,4 +1,4 @@
-"""How responses are sampled, and how the student is optimised."""
+"""The settings of training: how the student is optimised."""
 
 from typing import Annotated, Literal
 
@@ -7,33 +7,6 @@ from pydantic import Field, model_validator
 from pos2distill.config.base import Precision, Section
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class SamplingSection(Section):
-    """How responses are sampled at the advantageous slot, and which of them are kept."""
-
-    temperature: float = Field(0.0, ge=0, description="0: greedy")
-    top_p: float = Field(1.0, gt=0, le=1)
-    max_new_tokens: int = Field(100, ge=1, description="of a response; 512 for data.prompt reasoning or coc")
-    keep: Literal["correct", "all"] = Field(
-        "correct",
-        description="which responses are trained on. Default: correct; all for r1-on-policy, which learns from its "
-        "mistakes too",
-    )
-    candidates: int = Field(
-        1,
-        ge=1,
-        description="responses that are sampled for a prompt; the one that agrees most with the others is taken "
-        "(SeaLong, docs/methods.md)",
-    )
-
-    @model_validator(mode="after")
-    def _candidates_differ(self) -> "SamplingSection":
-        if self.candidates > 1 and not self.temperature:
-            raise ValueError(
-                f"candidates: {self.candidates} greedy responses would all be the same; set sampling.temperature"
-            )
-        return self
 
 
 class LoraSection(Section):

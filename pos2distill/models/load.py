@@ -3,7 +3,7 @@
 import importlib.util
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,11 +123,7 @@ def load_model(
             output_loading_info=True,
         )
     loaded, loading = result
-    missing = sorted(loading["missing_keys"])
-    if missing:  # transformers would fill them with random numbers
-        raise UserError(
-            f"{model.path}: its files lack {len(missing)} weights of the model, such as {missing[0]}; download it again"
-        )
+    _require_complete(loading["missing_keys"], model.path)
     if packed:
         refuse_unpackable(loaded, context=context_length(model), shown=model.path)
         refuse_attention(loaded, attention, shown=model.path)
@@ -138,6 +134,15 @@ def load_model(
     # Sampling settings come from the study; the folder's defaults could add penalties that the study does not name.
     lm.generation_config = GenerationConfig()
     return lm
+
+
+def _require_complete(missing: Collection[str], path: str) -> None:
+    """Refuse a model whose files lack weights: transformers would fill them with random numbers."""
+    if missing:
+        first = min(missing)
+        raise UserError(
+            f"{path}: its files lack {len(missing)} weights of the model, such as {first}; download it again"
+        )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from pos2distill.models.rope.layer_scales import resolve_scales
 from pos2distill.records import Tokens, TopKLogprobs
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.reaper import start_reaper
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import AsyncEngineArgs
 
 # vLLM 0.32 accepts signed 64-bit seeds, but the torch generators of some backends take 32 bits.
 _SEED_MASK = 2**31 - 1
@@ -35,7 +38,6 @@ class VllmEngine:
         set_vllm_variables(device=device, threads=threads, cpu_kv_cache_gib=settings.cpu_kv_cache_gib)
         from vllm import SamplingParams as VllmParams
         from vllm import TokensPrompt
-        from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
         from vllm.usage.usage_lib import UsageContext
@@ -50,29 +52,7 @@ class VllmEngine:
         self._request_numbers = itertools.count()
         # The scales of the study replace those of the model's folder, which vLLM reads by itself.
         scales = resolve_scales(model.rope_scales, load_config(model), model.path)
-        arguments = AsyncEngineArgs(
-            model=checked_folder(model),
-            hf_overrides={CONFIG_KEY: list(scales)} if scales else {},
-            worker_extension_cls="pos2distill.sampling.engines.vllm_worker.RopeScales",
-            dtype=model.dtype,
-            max_model_len=context_length(model),
-            trust_remote_code=model.trust_remote_code,
-            skip_tokenizer_init=True,
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            # Processes, never Ray's executor: it would look for GPUs on other nodes, and the actor has its own.
-            distributed_executor_backend="mp" if settings.tensor_parallel_size > 1 else None,
-            enforce_eager=settings.enforce_eager,
-            enable_prefix_caching=settings.enable_prefix_caching,
-            max_num_seqs=settings.max_num_seqs,
-            logprobs_mode="raw_logprobs",  # before temperature and top-p
-            max_logprobs=-1,  # no upper limit
-            # The CPU build of vLLM 0.32 dies when it prefills a seeded prompt in two steps, because torch's CPU
-            # generators cannot be set back. None: vLLM's default.
-            enable_chunked_prefill=False if device == "cpu" else None,
-            generation_config="vllm",  # sampling settings come from us, not from the model's generation_config.json
-            disable_log_stats=True,
-        )
+        arguments = _engine_arguments(model, settings, scales, device=device)
         self._scales = scales
         self._loop: asyncio.AbstractEventLoop | None = None  # of the calls
         self._calls = 0  # that are running
@@ -203,3 +183,34 @@ def _to_top_k(flat: Any, positions: int) -> TopKLogprobs | None:
     ids_SK = np.asarray(flat.token_ids).reshape(positions, -1)[:, 1:]
     logprobs_SK = np.asarray(flat.logprobs).reshape(positions, -1)[:, 1:]
     return TopKLogprobs(ids_SK.astype(np.int32), logprobs_SK.astype(np.float32))
+
+
+def _engine_arguments(
+    model: ModelSection, settings: VllmSection, scales: Sequence[float], *, device: str
+) -> "AsyncEngineArgs":
+    """What the engine is built with."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    return AsyncEngineArgs(
+        model=checked_folder(model),
+        hf_overrides={CONFIG_KEY: list(scales)} if scales else {},
+        worker_extension_cls="pos2distill.sampling.engines.vllm_worker.RopeScales",
+        dtype=model.dtype,
+        max_model_len=context_length(model),
+        trust_remote_code=model.trust_remote_code,
+        skip_tokenizer_init=True,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        # Processes, never Ray's executor: it would look for GPUs on other nodes, and the actor has its own.
+        distributed_executor_backend="mp" if settings.tensor_parallel_size > 1 else None,
+        enforce_eager=settings.enforce_eager,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        max_num_seqs=settings.max_num_seqs,
+        logprobs_mode="raw_logprobs",  # before temperature and top-p
+        max_logprobs=-1,  # no upper limit
+        # The CPU build of vLLM 0.32 dies when it prefills a seeded prompt in two steps, because torch's CPU
+        # generators cannot be set back. None: vLLM's default.
+        enable_chunked_prefill=False if device == "cpu" else None,
+        generation_config="vllm",  # sampling settings come from us, not from the model's generation_config.json
+        disable_log_stats=True,
+    )

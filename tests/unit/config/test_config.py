@@ -22,7 +22,7 @@ from pos2distill.config import (
     fingerprint,
 )
 from pos2distill.config.load import load_recipe, recipe_names, sweep_cells
-from pos2distill.config.methods import MethodName
+from pos2distill.config.method_table import MethodName
 from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
 

@@ -11,7 +11,7 @@ import pytest
 
 from pipelines import command_line
 from pos2distill.config import Recipe
-from pos2distill.config.evaluation import evaluation_recipe
+from pos2distill.config.evaluation_recipe import evaluation_recipe
 from pos2distill.models.load import load_tokenizer
 from tests.support.endpoint import FakeServer, serve
 from tests.support.paths import PROJECT

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pos2distill.config import DataSection, MethodSection, ModelSection, Study, fingerprint, restrict
-from pos2distill.config.fields import RestrictedStudy, replace_section
+from pos2distill.config.restrict import RestrictedStudy, replace_section
 
 ONE: dict[str, Any] = {
     "model": {"path": "a", "dtype": "float32"},

@@ -1,0 +1,78 @@
+"""The recipe of one evaluation, from a model and a data file instead of a YAML file."""
+
+import copy
+import os
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from pos2distill.config.load import make_recipe
+from pos2distill.config.model import checkpoint_of
+from pos2distill.config.recipe import Recipe
+
+DEFAULT_EXAMPLES, DEFAULT_SLOTS = 100, 5  # 500 answers
+
+
+def evaluation_recipe(
+    model: str,
+    data: str,
+    *,
+    base_url: str | None = None,
+    documents: int | None = None,
+    slots: int | str | Sequence[int] | None = None,
+    examples: int = DEFAULT_EXAMPLES,
+    overrides: Sequence[str] = (),
+) -> Recipe:
+    """A recipe that evaluates one model on all questions of a file, in one process without Ray.
+
+    The model is run by transformers on all cores (`overrides` name another engine), or asked on a server.
+
+    Args:
+        model: folder, URL or hub name; with `base_url` the model's name on the server.
+        data: file in the format `jsonl`, unless `overrides` name another one.
+        documents: in a prompt. Default: as of `data.documents`.
+        slots: `evaluation.slots`. Default: 5, or as many as there are. examples: `data.eval_examples`.
+        overrides: further settings, `section.field=value`.
+    Raises:
+        UserError: naming the setting at fault.
+    """
+    raw: dict[str, Any] = {
+        "name": _name(model, data),
+        "description": f"Accuracy by slot of {model} on {data}.",
+        "model": {"path": model, "engine": "hf", "dtype": "auto"},
+        # No question is kept for training.
+        "data": {"format": "jsonl", "path": data, "train_examples": 0, "eval_examples": examples, "eval_fraction": 1},
+        "method": {"k": 1},  # unused; the default would need five documents
+        "runtime": {
+            "executor": "local",
+            # Smaller batches than the default show progress earlier, where a batch takes a minute.
+            "samplers": {"batch_size": 8, "threads": len(os.sched_getaffinity(0))},
+            "trainers": {"strategy": "torch"},
+        },
+    }
+    if documents is not None:
+        raw["data"]["documents"] = documents
+    if base_url is not None:
+        raw["model"]["engine"] = "openai"
+        # Larger than the number of requests at a time, so that few of them wait for the last of a batch.
+        raw["runtime"]["samplers"] = {"batch_size": 64}
+        raw["runtime"]["endpoint"] = {"base_url": base_url}
+    if slots is None:
+        # From the whole recipe, since an override may set the number of documents. `make_recipe` changes its argument.
+        slots = min(DEFAULT_SLOTS, make_recipe(copy.deepcopy(raw), overrides, source="evaluate").study.data.documents)
+    raw["evaluation"] = {"slots": slots}
+    return make_recipe(raw, overrides, source="evaluate")
+
+
+def _name(model: str, data: str) -> str:
+    """A recipe's name, and so the folder of the results: `MODEL-FILE` in its characters."""
+    parts = []
+    # The folders of all checkpoints are called `model`.
+    if made := checkpoint_of(model):
+        storage, fingerprint = made
+        model = f"{storage}-{fingerprint[:8]}"
+    for text in (model, data):
+        stem = re.sub(r"(\.(jsonl?|parquet|gz|zst))+$", "", PurePosixPath(text.rstrip("/")).name)
+        parts.append(re.sub(r"[^a-z0-9_.-]+", "-", stem.lower()).strip("-_."))
+    return "-".join(part for part in parts if part) or "evaluation"
