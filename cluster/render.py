@@ -176,7 +176,7 @@ def _worker_group(spec: ClusterSpec, name: str, disk_parts: dict[str, int]) -> K
         fields["idleTimeoutSeconds"] = group.idle_timeout_s
     preference = list(spec.sampling_groups)
     if name in preference and spec.sampling_fallbacks and spec.scales:
-        # Of the groups on which an actor fits, Ray's autoscaler takes the one with the greatest priority.
+        # Ray's autoscaler takes the group with the greatest priority on which an actor fits.
         fields["priority"] = len(preference) - preference.index(name)
     fields["labels"] = {**pool.labels, MARKET_LABEL: "spot" if group.spot else "on-demand"}
     if name != "data":  # without the custom resource, no sampler is placed on the nodes for data tasks

@@ -43,7 +43,7 @@ from .stages.sample import sample_ids_of
 if TYPE_CHECKING:
     import pandas as pd
 
-# Of a sample, without token ids and tensors.
+# The columns of a sample without token ids and tensors.
 _SAMPLE_COLUMNS = ["example_id", "slots", "text", "truncated_text", "correct", "outcome", "error", "finish_reason"]
 
 

@@ -207,8 +207,8 @@ def _export(options: argparse.Namespace) -> None:
     from .lm_eval import export_tasks
 
     export = export_tasks(options.run, options.folder)
-    if export.unlike:
-        warn(export.unlike)
+    if export.caveat:
+        warn(export.caveat)
     if options.json:
         print(json.dumps({"groups": export.groups}))
         return

@@ -70,7 +70,7 @@ def check_prompts(recipe: Recipe, plan: Plan, stages: Sequence[Stage]) -> None:
 
 
 def _tasks(plan: Plan) -> Iterator[tuple[str | None, Study, Stage]]:
-    """Of the study and of each other task: its name, study and stage `prepare`."""
+    """The name, study and stage `prepare` of the study itself (no name) and of each other task."""
     yield None, plan.study, plan.prepare
     for name, other in plan.other_tasks.items():
         yield name, other.study, other.prepare
@@ -152,7 +152,7 @@ class _Limits:
             UserError: naming the example, or the model whose tokenizer is another one's.
         """
         _require_room(example, prompt, reserve, self.served_context, self.endpoint)
-        # Of messages, only the server knows the tokens.
+        # Only the server knows the tokens of messages.
         if not isinstance(prompt, str) and prompt.max(initial=0) >= self.vocabulary:
             raise UserError(
                 f"{self.study.model.path}: its tokenizer gives token {prompt.max()}, its config.json describes "
@@ -183,7 +183,7 @@ def _check_examples(
 
 
 def _warn_of_unknown_words(model: str, prompt: Tokens, unknown: int | None) -> None:
-    """Of a model that cannot read the data, such as a toy, every answer would be wrong."""
+    """A model that cannot read the data, such as a toy, would answer every question wrong."""
     fraction = float((prompt == unknown).mean()) if unknown is not None else 0.0
     if fraction > _MANY_UNKNOWN:
         warn(

@@ -73,7 +73,7 @@ def _summarise(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
-    """Of the study, with the RoPE scales that were searched."""
+    """The settings of the study, with the RoPE scales that were searched."""
     scales = {name: each for name, each in plan.evaluate_base.inputs.items() if name == "scales"}
     return with_measured(plan.study, scales).model_dump(mode="json")
 

@@ -43,7 +43,7 @@ def push_checkpoint(run: str, repository: str, *, private: bool = False) -> str:
     hub = HfApi()
     try:
         with _hub_errors(hub.endpoint):
-            # Of a repository that exists, huggingface_hub 2.4 ignores `private`.
+            # huggingface_hub 2.4 ignores `private` for a repository that exists.
             hub.create_repo(repository, private=private or None, exist_ok=True)
             if private and not hub.repo_info(repository).private:
                 raise UserError(f"{repository}: is public already; make it private on the hub, or choose another name")

@@ -49,12 +49,12 @@ class Export:
 
     groups: the names of the tasks by their group, one for each prompt length, the shortest first.
     compared_with: what `compare` takes to compare other answers to these questions with the run's.
-    unlike: how the answers of another program will differ from the run's, which used a method; None if they will not.
+    caveat: how the answers of another program will differ from the run's, which used a method; None if they will not.
     """
 
     groups: dict[str, list[str]]
     compared_with: str
-    unlike: str | None
+    caveat: str | None
 
 
 def export_tasks(run: str, folder: Path) -> Export:
@@ -91,10 +91,10 @@ def export_tasks(run: str, folder: Path) -> Export:
     metrics = [{"metric": name, "aggregation": "mean", "weight_by_size": True} for name in ("accuracy", "f1")]
     for group, tasks in groups.items():
         _write_yaml(folder / f"{group}.yaml", {"group": group, "task": tasks, "aggregate_metric_list": metrics})
-    return Export(groups, summary_of(artifact) or run, _unlike_the_run(study))
+    return Export(groups, summary_of(artifact) or run, _caveat(study))
 
 
-def _unlike_the_run(study: Study) -> str | None:
+def _caveat(study: Study) -> str | None:
     method = study.inference.method
     if study.model.rope_scales:
         return (

@@ -17,7 +17,7 @@ REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.
 LINE_SECONDS = 10.0
 _STARTING = "starting processes and loading models"
-# Of a stage whose results come by the batch: nothing tells when the first one begins.
+# Where results come by the batch, nothing tells when the first one begins.
 _UNTIL_FIRST_BATCH = "loading models, then the first batch"
 _QUIET = "POS2DISTILL_QUIET"
 

@@ -139,10 +139,10 @@ _PROMPT_SETTINGS: Sequence[tuple[str, str, Any]] = (("data", "prompt", None), ("
 def _unlike_training(recipe: Recipe) -> Iterator[str]:
     """The settings of prompts that differ from those which a checkpoint of `study` was trained with."""
     model = recipe.study.model.path
-    made = checkpoint_of(model)
-    if made is None:
+    checkpoint = checkpoint_of(model)
+    if checkpoint is None:
         return
-    storage, fingerprint = made
+    storage, fingerprint = checkpoint
     recorded = _recorded(Artifact(storage, CHECKPOINT, fingerprint), {"data": {}, "model": {}}) or {}
     for section, name, default in _PROMPT_SETTINGS:
         trained = (recorded.get(section) or {name: None}).get(name, default)

@@ -84,7 +84,7 @@ class _StageRunner:
         try:
             manifest = stage.run(stage, self.context)
         except BaseException:
-            # Of what a stopped stage has finished, too: later it is found finished, and nothing records it.
+            # Also for what a stopped stage has finished: later it is found finished, and nothing records it.
             with contextlib.suppress(Exception):
                 self.lease.check()
                 self._record_provenance(stage)

@@ -64,7 +64,7 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
 
 
 def require_listable(fs: fsspec.AbstractFileSystem, path: str) -> None:
-    """Of a folder of this machine: fsspec 2026.9 shows one that may not be read as an empty one.
+    """Refuse a folder of this machine that may not be read: fsspec 2026.9 shows it as an empty one.
 
     Raises:
         PermissionError: for `storage_errors`.

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from benchmarks.circumstances import circumstances
 from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
 from pos2distill.evaluation.gap import gap_interval, position_p_value, questions_above
-from pos2distill.evaluation.statistics import accuracy_interval, difference_interval, ratio_interval, share_interval
+from pos2distill.evaluation.statistics import accuracy_interval, difference_interval, ratio_interval, fraction_interval
 from pos2distill.randomness import derive_generator
 
 Floats = npt.NDArray[np.float64]
@@ -206,7 +206,7 @@ def simulate_recovery(mean: float, precision: float, tokens: int, examples: int,
         generator = derive_generator(seed, f"recovery {mean} {precision} {tokens} {examples}")
         chance_E = generator.beta(mean * precision, (1 - mean) * precision, examples)
         share_E = generator.binomial(tokens, chance_E) / tokens
-        interval = share_interval(share_E, np.ones(examples), answers=tokens, resamples=RESAMPLES, seed=seed)
+        interval = fraction_interval(share_E, np.ones(examples), answers=tokens, resamples=RESAMPLES, seed=seed)
         covered.append(_contains(interval, mean))
     return float(np.mean(covered))
 

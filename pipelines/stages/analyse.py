@@ -46,7 +46,7 @@ _FIELDS = (
     "evaluation.seed",
     "analysis",
 )
-# Of `PASSES_SCHEMA`: what the analysis of another model reads.
+# Columns of `PASSES_SCHEMA`: what the analysis of another model reads.
 _RESPONSES = ["example_id", "example", "slots", "response_ids", "hidden", "hidden_dtype"]
 _RESPONSES_PER_BLOCK = 4
 _ANSWERS = pa.schema([ANSWER_SCHEMA.field(name) for name in (*_RESPONSES[:4], "outcome")])

@@ -43,7 +43,7 @@ _METHOD = (
     "method.teacher_slot",
     "method.teacher_topk",
 )
-# Of `training.loop.StepRecord`, which is not imported here, since it loads torch: what is read of a step.
+# What is read of a step: fields of `training.loop.StepRecord`, which is not imported here, since it loads torch.
 _STEP_FIELDS = (
     "step",
     "epoch",
@@ -81,7 +81,7 @@ def plan(
     if study.method.view in ("skip", "cyclic"):
         fields.append("method.view_weight")
     settings = restrict(study, fields)
-    # Of the samples the responses alone: how training uses a teacher is in this stage's own settings.
+    # Only the responses of the samples: how training uses a teacher is in this stage's own settings.
     responses = sample.responses(samples, digests)
     inputs = {"examples": training_examples(prepare, digests), "samples": responses, **measured}
     if student is not None:
@@ -177,10 +177,10 @@ def _resumed(spec: ProgressSpec, checkpoint: Artifact) -> ProgressSpec:
         return spec
     last = steps[-1]
     if not is_quiet():
-        made = last["step"] + 1
+        steps_done = last["step"] + 1
         # In streamed mode the number of steps is known only when the stream has ended.
-        total = round(made / last["fraction"])
-        print(f"distill: resuming at step {made} of about {total}", file=sys.stderr)
+        total = round(steps_done / last["fraction"])
+        print(f"distill: resuming at step {steps_done} of about {total}", file=sys.stderr)
     return replace(spec, trained=round(last["fraction"] * spec.total))
 
 
@@ -188,7 +188,7 @@ def _read(tracker: Tracker) -> RunProgress:
     """The latest figures; zeros if the tracker is gone with its cluster."""
     try:
         return tracker.read()
-    except Exception:
+    except Exception:  # of Ray, or of the transport below it; the error that ended the run is shown
         return RunProgress()
 
 

@@ -129,6 +129,6 @@ def reference_specs(study: Study) -> list[PromptSpec]:
 
 def _slot_of_rank(curve: Input, documents: int) -> tuple[int, ...]:
     measured = curve.details("curve")["curve"]
-    # Of several hops, the first slot: the gold documents of this curve are next to each other.
+    # With several hops, the first slot: the gold documents of this curve are next to each other.
     slots = [slot if isinstance(slot, int) else slot[0] for slot in measured["slots"]]
     return slot_of_rank(slots, measured["accuracy_by_slot"], measured["documents"], documents)

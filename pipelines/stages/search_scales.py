@@ -32,7 +32,7 @@ from .stage import Digests, RunContext, Stage, recorded_seconds
 _FIELDS = (*PROMPT_FIELDS, "seed", "inference.search", "evaluation.max_new_tokens")
 _GENERATIONS = "generations"
 EXPORT_FOLDER = "config"
-"""Of the artifact, with the config that has the scales."""
+"""The folder of the artifact with the config that has the scales."""
 # The first generation has at least the unscaled model. A later one is empty where every proposal was known, as with a
 # mutation_step that is rounded to no change.
 _FIRST = pydantic.TypeAdapter(Annotated[list[Candidate], pydantic.Field(min_length=1)])

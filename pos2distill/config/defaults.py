@@ -36,7 +36,7 @@ def changed_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def changed_study_settings(recipe: Recipe) -> dict[str, Any]:
-    """Of `changed_settings` those that can change a result, by dotted name."""
+    """The `changed_settings` that can change a result, by dotted name."""
     dotted: dict[str, Any] = {}
     for section, value in changed_settings(recipe).items():
         if isinstance(value, dict) and section != "runtime":

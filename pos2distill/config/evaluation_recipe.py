@@ -69,8 +69,9 @@ def _name(model: str, data: str) -> str:
     """A recipe's name, and so the folder of the results: `MODEL-FILE` in its characters."""
     parts = []
     # The folders of all checkpoints are called `model`.
-    if made := checkpoint_of(model):
-        storage, fingerprint = made
+    checkpoint = checkpoint_of(model)
+    if checkpoint is not None:
+        storage, fingerprint = checkpoint
         model = f"{storage}-{fingerprint[:8]}"
     for text in (model, data):
         stem = re.sub(r"(\.(jsonl?|parquet|gz|zst))+$", "", PurePosixPath(text.rstrip("/")).name)

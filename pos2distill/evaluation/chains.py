@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pos2distill.evaluation.statistics import share_interval
+from pos2distill.evaluation.statistics import fraction_interval
 from pos2distill.evaluation.token_shift import RESAMPLES
 from pos2distill.records import Document
 from pos2distill.tasks.metrics import normalize, sub_exact_match
@@ -118,7 +118,7 @@ def _ratios(chains: Sequence[tuple[str, Chain]], seed: int) -> dict[str, Any]:
         failed_E = np.zeros(len(ids))
         for example_id, chain in chains:
             failed_E[row_of[example_id]] += chain.failed == step
-        interval = share_interval(failed_E, count_E, answers=int(count_E.max()), resamples=RESAMPLES, seed=seed)
+        interval = fraction_interval(failed_E, count_E, answers=int(count_E.max()), resamples=RESAMPLES, seed=seed)
         ratios[step] = {"value": float(failed_E.sum() / count_E.sum()), "ci95": list(interval)}
     right_anyway = [chain for _, chain in chains if chain.correct and chain.failed != "none"]
     ratios["right_in_spite_of_a_failed_step"] = len(right_anyway) / len(chains)

@@ -17,7 +17,7 @@ from pos2distill.randomness import derive_generator
 
 _Z_POWER = NormalDist().inv_cdf(0.8)
 
-# Of `gap_interval`, chosen by simulation (benchmarks/statistics), so that both ends together err in about 5 %: where
+# Constants of `gap_interval`, chosen by simulation (benchmarks/statistics), so that both ends together err in about 5 %: where
 # slots are equal, all errors are those of the test of position; elsewhere each end errs in 0 to 3.5 %.
 _LOWEST_ERROR = 0.025
 _HIGHEST_ERROR = 0.015

@@ -115,20 +115,20 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int
     return min(ratio, max(float(low), float(single_E.min()))), max(ratio, min(float(high), float(single_E.max())))
 
 
-def share_interval(part_E: Floats, total_E: Floats, *, answers: float, resamples: int, seed: int) -> Interval:
+def fraction_interval(part_E: Floats, total_E: Floats, *, answers: float, resamples: int, seed: int) -> Interval:
     """A 95 % interval for a ratio of sums that is at most 1, such as the fraction of tokens that a model recovers.
 
-    `ratio_interval` of the smaller one of the share and what it leaves: that one is skewed, and an interval that is
-    not is too narrow for shares near 0 or 1 (benchmarks/statistics). At most as wide as Wilson's for examples that are
-    right or wrong as a whole, which vary most, and equal to it for fewer than ten examples. Where all examples have the
-    same share, and for examples with one answer each, `accuracy_interval`.
+    `ratio_interval` of the smaller one of the fraction and what it leaves: that one is skewed, and an interval that is
+    not is too narrow for fractions near 0 or 1 (benchmarks/statistics). At most as wide as Wilson's for examples that
+    are right or wrong as a whole, which vary most, and equal to it for fewer than ten examples. Where all examples have
+    the same fraction, and for examples with one answer each, `accuracy_interval`.
 
     Args:
         part_E, total_E: of each example; 0 <= part <= total, total > 0. answers: as of `accuracy_interval`.
     """
-    share_E = part_E / total_E
-    if answers == 1 or np.ptp(share_E.round(12)) == 0:
-        return accuracy_interval(share_E, answers)
+    fraction_E = part_E / total_E
+    if answers == 1 or np.ptp(fraction_E.round(12)) == 0:
+        return accuracy_interval(fraction_E, answers)
     # Examples of different sizes tell as much as fewer of one size.
     lowest, highest = _wilson(float(part_E.sum() / total_E.sum()), float(total_E.sum() ** 2 / (total_E**2).sum()))
     if len(part_E) < _FEW:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pos2distill.evaluation.statistics import Floats, ratio_interval, share_interval
+from pos2distill.evaluation.statistics import Floats, ratio_interval, fraction_interval
 
 RESAMPLES = 2000
 SHOWN_TOKENS = 64  # of `nats_by_token`
@@ -57,15 +57,15 @@ def summarise_shift(shifts: Sequence[Shift], *, seed: int) -> dict[str, Any]:
         "examples": len(shifts),
         "response_tokens": sum(shift.kl_ST.shape[1] for shift in shifts),
         "nats_by_slot": [estimate_mean(mean_E, seed) for mean_E in mean_ES.T],
-        "recovery_by_slot": [_estimate_share(agrees_E, tokens, seed) for agrees_E in agrees_ES.T],
-        "recovered_whole_by_slot": [_estimate_share(whole_E, 1, seed) for whole_E in whole_ES.T],
+        "recovery_by_slot": [_estimate_fraction(agrees_E, tokens, seed) for agrees_E in agrees_ES.T],
+        "recovered_whole_by_slot": [_estimate_fraction(whole_E, 1, seed) for whole_E in whole_ES.T],
         "nats_by_token": _by_token([shift.kl_ST for shift in shifts]),
     }
     has_trivial_E = trivial_ES.any(1)
     if has_trivial_E.any():
         kept = [shift for shift in shifts if shift.trivial_S.any()]
         summary["nats_per_token"] = estimate_mean(_row_means(mean_ES, trivial_ES), seed)
-        summary["recovery"] = _estimate_share(_row_means(agrees_ES, trivial_ES), tokens * len(trivial_ES.T), seed)
+        summary["recovery"] = _estimate_fraction(_row_means(agrees_ES, trivial_ES), tokens * len(trivial_ES.T), seed)
         summary["concentration"] = _concentration(kept, seed)
     return summary
 
@@ -75,9 +75,9 @@ def estimate_mean(value_E: Floats, seed: int) -> dict[str, Any]:
     return _estimate_ratio(value_E, np.ones(len(value_E)), seed)
 
 
-def _estimate_share(value_E: Floats, tokens: int, seed: int) -> dict[str, Any]:
+def _estimate_fraction(value_E: Floats, tokens: int, seed: int) -> dict[str, Any]:
     """A mean of fractions of so many tokens, with its interval over examples."""
-    interval = share_interval(value_E, np.ones(len(value_E)), answers=tokens, resamples=RESAMPLES, seed=seed)
+    interval = fraction_interval(value_E, np.ones(len(value_E)), answers=tokens, resamples=RESAMPLES, seed=seed)
     return {"value": float(value_E.mean()), "ci95": list(interval)}
 
 

@@ -86,7 +86,7 @@ class TableParts:
         return dict(sorted(paths.items()))
 
     def _each_row_once(self, table: pa.Table) -> pa.Table:
-        # Of an example whose prompts were in part answered, all are answered again; the first answers count.
+        # If some prompts of an example were answered, all of them are answered again; the first answers count.
         ordered = table.sort_by([(name, "ascending") for name in self.key])
         numbered = ordered.select(self.key).append_column("row", pa.array(range(len(ordered)), pa.int64()))
         firsts = numbered.group_by(self.key).aggregate([("row", "min")])

@@ -50,7 +50,7 @@ class Checkpointer:
         # Clocks of ranks differ, so only rank 0 measures time. The greatest action of all ranks counts.
         if self.session.dist.rank == 0 and not in_step and self._is_due(step):
             action = Action.CHECKPOINT
-        # Of any rank: in `save` all others would wait for it.
+        # Whichever rank it is, in `save` all others would wait for it.
         if not in_step and self._is_uploading():
             action = Action.POSTPONE
         # Ray notifies all ranks, but not at the same time: one that is later finds the state saved already.

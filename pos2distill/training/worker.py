@@ -29,7 +29,7 @@ from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import build_teacher
 
-# Of the adapters' update in the merged model, relative.
+# The largest relative error of the adapters' update in the merged model that passes without a warning.
 _MAX_ROUNDING = 0.1
 
 

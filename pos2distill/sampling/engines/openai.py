@@ -17,7 +17,7 @@ from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import Messages, fewest_tokens, joined_text
 
-# Of each request of a check: a wrong address is reported within 20 s.
+# For each request of a check: a wrong address is reported within 20 s.
 _CHECK_TIMEOUT_S = 8.0
 _STOP_REASONS = ("stop", "eos", "eos_token")  # as servers say that the model ended its answer
 _CONTENT_FILTER = "content_filter"

@@ -6,7 +6,7 @@ from pos2distill.evaluation.statistics import (
     difference_interval,
     questions_needed,
     ratio_interval,
-    share_interval,
+    fraction_interval,
     student_t,
 )
 from tests.support.simulated import answers
@@ -161,58 +161,58 @@ def test_ratio_interval_without_an_error_is_the_ratio(part: list[float], total: 
     assert low <= np.sum(part) / np.sum(total) <= high
 
 
-def test_share_interval_near_1_is_that_of_what_is_missing() -> None:
+def test_fraction_interval_near_1_is_that_of_what_is_missing() -> None:
     """It reaches further down than up, as that of the small missing part reaches further up."""
     missing_E = np.array([0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.3] * 5)
-    low, high = share_interval(1 - missing_E, np.ones(40), answers=240, resamples=2000, seed=0)
+    low, high = fraction_interval(1 - missing_E, np.ones(40), answers=240, resamples=2000, seed=0)
     mirrored = ratio_interval(missing_E, np.ones(40), resamples=2000, seed=0)
     assert (1 - high, 1 - low) == pytest.approx(mirrored)
     share = 1 - missing_E.mean()
     assert share - low > 1.3 * (high - share)
-    assert share_interval(missing_E, np.ones(40), answers=240, resamples=2000, seed=0) == mirrored
+    assert fraction_interval(missing_E, np.ones(40), answers=240, resamples=2000, seed=0) == mirrored
 
 
-def test_share_interval_is_at_most_that_of_examples_that_are_right_or_wrong() -> None:
+def test_fraction_interval_is_at_most_that_of_examples_that_are_right_or_wrong() -> None:
     """Two of 20 examples fail: the skewed interval alone would end at .58, the share of the one that fails most.
 
     Wilson with m = .0415, n = 20: (m + .096) / 1.192 + 1.96 (m (1 - m) / 20 + .0024)^.5 / 1.192 = .2243.
     """
     failed_E = np.array([0.0] * 18 + [0.58, 0.25])
-    _, high = share_interval(failed_E, np.ones(20), answers=12, resamples=2000, seed=0)
+    _, high = fraction_interval(failed_E, np.ones(20), answers=12, resamples=2000, seed=0)
     assert high == pytest.approx(0.2243, abs=1e-4)
 
 
-def test_share_interval_of_few_examples_is_wilsons_for_right_or_wrong_ones() -> None:
+def test_fraction_interval_of_few_examples_is_wilsons_for_right_or_wrong_ones() -> None:
     """Wilson with m = .8, n = 3: (.8 + .6403) / 2.2805 +- 1.96 (.16 / 3 + .1067)^.5 / 2.2805."""
-    low, high = share_interval(np.array([0.7, 0.8, 0.9]), np.ones(3), answers=22, resamples=100, seed=0)
+    low, high = fraction_interval(np.array([0.7, 0.8, 0.9]), np.ones(3), answers=22, resamples=100, seed=0)
     assert (low, high) == pytest.approx((0.2878, 0.9753), abs=1e-3)
 
 
-def test_share_interval_of_what_is_left_is_the_mirrored_one() -> None:
+def test_fraction_interval_of_what_is_left_is_the_mirrored_one() -> None:
     """Whichever is small, so that both ends are limited by Wilson's."""
     part_E = np.array([0.0] * 18 + [0.03, 0.8])
-    low, high = share_interval(part_E, np.ones(20), answers=22, resamples=2000, seed=0)
-    mirrored = share_interval(1 - part_E, np.ones(20), answers=22, resamples=2000, seed=0)
+    low, high = fraction_interval(part_E, np.ones(20), answers=22, resamples=2000, seed=0)
+    mirrored = fraction_interval(1 - part_E, np.ones(20), answers=22, resamples=2000, seed=0)
     assert mirrored == pytest.approx((1 - high, 1 - low))
 
 
-def test_share_interval_of_ten_examples_knows_how_much_they_differ() -> None:
+def test_fraction_interval_of_ten_examples_knows_how_much_they_differ() -> None:
     """Nine tell nothing of that: the interval is that of examples that are right or wrong as a whole."""
     widths = {}
     for examples in (9, 10):
         part_E = np.tile([0.7, 0.9], 5)[:examples]
-        low, high = share_interval(part_E, np.ones(examples), answers=22, resamples=2000, seed=0)
+        low, high = fraction_interval(part_E, np.ones(examples), answers=22, resamples=2000, seed=0)
         widths[examples] = high - low
     assert widths[9] > 0.4
     assert widths[10] < 0.2
 
 
 @pytest.mark.parametrize("part", [[1.0] * 20, [0.0] * 20, [4 / 7] * 20, [1.0] * 15 + [0.0] * 5])
-def test_share_interval_without_a_skewed_error_is_wilsons(part: list[float]) -> None:
+def test_fraction_interval_without_a_skewed_error_is_wilsons(part: list[float]) -> None:
     """All, none or the same of each example; and examples with one answer each."""
     part_E = np.array(part)
     answers = 1 if len({*part}) > 1 else 4
-    interval = share_interval(part_E, np.ones(20), answers=answers, resamples=100, seed=0)
+    interval = fraction_interval(part_E, np.ones(20), answers=answers, resamples=100, seed=0)
     assert interval == accuracy_interval(part_E, answers)
 
 
