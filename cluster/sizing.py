@@ -17,8 +17,8 @@ from .nodes import NodeSection, quantity_bytes
 from .spec import ClusterSpec
 
 STATE_BYTES = 12  # of a checkpoint per trained parameter: fp32 weight and AdamW's two moments (training/state.py)
-# Bytes of GPU memory per trained parameter, by training.precision (strategies/zero3.py): bfloat16 weight 2, fp32 gradient 4
-# (`grad_accum_dtype`), fp32 weight 4 and two moments 8. In fp32, the model computes with the fp32 weight.
+# Bytes of GPU memory per trained parameter, by training.precision (strategies/zero3.py): bfloat16 weight 2, fp32
+# gradient 4 (`grad_accum_dtype`), fp32 weight 4 and two moments 8. In fp32, the model computes with the fp32 weight.
 GPU_BYTES = {"bfloat16": 18, "float32": 16}
 WEIGHT_BYTES = {"bfloat16": 2, "float32": 4}
 ENGINE_RESERVE = 1.6e9  # of vLLM on a GPU, beside weights and cache; an estimate

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from benchmarks.circumstances import circumstances
 from pos2distill.evaluation.cross_fitting import best_slot_change, corrected_gap, gap_change
 from pos2distill.evaluation.gap import gap_interval, position_p_value, questions_above
-from pos2distill.evaluation.statistics import accuracy_interval, difference_interval, ratio_interval, fraction_interval
+from pos2distill.evaluation.statistics import accuracy_interval, difference_interval, fraction_interval, ratio_interval
 from pos2distill.randomness import derive_generator
 
 Floats = npt.NDArray[np.float64]

@@ -178,7 +178,7 @@ def _shared_memory(node: Fields, container: Fields) -> Any:
 
 
 def variables_are_set_once(manifest: Fields) -> Iterator[Violation]:
-    """The variables by name; where two have one name, the last one counts."""
+    """No two variables of a container have one name: the last one would count."""
     for container in all_containers(manifest):
         names = set()
         for variable in container.mappings("env"):

@@ -17,8 +17,8 @@ from pos2distill.randomness import derive_generator
 
 _Z_POWER = NormalDist().inv_cdf(0.8)
 
-# Constants of `gap_interval`, chosen by simulation (benchmarks/statistics), so that both ends together err in about 5 %: where
-# slots are equal, all errors are those of the test of position; elsewhere each end errs in 0 to 3.5 %.
+# Constants of `gap_interval`, chosen by simulation (benchmarks/statistics), so that both ends together err in about
+# 5 %: where slots are equal, all errors are those of the test of position; elsewhere each end errs in 0 to 3.5 %.
 _LOWEST_ERROR = 0.025
 _HIGHEST_ERROR = 0.015
 _CONTENDING = 1.5  # standard errors by which a pair may be behind the largest difference, and ahead of its own

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pos2distill.evaluation.statistics import Floats, ratio_interval, fraction_interval
+from pos2distill.evaluation.statistics import Floats, fraction_interval, ratio_interval
 
 RESAMPLES = 2000
 SHOWN_TOKENS = 64  # of `nats_by_token`

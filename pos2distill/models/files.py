@@ -159,7 +159,7 @@ def read_licence(model: ModelSection) -> str | None:
 
 
 def _endings(*, weights: bool) -> tuple[str, ...]:
-    """Endings of the files that are used of a model: many repositories hold the weights a second time in other formats."""
+    """Endings of the files of a model that are used: many repositories hold the weights in other formats too."""
     return (*_MODEL_FILES, ".safetensors") if weights else _MODEL_FILES
 
 

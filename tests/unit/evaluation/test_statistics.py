@@ -4,9 +4,9 @@ import pytest
 from pos2distill.evaluation.statistics import (
     accuracy_interval,
     difference_interval,
+    fraction_interval,
     questions_needed,
     ratio_interval,
-    fraction_interval,
     student_t,
 )
 from tests.support.simulated import answers
