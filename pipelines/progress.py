@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tqdm import tqdm
 
-from .tracker import ProgressSpec, RunProgress
+from .progress_tracker import ProgressSpec, RunProgress
 
 REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.

@@ -11,7 +11,7 @@ from pos2distill.sampling.operators import Operator
 from pos2distill.store.lease import Lease
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..tracker import ProgressSpec
+from ..progress_tracker import ProgressSpec
 from .protocol import ActorCalls, Executor, Stream, Tracker
 
 _T = TypeVar("_T")

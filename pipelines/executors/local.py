@@ -25,7 +25,7 @@ from pos2distill.store.artifacts import Artifact, write_json
 from pos2distill.training.job import STATE_FOLDER, TrainingJob, TrainingOutcome
 
 from ..progress import show_progress
-from ..tracker import ProgressSpec, ProgressTracker
+from ..progress_tracker import ProgressSpec, ProgressTracker
 from .protocol import ActorCalls, Stream, Tracker
 
 # A folder apart from Ray Train's state, because the executors list their saved states in different ways.

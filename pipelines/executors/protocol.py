@@ -12,7 +12,7 @@ from pos2distill.errors import UserError
 from pos2distill.sampling.operators import Operator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ..tracker import ProgressSpec, RunProgress
+from ..progress_tracker import ProgressSpec, RunProgress
 
 
 class Tracker(Protocol):

@@ -22,7 +22,7 @@ from ..executors import saved_by
 from ..executors.protocol import Tracker
 from ..interrupt import interruptible
 from ..progress import is_quiet
-from ..tracker import ProgressSpec, RunProgress
+from ..progress_tracker import ProgressSpec, RunProgress
 from . import sample
 from .answers import PROMPT_FIELDS
 from .measured import with_measured, with_model

@@ -37,7 +37,7 @@ from pos2distill.training.job import model_url
 
 from ..artifact_names import SAMPLES
 from ..executors.protocol import Stream, Tracker
-from ..tracker import ProgressSpec, RunProgress
+from ..progress_tracker import ProgressSpec, RunProgress
 from .answers import PROMPT_FIELDS
 from .measured import with_measured, with_model
 from .prepare import TRAIN, training_examples, training_ids

@@ -80,8 +80,8 @@ class PositionPasses:
             logits_TV = self.head(hidden_TH)
             kl_ST.append(forward_kl(initial_TV, logits_TV).tolist())
             agrees_ST.append((logits_TV.argmax(-1) == tokens_T).tolist())
-        # As `QUERIES` names them: the mean over the predicting positions, and the first of them, which is the last token
-        # of the prompt.
+        # As `QUERIES` names them: the mean over the predicting positions, and the first of them, the last token of the
+        # prompt.
         attention_SN2P = [torch.stack([sums_NTP.mean(1), sums_NTP[:, 0]], 1) for sums_NTP in sums]
         return {
             **row,

@@ -9,7 +9,7 @@ from pos2distill.store.artifacts import write_bytes, write_json
 from pos2distill.training.job import STEPS_FOLDER, TrainingJob
 from pos2distill.training.loop import StepRecord
 from pos2distill.training.session import WorkerSession
-from pos2distill.training.trackers import TrackedRun, Tracker, open_trackers
+from pos2distill.training.trackers import ExperimentTracker, TrackedRun, open_trackers
 
 _TRACKERS_FILE = "trackers.json"
 
@@ -54,7 +54,7 @@ class StepLog:
         for tracker in self.trackers:
             tracker.close()
 
-    def _open_trackers(self, job: TrainingJob) -> list[Tracker]:
+    def _open_trackers(self, job: TrainingJob) -> list[ExperimentTracker]:
         """The trackers, in which a run that resumes continues: its ids there are stored with the checkpoint."""
         known = self.artifact.fs.exists(f"{self.artifact.path}/{_TRACKERS_FILE}")
         run = TrackedRun(

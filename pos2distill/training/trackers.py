@@ -133,12 +133,12 @@ class TrackedRun:
     ids: dict[str, str]
 
 
-def open_trackers(names: Sequence[str], run: TrackedRun) -> list["Tracker"]:
+def open_trackers(names: Sequence[str], run: TrackedRun) -> list["ExperimentTracker"]:
     """Start each tracker, or continue the run there."""
     return [_OPENERS[name](run) for name in names]
 
 
-class Tracker:
+class ExperimentTracker:
     """One open tracker."""
 
     def __init__(self, log: Callable[[dict[str, float], int], None], close: Callable[[], None]) -> None:
@@ -156,7 +156,7 @@ class Tracker:
         self._log(values, record.step)
 
 
-def _open_tensorboard(run: TrackedRun) -> Tracker:
+def _open_tensorboard(run: TrackedRun) -> ExperimentTracker:
     # The packages of trackers are optional, so each is imported only when a study names it.
     from torch.utils.tensorboard import SummaryWriter
 
@@ -168,10 +168,10 @@ def _open_tensorboard(run: TrackedRun) -> Tracker:
         for name, value in values.items():
             writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
 
-    return Tracker(log, writer.close)
+    return ExperimentTracker(log, writer.close)
 
 
-def _open_wandb(run: TrackedRun) -> Tracker:
+def _open_wandb(run: TrackedRun) -> ExperimentTracker:
     import wandb
 
     known = run.ids.get("wandb")
@@ -183,10 +183,10 @@ def _open_wandb(run: TrackedRun) -> Tracker:
         config=run.settings,
     )
     run.ids["wandb"] = session.id
-    return Tracker(lambda values, step: session.log(values, step=step), session.finish)
+    return ExperimentTracker(lambda values, step: session.log(values, step=step), session.finish)
 
 
-def _open_mlflow(run: TrackedRun) -> Tracker:
+def _open_mlflow(run: TrackedRun) -> ExperimentTracker:
     import mlflow
 
     known = _unless_set("MLFLOW_RUN_ID", run.ids.get("mlflow"))
@@ -196,7 +196,7 @@ def _open_mlflow(run: TrackedRun) -> Tracker:
     started = mlflow.start_run(run_id=known, run_name=run.name if is_new else None)
     run.ids["mlflow"] = started.info.run_id
     mlflow.log_dict(run.settings, "study.json")
-    return Tracker(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
+    return ExperimentTracker(lambda values, step: mlflow.log_metrics(values, step=step), mlflow.end_run)
 
 
 def _unless_set(variable: str, value: str | None) -> str | None:
@@ -204,7 +204,7 @@ def _unless_set(variable: str, value: str | None) -> str | None:
     return None if os.environ.get(variable) else value
 
 
-_OPENERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+_OPENERS: dict[str, Callable[[TrackedRun], ExperimentTracker]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,
     "mlflow": _open_mlflow,

@@ -10,8 +10,8 @@ import torch
 
 from pipelines.commands import run_distill, run_study
 from pipelines.plan import Plan, Round, make_plan
+from pipelines.progress_tracker import ProgressTracker
 from pipelines.stages.distill import read_steps
-from pipelines.tracker import ProgressTracker
 from pos2distill.config import ModelSection, Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import Stopped

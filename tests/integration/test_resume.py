@@ -17,7 +17,7 @@ import pytest
 from pipelines.commands import run_distill, run_evaluate, run_sample, run_study
 from pipelines.executors.local import LocalSession
 from pipelines.plan import make_plan
-from pipelines.tracker import ProgressTracker
+from pipelines.progress_tracker import ProgressTracker
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.errors import Stopped

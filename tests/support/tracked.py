@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 
-from pipelines.tracker import ProgressSpec
+from pipelines.progress_tracker import ProgressSpec
 from pos2distill.sampling.failure_guard import FailureGuard
 from pos2distill.store.selection import Selection
 

@@ -11,7 +11,7 @@ from pos2distill.placement import TASK_CPUS
 from pos2distill.sampling.operators import ActorOperator, Operator, TaskOperator
 from pos2distill.training.job import TrainingJob, TrainingOutcome
 
-from ...tracker import ProgressSpec
+from ...progress_tracker import ProgressSpec
 from ..protocol import ActorCalls, Stream, Tracker
 from .actors import start_actors
 from .data import build_dataset

@@ -12,7 +12,7 @@ from ray.util.metrics import Gauge
 from pos2distill.errors import UserError
 
 from ...progress import LINE_SECONDS, show_progress
-from ...tracker import ProgressSpec, ProgressTracker, RunProgress
+from ...progress_tracker import ProgressSpec, ProgressTracker, RunProgress
 from .session import driver_node
 
 _READ_SECONDS = 30.0

@@ -20,7 +20,7 @@ import pytest
 import pos2distill
 from pipelines import stage_runner
 from pipelines.api_input import Questions, plain, questions_file, to_overrides, to_recipe
-from pipelines.tracker import ProgressTracker
+from pipelines.progress_tracker import ProgressTracker
 from pos2distill.config import Recipe
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError

@@ -12,8 +12,8 @@ import pytest
 
 from pipelines import progress
 from pipelines.progress import Pace, StageProgress, show_progress, show_stage
+from pipelines.progress_tracker import ProgressTracker
 from pipelines.stages import distill
-from pipelines.tracker import ProgressTracker
 from pos2distill.store.artifacts import Artifact
 from tests.support.tracked import make_spec
 

@@ -15,7 +15,7 @@ import pytest
 
 from pos2distill.errors import UserError
 from pos2distill.training.loop import StepRecord
-from pos2distill.training.trackers import TrackedRun, Tracker, check_trackers, open_trackers
+from pos2distill.training.trackers import ExperimentTracker, TrackedRun, check_trackers, open_trackers
 
 RECORD = StepRecord(
     examples=("a", "b"),
@@ -34,7 +34,7 @@ RECORD = StepRecord(
 
 def test_tracker_logs_values_under_their_step_without_gaps() -> None:
     logged: list[Any] = []
-    Tracker(lambda values, step: logged.append((values, step)), lambda: None).log(RECORD)
+    ExperimentTracker(lambda values, step: logged.append((values, step)), lambda: None).log(RECORD)
     values = {"loss": 0.5, "loss_trivial": 0.25, "grad_norm": 2.0, "learning_rate": 1e-3}
     assert logged == [({f"train/{name}": value for name, value in values.items()}, 7)]
 

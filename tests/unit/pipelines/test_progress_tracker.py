@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.tracker import _ACTIVE_SECONDS, _PATIENCE_SECONDS, ProgressTracker, RunProgress
+from pipelines.progress_tracker import _ACTIVE_SECONDS, _PATIENCE_SECONDS, ProgressTracker, RunProgress
 from pos2distill.errors import MachineError, TransientError, UserError
 from tests.support.tracked import make_spec
 
@@ -61,7 +61,7 @@ def test_tracker_lets_a_batch_begin_when_nothing_is_stored_for_long(monkeypatch:
     """One batch at a time: what the others wait for may be queued behind them."""
     tracker = ProgressTracker(make_spec("sample", total=2))
     now = time.monotonic()
-    monkeypatch.setattr("pipelines.tracker.time.monotonic", lambda: now)
+    monkeypatch.setattr("pipelines.progress_tracker.time.monotonic", lambda: now)
     assert tracker.needed(["e2", "e3"]) is None
     now += _PATIENCE_SECONDS
     assert tracker.needed(["e2", "e3"]) == [True, True]
@@ -86,7 +86,7 @@ def test_tracker_forgets_actors_that_are_silent(monkeypatch: pytest.MonkeyPatch)
     assert tracker.read().actors == {"samplers": 2}
     now = time.monotonic()
     tracker.heartbeat("samplers", "b")
-    monkeypatch.setattr("pipelines.tracker.time.monotonic", lambda: now + _ACTIVE_SECONDS)
+    monkeypatch.setattr("pipelines.progress_tracker.time.monotonic", lambda: now + _ACTIVE_SECONDS)
     assert tracker.read().actors == {"samplers": 1}
 
 
