@@ -5,9 +5,9 @@ import json
 import re
 from dataclasses import dataclass
 
-from pos2distill.config.load import RECIPES, find_yaml
+from pos2distill.config.load import RECIPES, find_yaml, is_built_in
 from pos2distill.errors import UserError
-from pos2distill.secrets import looks_secret
+from pos2distill.secrets import first_secret_line
 
 FOLDER = "/etc/pos2distill"  # where the file is mounted; a spec cannot mount a volume in /etc
 # `kubectl apply` writes the whole object a second time, as JSON, into an annotation; all annotations of an object may
@@ -47,7 +47,7 @@ def own_recipe(recipe_name: str) -> RecipeFile | None:
         UserError: if the file is too large, or contains a secret.
     """
     path = find_yaml(recipe_name, RECIPES, "recipe")
-    if path.resolve().parent == RECIPES.resolve():
+    if is_built_in(path):
         return None
     text = path.read_text(encoding="utf-8")
     size = len(json.dumps(text, ensure_ascii=False).encode()) + 5 * len(_ESCAPED.findall(text))
@@ -57,10 +57,10 @@ def own_recipe(recipe_name: str) -> RecipeFile | None:
             f"holds it; shorten it, or copy it to pipelines/recipes/ and rebuild the image"
         )
     # Also in comments, which `load_recipe` does not see.
-    for number, line in enumerate(text.splitlines(), 1):
-        if looks_secret(line):
-            raise UserError(
-                f"{recipe_name}: line {number} contains what looks like a secret, and a ConfigMap is no place for it; "
-                f"use pods.secrets instead"
-            )
+    number = first_secret_line(text)
+    if number is not None:
+        raise UserError(
+            f"{recipe_name}: line {number} contains what looks like a secret, and a ConfigMap is no place for it; "
+            f"use pods.secrets instead"
+        )
     return RecipeFile(text)

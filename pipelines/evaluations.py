@@ -4,17 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from pos2distill.config import Recipe
-from pos2distill.config.defaults import changed_study_settings
 from pos2distill.evaluation.evaluation_page import EvaluationInputs, render_evaluation
-from pos2distill.evaluation.page import RunDescription
 from pos2distill.evaluation.report import render_report
 from pos2distill.evaluation.result import Evaluation, to_evaluation
 from pos2distill.training.job import model_url
 
 from .folders import write_folder
 from .plan import Plan
-from .provenance import Provenance, read_provenance
-from .report import TaskResults, counts_and_seconds, read_search, report_inputs
+from .report import TaskResults, describe_run, provenance_or_now, read_search, report_inputs
 from .stages.answers import PREDICTIONS, read_refused
 from .stages.measured import with_measured
 from .stages.stage import Stage
@@ -37,27 +34,20 @@ def write_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:
 
 def _page_inputs(recipe: Recipe, plan: Plan, evaluation: Evaluation) -> EvaluationInputs:
     results = TaskResults(plan.study, plan.prepare, plan.evaluate_base)
-    counts, seconds = counts_and_seconds(plan.evaluation_stages)
-    provenance = _provenance(recipe, plan)
-    run = RunDescription(
-        name=recipe.name,
-        description=recipe.description,
-        counts=counts,
-        seconds=seconds,
+    run = describe_run(
+        recipe,
+        plan,
+        plan.evaluation_stages,
+        provenance=provenance_or_now(plan.evaluate_base.artifact, recipe, plan),
         settings=_settings(plan),
-        changed_settings=changed_study_settings(recipe),
-        command=provenance.command,
-        made_with=provenance.summary,
-        versions=provenance.versions,
         fingerprint=evaluation.fingerprint,
         prompt_lengths=results.prompt_lengths,
-        search=read_search(plan),
     )
     return EvaluationInputs(run, evaluation, results.questions())
 
 
 def _summarise(recipe: Recipe, plan: Plan, evaluations: Mapping[str, Evaluation]) -> dict[str, Any]:
-    provenance = _provenance(recipe, plan)
+    provenance = provenance_or_now(plan.evaluate_base.artifact, recipe, plan)
     summary: dict[str, Any] = {
         "name": recipe.name,
         "description": recipe.description,
@@ -76,11 +66,6 @@ def _settings(plan: Plan) -> dict[str, Any]:
     """The settings of the study, with the RoPE scales that were searched."""
     scales = {name: each for name, each in plan.evaluate_base.inputs.items() if name == "scales"}
     return with_measured(plan.study, scales).model_dump(mode="json")
-
-
-def _provenance(recipe: Recipe, plan: Plan) -> Provenance:
-    # An artifact of an earlier version may say nothing of how it was made.
-    return read_provenance(plan.evaluate_base.artifact) or Provenance.now(recipe, plan.study.model)
 
 
 def read_evaluations(recipe: Recipe, plan: Plan) -> dict[str, Evaluation]:

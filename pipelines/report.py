@@ -135,29 +135,21 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
     choice = None
     if "slot" in plan.measured:
         choice = plan.measured["slot"].details("accuracy", "ci95")
-    counts, seconds = counts_and_seconds(plan.reported_stages)
     main = TaskResults(study, plan.prepare, plan.evaluate_base, plan.evaluate_distilled)
     first, *others = main.comparisons()
     other_results = {}
     for name, task in plan.other_tasks.items():
         if is_evaluated(task):
             other_results[name] = TaskResults(task.study, task.prepare, task.evaluate_base, task.evaluate_distilled)
-    # An artifact of an earlier version may say nothing of how it was made.
-    provenance = read_provenance(plan.distill.artifact) or Provenance.now(recipe, plan.study.model)
     return ReportInputs(
-        run=RunDescription(
-            name=recipe.name,
-            description=recipe.description,
-            counts=counts,
-            seconds=seconds,
+        run=describe_run(
+            recipe,
+            plan,
+            plan.reported_stages,
+            provenance=provenance_or_now(plan.distill.artifact, recipe, plan),
             settings=_shown_settings(study, plan.distill.artifact) | {"runtime": _shown_runtime(recipe)},
-            changed_settings=changed_study_settings(recipe),
-            command=provenance.command,
-            made_with=provenance.summary,
-            versions=provenance.versions,
             fingerprint=plan.fingerprint,
             prompt_lengths=main.prompt_lengths,
-            search=read_search(plan),
         ),
         method=study.method.name,
         advantageous=_shown_slots(study),
@@ -178,6 +170,39 @@ def report_inputs(recipe: Recipe, plan: Plan) -> ReportInputs:
         analyses=read_analyses(plan),
         has_adapter=has_adapter(plan.distill.artifact),
     )
+
+
+def describe_run(
+    recipe: Recipe,
+    plan: Plan,
+    stages: Sequence[Stage],
+    *,
+    provenance: Provenance,
+    settings: Mapping[str, Any],
+    fingerprint: str,
+    prompt_lengths: Mapping[str, Any],
+) -> RunDescription:
+    """What a page shows of a run besides its results. Args: as of `RunDescription`; stages: those that are counted."""
+    counts, seconds = _counts_and_seconds(stages)
+    return RunDescription(
+        name=recipe.name,
+        description=recipe.description,
+        counts=counts,
+        seconds=seconds,
+        settings=settings,
+        changed_settings=changed_study_settings(recipe),
+        command=provenance.command,
+        made_with=provenance.summary,
+        versions=provenance.versions,
+        fingerprint=fingerprint,
+        prompt_lengths=prompt_lengths,
+        search=read_search(plan),
+    )
+
+
+def provenance_or_now(artifact: Artifact, recipe: Recipe, plan: Plan) -> Provenance:
+    """How an artifact was made; as this process would make it if an earlier version did not record that."""
+    return read_provenance(artifact) or Provenance.now(recipe, plan.study.model)
 
 
 def read_search(plan: Plan) -> dict[str, Any] | None:
@@ -203,7 +228,7 @@ def is_evaluated(task: TaskPlan) -> bool:
     return all(stage.artifact.is_finished for stage in (task.evaluate_base, task.evaluate_distilled))
 
 
-def counts_and_seconds(stages: Sequence[Stage]) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
+def _counts_and_seconds(stages: Sequence[Stage]) -> tuple[dict[str, dict[str, int]], dict[str, float]]:
     """What each finished stage counted, by its name, and the seconds that they measured, by their name."""
     counts: dict[str, dict[str, int]] = {}
     seconds: dict[str, float] = {}

@@ -71,6 +71,14 @@ def looks_secret(text: str) -> bool:
     return next(_secrets_in(text), None) is not None
 
 
+def first_secret_line(text: str) -> int | None:
+    """The number, from 1, of the first line that holds what looks like a secret; None if there is none."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if looks_secret(line):
+            return number
+    return None
+
+
 def mask_secrets(text: str) -> str:
     """The text with its secrets replaced, for messages that repeat what a user wrote."""
     # The longest first: one secret may be a part of another one.

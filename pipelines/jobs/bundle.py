@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pos2distill.errors import UserError
-from pos2distill.secrets import file_holds_secret, looks_secret
+from pos2distill.secrets import file_holds_secret, first_secret_line
 
 PROJECT = Path(__file__).parents[2]
 TAKEN = ("run.py", "pyproject.toml", "pos2distill", "pipelines", "examples")
@@ -89,11 +89,11 @@ def pack(into: Path, files: list[Path], recipe: Path | None, project: Path = PRO
         (into / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(project / path, into / path)
     if recipe:
-        for number, line in enumerate(recipe.read_text().splitlines(), 1):
-            if looks_secret(line):
-                raise UserError(
-                    f"{recipe}: line {number} contains what looks like a secret; set it on the cluster's nodes instead"
-                )
+        number = first_secret_line(recipe.read_text())
+        if number is not None:
+            raise UserError(
+                f"{recipe}: line {number} contains what looks like a secret; set it on the cluster's nodes instead"
+            )
         shutil.copyfile(recipe, into / recipe.name)
 
 

@@ -24,7 +24,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobDetails, JobSubmissionClient
 from urllib3.exceptions import NewConnectionError
 
-from pos2distill.config.load import RECIPES, find_yaml, load_recipe, recipe_names, sweep_cells
+from pos2distill.config.load import RECIPES, find_yaml, is_built_in, load_recipe, recipe_names, sweep_cells
 from pos2distill.config.model import ModelSection
 from pos2distill.environment import ignore_ray_addresses, sends_ray_token
 from pos2distill.errors import ExitCode, UserError, status_name
@@ -90,7 +90,7 @@ def run_submit(
     _check_baseline(flags)
     storage = _check(recipe, overrides, files)
     own = find_yaml(recipe, RECIPES, "recipe")
-    own_recipe = None if own.parent == RECIPES else own
+    own_recipe = None if is_built_in(own) else own
     # `pack` copies the user's own recipe next to `run.py`, so the job finds it by its file name alone.
     name = own_recipe.name if own_recipe else recipe
     entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])

@@ -25,6 +25,7 @@ from pos2distill.secrets import looks_secret, mask_secrets
 __all__ = [
     "RECIPES",
     "find_yaml",
+    "is_built_in",
     "load_recipe",
     "make_recipe",
     "read_sections",
@@ -38,6 +39,11 @@ __all__ = [
 RECIPES = project_root() / "pipelines" / "recipes"
 
 _MAX_CELLS = 1000  # studies of a sweep
+
+
+def is_built_in(recipe: Path) -> bool:
+    """Whether a recipe's file is one of the project's, which jobs have."""
+    return recipe.resolve().parent == RECIPES.resolve()
 
 
 def recipe_names() -> list[str]:
@@ -75,7 +81,7 @@ def make_recipe(raw: dict[str, Any], overrides: Sequence[str] = (), *, source: P
     _refuse_filled_in(raw, source, overridden)
     written_paths, auto_precisions = paths_in(raw), _auto_precisions_in(raw)
     # Only built-in recipes name files of the project; a user's paths are relative to the working directory.
-    if isinstance(source, Path) and source.resolve().parent == RECIPES.resolve():
+    if isinstance(source, Path) and is_built_in(source):
         resolve_project_paths(raw, overridden)
     # After the overrides, which may contain relative paths as well.
     resolve_paths(raw)
