@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pos2distill.config import Recipe
+from pos2distill.config.validation import dotted_names
 from pos2distill.errors import ExitCode, UserError, one_line
 
 from . import rayjob
@@ -167,6 +169,10 @@ def _split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
         raise UserError(
             f"{overrides[0]}: expected the recipe before all settings; to change the spec, write spec.{overrides[0]}"
         )
+    for override in overrides:
+        name = override.partition("=")[0].strip()
+        if name in dotted_names(ClusterSpec) and name not in dotted_names(Recipe):
+            raise UserError(f"{override}: is a setting of the spec; write spec.{override}")
     return recipe, overrides
 
 

@@ -174,6 +174,10 @@ def test_run_cluster_validate_reports_what_it_checked(capsys: pytest.CaptureFixt
             ["render", "gke", "sampling.max=1"],
             "sampling.max=1: expected the recipe before all settings; to change the spec, write spec.sampling.max=1",
         ),
+        (
+            ["validate", "gke", "quickstart", "sampling.max=1"],
+            "sampling.max=1: is a setting of the spec; write spec.sampling.max=1",
+        ),
         (["validate", "MANIFESTS", "quickstart"], "contains manifests, which take no recipe and no overrides"),
         (["render", "gke", "--out", "run.py"], "--out: cannot write run.py/nq-mistral.yaml (File exists); choose"),
         (
