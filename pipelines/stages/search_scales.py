@@ -50,7 +50,7 @@ def plan(study: Study, storage: str, digests: Digests, prepare: Stage) -> Stage:
 def run(stage: Stage, context: RunContext) -> Manifest:
     """Measure one generation of candidates after the other, and record the scales of the fittest.
 
-    Counts: prompts = candidates * examples * slots.
+    Counts: prompts = candidates * examples * slots; without_right_answers of the candidates answer nothing right.
     """
     with recorded_seconds(stage, context, "search") as seconds:
         layers = _layers(stage.study.model)
@@ -72,6 +72,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     }
     counts = {
         "candidates": len(candidates),
+        "without_right_answers": sum(not any(candidate.accuracy) for candidate in candidates),
         "examples": examples,
         "prompts": len(candidates) * examples * len(placements),
     }

@@ -44,8 +44,12 @@ class SearchSection(Section):
     curve: Literal["bezier", "linear", "step"] = Field("bezier", description="of the scale over the layers")
     control_points: int = Field(4, ge=2, le=100, description="of the curve; 4 make a Bezier curve cubic")
     monotone: bool = Field(True, description="scales only rise, or only fall, from layer to layer")
-    smallest: Scale = 1.0
-    largest: Scale = 2.0
+    smallest: Scale = Field(1.0, description="of a candidate's scales")
+    largest: Scale = Field(
+        2.0,
+        description="of a candidate's scales. A small model may answer nothing with scales far above 1 (SmolLM2-135M: "
+        "above about 1.4), so that a search in the whole range compares few candidates",
+    )
     gamma: float = Field(
         0.25,
         ge=0,

@@ -11,6 +11,7 @@ def count_warnings(counts: Mapping[str, int]) -> list[str]:
         thought_warning(counts),
         shortage_warning(counts),
         usage_warning(counts),
+        search_warning(counts),
     )
     return [warning for warning in warnings if warning is not None]
 
@@ -76,4 +77,18 @@ def shortage_warning(counts: Mapping[str, int]) -> str | None:
         f"{counts['kept']} of {counts['wanted']} examples (data.train_examples) were kept after all "
         f"{counts['sampled']} that may be sampled; raise data.train_candidates, give more data, or try another slot or "
         f"model"
+    )
+
+
+def search_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if no answer is right with more than half the candidates of a search for RoPE scales, else None.
+
+    Args: as `truncation_warning`.
+    """
+    candidates, useless = counts.get("candidates", 0), counts.get("without_right_answers", 0)
+    if 2 * useless <= candidates:
+        return None
+    return (
+        f"with {useless} of {candidates} candidates no answer is right, so that few were compared; lower "
+        f"inference.search.largest, or increase inference.search.population"
     )

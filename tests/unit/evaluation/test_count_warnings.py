@@ -3,6 +3,7 @@ import pytest
 from pos2distill.evaluation.count_warnings import (
     count_warnings,
     refusal_warning,
+    search_warning,
     shortage_warning,
     thought_warning,
     truncation_warning,
@@ -65,3 +66,15 @@ def test_shortage_warning_if_fewer_are_kept_than_wanted() -> None:
     )
     assert shortage_warning(counts | {"kept": 300}) is None
     assert shortage_warning({"prompts": 20}) is None
+
+
+def test_search_warning_if_most_candidates_answer_nothing() -> None:
+    counts = {"candidates": 12, "without_right_answers": 7, "examples": 20, "prompts": 720}
+    line = (
+        "with 7 of 12 candidates no answer is right, so that few were compared; lower inference.search.largest, or "
+        "increase inference.search.population"
+    )
+    assert search_warning(counts) == line
+    assert count_warnings(counts) == [line]
+    assert search_warning(counts | {"without_right_answers": 6}) is None
+    assert search_warning({"prompts": 20}) is None
