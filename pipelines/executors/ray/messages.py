@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 from pos2distill.errors import MachineError, warn
 
-from .errors import actor_died, find_user_error
+from .errors import actor_died, find_fault, find_user_error
 from .session import driver_node
 
 _POLL_SECONDS = 5.0
@@ -79,7 +79,8 @@ class Messages:
         try:
             yield
         except Exception as error:
-            if actor_died(error) and find_user_error(error) is None:
+            # An engine may have died and started again before what ended the run.
+            if actor_died(error) and find_user_error(error) is None and find_fault(error) is None:
                 self._raise_reason(error)
             raise
         finally:
