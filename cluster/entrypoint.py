@@ -54,7 +54,7 @@ def make_entrypoint(
         if option == "--baseline":
             _check_path(spec, recipe, option, value)
     own = own_recipe(recipe_name)
-    name_in_image = find_yaml(recipe_name, RECIPES, "recipe").stem
+    name_in_image = find_yaml(recipe_name, RECIPES, "recipe").resolve().stem
     words = ["python", "run.py", command, own.path if own else name_in_image, *overrides]
     if not sets_storage:
         words.append(f"runtime.storage={spec.storage.url.rstrip('/')}/{recipe.name}")

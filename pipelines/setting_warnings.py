@@ -11,7 +11,7 @@ from pos2distill.config.model import checkpoint_of
 from pos2distill.errors import UserError, warn_once
 from pos2distill.store.artifacts import Artifact, other_fingerprints
 
-from .artifact_names import CHECKPOINT
+from .artifact_names import BASE_SCORES, CHECKPOINT, DISTILLED_SCORES, SAMPLES
 from .provenance import read_provenance
 from .stages.stage import Stage
 
@@ -33,7 +33,7 @@ def warn_of_settings(recipe: Recipe, pending: Sequence[Stage]) -> None:
     if any(stage.artifact.name == CHECKPOINT for stage in pending):
         for problem in _of_training(recipe):
             warn_once(problem)
-    for problem in _too_short_for_chains(recipe.study):
+    for problem in _too_short_for_chains(recipe.study, pending):
         warn_once(problem)
     if _asks_for_other_answers(recipe.study):
         warn_once("data.template.without_documents: does not ask for 'The answer is', which data.metric em judges")
@@ -81,12 +81,14 @@ def _without_effect(study: Study) -> Iterator[tuple[str, str]]:
         yield "method.view_weight", f"method.view is {method.view}"
 
 
-def _too_short_for_chains(study: Study) -> Iterator[str]:
+def _too_short_for_chains(study: Study, pending: Sequence[Stage]) -> Iterator[str]:
     """Limits that are too short for the answers that the prompt asks for."""
     if study.data.prompt not in ("reasoning", "coc"):
         return
-    for section in ("sampling", "evaluation"):
-        if getattr(study, section).max_new_tokens == _SHORT_ANSWER:
+    generating = {"sampling": (SAMPLES,), "evaluation": (BASE_SCORES, DISTILLED_SCORES)}
+    for section, artifacts in generating.items():
+        generates = any(stage.artifact.name in artifacts for stage in pending)
+        if generates and getattr(study, section).max_new_tokens == _SHORT_ANSWER:
             yield (
                 f"{section}.max_new_tokens: {_SHORT_ANSWER} are few for a chain of thought "
                 f"(data.prompt: {study.data.prompt}); the paper's recipes have 512"

@@ -92,7 +92,7 @@ def run_submit(
     own = find_yaml(recipe, RECIPES, "recipe")
     own_recipe = None if is_built_in(own) else own
     # `pack` copies the user's own recipe next to `run.py`, so the job finds it by its file name alone.
-    name = own_recipe.name if own_recipe else recipe
+    name = own_recipe.name if own_recipe else own.resolve().stem
     entrypoint = shlex.join(["python", "run.py", command, name, *overrides, *flags])
     client = connect(address)
     wanted = _Wanted(storage, entrypoint, hashlib.sha256(own.read_bytes()).hexdigest()[:16])

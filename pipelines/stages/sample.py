@@ -9,6 +9,7 @@ with the student's response.
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -139,10 +140,12 @@ def progress_spec(stage: Stage, context: RunContext, label: str, *, epochs: int 
     ids = sample_ids_of(stage)
     stored = _tally(SampleStore(stage.artifact), ids).outcomes
     known = selection(stage)
+    # Samples that are published were accepted; those of corrupt parts may be made again.
+    judged = Counter[str]() if stage.artifact.is_finished else stored
     guard = FailureGuard(
         context.runtime.max_failed_fraction,
-        stored=stored.total(),
-        stored_failed=sum(stored[outcome] for outcome in FAILED),
+        stored=judged.total(),
+        stored_failed=sum(judged[outcome] for outcome in FAILED),
     )
     total = epochs * min(known.wanted, len(ids))
     return ProgressSpec(context.name, label, total=total, stored=dict(stored), guard=guard, ids=ids, selection=known)

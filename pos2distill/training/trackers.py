@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pos2distill.config.paths import project_root
 from pos2distill.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def check_trackers(names: Sequence[str]) -> None:
         # Looked up and not imported: only the worker of rank 0 logs.
         if importlib.util.find_spec(name) is None:
             # The environment of `make install` has no pip.
-            pip = "pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {sys.executable}"
+            uv = project_root() / ".uv" / "bin" / "uv"
+            with_uv = f"{uv if uv.exists() else 'uv'} pip install --python {sys.executable}"
+            pip = "pip install" if importlib.util.find_spec("pip") else with_uv
             raise UserError(f"runtime.trackers: {name} is not installed; {pip} {name}")
         if name in _CHECKS:
             _CHECKS[name]()

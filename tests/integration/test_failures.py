@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 
 from pipelines.commands import run_distill, run_sample
+from pipelines.executors import build_executor
+from pipelines.plan import make_plan
+from pipelines.stages.sample import progress_spec
+from pipelines.stages.stage import RunContext
 from pos2distill.config import Recipe
 from pos2distill.errors import MachineError, UserError
 from tests.support.drivers import Driver
@@ -84,6 +88,9 @@ def test_a_run_with_too_many_failures_in_the_end_does_not_pass_the_second_time(
     assert not samples.is_finished
     command(fake(*settings, "runtime.max_failed_fraction=0.1"))
     assert samples.is_finished
+    # What was accepted is not judged again by a lower limit, should a corrupt part of it be sampled again.
+    context = RunContext(recipe.name, recipe.storage, {}, recipe.runtime, build_executor(recipe.runtime))
+    progress_spec(make_plan(recipe).sample, context, "distill").guard.finish()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -164,5 +165,7 @@ def restart_if_engine_died(messages: Messages) -> Iterator[None]:
     try:
         yield
     except EngineDied as error:
+        # For the log of the worker, where a death that is survived is seen too.
+        print(f"the engine died: {error}", file=sys.stderr, flush=True)
         messages.report_death(str(error))
         os._exit(1)

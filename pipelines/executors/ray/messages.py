@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from .errors import actor_died, find_fault, find_user_error
 from .session import driver_node
 
 _POLL_SECONDS = 5.0
+_RECENT_SECONDS = 120.0  # until Ray has noticed that an actor died for the last time
 _TIMEOUT_SECONDS = 10.0  # of one call, which takes milliseconds
 
 
@@ -24,21 +26,22 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
-        self.deaths: list[str] = []
+        self.deaths: list[tuple[float, str]] = []  # when, on this process's clock, and why
 
     def add_warning(self, line: str) -> None:
         self.warnings.append(line)
 
     def add_death(self, reason: str) -> None:
-        self.deaths.append(reason)
+        self.deaths.append((time.monotonic(), reason))
 
     def take_warnings(self) -> list[str]:
         taken, self.warnings = self.warnings, []
         return taken
 
-    def take_deaths(self) -> list[str]:
-        taken, self.deaths = self.deaths, []
-        return taken
+    def recent_deaths(self, seconds: float) -> list[str]:
+        """The reasons of all deaths, if the last one is at most so long ago; after older ones, work went on."""
+        is_recent = bool(self.deaths) and time.monotonic() - self.deaths[-1][0] <= seconds
+        return [reason for _, reason in self.deaths] if is_recent else []
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Messages:
         """Print warnings while the body runs.
 
         Raises:
-            MachineError: instead of Ray's own error, if the engine of an actor died more often than it may restart.
+            MachineError: instead of Ray's own error, if it is of an actor whose engine died just before.
         """
         finished = threading.Event()
         thread = threading.Thread(target=self._print_warnings, args=(finished,), name="messages", daemon=True)
@@ -79,7 +82,6 @@ class Messages:
         try:
             yield
         except Exception as error:
-            # An engine may have died and started again before what ended the run.
             if actor_died(error) and find_user_error(error) is None and find_fault(error) is None:
                 self._raise_reason(error)
             raise
@@ -94,7 +96,7 @@ class Messages:
         """
         deaths: list[str] = []
         with contextlib.suppress(ray.exceptions.RayError):  # such as that of a cluster that is gone
-            deaths = ray.get(self.mailbox.take_deaths.remote(), timeout=_TIMEOUT_SECONDS)
+            deaths = ray.get(self.mailbox.recent_deaths.remote(_RECENT_SECONDS), timeout=_TIMEOUT_SECONDS)
         if deaths:
             times = "once" if len(deaths) == 1 else f"{len(deaths)} times"
             raise MachineError(f"the engine of a sampler died {times}, the last time of this: {deaths[-1]}") from error

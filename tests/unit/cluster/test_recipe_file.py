@@ -85,6 +85,14 @@ def test_render_gives_the_map_of_another_recipe_another_name(mine: Path) -> None
     assert all(name.startswith("try-recipe-") for name in names)
 
 
+def test_make_entrypoint_names_a_built_in_recipe_by_its_name(tmp_path: Path) -> None:
+    """The image has the file, but not at the path that was typed."""
+    link = tmp_path / "mine.yaml"
+    link.symlink_to(RECIPES / "quickstart.yaml")
+    spec = load_cluster("kind")
+    assert make_entrypoint(spec, str(link)) == make_entrypoint(spec, "quickstart")
+
+
 def test_make_entrypoint_changes_with_the_content_of_the_recipe(mine: Path) -> None:
     """So that a running job of an earlier content is not followed."""
     spec = load_cluster("kind")

@@ -1,9 +1,11 @@
 import errno
 
+import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.train.v2.api.exceptions import ControllerError
 
 from pipelines.executors.ray.errors import actor_died, find_corrupt_part, find_fault, find_user_error
+from pipelines.executors.ray.messages import _Mailbox
 from pos2distill.errors import CorruptPart, MachineError, TransientError, UserError
 
 
@@ -126,3 +128,17 @@ def test_find_fault_tells_what_may_pass() -> None:
     broken_image = find_fault(OSError("libcudart.so: cannot open shared object file"))
     assert type(broken_image) is MachineError
     assert str(broken_image).startswith("OSError: libcudart.so: cannot open")
+
+
+def test_deaths_of_engines_count_if_they_are_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an older one the engine was started again, and work went on."""
+    now = 0.0
+    monkeypatch.setattr("pipelines.executors.ray.messages.time.monotonic", lambda: now)
+    mailbox = _Mailbox()
+    assert mailbox.recent_deaths(120) == []
+    mailbox.add_death("a")
+    now = 1000.0
+    assert mailbox.recent_deaths(120) == []
+    mailbox.add_death("b")
+    now = 1100.0
+    assert mailbox.recent_deaths(120) == ["a", "b"]

@@ -316,6 +316,16 @@ def test_submit_follows_no_job_of_a_recipe_that_was_changed(
     )
 
 
+def test_submit_names_a_built_in_recipe_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job has the file, but not at the path that was typed."""
+    link = tmp_path / "mine.yaml"
+    link.symlink_to(RECIPES / "quickstart.yaml")
+    jobs = Jobs()
+    for recipe in (link, RECIPES / "quickstart.yaml"):
+        assert submit_to(jobs, monkeypatch, str(recipe)) == 0
+    assert {job.entrypoint for job in jobs.jobs} == {f"python run.py study quickstart {STORAGE}"}
+
+
 def test_submit_of_two_at_once_submits_one_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
