@@ -7,7 +7,6 @@ cluster ACTION SPEC [[COMMAND] RECIPE] [section.field=value ...] [spec.section.f
 
 import argparse
 import contextlib
-import functools
 import importlib
 import io
 import json
@@ -17,10 +16,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from pos2distill import __version__
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe, recipe_names
 from pos2distill.environment import skip_expected_ray_messages, use_ray_token
@@ -40,21 +37,20 @@ from pos2distill.placement import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRI
 from pos2distill.secrets import mask_secrets
 from pos2distill.startup import is_interrupt, silent_interrupts
 
-from .argument_parser import OneLineParser, refuse_unknown
-from .browse import BROWSING, add_browsing, run_browsing
-from .gate_options import add_gate, gate_arguments, gate_flags
-from .help_texts import CLUSTER, CLUSTER_EXAMPLES, SUBMIT, examples
-from .job_command import COMMANDS, WORDS_HELP, job_flags, split_command
-from .model_options import add_model_options, load_evaluated_recipe
+from .argument_parser import refuse_unknown
+from .browse import BROWSING, run_browsing
+from .command_parser import RENDERING, build_parser
+from .gate_options import gate_arguments, gate_flags
+from .job_command import job_flags, split_command
+from .model_options import load_evaluated_recipe
 
-_RENDERING = ("render", "validate", "submit")  # the actions of `cluster` that take a job's command
 # Actions of `cluster` that take these options. The output of those without --json or --quiet is a manifest or a log.
 _CLUSTER_OPTIONS = {
     "json": ("submit", "status", "validate"),
     "quiet": ("submit", "validate", "delete"),
     "out": ("render",),
-    "crds": _RENDERING,
-    "server": _RENDERING,
+    "crds": RENDERING,
+    "server": RENDERING,
 }
 # How long an attempt of a job on a cluster waits before it ends with an error that may pass.
 _OUTAGE_S = 900.0
@@ -68,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     skip_expected_ray_messages()
     try:
-        parser = _parser()
+        parser = build_parser()
         # Overrides may precede and follow options; argparse alone takes them in one place only.
         options, remaining = parser.parse_known_args(arguments)
         refuse_unknown(parser, options, remaining)
@@ -196,113 +192,6 @@ def _run(options: argparse.Namespace, remaining: list[str]) -> int:
     return 0
 
 
-def _parser() -> OneLineParser:
-    parser = OneLineParser(
-        prog=_program(),
-        description="Reduce the position bias of a language model: distil its best document slot into all the others.",
-        epilog=_as_typed(examples()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"pos2distill {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, text in COMMANDS.items():
-        command = _add_command(commands, name, text, text)
-        nargs = "?" if name == "evaluate" else None
-        command.add_argument(
-            "recipe", nargs=nargs, metavar="RECIPE", help="a name (see `recipes`) or the path of a YAML file"
-        )
-        command.add_argument(
-            "overrides", nargs="*", default=[], metavar="section.field=value", help="settings to change"
-        )
-        _add_output(command)
-        command.add_argument(
-            "--dry-run", action="store_true", help="check everything, show the settings and what would run, then stop"
-        )
-        command.add_argument("--full", action="store_true", help="--dry-run: show also the settings that are defaults")
-    add_model_options(commands.choices["evaluate"])
-    add_gate(commands.choices["evaluate"])
-    add_browsing(functools.partial(_add_command, commands))
-    _add_submit(commands)
-    _add_cluster(commands)
-    text = "list the recipes that come with the project"
-    recipes = _add_command(commands, "recipes", text, text)
-    recipes.add_argument("--json", action="store_true", help="as JSON")
-    parser.commands = dict(commands.choices)
-    return parser
-
-
-def _add_command(
-    commands: "argparse._SubParsersAction[OneLineParser]",
-    name: str,
-    text: str,
-    description: str,
-    epilog: str | None = None,
-) -> OneLineParser:
-    return commands.add_parser(
-        name,
-        help=text,
-        description=description,
-        epilog=_as_typed(epilog or examples(name)),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-
-
-def _program() -> str:
-    """How the program was started."""
-    # Help and examples show a command that the reader can copy.
-    is_installed_command = Path(sys.argv[0]).name == "pos2distill"
-    return "pos2distill" if is_installed_command else "python run.py"
-
-
-def _as_typed(examples: str) -> str:
-    return examples.replace("python run.py", _program())
-
-
-def _add_output(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--quiet", action="store_true", help="print warnings and errors only")
-    command.add_argument("--json", action="store_true", help="print one JSON object at the end, the rest on stderr")
-
-
-def _add_submit(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
-    text = "run a command as a job on a running Ray cluster; follow its log to its end and exit code"
-    command = _add_command(commands, "submit", text, SUBMIT)
-    command.add_argument("words", nargs="+", metavar="[COMMAND] RECIPE or setting", help=WORDS_HELP)
-    command.add_argument(
-        "--address", required=True, metavar="URL", help="of the cluster's dashboard, for example http://127.0.0.1:8265"
-    )
-    command.add_argument(
-        "--allow-plain-http", action="store_true", help="send the token to another machine without encryption"
-    )
-    _add_output(command)
-    add_gate(command)
-
-
-def _add_cluster(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
-    text = "a study on Kubernetes by KubeRay: render, validate and submit manifests (docs/cluster.md)"
-    command = _add_command(commands, "cluster", text, CLUSTER, epilog=CLUSTER_EXAMPLES)
-    command.add_argument("action", choices=["render", "validate", "submit", "status", "logs", "delete"])
-    command.add_argument("spec", metavar="SPEC", help="a preset's name, or the path of a YAML file")
-    command.add_argument(
-        "words",
-        nargs="*",
-        default=[],
-        metavar="[COMMAND] RECIPE or setting",
-        help=f"{WORDS_HELP}, spec.section.field=value",
-    )
-    command.add_argument("--out", metavar="FOLDER", help="render: write FOLDER/NAME.yaml instead of printing")
-    checking = ", ".join(_RENDERING)
-    command.add_argument(
-        "--crds", metavar="PATH", help=f"{checking}: file or folder with KubeRay's CRDs, to check the schema too"
-    )
-    command.add_argument(
-        "--server", action="store_true", help=f"{checking}: also ask the cluster (kubectl apply --dry-run=server)"
-    )
-    _add_output(command)
-    add_gate(command)
-
-
 def _run_submit(options: argparse.Namespace, words: list[str]) -> int:
     command, words = split_command("submit", words)
     flags = job_flags(options, command)
@@ -326,12 +215,12 @@ def _run_cluster(options: argparse.Namespace, words: list[str]) -> int:
         if is_given and options.action not in actions:
             raise UserError(f"--{name}: is an option of cluster {', '.join(actions)}, not of {options.action}")
     job_command, flags = "study", gate_flags(options)
-    if options.action in _RENDERING:
+    if options.action in RENDERING:
         job_command, words = split_command(f"cluster {options.action}", words, needs_recipe=False)
         flags = job_flags(options, job_command)
     elif flags:
         name = flags[0].partition("=")[0]
-        raise UserError(f"{name}: is an option of cluster {', '.join(_RENDERING)}, not of {options.action}")
+        raise UserError(f"{name}: is an option of cluster {', '.join(RENDERING)}, not of {options.action}")
     # `cluster` is beside this package: in a checkout both are top-level packages, in a wheel both are in pos2distill.
     parent = (__package__ or "").removesuffix("pipelines")
     with silent_interrupts():
