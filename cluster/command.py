@@ -169,9 +169,9 @@ def _split_words(words: Sequence[str]) -> tuple[str | None, list[str]]:
         raise UserError(
             f"{overrides[0]}: expected the recipe before all settings; to change the spec, write spec.{overrides[0]}"
         )
+    of_spec_alone = {*dotted_names(ClusterSpec)} - {*dotted_names(Recipe)}
     for override in overrides:
-        name = override.partition("=")[0].strip()
-        if name in dotted_names(ClusterSpec) and name not in dotted_names(Recipe):
+        if override.partition("=")[0].strip() in of_spec_alone:
             raise UserError(f"{override}: is a setting of the spec; write spec.{override}")
     return recipe, overrides
 

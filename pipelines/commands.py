@@ -12,10 +12,7 @@ from pos2distill.config.restrict import replace_section
 from pos2distill.errors import UserError
 from pos2distill.evaluation.gate import Gate
 from pos2distill.evaluation.result import Evaluation
-from pos2distill.store.artifacts import (
-    check_storage,
-    other_fingerprints,
-)
+from pos2distill.store.artifacts import check_storage, other_fingerprints
 from pos2distill.training.job import model_url
 from pos2distill.urls import storage_errors
 
@@ -56,7 +53,7 @@ def plan_command(recipe: Recipe, command: str) -> list[Cell]:
     """
     if command not in ("study", "report"):
         _require_one_study(recipe)
-    return make_cells(with_analysis(recipe) if command == "analyse" else recipe)
+    return _make_cells(_with_analysis(recipe) if command == "analyse" else recipe)
 
 
 def run_study(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
@@ -126,7 +123,7 @@ def run_analyse(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     print_paths(analysis=f"{recipe.storage}/analysis/index.html")
 
 
-def with_analysis(recipe: Recipe) -> Recipe:
+def _with_analysis(recipe: Recipe) -> Recipe:
     """The recipe with the section `analysis`; with its defaults if it has none.
 
     Raises:
@@ -221,7 +218,7 @@ def _run_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
     _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
 
 
-def make_cells(recipe: Recipe) -> list[Cell]:
+def _make_cells(recipe: Recipe) -> list[Cell]:
     """The studies of a sweep; of another recipe the only one."""
     pairs = sweep_cells(recipe)
     plans = make_plans([cell for _, cell in pairs])

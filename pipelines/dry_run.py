@@ -8,7 +8,7 @@ from pos2distill.config import Recipe
 from pos2distill.config.defaults import all_settings, changed_settings
 from pos2distill.store.artifacts import check_storage
 
-from .commands import make_cells, stages_of_command, with_analysis
+from .commands import plan_command, stages_of_command
 from .data_checks import CheckedPrompts, check_data
 from .gate import read_baseline
 from .preflight import preflight
@@ -47,9 +47,7 @@ def describe(recipe: Recipe, command: str = "study", *, full: bool = False) -> s
         UserError: as the command itself would, before its first stage or for its data.
     """
     lines = []
-    if command == "analyse":
-        recipe = with_analysis(recipe)
-    cells = make_cells(recipe)
+    cells = plan_command(recipe, command)
     prompts: list[CheckedPrompts] = []
     for cell in cells:
         plan, stages = cell.plan, stages_of_command(command, cell.plan)

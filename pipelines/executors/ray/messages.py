@@ -92,7 +92,7 @@ class Messages:
     def _raise_reason(self, error: Exception) -> None:
         """
         Raises:
-            MachineError: if actors told why they died.
+            MachineError: if actors have reported why they died.
         """
         deaths: list[str] = []
         with contextlib.suppress(ray.exceptions.RayError):  # such as that of a cluster that is gone
