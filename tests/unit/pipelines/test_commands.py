@@ -167,3 +167,11 @@ def test_a_stage_that_is_stopped_after_it_was_published_keeps_its_provenance(
     provenance = read_provenance(make_plan(recipe).sample.artifact)
     assert provenance is not None
     assert provenance.stage == "sample"
+
+
+def test_describe_refuses_a_sweep_where_the_command_does(make_recipe: Callable[..., Recipe]) -> None:
+    recipe = make_recipe(sweep={"method.k": [1, 2]})
+    assert describe(recipe, "study").count("# study ") == 2
+    for command in ("evaluate", "analyse", "sample", "distill"):
+        with pytest.raises(UserError, match="is a sweep of several studies; this command takes one study"):
+            describe(recipe, command)
