@@ -142,8 +142,8 @@ def profile_step(step: Step, device: torch.device) -> list[dict[str, Any]]:
     return operations
 
 
-def measure(names: Sequence[str], size: Size, folder: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The report of these variants, without the circumstances."""
+def measure_times(names: Sequence[str], size: Size, folder: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The report of these variants, without their memory and the circumstances."""
     device = torch.device(options.device)
     # Measured again after each group, since the speed of a machine drifts.
     rates = [matrix_rate(size, device)]
@@ -156,7 +156,6 @@ def measure(names: Sequence[str], size: Size, folder: str, options: argparse.Nam
         free(steps)
         rates.append(matrix_rate(size, device))
     rate = statistics.mean(rates)
-    memory = {name: measure_memory_in_own_process(name, folder, options) for name in names}
     floors, floor_fractions = {}, {}
     for name in names:
         if name not in LOSSES:
@@ -172,12 +171,17 @@ def measure(names: Sequence[str], size: Size, folder: str, options: argparse.Nam
         "tokens": count_tokens(make_rows(size, Path(folder), device)),
         "time_over_ours": over_ours(seconds, statistics.median),
         "best_time_over_ours": over_ours(seconds, min),
-        "memory": memory,
-        "memory_over_ours": {name: each["peak_gib"] / memory["ours"]["peak_gib"] for name, each in memory.items()},
         "floor_tflop": floors,
         "fraction_of_floor": floor_fractions,
         "profile_of_ours": profile_step(build("ours", size, Path(folder), device), device),
     }
+
+
+def measure_memories(names: Sequence[str], folder: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The memory of these variants, each in a process of its own."""
+    memory = {name: measure_memory_in_own_process(name, folder, options) for name in names}
+    over_ours = {name: each["peak_gib"] / memory["ours"]["peak_gib"] for name, each in memory.items()}
+    return {"memory": memory, "memory_over_ours": over_ours}
 
 
 def over_ours(
@@ -219,10 +223,13 @@ def main() -> None:
         print(json.dumps(measure_memory(options.memory, size, Path(options.model), device)))
         return
     names = [name for name in VARIANTS if name not in skipped]
-    with model_folder() as folder:
-        report = measure(names, size, folder, options)
-    report |= circumstances("torch", "transformers", device=options.device)
     path = Path(__file__).with_name(f"train_step_{options.device}{suffix}.json")
+    with model_folder() as folder:
+        report = measure_times(names, size, folder, options)
+        report |= circumstances("torch", "transformers", device=options.device)
+        # Written twice, so that one that is stopped while it measures memory keeps its times.
+        path.write_text(json.dumps(report, indent=2) + "\n")
+        report |= measure_memories(names, folder, options)
     path.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
 

@@ -1,0 +1,22 @@
+"""`benchmarks.real.seeds`: changes over seeds, by hand."""
+
+import pytest
+
+from benchmarks.real.seeds import compare
+from pos2distill.errors import UserError
+from tests.support.predictions import predictions
+
+
+def test_compare_has_the_mean_over_seeds_and_each_seed() -> None:
+    """Two questions at two slots: the base is right in one of four answers, the seeds in two and in four."""
+    before = predictions(3, [[1, 0], [0, 0]])
+    task = compare(before, [predictions(3, [[1, 0], [1, 0]]), predictions(3, [[1, 1], [1, 1]])])
+    (row,) = task["changes"]
+    assert (row["documents"], row["mean"], row["by_seed"]) == (3, 0.5, [0.25, 0.75])
+    assert row["mean_ci95"][0] < 0.5 < row["mean_ci95"][1]
+    assert [curve["mean"] for seed in task["distilled"] for curve in seed["curves"]] == [0.5, 1.0]
+
+
+def test_compare_refuses_an_evaluation_of_other_questions() -> None:
+    with pytest.raises(UserError, match="the evaluations have different questions or slots"):
+        compare(predictions(3, [[1, 0], [0, 0]]), [predictions(3, [[1, 0]])])
