@@ -57,6 +57,8 @@ class VllmEngine:
         self._loop: asyncio.AbstractEventLoop | None = None  # of the calls
         self._calls = 0  # that are running
         self._calls_changed = asyncio.Condition()
+        self._stall_s = 60 * settings.stall_minutes
+        self._deadlines: set[asyncio.Timeout] = set()  # of the calls that are running
         start_reaper()  # before the engine starts processes
         # The context of vLLM's offline class `LLM`: in vLLM 0.32 it gets more tokens in a step than a server does.
         try:
@@ -74,9 +76,39 @@ class VllmEngine:
         self, prompts: Sequence[Tokens], params: SamplingParams, seeds: Sequence[int]
     ) -> list[GenerationResult]:
         self._loop = asyncio.get_running_loop()
-        async with self._scaled(params.rope_scales):
+        async with self._unless_stalled(), self._scaled(params.rope_scales):
             tasks = [self._generate_one(prompt, params, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
             return list(await asyncio.gather(*tasks))
+
+    @asynccontextmanager
+    async def _unless_stalled(self) -> AsyncIterator[None]:
+        """Run the body as long as the engine finishes answers, of this call or of another.
+
+        Raises:
+            EngineDied: if it has finished none for `runtime.vllm.stall_minutes`: vLLM itself waits for ever for a
+                kernel or a collective operation that hangs.
+        """
+        deadline = asyncio.timeout(self._stall_s)
+        try:
+            async with deadline:
+                self._deadlines.add(deadline)
+                yield
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise EngineDied(
+                f"vLLM finished no answer in {self._stall_s / 60:g} minutes (runtime.vllm.stall_minutes)"
+            ) from error
+        finally:
+            self._deadlines.discard(deadline)
+
+    def _postpone_deadlines(self) -> None:
+        """An answer is finished."""
+        later = asyncio.get_running_loop().time() + self._stall_s
+        for deadline in self._deadlines:
+            # One that has expired ends its call and cannot be changed.
+            if not deadline.expired():
+                deadline.reschedule(later)
 
     @asynccontextmanager
     async def _scaled(self, scales: tuple[float, ...]) -> AsyncIterator[None]:
@@ -157,6 +189,7 @@ class VllmEngine:
         # FINAL_ONLY: the whole response comes as one output.
         async for output in stream:
             last = output.outputs[0]
+        self._postpone_deadlines()
         if last.finish_reason not in ("stop", "length"):
             raise _RequestLost(f"it ended with {last.finish_reason!r}")
         token_ids = np.asarray(last.token_ids, np.int32)

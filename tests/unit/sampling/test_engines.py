@@ -2,7 +2,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -351,6 +351,7 @@ def vllm_engine_with(scales: tuple[float, ...]) -> Any:
     engine.engine, engine._scales = StubbedVllm(), scales
     engine._dead_error, engine._loop = EngineDied, None
     engine._calls, engine._calls_changed = 0, asyncio.Condition()
+    engine._stall_s, engine._deadlines = 60.0, set()
     return engine
 
 
@@ -422,3 +423,43 @@ def test_vllm_engine_dies_where_it_failed_twice(prompts: list[Tokens]) -> None:
 def test_vllm_engine_fails_a_prompt_that_it_cannot_use_at_once(fault: Exception, prompts: list[Tokens]) -> None:
     engine = failing_vllm_engine(fault)
     assert generate(engine, prompts[:1], greedy(3), [0]) == [Failure("RequestError: too long")]
+
+
+@dataclass
+class SlowVllm:
+    """Answers one prompt after another, each after this many seconds; `stuck` and all later ones never."""
+
+    seconds: float
+    stuck: int
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def generate(self, *_: Any, request_id: str, **__: Any) -> AsyncIterator[Any]:
+        async with self.turn:
+            await asyncio.sleep(self.seconds if int(request_id) < self.stuck else 3600)
+        yield SimpleNamespace(outputs=[SimpleNamespace(finish_reason="stop", token_ids=[7, 2], logprobs=None)])
+
+
+def slow_vllm_engine(*, stuck: int) -> Any:
+    engine = failing_vllm_engine()
+    engine.engine, engine._stall_s = SlowVllm(0.3, stuck), 1.2
+    return engine
+
+
+def test_vllm_engine_that_finishes_answers_may_take_as_long_as_it_needs(prompts: list[Tokens]) -> None:
+    """Six answers take 1.8 s, and one must be finished every 1.2 s."""
+    engine = slow_vllm_engine(stuck=6)
+    results = generate(engine, prompts[:1] * 6, greedy(3), list(range(6)))
+    assert [result.token_ids.tolist() for result in results] == [[7, 2]] * 6
+    assert not engine._deadlines
+
+
+def test_vllm_engine_that_finishes_no_answer_counts_as_dead(prompts: list[Tokens]) -> None:
+    """Both calls that wait for it end, the second of which has no finished answer."""
+
+    async def two_calls(engine: Any) -> list[Any]:
+        calls = [engine.generate(prompts[:1] * 2, greedy(3), [0, 1]) for _ in range(2)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    results = asyncio.run(two_calls(slow_vllm_engine(stuck=1)))
+    message = "vLLM finished no answer in 0.02 minutes (runtime.vllm.stall_minutes)"
+    assert [(type(result), str(result)) for result in results] == [(EngineDied, message)] * 2
