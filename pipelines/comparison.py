@@ -9,6 +9,7 @@ from pos2distill.errors import UserError
 from pos2distill.evaluation.scores import (
     Curve,
     Grid,
+    GridMismatch,
     format_slots,
     paired_difference,
     share_examples,
@@ -131,6 +132,6 @@ def _logged_grid(logs: list[str], folder: str, documents: int | None) -> Grid:
 def _difference(first: Grid, other: Grid, bootstrap: dict[str, Any]) -> dict[str, Any] | None:
     try:
         first, other = share_examples(first, other)
-    except ValueError:  # other questions or positions
+    except GridMismatch:
         return None
     return {"questions": len(first.example_ids), **paired_difference(first, other, **bootstrap)}

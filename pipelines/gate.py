@@ -8,7 +8,7 @@ from pos2distill.config import Study
 from pos2distill.errors import UserError
 from pos2distill.evaluation.gate import Gate, check_gate
 from pos2distill.evaluation.result import Evaluation
-from pos2distill.evaluation.scores import Grid, to_grid
+from pos2distill.evaluation.scores import Grid, GridMismatch, to_grid
 from pos2distill.store.artifacts import read_table
 from pos2distill.urls import open_url
 
@@ -53,9 +53,9 @@ def check_evaluation(gate: Gate, study: Study, evaluation: Evaluation, baseline:
     settings = study.evaluation
     try:
         passed = check_gate(
-            gate, evaluation.curve, grid, baseline, resamples=settings.bootstrap_samples, seed=settings.seed
+            gate, evaluation.curve, grid, baseline, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
         )
-    except ValueError:
+    except GridMismatch:
         raise UserError(
             "--baseline: other questions, slots or prompt lengths than this evaluation; both need the same data, "
             "data.eval_examples, evaluation.slots and evaluation.seed"

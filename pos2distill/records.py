@@ -237,8 +237,3 @@ def example_tables(examples: Sequence[Example]) -> Iterator[pa.Table]:
     for start in range(0, len(examples), _CHUNK_EXAMPLES):
         rows = [asdict(example) for example in examples[start : start + _CHUNK_EXAMPLES]]
         yield pa.Table.from_pylist(rows, schema=EXAMPLE_SCHEMA)
-
-
-def examples_to_table(examples: Sequence[Example]) -> pa.Table:
-    """Examples as one table of `EXAMPLE_SCHEMA`."""
-    return pa.concat_tables([EXAMPLE_SCHEMA.empty_table(), *example_tables(examples)])

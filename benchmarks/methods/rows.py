@@ -96,7 +96,7 @@ def change_of_gap(runs: Sequence[Run], base: Run) -> dict[str, float] | None:
     if len(known) < 1 + len(runs) or runs[0] is base:
         return None
     before_ES, *after = map(to_scores, known)
-    value, (low, high) = mean_gap_change(before_ES, after, resamples=2000, seed=0)
+    value, (low, high) = mean_gap_change(before_ES, after, bootstrap_samples=2000, seed=0)
     return {"value": value, "low": low, "high": high}
 
 

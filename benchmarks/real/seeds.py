@@ -44,7 +44,7 @@ def change(before: Grid, after: list[Grid]) -> dict[str, Any]:
     mean_E = np.mean([grid.correct_ES.mean(1) for grid in after], axis=0)
     difference_E = mean_E - before.correct_ES.mean(1)
     gap, gap_interval = mean_gap_change(
-        before.correct_ES, [grid.correct_ES for grid in after], resamples=RESAMPLES, seed=0
+        before.correct_ES, [grid.correct_ES for grid in after], bootstrap_samples=RESAMPLES, seed=0
     )
     return {
         "documents": before.documents,

@@ -29,7 +29,7 @@ from pos2distill.config.load import load_recipe
 from pos2distill.environment import set_vllm_variables
 from pos2distill.models.chat import stop_token_ids
 from pos2distill.models.load import load_tokenizer
-from pos2distill.records import examples_to_table
+from pos2distill.records import example_tables
 from pos2distill.sampling.blocks import examples_per_block, index_blocks
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.operators import generation_operators
@@ -74,7 +74,7 @@ def load(settings: argparse.Namespace) -> Recipe:
 
 def read_examples(recipe: Recipe) -> pa.Table:
     """The examples, as a table of `EXAMPLE_SCHEMA`."""
-    return examples_to_table(load_split(recipe.study.data, documents=DOCUMENTS, seed=0).train)
+    return pa.concat_tables(example_tables(load_split(recipe.study.data, documents=DOCUMENTS, seed=0).train))
 
 
 def measure_bare(recipe: Recipe) -> dict[str, float]:

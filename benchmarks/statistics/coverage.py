@@ -152,8 +152,8 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
     base_S, distilled_S = scenario.accuracies(scenario.base), scenario.accuracies(scenario.distilled)
     gap, distilled_gap = float(np.ptp(base_S)), float(np.ptp(distilled_S))
     position_p = position_p_value(base_ES, draws=DRAWS, seed=seed)
-    low, high = gap_interval(base_ES, position_p=position_p, resamples=RESAMPLES, seed=seed)
-    change, change_interval = gap_change(base_ES, distilled_ES, resamples=RESAMPLES, seed=seed)
+    low, high = gap_interval(base_ES, position_p=position_p, draws=RESAMPLES, seed=seed)
+    change, change_interval = gap_change(base_ES, distilled_ES, bootstrap_samples=RESAMPLES, seed=seed)
     change_E = (distilled_ES - base_ES).mean(1)
     difference, true_difference = difference_interval(change_E), float((distilled_S - base_S).mean())
     mean = accuracy_interval(base_ES.mean(1), base_ES.shape[1])
@@ -164,7 +164,7 @@ def simulate(scenario: Scenario, seed: int) -> dict[str, float]:
     ranks = accuracy_interval(base_ES @ weight_S, 1 / float((weight_S**2).sum()))
     # A model that answers again, with the same true accuracies: no change is real.
     repeated_ES = draw(scenario, scenario.base, difficulty_E1, generator)
-    _, best = best_slot_change(base_ES, repeated_ES, resamples=RESAMPLES, seed=seed)
+    _, best = best_slot_change(base_ES, repeated_ES, bootstrap_samples=RESAMPLES, seed=seed)
     values = {
         "first slot": _contains(accuracy_interval(base_ES[:, 0]), base_S[0]),
         "first slot, 3 orders": _contains(accuracy_interval(orders_ES[:, 0], ORDERS), base_S[0]),
@@ -194,8 +194,8 @@ def simulate_nats(kind: str, questions: int, studies: int) -> dict[str, float]:
         # A part of each question's nats, of any size: the sum of the parts is half of all on average.
         part_E = total_E * generator.uniform(size=questions)
         ones_E = np.ones(questions)
-        mean.append(_contains(ratio_interval(total_E, ones_E, resamples=RESAMPLES, seed=seed), 1.0))
-        share.append(_contains(ratio_interval(part_E, total_E, resamples=RESAMPLES, seed=seed), 0.5))
+        mean.append(_contains(ratio_interval(total_E, ones_E, bootstrap_samples=RESAMPLES, seed=seed), 1.0))
+        share.append(_contains(ratio_interval(part_E, total_E, bootstrap_samples=RESAMPLES, seed=seed), 0.5))
     return {"mean": float(np.mean(mean)), "share": float(np.mean(share))}
 
 
@@ -206,7 +206,7 @@ def simulate_recovery(mean: float, precision: float, tokens: int, examples: int,
         generator = derive_generator(seed, f"recovery {mean} {precision} {tokens} {examples}")
         chance_E = generator.beta(mean * precision, (1 - mean) * precision, examples)
         share_E = generator.binomial(tokens, chance_E) / tokens
-        interval = fraction_interval(share_E, np.ones(examples), answers=tokens, resamples=RESAMPLES, seed=seed)
+        interval = fraction_interval(share_E, np.ones(examples), answers=tokens, bootstrap_samples=RESAMPLES, seed=seed)
         covered.append(_contains(interval, mean))
     return float(np.mean(covered))
 
@@ -218,13 +218,13 @@ def simulate_named_questions(scenario: Scenario, questions: int, limit: float, s
         generator = derive_generator(seed, f"{count} {scenario!r}")
         correct_ES = draw(scenario, scenario.base, draw_difficulty(scenario, count, generator), generator)
         p = position_p_value(correct_ES, draws=DRAWS, seed=seed)
-        return correct_ES, gap_interval(correct_ES, position_p=p, resamples=RESAMPLES, seed=seed)[0]
+        return correct_ES, gap_interval(correct_ES, position_p=p, draws=RESAMPLES, seed=seed)[0]
 
     named = []
     for seed in range(studies):
         correct_ES, low = study(questions, seed)
         if low <= limit < np.ptp(correct_ES.mean(0)):
-            needed = questions_above(correct_ES, limit, resamples=RESAMPLES, seed=seed)
+            needed = questions_above(correct_ES, limit, draws=RESAMPLES, seed=seed)
             named.append(np.inf if needed is None else needed)
     result = {"questions": questions, "limit": limit, "undecided": len(named) / studies}
     median = float(np.median(named)) if named else np.inf

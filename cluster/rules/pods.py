@@ -30,6 +30,7 @@ def _instance_gpus() -> dict[str, int]:
     for count in (1, 2, 4, 8):
         gpus[f"a2-highgpu-{count}g"] = count
         gpus[f"a2-ultragpu-{count}g"] = count
+        gpus[f"a3-highgpu-{count}g"] = count
     for cpus, count in ((4, 1), (8, 1), (12, 1), (16, 1), (32, 1), (24, 2), (48, 4), (96, 8)):
         gpus[f"g2-standard-{cpus}"] = count
     for family in ("g5", "g6", "g6e"):

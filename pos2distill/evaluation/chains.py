@@ -118,7 +118,9 @@ def _ratios(chains: Sequence[tuple[str, Chain]], seed: int) -> dict[str, Any]:
         failed_E = np.zeros(len(ids))
         for example_id, chain in chains:
             failed_E[row_of[example_id]] += chain.failed == step
-        interval = fraction_interval(failed_E, count_E, answers=int(count_E.max()), resamples=RESAMPLES, seed=seed)
+        interval = fraction_interval(
+            failed_E, count_E, answers=int(count_E.max()), bootstrap_samples=RESAMPLES, seed=seed
+        )
         ratios[step] = {"value": float(failed_E.sum() / count_E.sum()), "ci95": list(interval)}
     right_anyway = [chain for _, chain in chains if chain.correct and chain.failed != "none"]
     ratios["right_in_spite_of_a_failed_step"] = len(right_anyway) / len(chains)

@@ -33,7 +33,7 @@ def corrected_gap(correct_ES: Floats, *, seed: int) -> float:
     return float(_parts(correct_ES, correct_ES, _best_less_worst, seed).mean())
 
 
-def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
+def gap_change(before_ES: Floats, after_ES: Floats, *, bootstrap_samples: int, seed: int) -> tuple[float, Interval]:
     """The change of the corrected GAP, after - before, on the same examples, and its 95 % interval.
 
         se = (b + min(b, sqrt(2) s)) / 2,   [change - sqrt((t se)^2 + x_before), change + sqrt((t se)^2 + x_after)]
@@ -49,10 +49,12 @@ def gap_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int
     (`bound_for_none`).
     Source: Zou and Donner 2008 (the interval of a difference from the sides of two).
     """
-    return mean_gap_change(before_ES, [after_ES], resamples=resamples, seed=seed)
+    return mean_gap_change(before_ES, [after_ES], bootstrap_samples=bootstrap_samples, seed=seed)
 
 
-def mean_gap_change(before_ES: Floats, after: Sequence[Floats], *, resamples: int, seed: int) -> tuple[float, Interval]:
+def mean_gap_change(
+    before_ES: Floats, after: Sequence[Floats], *, bootstrap_samples: int, seed: int
+) -> tuple[float, Interval]:
     """The mean of `gap_change` over several models on the same examples, and its 95 % interval over examples.
 
     Each model has its own best and worst slot. So this is not the change of the GAP of their average, in which slots
@@ -60,7 +62,7 @@ def mean_gap_change(before_ES: Floats, after: Sequence[Floats], *, resamples: in
     """
     if before_ES.shape[1] == 1:
         return 0.0, (0.0, 0.0)
-    count_RE = resample_counts(len(before_ES), resamples, seed)
+    count_RE = resample_counts(len(before_ES), bootstrap_samples, seed)
     before_E = _parts(before_ES, before_ES, _best_less_worst, seed)
     before_R = _resampled(before_ES, before_ES, _best_less_worst, count_RE, seed)
     after_E = np.mean([_parts(each_ES, each_ES, _best_less_worst, seed) for each_ES in after], axis=0)
@@ -69,7 +71,9 @@ def mean_gap_change(before_ES: Floats, after: Sequence[Floats], *, resamples: in
     return _with_interval(after_E - before_E, after_R - before_R, fixed_factor=2**0.5, excess=excess)
 
 
-def best_slot_change(before_ES: Floats, after_ES: Floats, *, resamples: int, seed: int) -> tuple[float, Interval]:
+def best_slot_change(
+    before_ES: Floats, after_ES: Floats, *, bootstrap_samples: int, seed: int
+) -> tuple[float, Interval]:
     """The change of the accuracy, after - before, at the slot that is best before, and its 95 % interval.
 
     The slot that is best among the same answers is good by chance too, and a model that did not change would seem to
@@ -79,7 +83,7 @@ def best_slot_change(before_ES: Floats, after_ES: Floats, *, resamples: int, see
     change_ES = after_ES - before_ES
     if len(before_ES) == 1:  # it cannot be divided
         return float((_best(before_ES) * change_ES).sum()), (-1.0, 1.0)
-    count_RE = resample_counts(len(before_ES), resamples, seed)
+    count_RE = resample_counts(len(before_ES), bootstrap_samples, seed)
     change_R = _resampled(before_ES, change_ES, _best, count_RE, seed)
     return _with_interval(_parts(before_ES, change_ES, _best, seed), change_R, fixed_factor=1)
 

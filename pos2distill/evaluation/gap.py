@@ -25,7 +25,7 @@ _CONTENDING = 1.5  # standard errors by which a pair may be behind the largest d
 _ABOVE_ZERO = 1e-6
 
 
-def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed: int) -> Interval:
+def gap_interval(correct_ES: Floats, *, position_p: float, draws: int, seed: int) -> Interval:
     """A 95 % interval for the true GAP. It contains max - min always, and 0 where position has no effect at 5 %.
 
         low  = max over contending i, j of (d_ij - q se_ij), above 0 if position_p <= .05; else 0
@@ -47,7 +47,7 @@ def gap_interval(correct_ES: Floats, *, position_p: float, resamples: int, seed:
     if correct_ES.shape[1] == 1:
         return 0.0, 0.0
     accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
-    noise_RS = _noise(correct_ES, resamples, seed)
+    noise_RS = _noise(correct_ES, draws, seed)
     low = 0.0
     if position_p <= 0.05:
         difference_SS = accuracy_S[:, None] - accuracy_S[None, :]
@@ -115,7 +115,7 @@ def _score_end(difference_EP: Floats, quantile: float) -> float:
     return low
 
 
-def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: int) -> int | None:
+def questions_above(correct_ES: Floats, limit: float, *, draws: int, seed: int) -> int | None:
     """Questions with which the lower end of `gap_interval` would be above `limit` with a power of 80 %.
 
         n = E ((q + z_.8) se / (g - limit))^2, and so many that the bound for E of E is above the limit
@@ -126,7 +126,7 @@ def questions_above(correct_ES: Floats, limit: float, *, resamples: int, seed: i
     accuracy_S, error_SS = correct_ES.mean(0), _difference_errors(correct_ES)
     if np.ptp(accuracy_S) == 0:
         return None
-    noise_RS = _noise(correct_ES, resamples, seed)
+    noise_RS = _noise(correct_ES, draws, seed)
     excess = _gap_with(0.5, correct_ES, noise_RS) - limit
     if excess <= 0:
         return None
@@ -153,10 +153,10 @@ def _difference_errors(correct_ES: Floats) -> Floats:
     return errors_SS
 
 
-def _noise(correct_ES: Floats, resamples: int, seed: int) -> Floats:
+def _noise(correct_ES: Floats, draws: int, seed: int) -> Floats:
     """(R, S) normal errors of the accuracies. Those of few examples would be too small, and are enlarged."""
     examples = len(correct_ES)
-    weight_RE = derive_generator(seed, "errors of accuracies").normal(size=(resamples, examples))
+    weight_RE = derive_generator(seed, "errors of accuracies").normal(size=(draws, examples))
     noise_RS: Floats = weight_RE @ (correct_ES - correct_ES.mean(0)) / examples * _enlargement(examples)
     return noise_RS
 

@@ -63,18 +63,18 @@ class _Measured:
 
 
 def check_gate(
-    gate: Gate, curve: Curve, grid: Grid, baseline: Grid | None = None, *, resamples: int, seed: int
+    gate: Gate, curve: Curve, grid: Grid, baseline: Grid | None = None, *, bootstrap_samples: int, seed: int
 ) -> list[Passed]:
     """Compare a model with its limits.
 
     Args:
         curve: of the grid. baseline: the grid of the run that `drop_above` compares with.
-        resamples, seed: of the bootstrap.
+        bootstrap_samples, seed: of the intervals.
     Returns: for each limit that it passes.
     Raises:
         GateError: naming the first limit that is exceeded; or if hardly any answer is right, since then the GAP means
             nothing.
-        ValueError: if the baseline has other questions or slots.
+        GridMismatch: if the baseline has other questions or slots.
     """
     reason = curve.why_gap_is_meaningless
     # Limits of the mean are limits of a model that answers hardly anything, too.
@@ -84,7 +84,7 @@ def check_gate(
     measured = []
     if gate.gap_above is not None:
         low = 100 * curve.gap_ci95[0]
-        needed = partial(questions_above, correct_ES, gate.gap_above / 100, resamples=resamples, seed=seed)
+        needed = partial(questions_above, correct_ES, gate.gap_above / 100, draws=bootstrap_samples, seed=seed)
         measured.append(_Measured("GAP", 100 * curve.gap, low, gate.gap_above, needed, examples))
     if gate.mean_below is not None:
         value, high = 100 * curve.mean, 100 * curve.ci95[1]
@@ -93,7 +93,7 @@ def check_gate(
     if gate.drop_above is not None:
         assert baseline is not None
         before, after = share_examples(baseline, grid)
-        paired = paired_difference(before, after, bootstrap_samples=resamples, seed=seed)
+        paired = paired_difference(before, after, bootstrap_samples=bootstrap_samples, seed=seed)
         drop, low = -100 * paired["mean_difference"], -100 * paired["ci95"][1]
         needed = partial(_needed, drop - gate.drop_above, (after.correct_ES - before.correct_ES).mean(1))
         measured.append(_Measured("drop of the mean", drop, low, gate.drop_above, needed, len(after.example_ids)))

@@ -83,12 +83,6 @@ def encode_questions(tasks: Sequence[EvaluatedTask], most_characters: int = _MOS
     return text
 
 
-def decode_questions(text: str) -> dict[str, Any]:
-    """The inverse of the encoding."""
-    data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(text)))
-    return data
-
-
 def _encode(data: Mapping[str, Any]) -> str:
     raw = json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
     # No time in the header: the same results give the same bytes.

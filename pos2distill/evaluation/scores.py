@@ -182,7 +182,7 @@ def to_curve(grid: Grid, *, bootstrap_samples: int, seed: int) -> Curve:
         mean=float(accuracy_S.mean()),
         ci95=accuracy_interval(correct_ES.mean(1), answers=correct_ES.shape[1] * grid.orders),
         gap=float(np.ptp(accuracy_S)),
-        gap_ci95=gap_interval(correct_ES, position_p=position_p, resamples=bootstrap_samples, seed=seed),
+        gap_ci95=gap_interval(correct_ES, position_p=position_p, draws=bootstrap_samples, seed=seed),
         gap_corrected=corrected_gap(correct_ES, seed=seed),
         position_p=position_p,
         f1=float(grid.f1_ES.mean()),
@@ -237,17 +237,21 @@ def _broken_by_order(grid: Grid) -> tuple[float, ...]:
     return tuple(depends_ES.mean(0).tolist())
 
 
+class GridMismatch(ValueError):
+    """Two grids have no prompts in common, or other ones."""
+
+
 def share_examples(before: Grid, after: Grid) -> tuple[Grid, Grid]:
     """Both grids without the examples that are refused in one of them: an answer is compared with an answer.
 
     Raises:
-        ValueError: if what is left are different prompts, or none.
+        GridMismatch: if what is left are different prompts, or none.
     """
     left_out = before.refused | after.refused
     before, after = _without(before, left_out), _without(after, left_out)
     same = (before.documents, before.slots, before.example_ids) == (after.documents, after.slots, after.example_ids)
     if not same or not before.example_ids:
-        raise ValueError("a paired comparison requires the same examples at the same slots")
+        raise GridMismatch("a paired comparison requires the same examples at the same slots")
     return before, after
 
 
@@ -261,14 +265,14 @@ def paired_difference(before: Grid, after: Grid, *, bootstrap_samples: int, seed
     """Changes, after - before, over the same prompts, with 95 % intervals: of the mean, the GAP and the best slot.
 
     Raises:
-        ValueError: as `share_examples`.
+        GridMismatch: as `share_examples`.
     """
     before, after = share_examples(before, after)
     # The mean over slots leaves one number for each example, the unit that is resampled.
     difference_E = (after.correct_ES - before.correct_ES).mean(1)
     both = (before.correct_ES, after.correct_ES)
-    change, change_ci95 = gap_change(*both, resamples=bootstrap_samples, seed=seed)
-    best, best_ci95 = best_slot_change(*both, resamples=bootstrap_samples, seed=seed)
+    change, change_ci95 = gap_change(*both, bootstrap_samples=bootstrap_samples, seed=seed)
+    best, best_ci95 = best_slot_change(*both, bootstrap_samples=bootstrap_samples, seed=seed)
     return {
         "mean_difference": float(difference_E.mean()),
         "ci95": difference_interval(difference_E),

@@ -80,7 +80,7 @@ def difference_interval(difference_E: Floats) -> Interval:
     return max(-1.0, mean - margin), min(1.0, mean + margin)
 
 
-def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int) -> Interval:
+def ratio_interval(part_E: Floats, total_E: Floats, *, bootstrap_samples: int, seed: int) -> Interval:
     """A 95 % interval for a ratio of means of values >= 0, such as nats: the bootstrap-t of its logarithm.
 
         t* = (log r* - log r) / se*,   [r exp(-t*_.975 se), r exp(-t*_.025 se)],   r = sum part / sum total
@@ -98,7 +98,7 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int
     error = float(_log_ratio_errors(part_E, total_E, np.ones((1, len(part_E))))[0])
     if ratio == 0 or error == 0:
         return ratio, ratio
-    count_RE = resample_counts(len(part_E), resamples, seed)
+    count_RE = resample_counts(len(part_E), bootstrap_samples, seed)
     count_RE = count_RE[count_RE @ total_E > 0]
     ratio_R = (count_RE @ part_E) / (count_RE @ total_E)
     difference_R = np.log(np.maximum(ratio_R, np.finfo(float).tiny)) - np.log(ratio)
@@ -115,7 +115,9 @@ def ratio_interval(part_E: Floats, total_E: Floats, *, resamples: int, seed: int
     return min(ratio, max(float(low), float(single_E.min()))), max(ratio, min(float(high), float(single_E.max())))
 
 
-def fraction_interval(part_E: Floats, total_E: Floats, *, answers: float, resamples: int, seed: int) -> Interval:
+def fraction_interval(
+    part_E: Floats, total_E: Floats, *, answers: float, bootstrap_samples: int, seed: int
+) -> Interval:
     """A 95 % interval for a ratio of sums that is at most 1, such as the fraction of tokens that a model recovers.
 
     `ratio_interval` of the smaller one of the fraction and what it leaves: that one is skewed, and an interval that is
@@ -135,7 +137,7 @@ def fraction_interval(part_E: Floats, total_E: Floats, *, answers: float, resamp
         return lowest, highest
     left_E = np.where(total_E - part_E > 1e-9, total_E - part_E, 0.0)
     is_small = part_E.sum() <= left_E.sum()
-    low, high = ratio_interval(part_E if is_small else left_E, total_E, resamples=resamples, seed=seed)
+    low, high = ratio_interval(part_E if is_small else left_E, total_E, bootstrap_samples=bootstrap_samples, seed=seed)
     if not is_small:
         low, high = 1 - high, 1 - low
     return max(low, lowest), min(high, highest)
@@ -169,11 +171,11 @@ def questions_needed(difference: float, deviation: float, *, power: float = 0.8)
     return max(2, int(np.ceil((factor * deviation / difference) ** 2)))
 
 
-def resample_counts(examples: int, resamples: int, seed: int) -> Floats:
+def resample_counts(examples: int, bootstrap_samples: int, seed: int) -> Floats:
     """(R, E) how often each example is in each resample of the bootstrap."""
     # The generator depends on the seed alone, so models with the same examples are resampled in the same way.
     generator = derive_generator(seed, "bootstrap")
-    return generator.multinomial(examples, np.full(examples, 1 / examples), resamples).astype(np.float64)
+    return generator.multinomial(examples, np.full(examples, 1 / examples), bootstrap_samples).astype(np.float64)
 
 
 def bound_for_none(examples: int) -> float:

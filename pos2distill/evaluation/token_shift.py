@@ -77,7 +77,7 @@ def estimate_mean(value_E: Floats, seed: int) -> dict[str, Any]:
 
 def _estimate_fraction(value_E: Floats, tokens: int, seed: int) -> dict[str, Any]:
     """A mean of fractions of so many tokens, with its interval over examples."""
-    interval = fraction_interval(value_E, np.ones(len(value_E)), answers=tokens, resamples=RESAMPLES, seed=seed)
+    interval = fraction_interval(value_E, np.ones(len(value_E)), answers=tokens, bootstrap_samples=RESAMPLES, seed=seed)
     return {"value": float(value_E.mean()), "ci95": list(interval)}
 
 
@@ -115,7 +115,7 @@ def _top_sum(shift: Shift, count: int) -> float:
 
 def _estimate_ratio(part_E: Floats, total_E: Floats, seed: int) -> dict[str, Any]:
     """A ratio of sums over examples, with its interval: responses with more KL count more."""
-    interval = ratio_interval(part_E, total_E, resamples=RESAMPLES, seed=seed)
+    interval = ratio_interval(part_E, total_E, bootstrap_samples=RESAMPLES, seed=seed)
     return {"value": float(part_E.sum() / total_E.sum()), "ci95": list(interval)}
 
 

@@ -55,11 +55,6 @@ class StoreIndex:
         """(N,) bool: whether each example is stored."""
         return self.part_of >= 0
 
-    @property
-    def missing(self) -> npt.NDArray[np.int64]:
-        """Indices of the examples that are not stored, in order."""
-        return np.flatnonzero(self.part_of < 0)
-
 
 @dataclass(slots=True)
 class Tally:

@@ -31,12 +31,6 @@ class Selection:
         """A selection of its own. To be made after Ray 2.60 has brought one: its arrays cannot be written to."""
         return Selection(self.known_N, self.kept_N, self.wanted)
 
-    @classmethod
-    def unknown(cls, examples: int, wanted: int) -> "Selection":
-        """Nothing is known yet."""
-        nothing_N = np.zeros(examples, bool)
-        return cls(nothing_N, nothing_N, wanted)
-
     def add(self, indices: Sequence[int], kept: Sequence[bool]) -> None:
         """Examples were answered, and these answers are kept."""
         self.known_N[list(indices)] = True

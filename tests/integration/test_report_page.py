@@ -17,11 +17,12 @@ from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.report import compare, render_analysis, render_report
 from pos2distill.evaluation.sweep import CellResult, render_sweep
 from pos2distill.models.load import load_tokenizer
-from pos2distill.records import Document, Example, examples_to_table
+from pos2distill.records import Document, Example
 from pos2distill.tasks.prompts import MessageBuilder, PromptBuilder, joined_text
 from tests.support.chromium import NoChromiumError, open_browser
 from tests.support.predictions import make_examples, predictions
 from tests.support.reports import STUDY, analyses, evaluation_inputs, report_inputs, with_search
+from tests.support.tables import examples_to_table
 
 # Of the tiny model's chat template.
 CHAT = ("<s><|user|>", "<|end|><|assistant|>")

@@ -20,6 +20,7 @@ from pos2distill.store.lease import hold_lease
 from tests.support.paths import ODD_NAME
 from tests.support.s3_server import FAULTS, Faulty
 from tests.support.stores import make_samples, open_store
+from tests.support.tables import missing_in
 
 IDS = [f"fox-{number:03d}" for number in range(240)]
 
@@ -73,7 +74,7 @@ def test_sample_store_quarantines_corrupt_parts(storage: str) -> None:
     data[data.index(hidden[:99])] ^= 1  # random bytes are stored as they are
     fs.pipe_file(f"{store.folder}/{loaded}", bytes(data))
     index = store.index(IDS[:24])
-    assert index.missing.tolist() == list(range(8, 16))
+    assert missing_in(index) == list(range(8, 16))
     with pytest.raises(CorruptPart):
         store.load(index, IDS[:24], np.arange(16, 24))
     assert store.index(IDS[:24]).parts == (good,)
@@ -87,7 +88,7 @@ def test_sample_store_in_a_folder_whose_name_is_a_pattern(storage: str) -> None:
     names = [store.append(make_samples(*IDS[start : start + 8])) for start in (0, 8)]
     assert store.part_names() == sorted(names)
     store.artifact.fs.pipe_file(f"{store.folder}/{names[0]}", b"corrupt")
-    assert store.index(IDS[:16]).missing.tolist() == list(range(8))
+    assert missing_in(store.index(IDS[:16])) == list(range(8))
     assert store.artifact.fs.exists(f"{store.quarantine}/{names[0]}")
     store.artifact.publish(counts={}, seconds={})
     assert other_fingerprints(f"{storage}/{ODD_NAME}", "samples", []) == ["f00d"]

@@ -19,8 +19,8 @@ from pipelines.provenance import read_provenance
 from pos2distill.config import Recipe
 from pos2distill.config.load import load_recipe
 from pos2distill.evaluation.page import chart_library
-from pos2distill.evaluation.questions import decode_questions
 from tests.support.results import artifact_of
+from tests.support.tables import decode_questions
 from tests.support.tiny import write_examples
 from tests.support.toy import LOCAL, SMALL
 

@@ -12,8 +12,9 @@ from pos2distill.evaluation.page import RunDescription
 from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.report import Comparison, ReportInputs, compare
 from pos2distill.evaluation.result import to_evaluation
-from pos2distill.records import REFUSAL_SCHEMA, examples_to_table
+from pos2distill.records import REFUSAL_SCHEMA
 from tests.support.predictions import make_examples, predictions
+from tests.support.tables import examples_to_table
 
 STUDY = Study(
     model=ModelSection(path="m"),

@@ -13,6 +13,7 @@ from pos2distill.config import Recipe
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact
 from pos2distill.store.samples import SampleStore
+from tests.support.tables import missing_in
 
 
 def artifact_of(recipe: Recipe, stage: str) -> Artifact:
@@ -69,7 +70,7 @@ def assert_exactly_once(recipe: Recipe) -> None:
     ids = training_ids(recipe)
     store = sample_store(recipe)
     index = store.index(ids)
-    assert not len(index.missing)
+    assert not missing_in(index)
     assert store.tally(index, ids).outcomes.total() == len(ids)
     counts = counts_of(recipe, "sample")
     assert counts["sampled"] == counts["kept"] == len(ids)

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from pipelines.progress_tracker import ProgressSpec
 from pos2distill.sampling.failure_guard import FailureGuard
-from pos2distill.store.selection import Selection
+from tests.support.tables import nothing_known
 
 IDS = 40
 
@@ -12,4 +12,4 @@ IDS = 40
 def make_spec(label: str = "distill", total: int = 20, stored: dict[str, int] | None = None) -> ProgressSpec:
     """Of 40 examples, of which half may fail."""
     ids = pa.array([f"e{index}" for index in range(IDS)])
-    return ProgressSpec("run", label, total, stored or {}, FailureGuard(0.5), ids, Selection.unknown(IDS, wanted=total))
+    return ProgressSpec("run", label, total, stored or {}, FailureGuard(0.5), ids, nothing_known(IDS, wanted=total))

@@ -9,9 +9,9 @@ from pos2distill.records import (
     Document,
     Example,
     example_from_row,
-    examples_to_table,
     sample_ids,
 )
+from tests.support.tables import examples_to_table
 
 EXAMPLE = Example(
     "e1",

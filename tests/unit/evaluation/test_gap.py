@@ -22,7 +22,7 @@ def test_gap_interval_by_hand() -> None:
     """
     correct_ES = np.ones((400, 2))
     correct_ES[:40, 1] = 0
-    low, high = gap_interval(correct_ES, position_p=0.001, resamples=4000, seed=0)
+    low, high = gap_interval(correct_ES, position_p=0.001, draws=4000, seed=0)
     assert low == pytest.approx(0.1 - 1.96 * 0.015, abs=0.002)
     assert high == pytest.approx(0.1373, abs=0.002)
 
@@ -32,20 +32,20 @@ def test_gap_interval_allows_for_noise_in_the_largest_of_equal_slots() -> None:
     correct_ES = answers([0.6] * 15, 200, 0)
     accuracy_S = correct_ES.mean(0)
     extremes_E2 = correct_ES[:, [accuracy_S.argmax(), accuracy_S.argmin()]]
-    highest = [gap_interval(each, position_p=1.0, resamples=2000, seed=0)[1] for each in (correct_ES, extremes_E2)]
+    highest = [gap_interval(each, position_p=1.0, draws=2000, seed=0)[1] for each in (correct_ES, extremes_E2)]
     assert np.ptp(accuracy_S) <= highest[0] < highest[1] - 0.02
 
 
 def test_gap_interval_contains_0_unless_position_has_an_effect() -> None:
     correct_ES = answers([0.7] * 6, 80, 1)
-    assert gap_interval(correct_ES, position_p=0.051, resamples=300, seed=0)[0] == 0
-    assert 0 < gap_interval(correct_ES, position_p=0.05, resamples=300, seed=0)[0] < 0.01
-    assert gap_interval(answers([0.9, 0.2], 80, 1), position_p=0.051, resamples=300, seed=0)[0] == 0
+    assert gap_interval(correct_ES, position_p=0.051, draws=300, seed=0)[0] == 0
+    assert 0 < gap_interval(correct_ES, position_p=0.05, draws=300, seed=0)[0] < 0.01
+    assert gap_interval(answers([0.9, 0.2], 80, 1), position_p=0.051, draws=300, seed=0)[0] == 0
 
 
 def test_gap_interval_where_all_slots_agree_is_that_of_a_proportion_of_0() -> None:
     """Wilson's upper bound, z^2 / (n + z^2), with the z of 1.5 %."""
-    low, high = gap_interval(np.tile([[1.0], [0.0]], (5, 3)), position_p=1.0, resamples=100, seed=0)
+    low, high = gap_interval(np.tile([[1.0], [0.0]], (5, 3)), position_p=1.0, draws=100, seed=0)
     assert low == 0.0
     assert high == pytest.approx(2.17009**2 / (10 + 2.17009**2), abs=1e-4)
 
@@ -54,7 +54,7 @@ def test_gap_interval_where_all_slots_agree_is_that_of_a_proportion_of_0() -> No
 def test_gap_interval_where_equal_slots_differ_in_examples(examples: int) -> None:
     """Right at one slot alone, half of the examples at each: q = k = 1, d = 0, so v(g) = sqrt(1 + g^2) - g^2."""
     correct_ES = np.tile([[1.0, 0.0], [0.0, 1.0]], (examples // 2, 1))
-    low, high = gap_interval(correct_ES, position_p=1.0, resamples=100, seed=0)
+    low, high = gap_interval(correct_ES, position_p=1.0, draws=100, seed=0)
     assert low == 0
     assert high**2 == pytest.approx(2.17009**2 * ((1 + high**2) ** 0.5 - high**2) / examples)
 
@@ -70,7 +70,7 @@ def test_gap_interval_of_few_wrong_answers_leaves_as_much_open_as_a_proportion(e
     """Wrong at one slot alone, k times: `high` is at least Wilson's 95 % end for k, and rises with k."""
     highest = []
     for wrong in range(13):
-        _, high = gap_interval(wrong_at_one_of_five(wrong, examples), position_p=1.0, resamples=2000, seed=0)
+        _, high = gap_interval(wrong_at_one_of_five(wrong, examples), position_p=1.0, draws=2000, seed=0)
         share = 1.959964**2 / examples
         mean = wrong / examples
         wilson = (mean + share / 2 + (mean * (1 - mean) * share + share**2 / 4) ** 0.5) / (1 + share)
@@ -86,8 +86,8 @@ def test_gap_interval_does_not_depend_on_the_order_of_slots() -> None:
     correct_ES[:6, 1] = 0
     correct_ES[10:16, 2] = 0
     for order in ([0, 1, 2], [0, 2, 1], [2, 0, 1]):
-        interval = gap_interval(correct_ES[:, order], position_p=1.0, resamples=2000, seed=0)
-        expected = gap_interval(correct_ES, position_p=1.0, resamples=2000, seed=0)
+        interval = gap_interval(correct_ES[:, order], position_p=1.0, draws=2000, seed=0)
+        expected = gap_interval(correct_ES, position_p=1.0, draws=2000, seed=0)
         assert interval == pytest.approx(expected, abs=1e-9)
 
 
@@ -115,7 +115,7 @@ def test_score_excess_of_answers_in_several_orders_has_their_size() -> None:
 
 
 def test_gap_interval_of_a_slot_that_is_always_wrong_is_that_of_a_proportion_of_1() -> None:
-    low, high = gap_interval(np.tile([1.0, 0.0], (10, 1)), position_p=0.001, resamples=100, seed=0)
+    low, high = gap_interval(np.tile([1.0, 0.0], (10, 1)), position_p=0.001, draws=100, seed=0)
     assert low == pytest.approx(10 / (10 + 1.96**2), abs=1e-4)
     assert high == 1.0
 
@@ -126,7 +126,7 @@ def test_gap_interval_contains_the_truth() -> None:
     for seed in range(60):
         correct_ES = answers([0.9, 0.4, 0.4, 0.4, 0.8], 150, seed)
         p = position_p_value(correct_ES, draws=99, seed=seed)
-        low, high = gap_interval(correct_ES, position_p=p, resamples=200, seed=seed)
+        low, high = gap_interval(correct_ES, position_p=p, draws=200, seed=seed)
         covered += low <= 0.5 <= high
     assert covered >= 52
 
@@ -134,14 +134,14 @@ def test_gap_interval_contains_the_truth() -> None:
 def test_gap_interval_of_few_examples_is_wider() -> None:
     """d = .1 of 20, se = .143: 2.17 se as Student's t for 20 examples is wider than the normal one, 2.093 / 1.96."""
     correct_ES = np.array([[1.0, 0.0]] * 5 + [[0.0, 1.0]] * 3 + [[1.0, 1.0]] * 12)
-    _, high = gap_interval(correct_ES, position_p=1.0, resamples=20000, seed=0)
+    _, high = gap_interval(correct_ES, position_p=1.0, draws=20000, seed=0)
     error = (correct_ES[:, 0] - correct_ES[:, 1]).std(ddof=1) / 20**0.5
     assert high == pytest.approx(0.1 + 2.17 * 2.093 / 1.96 * error, abs=0.01)
     assert high > 0.1 + 2.17 * error + 0.01
 
 
 def test_gap_interval_of_one_slot_is_0() -> None:
-    assert gap_interval(answers([0.5], 50, 0), position_p=1.0, resamples=100, seed=0) == (0.0, 0.0)
+    assert gap_interval(answers([0.5], 50, 0), position_p=1.0, draws=100, seed=0) == (0.0, 0.0)
 
 
 def test_questions_above_by_hand() -> None:
@@ -149,17 +149,17 @@ def test_questions_above_by_hand() -> None:
     correct_ES = np.ones((400, 2))
     correct_ES[:60, 1] = 0
     correct_ES[60:80, 0] = 0
-    needed = questions_above(correct_ES, 0.04, resamples=8000, seed=0)
+    needed = questions_above(correct_ES, 0.04, draws=8000, seed=0)
     assert needed == pytest.approx(414, rel=0.1)
-    assert questions_above(correct_ES, 0.105, resamples=1000, seed=0) is None
-    assert questions_above(np.ones((9, 3)), 0.0, resamples=100, seed=0) is None
+    assert questions_above(correct_ES, 0.105, draws=1000, seed=0) is None
+    assert questions_above(np.ones((9, 3)), 0.0, draws=100, seed=0) is None
 
 
 @pytest.mark.parametrize(("examples", "limit", "needed"), [(2, 0.5, 4), (30, 0.9, 35), (30, 0.5, 4), (5, 1.0, None)])
 def test_questions_above_of_a_slot_that_is_always_wrong(examples: int, limit: float, needed: int | None) -> None:
     """n of n are above the limit where Wilson's n / (n + 3.84) is: 3.84 limit / (1 - limit) questions."""
     correct_ES = np.tile([1.0, 0.0], (examples, 1))
-    assert questions_above(correct_ES, limit, resamples=100, seed=0) == needed
+    assert questions_above(correct_ES, limit, draws=100, seed=0) == needed
 
 
 # --- the test of position

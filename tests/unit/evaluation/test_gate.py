@@ -25,7 +25,7 @@ def make_grid(correct_ES: npt.NDArray[np.float64]) -> Grid:
 
 def check(gate: Gate, grid: Grid, baseline: Grid | None = None) -> list[str]:
     curve = to_curve(grid, bootstrap_samples=500, seed=0)
-    return [passed.line for passed in check_gate(gate, curve, grid, baseline, resamples=500, seed=0)]
+    return [passed.line for passed in check_gate(gate, curve, grid, baseline, bootstrap_samples=500, seed=0)]
 
 
 def test_gap_that_the_data_show() -> None:
@@ -47,11 +47,11 @@ def test_gap_whose_lower_end_rounds_to_0() -> None:
     grid = grid_of((400, 340, 320), 400)
     curve = replace(to_curve(grid, bootstrap_samples=500, seed=0), gap_ci95=(1e-6, 0.3))
     with pytest.raises(GateError, match=r"^GAP 20.0, above 0 with 95 % confidence, is above 0$"):
-        check_gate(Gate(gap_above=0), curve, grid, resamples=500, seed=0)
-    (passed,) = check_gate(Gate(gap_above=5), curve, grid, resamples=500, seed=0)
+        check_gate(Gate(gap_above=0), curve, grid, bootstrap_samples=500, seed=0)
+    (passed,) = check_gate(Gate(gap_above=5), curve, grid, bootstrap_samples=500, seed=0)
     assert "400 questions cannot tell (above 0 with 95 % confidence)" in passed.line
     assert passed.is_undecided
-    (passed,) = check_gate(Gate(gap_above=30), curve, grid, resamples=500, seed=0)
+    (passed,) = check_gate(Gate(gap_above=30), curve, grid, bootstrap_samples=500, seed=0)
     assert not passed.is_undecided
 
 

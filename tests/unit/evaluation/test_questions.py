@@ -7,14 +7,14 @@ from pos2distill.evaluation.questions import (
     RIGHT,
     EvaluatedPrompts,
     EvaluatedTask,
-    decode_questions,
     document_order,
     encode_questions,
 )
-from pos2distill.records import Example, examples_to_table
+from pos2distill.records import Example
 from pos2distill.tasks.permutations import arrange
 from pos2distill.tasks.prompts import MessageBuilder, joined_text
 from tests.support.predictions import make_examples, predictions
+from tests.support.tables import decode_questions, examples_to_table
 
 
 def task(before: pa.Table, after: pa.Table, examples: list[Example], documents: int = 3) -> EvaluatedTask:

@@ -11,7 +11,7 @@ import yaml
 from pos2distill.config import ModelSection
 from pos2distill.evaluation.evaluation_page import render_evaluation
 from pos2distill.evaluation.page import chart_library
-from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask, decode_questions
+from pos2distill.evaluation.questions import EvaluatedPrompts, EvaluatedTask
 from pos2distill.evaluation.references import REFERENCES
 from pos2distill.evaluation.report import (
     Comparison,
@@ -24,7 +24,6 @@ from pos2distill.evaluation.report import (
     verdict,
 )
 from pos2distill.evaluation.statistics import accuracy_interval
-from pos2distill.records import examples_to_table
 from tests.support.predictions import make_examples, predictions
 from tests.support.reports import (
     STUDY,
@@ -36,6 +35,7 @@ from tests.support.reports import (
     with_gaps,
     with_search,
 )
+from tests.support.tables import decode_questions, examples_to_table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -119,14 +119,14 @@ def test_difference_interval_without_any_change_is_not_empty() -> None:
 def test_ratio_interval_of_even_values_is_students() -> None:
     """400 values around 5 with a deviation of 1: the logarithm and the bootstrap change little."""
     value_E = 5 + np.random.default_rng(0).normal(size=400)
-    interval = ratio_interval(value_E, np.ones(400), resamples=4000, seed=0)
+    interval = ratio_interval(value_E, np.ones(400), bootstrap_samples=4000, seed=0)
     margin = 1.96 * value_E.std(ddof=1) / 20
     assert interval == pytest.approx((value_E.mean() - margin, value_E.mean() + margin), abs=0.01)
 
 
 def test_ratio_interval_of_skewed_values_reaches_further_up() -> None:
     value_E = np.exp(np.random.default_rng(0).normal(size=40))
-    low, high = ratio_interval(value_E, np.ones(40), resamples=2000, seed=0)
+    low, high = ratio_interval(value_E, np.ones(40), bootstrap_samples=2000, seed=0)
     assert high - value_E.mean() > 1.2 * (value_E.mean() - low) > 0
 
 
@@ -135,14 +135,14 @@ def test_ratio_interval_contains_the_truth_of_skewed_values() -> None:
     covered = 0
     for seed in range(200):
         value_E = np.exp(np.random.default_rng(seed).normal(size=40))
-        low, high = ratio_interval(value_E, np.ones(40), resamples=200, seed=seed)
+        low, high = ratio_interval(value_E, np.ones(40), bootstrap_samples=200, seed=seed)
         covered += low <= np.exp(0.5) <= high
     assert covered >= 182  # 188 are usual
 
 
 def test_ratio_interval_stays_within_the_ratios_of_the_examples() -> None:
     """Of two examples most resamples are one of them twice."""
-    low, high = ratio_interval(np.array([1.1, 0.05]), np.array([2.0, 0.2]), resamples=100, seed=0)
+    low, high = ratio_interval(np.array([1.1, 0.05]), np.array([2.0, 0.2]), bootstrap_samples=100, seed=0)
     assert (low, high) == pytest.approx((0.25, 0.55))
 
 
@@ -156,7 +156,7 @@ def test_ratio_interval_stays_within_the_ratios_of_the_examples() -> None:
     ],
 )
 def test_ratio_interval_without_an_error_is_the_ratio(part: list[float], total: list[float], expected: float) -> None:
-    low, high = ratio_interval(np.array(part), np.array(total), resamples=50, seed=0)
+    low, high = ratio_interval(np.array(part), np.array(total), bootstrap_samples=50, seed=0)
     assert (low, high) == pytest.approx((expected, expected))
     assert low <= np.sum(part) / np.sum(total) <= high
 
@@ -164,12 +164,12 @@ def test_ratio_interval_without_an_error_is_the_ratio(part: list[float], total: 
 def test_fraction_interval_near_1_is_that_of_what_is_missing() -> None:
     """It reaches further down than up, as that of the small missing part reaches further up."""
     missing_E = np.array([0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.3] * 5)
-    low, high = fraction_interval(1 - missing_E, np.ones(40), answers=240, resamples=2000, seed=0)
-    mirrored = ratio_interval(missing_E, np.ones(40), resamples=2000, seed=0)
+    low, high = fraction_interval(1 - missing_E, np.ones(40), answers=240, bootstrap_samples=2000, seed=0)
+    mirrored = ratio_interval(missing_E, np.ones(40), bootstrap_samples=2000, seed=0)
     assert (1 - high, 1 - low) == pytest.approx(mirrored)
     share = 1 - missing_E.mean()
     assert share - low > 1.3 * (high - share)
-    assert fraction_interval(missing_E, np.ones(40), answers=240, resamples=2000, seed=0) == mirrored
+    assert fraction_interval(missing_E, np.ones(40), answers=240, bootstrap_samples=2000, seed=0) == mirrored
 
 
 def test_fraction_interval_is_at_most_that_of_examples_that_are_right_or_wrong() -> None:
@@ -178,21 +178,21 @@ def test_fraction_interval_is_at_most_that_of_examples_that_are_right_or_wrong()
     Wilson with m = .0415, n = 20: (m + .096) / 1.192 + 1.96 (m (1 - m) / 20 + .0024)^.5 / 1.192 = .2243.
     """
     failed_E = np.array([0.0] * 18 + [0.58, 0.25])
-    _, high = fraction_interval(failed_E, np.ones(20), answers=12, resamples=2000, seed=0)
+    _, high = fraction_interval(failed_E, np.ones(20), answers=12, bootstrap_samples=2000, seed=0)
     assert high == pytest.approx(0.2243, abs=1e-4)
 
 
 def test_fraction_interval_of_few_examples_is_wilsons_for_right_or_wrong_ones() -> None:
     """Wilson with m = .8, n = 3: (.8 + .6403) / 2.2805 +- 1.96 (.16 / 3 + .1067)^.5 / 2.2805."""
-    low, high = fraction_interval(np.array([0.7, 0.8, 0.9]), np.ones(3), answers=22, resamples=100, seed=0)
+    low, high = fraction_interval(np.array([0.7, 0.8, 0.9]), np.ones(3), answers=22, bootstrap_samples=100, seed=0)
     assert (low, high) == pytest.approx((0.2878, 0.9753), abs=1e-3)
 
 
 def test_fraction_interval_of_what_is_left_is_the_mirrored_one() -> None:
     """Whichever is small, so that both ends are limited by Wilson's."""
     part_E = np.array([0.0] * 18 + [0.03, 0.8])
-    low, high = fraction_interval(part_E, np.ones(20), answers=22, resamples=2000, seed=0)
-    mirrored = fraction_interval(1 - part_E, np.ones(20), answers=22, resamples=2000, seed=0)
+    low, high = fraction_interval(part_E, np.ones(20), answers=22, bootstrap_samples=2000, seed=0)
+    mirrored = fraction_interval(1 - part_E, np.ones(20), answers=22, bootstrap_samples=2000, seed=0)
     assert mirrored == pytest.approx((1 - high, 1 - low))
 
 
@@ -201,7 +201,7 @@ def test_fraction_interval_of_ten_examples_knows_how_much_they_differ() -> None:
     widths = {}
     for examples in (9, 10):
         part_E = np.tile([0.7, 0.9], 5)[:examples]
-        low, high = fraction_interval(part_E, np.ones(examples), answers=22, resamples=2000, seed=0)
+        low, high = fraction_interval(part_E, np.ones(examples), answers=22, bootstrap_samples=2000, seed=0)
         widths[examples] = high - low
     assert widths[9] > 0.4
     assert widths[10] < 0.2
@@ -212,13 +212,13 @@ def test_fraction_interval_without_a_skewed_error_is_wilsons(part: list[float]) 
     """All, none or the same of each example; and examples with one answer each."""
     part_E = np.array(part)
     answers = 1 if len({*part}) > 1 else 4
-    interval = fraction_interval(part_E, np.ones(20), answers=answers, resamples=100, seed=0)
+    interval = fraction_interval(part_E, np.ones(20), answers=answers, bootstrap_samples=100, seed=0)
     assert interval == accuracy_interval(part_E, answers)
 
 
 def test_ratio_interval_leaves_out_examples_without_a_total() -> None:
     part_E, total_E = np.array([0.5, 0.2, 0.0, 0.4]), np.array([1.0, 1.0, 0.0, 1.0])
-    low, high = ratio_interval(part_E, total_E, resamples=100, seed=0)
+    low, high = ratio_interval(part_E, total_E, bootstrap_samples=100, seed=0)
     assert 0.2 <= low < 1.1 / 3 < high <= 0.5
 
 

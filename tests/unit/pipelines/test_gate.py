@@ -13,9 +13,10 @@ from pipelines import command_line
 from pipelines.gate_options import add_gate, gate_flags
 from pipelines.plan import make_plan
 from pos2distill.config import Recipe
-from pos2distill.records import PREDICTION_SCHEMA, examples_to_table
+from pos2distill.records import PREDICTION_SCHEMA
 from pos2distill.store.artifacts import Artifact, claim_storage, write_bytes
 from tests.support.predictions import make_examples, predictions
+from tests.support.tables import examples_to_table
 
 
 def publish(artifact: Artifact, right: tuple[int, ...], **counts: int) -> None:

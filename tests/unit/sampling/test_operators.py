@@ -17,7 +17,7 @@ import pytest
 from pos2distill.config import Recipe
 from pos2distill.errors import TransientError, UserError
 from pos2distill.models.load import load_tokenizer
-from pos2distill.records import ANSWER_SCHEMA, EXAMPLE_SCHEMA, Tokens, example_tables, examples_to_table
+from pos2distill.records import ANSWER_SCHEMA, EXAMPLE_SCHEMA, Tokens, example_tables
 from pos2distill.sampling.engines.protocol import Completion, EngineDied, Failure, GenerationResult, SamplingParams
 from pos2distill.sampling.generate import Generate, require_answers
 from pos2distill.sampling.operators import read_examples, store_samples, to_predictions
@@ -28,6 +28,7 @@ from pos2distill.tasks.datasets import load_split
 from pos2distill.tasks.permutations import Placement, trivial_slots
 from pos2distill.tasks.prompts import PromptBuilder
 from tests.support.stores import make_samples
+from tests.support.tables import examples_to_table
 
 SPECS = [PromptSpec(4, {1: (Placement((0,)),)})]
 

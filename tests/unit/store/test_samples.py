@@ -17,6 +17,7 @@ from pos2distill.errors import CorruptPart
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.store.samples import SampleStore
 from tests.support.stores import make_samples, open_store
+from tests.support.tables import missing_in
 
 IDS = [f"fox-{number}" for number in range(12)]
 
@@ -45,7 +46,7 @@ def test_load_returns_samples_in_the_requested_order(storage: str) -> None:
     for example in (0, 1, 3):
         assert ids[example] in read_ids(store, names[index.part_of[example]])
     assert index.part_of.dtype == np.int32
-    assert (index.stored.tolist(), index.missing.tolist()) == ([True, True, False, True], [2])
+    assert (index.stored.tolist(), missing_in(index)) == ([True, True, False, True], [2])
     assert store.load(index, ids, indices(3, 0, 1, 0)).equals(make_samples("c", "a", "b", "a"))
     assert store.load(index, pa.array(ids), indices(1), ["outcome", "example_id"]).to_pylist() == [
         {"outcome": "kept", "example_id": "b"}
@@ -59,8 +60,8 @@ def read_ids(store: SampleStore, name: str) -> list[str]:
 
 def test_index_of_an_empty_store(storage: str) -> None:
     index = open_store(storage).index(["a", "b"])
-    assert (index.parts, index.missing.tolist()) == ((), [0, 1])
-    assert SampleStore(open_store(f"{storage}/other").artifact).index([]).missing.tolist() == []
+    assert (index.parts, missing_in(index)) == ((), [0, 1])
+    assert missing_in(SampleStore(open_store(f"{storage}/other").artifact).index([])) == []
 
 
 def test_load_refuses_an_index_without_a_sample(storage: str) -> None:
@@ -220,7 +221,7 @@ def test_index_quarantines_a_corrupt_part(storage: str, kind: str, caplog: pytes
     data = corrupt(fs.cat_file(path))
     fs.pipe_file(path, data)
     index = store.index(["a", "b", "c"])
-    assert (index.parts, index.missing.tolist()) == ((good,), [1, 2])
+    assert (index.parts, missing_in(index)) == ((good,), [1, 2])
     assert store.part_names() == [good]
     assert fs.cat_file(f"{store.quarantine}/{bad}") == data
     [record] = caplog.records
@@ -251,7 +252,7 @@ def test_load_quarantines_a_part_with_corrupt_data(storage: str, caplog: pytest.
     # A later call with the same index fails too; a new index does not.
     with pytest.raises(CorruptPart, match=rf"^{re.escape(path)}: not found; its examples will be sampled again$"):
         store.tally(index, ["a", "b"])
-    assert store.index(["a", "b"]).missing.tolist() == [1]
+    assert missing_in(store.index(["a", "b"])) == [1]
 
 
 def test_read_never_returns_a_sample_with_a_flipped_bit(tmp_path: Path) -> None:
@@ -312,4 +313,4 @@ def test_quarantine_of_a_part_that_another_process_moved(storage: str, monkeypat
         return parse(data)
 
     monkeypatch.setattr(pa, "BufferReader", other_first)
-    assert store.index(["a"]).missing.tolist() == [0]
+    assert missing_in(store.index(["a"])) == [0]

@@ -4,10 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pos2distill.store.selection import Selection
+from tests.support.tables import nothing_known
 
 
 def test_selection_by_hand() -> None:
-    selection = Selection.unknown(6, wanted=2)
+    selection = nothing_known(6, wanted=2)
     assert (selection.end, selection.certain_end, selection.missing.tolist()) == (6, 2, [0, 1, 2, 3, 4, 5])
     selection.add([4, 0], [True, False])
     # One of 1 to 3 may be enough together with 4, so 5 may be needed only if none of them is kept.
@@ -25,7 +26,7 @@ def test_selection_of_too_few_needs_all(wanted: int) -> None:
 
 
 def test_selection_expects_unknown_answers_to_be_kept_as_often_as_known_ones() -> None:
-    selection = Selection.unknown(6, wanted=2)
+    selection = nothing_known(6, wanted=2)
     assert selection.likely_end == 2
     selection.add([4, 0], [True, False])  # a rate of (1 + 1) / (2 + 1): of 1, 2 and 3, two
     assert selection.likely_end == 4
@@ -33,7 +34,7 @@ def test_selection_expects_unknown_answers_to_be_kept_as_often_as_known_ones() -
     assert selection.likely_end == 4
     selection.add([1, 3], [False, False])
     assert selection.likely_end == selection.end == 5
-    assert Selection.unknown(3, wanted=4).likely_end == 3
+    assert nothing_known(3, wanted=4).likely_end == 3
 
 
 def test_selection_copies_what_it_is_given() -> None:
@@ -46,7 +47,7 @@ def test_selection_copies_what_it_is_given() -> None:
 def test_selection_is_the_same_in_any_order(kept: list[bool], wanted: int, random: "st.Random") -> None:  # type: ignore[name-defined]
     """The first wanted kept ones; what is called certain stays needed, and what is not needed never becomes so."""
     expected = [index for index, is_kept in enumerate(kept) if is_kept][:wanted]
-    selection = Selection.unknown(len(kept), wanted)
+    selection = nothing_known(len(kept), wanted)
     order = list(range(len(kept)))
     random.shuffle(order)
     certain, needed = 0, len(kept)

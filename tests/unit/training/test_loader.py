@@ -20,6 +20,7 @@ from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import WINDOW, BatchLoader, TrainingProgress, epoch_order
 from tests.support.ranks import run_threads, thread_ranks
+from tests.support.tables import missing_in
 
 PER_BATCH = 3
 
@@ -235,7 +236,7 @@ def test_batches_in_fixed_order_resume_after_any_batch_unchanged(count: int, see
         got += trained(iter([batch]))
         if len(got) >= min(stop, len(want)):
             break
-    missing = world.store.index(world.ids).missing.tolist()
+    missing = missing_in(world.store.index(world.ids))
     loader = world.loader(make_study("fixed"), [missing] if missing else [])
     got += trained(loader.batches(progress))
     assert got == want
@@ -251,7 +252,7 @@ def test_batches_in_order_of_arrival_resume_without_losing_or_repeating_an_examp
         got += trained(iter([batch]))
         if len(got) == stop:
             break
-    missing = world.store.index(world.ids).missing.tolist()
+    missing = missing_in(world.store.index(world.ids))
     got += trained(world.loader(make_study(epochs=1), [missing] if missing else []).batches(progress))
     assert sorted(all_of(got)) == list(range(count))
 
