@@ -76,16 +76,16 @@ def main(arguments: list[str] | None = None) -> int:
     except GateError as error:
         print(f"gate: {error}", file=sys.stderr)
         _stop_retries(GATE_FAILED)
-        return 1
+        return ExitCode.FAILED
     except UserError as error:
         exit_code = _report_error(str(error))
-        _prepare_retries(error)
+        _stop_or_delay_retries(error)
         return exit_code
     except (Stopped, KeyboardInterrupt) as stop:
-        # Stopped and Terminated know their signal. A plain KeyboardInterrupt is Ctrl-C: 128 + SIGINT.
+        # Stopped and Terminated know their signal. A plain KeyboardInterrupt is Ctrl-C.
         reason = str(stop) or "interrupted"
         print(f"{reason}; run the same command again to continue", file=sys.stderr)
-        return stop.exit_code if isinstance(stop, Stopped | Terminated) else 130
+        return stop.exit_code if isinstance(stop, Stopped | Terminated) else ExitCode.INTERRUPTED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _output_is_closed():
             return ExitCode.OUTPUT_CLOSED
@@ -110,7 +110,7 @@ def _run_and_flush(options: argparse.Namespace, remaining: list[str]) -> int:
     return exit_code
 
 
-def _prepare_retries(error: UserError) -> None:
+def _stop_or_delay_retries(error: UserError) -> None:
     """On a cluster whose operator repeats failed jobs: none if it would fail again, a later one if the cause may pass.
 
     After a fault that may be of this attempt's machine alone, the operator tries again at once.

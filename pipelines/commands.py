@@ -62,7 +62,7 @@ def run_study(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     if recipe.sweep:
         _run_sweep(recipe, cells)
         return
-    (plan,) = (cell.plan for cell in cells)
+    plan = _only_plan(cells)
     preflight(recipe, plan, plan.stages)
     with driver_lease(recipe) as lease:
         run_stages(recipe, plan, plan.stages, lease)
@@ -86,7 +86,7 @@ def run_evaluate(
     Raises:
         GateError: if the data show that a limit is exceeded, or hardly any answer is right.
     """
-    (plan,) = (cell.plan for cell in cells or plan_command(recipe, "evaluate"))
+    plan = _only_plan(cells or plan_command(recipe, "evaluate"))
     if plan.other_tasks:
         names = ", ".join(plan.other_tasks)
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
@@ -140,7 +140,7 @@ def _with_analysis(recipe: Recipe) -> Recipe:
 
 def run_sample(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """Samples, with what the teacher stores beside them."""
-    (plan,) = (cell.plan for cell in cells or plan_command(recipe, "sample"))
+    plan = _only_plan(cells or plan_command(recipe, "sample"))
     preflight(recipe, plan, plan.sampling_stages)
     with driver_lease(recipe) as lease:
         run_stages(recipe, plan, plan.sampling_stages, lease)
@@ -148,7 +148,7 @@ def run_sample(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
 
 def run_distill(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
-    (plan,) = (cell.plan for cell in cells or plan_command(recipe, "distill"))
+    plan = _only_plan(cells or plan_command(recipe, "distill"))
     preflight(recipe, plan, plan.training_stages)
     with driver_lease(recipe) as lease:
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
@@ -168,7 +168,7 @@ def run_report(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     if recipe.sweep:
         _report_sweep(recipe, cells)
         return
-    (plan,) = (cell.plan for cell in cells)
+    plan = _only_plan(cells)
     check_storage(recipe.storage, recipe.name)
     _report(recipe, plan)
 
@@ -216,6 +216,11 @@ def _run_sweep(recipe: Recipe, cells: Sequence[Cell]) -> None:
         with driver_lease(recipe) as lease:
             run_stages(cell.recipe, cell.plan, cell.plan.stages, lease)
     _report_sweep(recipe, cells)  # takes little time beside the studies, so it is always written
+
+
+def _only_plan(cells: Sequence[Cell]) -> Plan:
+    (cell,) = cells
+    return cell.plan
 
 
 def _make_cells(recipe: Recipe) -> list[Cell]:

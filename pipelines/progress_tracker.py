@@ -103,11 +103,12 @@ class ProgressTracker:
         if not len(self.selection.missing):
             self.spec.guard.finish()
 
-    def needed(self, example_ids: Sequence[str]) -> list[bool] | None:
+    def claim_needed(self, example_ids: Sequence[str]) -> list[bool] | None:
         """Whether each of these examples is still needed; None while the answers under way are likely to be enough.
 
         So little more is sampled than is needed, however many samplers there are and however long it takes until an
-        answer is stored. In a run's last batches some samplers wait for the others instead.
+        answer is stored. In a run's last batches some samplers wait for the others instead. Examples
+        that are returned as needed are under way, so the patience with which others wait begins anew.
         """
         indices = [self.index_of[example_id] for example_id in example_ids]
         end = self.selection.end

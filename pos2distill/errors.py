@@ -71,7 +71,7 @@ class Stopped(Exception):
 class Terminated(KeyboardInterrupt):
     """The process received SIGTERM. As after Ctrl-C, the command ends immediately; stored results remain."""
 
-    exit_code = 143
+    exit_code = ExitCode.TERMINATED
 
 
 class CorruptPart(Exception):

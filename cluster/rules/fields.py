@@ -1,7 +1,7 @@
 """Reading manifests that may be written by hand: any field may be missing or have the wrong type."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -187,3 +187,7 @@ def strings_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from strings_in(inner, f"{path}[{index}]")
     elif isinstance(value, str):
         yield path, value
+
+
+Rule = Callable[[Fields], Iterator[Violation]]
+"""Finds what is wrong with one manifest."""

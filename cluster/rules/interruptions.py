@@ -1,6 +1,6 @@
 """What a study needs so that a running job outlives lost log streams, lost nodes and machines that are reclaimed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ..names import (
@@ -12,7 +12,7 @@ from ..names import (
     SUBMITTER_MODULE,
 )
 from ..types import Violation
-from .fields import Fields, cluster_of, job_of
+from .fields import Fields, Rule, cluster_of, job_of
 
 
 def submitter_waits_for_the_end(manifest: Fields) -> Iterator[Violation]:
@@ -94,7 +94,7 @@ def _allows(expression: Fields, value: str) -> bool:
     return expression.get("operator") == "Exists" or value in _values(expression)
 
 
-POLICIES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
+POLICIES: tuple[Rule, ...] = (
     submitter_waits_for_the_end,
     head_is_not_on_spot_machines,
     head_leaves_a_lost_node,

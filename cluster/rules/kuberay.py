@@ -6,11 +6,11 @@ since nothing would show that a copy of them is out of date.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ..names import AUTOSCALER_V2_VARIABLE, COLLECTOR_VARIABLES
 from ..types import Violation
-from .fields import Fields, autoscaler_of, cluster_of, containers_of, groups_of, job_of, nodes_of, ray_container
+from .fields import Fields, Rule, autoscaler_of, cluster_of, containers_of, groups_of, job_of, nodes_of, ray_container
 from .kubernetes import check_labels
 
 _RESOURCE_PARAMETERS = ("num-cpus", "num-gpus", "memory", "resources")  # of `ray start`
@@ -177,7 +177,7 @@ def _head_variables(cluster: Fields) -> dict[str, str]:
     return variables
 
 
-RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
+RULES: tuple[Rule, ...] = (
     limits_are_in_range,
     ttl_requires_shutdown,
     cluster_is_described,

@@ -1,7 +1,7 @@
 """What the API server refuses: in the objects themselves, and in pods, which KubeRay creates only later."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from pos2distill.errors import did_you_mean
 
@@ -17,7 +17,7 @@ from ..syntax import (
     is_qualified_name,
 )
 from ..types import Violation
-from .fields import Fields, containers_of, pods_of, quantity, templates_of
+from .fields import Fields, Rule, containers_of, pods_of, quantity, templates_of
 from .network import check_port, check_protocol
 
 _RAY_KINDS = ("RayJob", "RayCluster", "RayService", "RayCronJob")
@@ -248,7 +248,7 @@ def budget_has_one_number(manifest: Fields) -> Iterator[Violation]:
         yield spec.violation("maxUnavailable", "is not supported together with minAvailable; remove one of them")
 
 
-RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
+RULES: tuple[Rule, ...] = (
     kind_exists,
     name_is_valid,
     labels_are_valid,

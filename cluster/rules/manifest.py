@@ -1,12 +1,10 @@
 """All rules with their levels."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ..types import KubeManifest, Level, Violation
 from . import interruptions, kuberay, kubernetes, network, objects, pipeline, pods, rights
-from .fields import Fields, is_own
-
-Rule = Callable[[Fields], Iterator[Violation]]
+from .fields import Fields, Rule, is_own
 
 ERRORS: tuple[Rule, ...] = (*kubernetes.RULES, *network.RULES, *kuberay.RULES)
 # What a study needs: only in manifests that carry the label of this project.

@@ -6,13 +6,13 @@ Source: ValidateNetworkPolicySpec, ValidateNetworkPolicyPort and ValidateIPBlock
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from pos2distill.errors import did_you_mean
 
 from ..syntax import SHOWN
 from ..types import Violation
-from .fields import Fields
+from .fields import Fields, Rule
 
 PROTOCOLS = ("TCP", "UDP", "SCTP")
 LARGEST_PORT = 65535
@@ -108,4 +108,4 @@ def check_protocol(port: Fields) -> Iterator[Violation]:
         yield port.violation("protocol", f"'{protocol[:SHOWN]}' is no protocol{hint}")
 
 
-RULES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (ports_are_valid, addresses_are_valid)
+RULES: tuple[Rule, ...] = (ports_are_valid, addresses_are_valid)

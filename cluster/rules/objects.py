@@ -1,6 +1,6 @@
 """What a study needs of the objects beside its cluster: labels that select its pods, and connections that it uses."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pos2distill.errors import did_you_mean
@@ -8,7 +8,7 @@ from pos2distill.errors import did_you_mean
 from ..names import GROUP_LABEL, INSTANCE_LABEL, NODE_TYPE_LABEL, PART_OF_LABEL
 from ..syntax import SHOWN
 from ..types import Violation
-from .fields import RAY_API, Fields, templates_of
+from .fields import RAY_API, Fields, Rule, templates_of
 
 API_VERSIONS = {
     "RayJob": RAY_API,
@@ -132,8 +132,8 @@ def _allows_pods(peer: Fields, selected: Fields) -> bool:
     return "podSelector" in peer and "namespaceSelector" not in peer and labels.items() <= selected.values.items()
 
 
-RISKS: tuple[Callable[[Fields], Iterator[Violation]], ...] = (version_has_all_fields,)
-POLICIES: tuple[Callable[[Fields], Iterator[Violation]], ...] = (
+RISKS: tuple[Rule, ...] = (version_has_all_fields,)
+POLICIES: tuple[Rule, ...] = (
     kind_is_rendered,
     pods_carry_the_labels,
     selector_matches_the_pods,

@@ -1,14 +1,14 @@
 """What a study needs of its job, its cluster and its groups of nodes, so that work is placed and ends."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from pos2distill.placement import DRAIN_VARIABLE, POOLS_LABEL, SAMPLING, SUBCLUSTER_LABEL, TRAINING, Pool
 
 from ..names import ELASTIC_ANNOTATION, GPU, MARKET_LABEL, QUEUE_LABEL
 from ..syntax import DNS_LABEL, SHOWN
 from ..types import Violation
-from .fields import Fields, cluster_of, gpu_limit, groups_of, job_of, pods_of, ray_container
+from .fields import Fields, Rule, cluster_of, gpu_limit, groups_of, job_of, pods_of, ray_container
 from .interruptions import selects_spot
 
 _DEFAULT_GRACE_S = 30  # terminationGracePeriodSeconds of Kubernetes
@@ -300,8 +300,6 @@ def _serves(group: Fields, pool: Pool) -> bool:
 def _gpu_violation(node: Fields, message: str) -> Violation:
     return node.violation(f"template.spec.containers[0].resources.limits.{GPU}", message)
 
-
-Rule = Callable[[Fields], Iterator[Violation]]
 
 POLICIES: tuple[Rule, ...] = (
     job_has_a_command,

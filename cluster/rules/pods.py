@@ -1,6 +1,6 @@
 """What a study needs of its pods: images, resources, volumes and variables."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -9,6 +9,7 @@ from ..syntax import MOVING_TAGS, SHOWN
 from ..types import Violation
 from .fields import (
     Fields,
+    Rule,
     all_containers,
     cluster_of,
     containers_of,
@@ -193,8 +194,6 @@ def variables_are_set_once(manifest: Fields) -> Iterator[Violation]:
             if "secretKeyRef" in variable.mapping("valueFrom") and not (reference.get("name") and reference.get("key")):
                 yield reference.violation("name", "name and key of the Secret are required; set both")
 
-
-Rule = Callable[[Fields], Iterator[Violation]]
 
 RISKS: tuple[Rule, ...] = (images_have_a_version,)
 POLICIES: tuple[Rule, ...] = (

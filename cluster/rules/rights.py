@@ -3,7 +3,7 @@
 The rights are those of the Pod Security Standards of Kubernetes, level Restricted, and a read-only root file system.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pos2distill.secrets import holds_secret, looks_secret
@@ -11,7 +11,7 @@ from pos2distill.secrets import holds_secret, looks_secret
 from ..names import TOKEN_FOLDER
 from ..syntax import SHOWN
 from ..types import Violation
-from .fields import Fields, all_containers, autoscaler_of, cluster_of, containers_of, pods_of, strings_in
+from .fields import Fields, Rule, all_containers, autoscaler_of, cluster_of, containers_of, pods_of, strings_in
 
 _HOST_NAMESPACES = ("hostNetwork", "hostPID", "hostIPC")
 # Required values in the security context of every container, and the reason.
@@ -210,8 +210,6 @@ def head_is_not_public(manifest: Fields) -> Iterator[Violation]:
     if head.get("enableIngress"):
         yield head.violation("enableIngress", message)
 
-
-Rule = Callable[[Fields], Iterator[Violation]]
 
 RISKS: tuple[Rule, ...] = (host_is_not_shared, no_secret_in_clear_text)
 POLICIES: tuple[Rule, ...] = (

@@ -188,7 +188,7 @@ class _Chain:
         """The examples of a batch that are still needed."""
         if not operator.only_needed or self.tracker is None:
             return batch
-        needed = self.tracker.needed(batch["example_id"].to_pylist())
+        needed = self.tracker.claim_needed(batch["example_id"].to_pylist())
         assert needed is not None, "each block is one batch, and stored before the next one"
         return batch.filter(needed)
 

@@ -21,7 +21,7 @@ class Tracker(Protocol):
     def count_stored(self, outcomes: Sequence[str], errors: Sequence[str | None], example_ids: Sequence[str]) -> None:
         """Count stored samples; raises UserError once too many have failed."""
 
-    def needed(self, example_ids: Sequence[str]) -> list[bool] | None:
+    def claim_needed(self, example_ids: Sequence[str]) -> list[bool] | None:
         """Whether each of these examples is still needed: not if enough samples are kept before it.
 
         None while the answers that are under way are likely to be enough: to be asked again.

@@ -91,11 +91,11 @@ def report_end(details: JobDetails) -> int:
     job, code = details.submission_id, details.driver_exit_code
     if details.status == JobStatus.SUCCEEDED:
         print(f"{job} succeeded")
-        return 0
+        return ExitCode.SUCCESS
     if details.status == JobStatus.STOPPED:
         print(f"{job} was stopped; the same command resumes it")
         return ExitCode.STOPPED
     why = (details.message or "").partition(", last available logs")[0]  # they have been printed
     print(f"{job} failed: {' '.join(why.split())[:300]}")
     # A signal, or a driver that never started, is not the user's error.
-    return code if code in (1, 2) else 1
+    return code if code in (ExitCode.FAILED, ExitCode.USER_ERROR) else ExitCode.FAILED

@@ -102,6 +102,14 @@ class DataSection(Section):
             raise ValueError(f"hops: records of format '{self.format}' have one gold document; set [1]")
         if self.spec.hops == "several" and 1 in self.hops:
             raise ValueError(f"hops: records of format '{self.format}' have several gold documents; set [2]")
+        if 1 in self.hops and len(self.hops) > 1:
+            raise ValueError("hops: one hop and several cannot be mixed; they are scored and placed differently")
+        if max(self.hops) >= self.documents:
+            raise ValueError(f"hops: {max(self.hops)} gold documents leave no distractor among {self.documents}")
+        return self
+
+    @model_validator(mode="after")
+    def _metric_fits_the_prompt(self) -> "DataSection":
         # `plain` does not ask for a form of the answer: the model may have learned either. So may one with a template.
         is_free = self.prompt in ("plain", "template")
         if (self.metric == "em") != (self.prompt in ("reasoning", "coc")) and not is_free:
@@ -111,13 +119,13 @@ class DataSection(Section):
                 f"metric: '{self.metric}', but prompt '{self.prompt}' {asks} for 'The answer is:'; "
                 f"set data.metric={other} or another data.prompt"
             )
-        if 1 in self.hops and len(self.hops) > 1:
-            raise ValueError("hops: one hop and several cannot be mixed; they are scored and placed differently")
+        return self
+
+    @model_validator(mode="after")
+    def _candidates_suffice(self) -> "DataSection":
         if self.train_candidates < self.train_examples:
             raise ValueError(
                 f"train_candidates: {self.train_candidates} examples cannot give {self.train_examples} to train on "
                 f"(data.train_examples)"
             )
-        if max(self.hops) >= self.documents:
-            raise ValueError(f"hops: {max(self.hops)} gold documents leave no distractor among {self.documents}")
         return self

@@ -75,7 +75,7 @@ def make_recipe(raw: dict[str, Any], overrides: Sequence[str] = (), *, source: P
     Raises:
         UserError: naming the field and the nearest right name.
     """
-    written = copy.deepcopy(raw)
+    without_overrides = copy.deepcopy(raw)
     overridden = [apply_override(raw, override) for override in overrides]
     refuse_secrets(raw, source, overridden, "set it in the environment, or use the storage's own credentials")
     _refuse_filled_in(raw, source, overridden)
@@ -86,7 +86,12 @@ def make_recipe(raw: dict[str, Any], overrides: Sequence[str] = (), *, source: P
     # After the overrides, which may contain relative paths as well.
     resolve_paths(raw)
     recipe = _validate(
-        raw, source, overridden, written=written, written_paths=written_paths, auto_precisions=auto_precisions
+        raw,
+        source,
+        overridden,
+        without_overrides=without_overrides,
+        written_paths=written_paths,
+        auto_precisions=auto_precisions,
     )
     # In a second pass, because only a valid study says which other tasks it names.
     if recipe.study.evaluation.also_evaluate:
@@ -95,7 +100,7 @@ def make_recipe(raw: dict[str, Any], overrides: Sequence[str] = (), *, source: P
             raw,
             source,
             overridden,
-            written=written,
+            without_overrides=without_overrides,
             other_tasks=other_tasks,
             written_paths=written_paths,
             auto_precisions=auto_precisions,
@@ -303,7 +308,7 @@ def _validate(
     raw: Mapping[str, Any],
     source: Path | str,
     overridden: Sequence[str],
-    written: Mapping[str, Any] | None = None,
+    without_overrides: Mapping[str, Any] | None = None,
     other_tasks: Mapping[str, Study] | None = None,
     written_paths: Mapping[str, str] | None = None,
     auto_precisions: Sequence[str] = (),
@@ -312,7 +317,7 @@ def _validate(
 
     Args:
         source: of the mapping, for errors. overridden: dotted names of the settings that the command line sets instead.
-        written: the mapping without these. other_tasks: the studies that `evaluation.also_evaluate` names.
+        without_overrides: the mapping without these. other_tasks: the studies that `evaluation.also_evaluate` names.
         written_paths, auto_precisions: of `Recipe`.
     """
     fields = {
@@ -327,8 +332,8 @@ def _validate(
     try:
         return Recipe.model_validate(fields)
     except ValidationError as error:
-        of_file = None if written is None else _recipe_fields(written)
-        raise to_user_error(error, Recipe, source, overridden, written=of_file) from None
+        of_file = None if without_overrides is None else _recipe_fields(without_overrides)
+        raise to_user_error(error, Recipe, source, overridden, without_overrides=of_file) from None
 
 
 def _recipe_fields(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,11 +153,19 @@ class MethodSection(Section):
             raise ValueError(f"weights: '{self.weights}' is not supported by method '{self.name}'{hint}")
         if self.alignment == "official" and self.loss == "ce":
             raise ValueError(f"alignment: 'official' applies to KL losses only; method '{self.name}' has loss 'ce'")
+        return self
+
+    @model_validator(mode="after")
+    def _view_fits_the_loss(self) -> "MethodSection":
         if self.view != "none" and (self.loss == "kl" or self.weights != "uniform"):
             raise ValueError(
                 f"view: '{self.view}' is for cross-entropies with uniform weights, not for method '{self.name}' with "
                 f"weights '{self.weights}'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_are_left(self) -> "MethodSection":
         if not self.k and not self.anchor_weight:
             raise ValueError("k: 0 trivial slots and no weight on the advantageous one leave nothing to train on")
         if not self.k and self.loss == "kl":

@@ -58,10 +58,14 @@ class TrainersSection(Section):
     max_restarts: int = Field(3, ge=0, description="of all workers after one is lost, before the run fails")
 
     @model_validator(mode="after")
+    def _ordered(self) -> "TrainersSection":
+        if self.max_workers is not None and self.max_workers < self.workers:
+            raise ValueError(f"max_workers: {self.max_workers} is less than workers, {self.workers}")
+        return self
+
+    @model_validator(mode="after")
     def _torch_is_one_process(self) -> "TrainersSection":
         most = self.max_workers or self.workers
-        if most < self.workers:
-            raise ValueError(f"max_workers: {most} is less than workers, {self.workers}")
         if self.strategy == "torch" and most != 1:
             raise ValueError(f"workers: strategy 'torch' is one process, got {most}; use zero3")
         return self

@@ -140,20 +140,31 @@ class Study(Section):
             _check_slots("method.advantageous_slot", slot, documents, hops)
         elif slot == "auto" and len(hops) > 1:
             raise ValueError("method.advantageous_slot: 'auto' requires one number of hops (data.hops)")
-        elif (self.inference.method == "reorder" or self.inference.searches_scales) and len(hops) > 1:
-            raise ValueError(f"inference.method: '{self.inference.method}' requires one number of hops (data.hops)")
-        if slot == "auto" or self.inference.method == "reorder":
-            _check_count("method.auto_slots", self.method.auto_slots, documents - hops[0] + 1)
-        searched, available = self.inference.search.slots, documents - hops[0] + 1
+        return self
+
+    @model_validator(mode="after")
+    def _measured_slots_exist(self) -> "Study":
+        hops, inference = self.data.hops, self.inference
+        if (inference.method == "reorder" or inference.searches_scales) and len(hops) > 1:
+            raise ValueError(f"inference.method: '{inference.method}' requires one number of hops (data.hops)")
+        available = self.data.documents - hops[0] + 1
+        if self.method.advantageous_slot == "auto" or inference.method == "reorder":
+            _check_count("method.auto_slots", self.method.auto_slots, available)
         # The default is lowered without a word (`candidate_placements`).
         default = SearchSection.model_fields["slots"].default
-        if self.inference.searches_scales and searched > max(available, default):
+        searched = inference.search.slots
+        if inference.searches_scales and searched > max(available, default):
             raise ValueError(f"inference.search.slots: {searched} slots, but there are {available}; lower it")
-        if self.inference.method == "reorder" and self.method.auto_slots == 1:
+        if inference.method == "reorder" and self.method.auto_slots == 1:
             raise ValueError("method.auto_slots: 1, but inference.method 'reorder' compares at least 2 slots")
+        return self
+
+    @model_validator(mode="after")
+    def _trivial_slots_suffice(self) -> "Study":
         # Placements are ordered tuples of slots, and one is the advantageous one. Examples with the fewest hops have
         # the fewest placements.
-        trivial = math.perm(documents, min(hops)) - 1
+        documents = self.data.documents
+        trivial = math.perm(documents, min(self.data.hops)) - 1
         if self.method.k > trivial:
             raise ValueError(
                 f"method.k: {self.method.k} trivial slots, but {documents} documents have {trivial}; "

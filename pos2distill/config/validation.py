@@ -64,23 +64,23 @@ def to_user_error(
     source: Path | str,
     overridden: Sequence[str],
     *,
-    written: Mapping[str, Any] | None = None,
+    without_overrides: Mapping[str, Any] | None = None,
     prefix: str = "",
 ) -> UserError:
     """The first problem of a mapping that is not a valid `root`, in one line that begins with where it is from.
 
     Args:
         source: of the mapping. overridden: dotted names of the settings that the command line sets instead.
-        written: the mapping without these, if settings may contradict each other; then the command line is at fault
-            where it has added the problem.
+        without_overrides: the mapping without these, if settings may contradict each other; then the command line is
+            at fault where it has added the problem.
         prefix: of these names as they were typed.
     """
     problem = _describe(error, root)
     # The message begins with the field's dotted name.
     field = problem.partition(":")[0]
     sets_field = any(is_within(field, dotted) or is_within(dotted, field) for dotted in overridden)
-    contradicts = written is not None and error.errors()[0]["type"] == "value_error" and bool(overridden)
-    if sets_field or (contradicts and not _has_problem_in(field, written, root)):
+    contradicts = without_overrides is not None and error.errors()[0]["type"] == "value_error" and bool(overridden)
+    if sets_field or (contradicts and not _has_problem_in(field, without_overrides, root)):
         return UserError(f"command line: {prefix}{_describe(error, root, prefix)}")
     return UserError(f"{source}: {problem}")
 

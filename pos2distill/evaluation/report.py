@@ -15,13 +15,9 @@ from pos2distill.evaluation.search_charts import search_charts
 from pos2distill.evaluation.verdict import describe_change
 from pos2distill.records import Slots
 from pos2distill.tasks.datasets import dataset_name
+from pos2distill.tasks.metrics import METRIC_DESCRIPTIONS
 
 _PRIVATE = ("model.path", "data.path", "evaluation.also_evaluate")
-METRICS = {
-    "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
-    "substring": "an answer in the whole text, lower case, greedy",
-    "em": "EM of the text after 'The answer is:', SQuAD normalisation, greedy",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +86,7 @@ def compare(before: Any, after: Any, documents: int, study: Study) -> Comparison
     after_grid = to_grid(after, documents)
     return Comparison(
         dataset=dataset_name(study.data),
-        metric=METRICS[study.data.metric],
+        metric=METRIC_DESCRIPTIONS[study.data.metric],
         before=to_curve(before_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         after=to_curve(after_grid, bootstrap_samples=bootstrap_samples, seed=seed),
         paired=paired_difference(before_grid, after_grid, bootstrap_samples=bootstrap_samples, seed=seed),

@@ -10,10 +10,10 @@ import pyarrow as pa
 from pos2distill.config import EndpointSection, Study
 from pos2distill.evaluation.charts import curve_chart, to_png
 from pos2distill.evaluation.references import summarise_references
-from pos2distill.evaluation.report import METRICS
 from pos2distill.evaluation.scores import Curve, questions_to_see_positions, summarise_expected, to_curve, to_grid
 from pos2distill.evaluation.verdict import describe_curve
 from pos2distill.tasks.datasets import dataset_name
+from pos2distill.tasks.metrics import METRIC_DESCRIPTIONS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def to_evaluation(
     return Evaluation(
         model=model,
         dataset=dataset_name(study.data),
-        metric=METRICS[study.data.metric],
+        metric=METRIC_DESCRIPTIONS[study.data.metric],
         curves=tuple(curves),
         expected=summarise_expected(grids[0], ranks) if ranks else None,
         references=summarise_references(predictions, study),

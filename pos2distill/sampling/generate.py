@@ -17,7 +17,7 @@ from pos2distill.records import ANSWER_SCHEMA
 from pos2distill.sampling.consensus import most_consistent
 from pos2distill.sampling.engines import build_engine
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
-from pos2distill.sampling.postprocess import ProcessedResponse, ResponseProcessor, process_text, response_processor
+from pos2distill.sampling.postprocess import ProcessedResponse, process_text, response_processor
 from pos2distill.tasks.thoughts import without_thought
 
 ProcessFunction = Callable[[GenerationResult, Sequence[str]], ProcessedResponse]
@@ -44,20 +44,16 @@ class Generate:
             if model.is_served_name:
                 self.prompt_column = "messages"
         else:
-            self.process = self._response_processor(study)
+            from pos2distill.models.chat import stop_token_ids
+            from pos2distill.models.load import load_tokenizer
+
+            tokenizer = load_tokenizer(study.model)
+            self.params = replace(params, stop_ids=tuple(stop_token_ids(study.model, tokenizer)))
+            self.process = response_processor(study, tokenizer)
         pool = runtime.samplers
         self.engine = build_engine(model, study.inference, runtime, threads=pool.threads, device=pool.device)
         # An actor may be dropped at any time; vLLM's own processes must not outlive it.
         self.close = weakref.finalize(self, self.engine.shutdown)
-
-    def _response_processor(self, study: Study) -> ResponseProcessor:
-        """Also completes the sampling parameters with the tokens that end a response."""
-        from pos2distill.models.chat import stop_token_ids
-        from pos2distill.models.load import load_tokenizer
-
-        tokenizer = load_tokenizer(study.model)
-        self.params = replace(self.params, stop_ids=tuple(stop_token_ids(study.model, tokenizer)))
-        return response_processor(study, tokenizer)
 
     async def __call__(self, batch: pa.Table, rope_scales: tuple[float, ...] = ()) -> pa.Table:
         """Generate and process.

@@ -47,7 +47,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from pos2distill.errors import TransientError
+from pos2distill.errors import ExitCode, TransientError
 from pos2distill.faults import fix, reason
 from pos2distill.store.artifacts import DRIVER_FILE, write_bytes
 from pos2distill.urls import open_url
@@ -79,7 +79,7 @@ def exit_immediately(line: str) -> None:
     Its child processes end as after a crash.
     """
     print(f"error: {line}", file=sys.stderr, flush=True)
-    os._exit(2)
+    os._exit(ExitCode.USER_ERROR)
 
 
 class Lease:

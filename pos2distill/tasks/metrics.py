@@ -14,6 +14,12 @@ from collections.abc import Sequence
 from pos2distill.config.data import Metric
 from pos2distill.tasks.thoughts import without_thought
 
+METRIC_DESCRIPTIONS: dict[Metric, str] = {
+    "sub_em": "sub-EM of the first line, SQuAD normalisation, greedy",
+    "substring": "an answer in the whole text, lower case, greedy",
+    "em": "EM of the text after 'The answer is:', SQuAD normalisation, greedy",
+}
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _FINAL_ANSWER = re.compile(r"the answer is[:：]?\s*(.*)", re.IGNORECASE)  # the published parse (arXiv:2508.15709)

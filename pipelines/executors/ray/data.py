@@ -149,7 +149,7 @@ class _AsyncActor(_Actor):
         ids = batch["example_id"].to_pylist()
         while True:
             # In a thread, since waiting for the tracker must not stop the calls that overlap.
-            needed = await asyncio.to_thread(self.tracker.needed, ids)
+            needed = await asyncio.to_thread(self.tracker.claim_needed, ids)
             if needed is not None:
                 return batch.filter(needed)
             await asyncio.sleep(_ASK_AGAIN_SECONDS)

@@ -75,9 +75,9 @@ class RayTracker:
         """Count stored samples, and wait until they are counted: an error of the tracker ends the run."""
         ray.get(self.actor.count_stored.remote(outcomes, errors, example_ids))
 
-    def needed(self, example_ids: Sequence[str]) -> list[bool] | None:
-        """See `ProgressTracker.needed`."""
-        needed: list[bool] | None = ray.get(self.actor.needed.remote(example_ids))
+    def claim_needed(self, example_ids: Sequence[str]) -> list[bool] | None:
+        """See `ProgressTracker.claim_needed`."""
+        needed: list[bool] | None = ray.get(self.actor.claim_needed.remote(example_ids))
         return needed
 
     def count_step(self, trained: int, steps: int, loss: float) -> None:

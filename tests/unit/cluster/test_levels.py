@@ -8,8 +8,7 @@ import pytest
 
 from cluster.render import render
 from cluster.rules import manifest as rules
-from cluster.rules.fields import Fields
-from cluster.rules.manifest import Rule
+from cluster.rules.fields import Fields, Rule
 from cluster.spec import load_cluster
 from cluster.types import KubeManifest, Level
 from cluster.validate import check

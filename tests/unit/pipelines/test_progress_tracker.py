@@ -46,15 +46,15 @@ def test_tracker_knows_which_examples_are_still_needed() -> None:
     """Wanted are 2: with e0 wrong, e1 and e3 are the first kept ones, and e4 is not needed."""
     tracker = ProgressTracker(make_spec("sample", total=2))
     ids = ["e0", "e2", "e3", "e4"]
-    assert tracker.needed([]) == []
-    assert tracker.needed(ids) == [True, True, True, True]
-    assert tracker.needed(["e2", "e3"]) is None  # e0 and e1 may be enough
+    assert tracker.claim_needed([]) == []
+    assert tracker.claim_needed(ids) == [True, True, True, True]
+    assert tracker.claim_needed(["e2", "e3"]) is None  # e0 and e1 may be enough
     tracker.count_stored(["wrong"], [None], ["e0"])
-    assert tracker.needed(["e4"]) == [True]  # if one of two is kept, of e1 to e4 two are
+    assert tracker.claim_needed(["e4"]) == [True]  # if one of two is kept, of e1 to e4 two are
     tracker.count_stored(["kept", "kept"], [None, None], ["e1", "e3"])
-    assert tracker.needed(ids) == [True, True, True, False]  # e2 may be kept, but e3 is needed until then
+    assert tracker.claim_needed(ids) == [True, True, True, False]  # e2 may be kept, but e3 is needed until then
     tracker.count_stored(["kept"], [None], ["e2"])
-    assert tracker.needed(ids) == [True, True, False, False]
+    assert tracker.claim_needed(ids) == [True, True, False, False]
 
 
 def test_tracker_lets_a_batch_begin_when_nothing_is_stored_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,10 +62,10 @@ def test_tracker_lets_a_batch_begin_when_nothing_is_stored_for_long(monkeypatch:
     tracker = ProgressTracker(make_spec("sample", total=2))
     now = time.monotonic()
     monkeypatch.setattr("pipelines.progress_tracker.time.monotonic", lambda: now)
-    assert tracker.needed(["e2", "e3"]) is None
+    assert tracker.claim_needed(["e2", "e3"]) is None
     now += _PATIENCE_SECONDS
-    assert tracker.needed(["e2", "e3"]) == [True, True]
-    assert tracker.needed(["e4"]) is None
+    assert tracker.claim_needed(["e2", "e3"]) == [True, True]
+    assert tracker.claim_needed(["e4"]) is None
 
 
 def test_tracker_counts_in_a_selection_that_cannot_be_written_to() -> None:
@@ -75,7 +75,7 @@ def test_tracker_counts_in_a_selection_that_cannot_be_written_to() -> None:
         array.setflags(write=False)
     tracker = ProgressTracker(spec)
     tracker.count_stored(["kept", "kept"], [None, None], ["e0", "e1"])
-    assert tracker.needed(["e1", "e2"]) == [True, False]
+    assert tracker.claim_needed(["e1", "e2"]) == [True, False]
     assert not spec.selection.known_N.any()
 
 
