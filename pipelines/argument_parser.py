@@ -46,6 +46,8 @@ def _hint(parser: OneLineParser, command: str, word: str) -> str:
     option = word.partition("=")[0]
     if command == "cluster" and option == "--dry-run":
         return "; cluster render and validate send nothing"
+    if command in ("cluster", "submit") and option in ("--model", "--data"):
+        return "; a job needs a recipe, which settings change, as in nq_mistral_7b model.path=... data.path=..."
     if option.startswith("-") and "." in option:
         return f"; settings have no dashes: {word.lstrip('-')}"
     others = [name for name, other in parser.commands.items() if option in _options(other)]

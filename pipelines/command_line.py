@@ -32,7 +32,7 @@ from pos2distill.errors import (
     one_line,
 )
 from pos2distill.faults import describe as describe_fault
-from pos2distill.faults import may_pass
+from pos2distill.faults import is_transient
 from pos2distill.placement import GATE_FAILED, JOB_DASHBOARD_VARIABLE, NOT_RETRIED
 from pos2distill.secrets import mask_secrets
 from pos2distill.startup import is_interrupt, silent_interrupts
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         if line is None:
             raise
         exit_code = _report_error(line)
-        if may_pass(error):
+        if is_transient(error):
             _wait_out()
         return exit_code
 

@@ -123,8 +123,11 @@ def _general_fix(error: BaseException) -> str:
     return ""
 
 
-def will_not_pass(error: BaseException) -> bool:
-    """Whether another try would end in the same way: nothing is there, the rights are missing, a setting is wrong."""
+def is_permanent(error: BaseException) -> bool:
+    """Whether another try would end in the same way: nothing is there, the rights are missing, a setting is wrong.
+
+    Errors that are neither permanent nor transient, such as a ValueError, are bugs: nothing is known of another try.
+    """
     name = type(error).__name__
     if isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
         return True
@@ -156,15 +159,18 @@ def _is_of_certificate(error: BaseException) -> bool:
     return isinstance(error, ssl.SSLCertVerificationError) or "certificate_verify_failed" in str(error).lower()
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether another try may well succeed: a storage or the network did not answer as it should."""
-    if will_not_pass(error):
+def is_transient(error: BaseException) -> bool:
+    """Whether another try may well succeed: a storage or the network did not answer as it should.
+
+    Of errors that are neither, see `is_permanent`.
+    """
+    if is_permanent(error):
         return False
     if _status_of(error) is not None:
         return True
     if isinstance(error, urllib.error.URLError):
         # A reason without an exception is of an address that is none.
-        return isinstance(error.reason, Exception) and not will_not_pass(error.reason)
+        return isinstance(error.reason, Exception) and not is_permanent(error.reason)
     is_remote = type(error).__module__.partition(".")[0] in _REMOTE_PACKAGES
     has_passing_number = getattr(error, "errno", None) in (*_BUSY, *_UNREACHABLE, errno.EIO, errno.ESTALE)
     is_of_network = isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
@@ -178,6 +184,6 @@ def describe(error: BaseException) -> str | None:
     name = getattr(error, "filename", None) or type(error).__name__
     if getattr(error, "errno", None) in _BUSY:
         name = "a storage"
-    again = "; run the same command again to continue" if may_pass(error) else ""
+    again = "; run the same command again to continue" if is_transient(error) else ""
     # A name may be too long for a message, and the reason stands after it.
     return f"{name!s:.300}: {reason(error)}{fix(error)}{again}; POS2DISTILL_DEBUG=1 shows the traceback"

@@ -16,7 +16,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pos2distill.errors import TransientError, UserError
-from pos2distill.faults import fix, is_fault, reason, where, will_not_pass
+from pos2distill.faults import fix, is_fault, is_permanent, reason, where
 
 _ANSWER_SECONDS = 10.0
 
@@ -59,7 +59,7 @@ def storage_errors(url: str, setting: str) -> Iterator[None]:
         cause = why_not_found(error) or error
         if not is_fault(cause):
             raise
-        kind = UserError if will_not_pass(cause) else TransientError
+        kind = UserError if is_permanent(cause) else TransientError
         raise kind(f"{url}: cannot be used ({reason(cause)}{where(cause, url)}) ({setting}){fix(cause, url)}") from None
 
 

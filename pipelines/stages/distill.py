@@ -245,7 +245,7 @@ def read_steps(checkpoint: Artifact) -> list[dict[str, Any]]:
             for line in checkpoint.fs.cat_file(path).splitlines():
                 record = json.loads(line)
                 if not isinstance(record, dict) or not record.keys() >= set(_STEP_FIELDS):
-                    raise ValueError
+                    raise ValueError(f"expected an object with the fields {_STEP_FIELDS}")
                 records.append(record)
     checkpoint.require(STEPS_FOLDER)
     return records

@@ -12,6 +12,7 @@ def count_warnings(counts: Mapping[str, int]) -> list[str]:
         shortage_warning(counts),
         usage_warning(counts),
         search_warning(counts),
+        distractor_warning(counts),
     )
     return [warning for warning in warnings if warning is not None]
 
@@ -91,4 +92,18 @@ def search_warning(counts: Mapping[str, int]) -> str | None:
     return (
         f"with {useless} of {candidates} candidates no answer is right, so that few were compared; lower "
         f"inference.search.largest, or increase inference.search.population"
+    )
+
+
+def distractor_warning(counts: Mapping[str, int]) -> str | None:
+    """A warning if more than a tenth of the evaluated questions have an answer in a distractor, else None.
+
+    Args: as `truncation_warning`.
+    """
+    found, questions = counts.get("answer_in_distractor", 0), counts.get("eval", 0)
+    if 10 * found <= questions:
+        return None
+    return (
+        f"{found} of {questions} evaluated questions have an answer in a document that is not marked as gold, where a "
+        f"model finds it at every position of the gold one; leave such documents out of the data"
     )

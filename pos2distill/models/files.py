@@ -16,7 +16,7 @@ from pos2distill.config import ModelSection
 from pos2distill.config.model import looks_like_hub_name
 from pos2distill.config.yaml_reader import parse_value
 from pos2distill.errors import TransientError, UserError, no_such_folder
-from pos2distill.faults import disk_is_full, fix, reason, will_not_pass
+from pos2distill.faults import disk_is_full, fix, is_permanent, reason
 from pos2distill.scratch import locked, user_folder
 from pos2distill.urls import open_url, require_listable, storage_errors
 
@@ -244,7 +244,7 @@ def _hub_snapshot(model: ModelSection, patterns: list[str]) -> str:
                 f"{model.path}: cannot be stored in {constants.HF_HUB_CACHE}: {reason(error)}{fix(error)}"
             ) from None
         # A server that is overloaded, or a download that broke off, is no fault of the user's.
-        kind = UserError if will_not_pass(error) else TransientError
+        kind = UserError if is_permanent(error) else TransientError
         raise kind(f"{unavailable}: {_first_line(error)}") from None
 
 

@@ -56,7 +56,7 @@ def process_text(
     if isinstance(result, Failure):
         if result.is_refusal:
             return _REFUSED
-        return _UNANSWERED if result.may_pass else _FAILED
+        return _UNANSWERED if result.is_transient else _FAILED
     assert isinstance(result, TextCompletion)
     text = opening + result.text
     truncated_text = text[: _end(metric, text)].strip()

@@ -216,7 +216,7 @@ class Artifact:
         with self.reading(name):
             content = json.loads(self.fs.cat_file(f"{self.path}/{name}"))
             if not isinstance(content, dict) or not content.keys() >= set(keys):
-                raise ValueError
+                raise ValueError(f"expected an object with the fields {keys}")
         return content
 
     @contextmanager

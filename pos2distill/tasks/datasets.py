@@ -25,7 +25,8 @@ class Split:
     """Training and evaluation examples that have no question in common, and what became of the file's records.
 
     The examples are in a temporary file: memory holds those that are accessed.
-    counts: records = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`.
+    counts: records = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`; and
+    answer_in_distractor, of the evaluation examples those that have an answer in another document than the gold one.
     locations: where the file has each example, by its id, such as `data.jsonl, line 3`.
     """
 
@@ -67,7 +68,9 @@ def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int |
     sides = {side: selection.chosen(side) for side in _SIDES}
     if _draws_distractors(data):
         sides = {side: _fill_up(sides[side], selection.pools[side], data, documents, seeds[side]) for side in _SIDES}
-    return Split(sides["train"], sides["eval"], dict(selection.counts), selection.locations())
+    found = sum(_has_answer_in_distractor(example, documents) for example in sides["eval"])
+    counts = {**selection.counts, "answer_in_distractor": found}
+    return Split(sides["train"], sides["eval"], counts, selection.locations())
 
 
 @dataclass(slots=True)
@@ -196,6 +199,17 @@ def _located_examples(data: DataSection, documents: int) -> Iterator[tuple[str, 
         yield record_location, fitted
     if empty:
         raise UserError(f"{data.path}: holds no examples")
+
+
+def _has_answer_in_distractor(example: Example, documents: int) -> bool:
+    """Whether a prompt of this many documents has an answer in another one than the gold one.
+
+    With several hops it is not looked for: an answer of one document may be a step to that of another.
+    """
+    if len(example.golds) > 1:
+        return False
+    distractors = example.distractors[: documents - 1]
+    return any(holds_answer(document, example.answers) for document in distractors)
 
 
 def draw_distractors(example: Example, pool: Sequence[Document], count: int, seed: int, path: str) -> Example:

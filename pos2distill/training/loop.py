@@ -5,7 +5,8 @@ micro-batch.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -123,6 +124,7 @@ class Trainer:
         self.strategy = strategy
         self.teacher = teacher
         self.dist = dist
+        self.trainers = trainers
         self.preparer = BatchPreparer(study, build, dist, trainers.micro_batch_tokens)
 
     def train(
@@ -147,7 +149,7 @@ class Trainer:
             save: called on every rank to save the state if any rank has requested a checkpoint or a stop.
         Returns: whether all epochs are completed.
         Raises:
-            UserError: if training diverges.
+            UserError: if training diverges, or if a GPU's memory does not hold a step.
         """
 
         def handle_requests(*, in_step: bool = True) -> None:
@@ -161,7 +163,8 @@ class Trainer:
         try:
             for prepared in batches:
                 if prepared.micro_batches:
-                    record = self._step(prepared, progress.step, handle_requests)
+                    with _explain_lack_of_memory(prepared.micro_batches, self.trainers):
+                        record = self._step(prepared, progress.step, handle_requests)
                     for listener in listeners:
                         listener(record)
                 # Before requests are handled, so that a checkpoint counts this batch as done.
@@ -272,6 +275,26 @@ class Trainer:
             chunk = slice(start, start + _CHUNK_TOKENS)
             losses.append(view[chunk].cross_entropy(micro.batch.target_T[chunk]).cpu())
         return mean_by_row(torch.cat(losses), micro.batch.row_T, len(micro.slot_B))
+
+
+@contextmanager
+def _explain_lack_of_memory(micro_batches: Sequence[MicroBatch], trainers: TrainersSection) -> Iterator[None]:
+    """Run a step.
+
+    Raises:
+        UserError: if it needs more memory than a GPU has, as it would after a restart too.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        largest = max(sum(micro.batch.packed.query_lengths) for micro in micro_batches)
+        smaller = f"lower runtime.trainers.micro_batch_tokens ({trainers.micro_batch_tokens})"
+        if not trainers.gradient_checkpointing:
+            smaller += ", set runtime.trainers.gradient_checkpointing to true"
+        raise UserError(
+            f"training: the memory of a GPU does not hold a step, whose largest micro-batch has {largest} tokens; "
+            f"{smaller}, or use more workers; results do not change, and the same command continues"
+        ) from error
 
 
 def _require_finite(loss_N: Tensor) -> Tensor:

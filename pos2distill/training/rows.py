@@ -121,7 +121,10 @@ class RowBuilder:
             return self._gold_response(sample.example)
         if method.teacher_topk:
             if sample.top_ids is None:
-                raise UserError("the samples hold no top-k log-probabilities; sample again with method.teacher=topk")
+                raise UserError(
+                    f"the sample of example {sample.example.example_id} has no top-k log-probabilities; delete the "
+                    f"samples and sample again with method.teacher=topk"
+                )
             known_positions = len(sample.top_ids) // method.teacher_topk
             return sample.response_ids[:known_positions]
         return sample.response_ids

@@ -176,5 +176,8 @@ def _response_key(row: Row) -> tuple[str, bytes]:
 def _stored_states(row: Row) -> Tensor:
     sample = row.sample
     if sample.hidden is None or sample.hidden_dtype is None:
-        raise UserError("the samples hold no teacher states; sample again with method.teacher=cached")
+        raise UserError(
+            f"the sample of example {sample.example.example_id} has no teacher states; delete the samples and sample "
+            f"again with method.teacher=cached"
+        )
     return hidden_from_bytes(sample.hidden, sample.hidden_dtype, len(row.response_ids))

@@ -10,7 +10,7 @@ from aiohttp import InvalidURL
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError, ProfileNotFound
 from botocore.exceptions import SSLError as BotocoreSSLError
 
-from pos2distill.faults import describe, disk_is_full, may_pass
+from pos2distill.faults import describe, disk_is_full, is_transient
 
 UNTRUSTED = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
 DEBUG = "; POS2DISTILL_DEBUG=1 shows the traceback"
@@ -83,7 +83,7 @@ def test_describe_shortens_the_name_and_not_the_reason() -> None:
     ],
 )
 def test_may_pass_looks_at_why_an_address_could_not_be_opened(error: Exception, passes: bool) -> None:
-    assert may_pass(error) is passes
+    assert is_transient(error) is passes
 
 
 def with_status(status: int) -> requests.HTTPError:
@@ -99,20 +99,20 @@ def of_s3(status: int, code: str) -> ClientError:
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
 def test_may_pass_where_a_server_may_answer_the_next_time(status: int) -> None:
-    assert may_pass(with_status(status))
-    assert may_pass(of_s3(status, "SlowDown"))
-    assert may_pass(urllib.error.HTTPError("http://a", status, "", Message(), None))
+    assert is_transient(with_status(status))
+    assert is_transient(of_s3(status, "SlowDown"))
+    assert is_transient(urllib.error.HTTPError("http://a", status, "", Message(), None))
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 410, 451])
 def test_may_pass_no_refusal(status: int) -> None:
-    assert not may_pass(with_status(status))
-    assert not may_pass(of_s3(status, "AccessDenied"))
-    assert not may_pass(urllib.error.HTTPError("http://a", status, "", Message(), None))
+    assert not is_transient(with_status(status))
+    assert not is_transient(of_s3(status, "AccessDenied"))
+    assert not is_transient(urllib.error.HTTPError("http://a", status, "", Message(), None))
 
 
 def test_may_pass_a_slow_request_that_s3_refuses() -> None:
-    assert may_pass(of_s3(400, "RequestTimeout"))
+    assert is_transient(of_s3(400, "RequestTimeout"))
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_may_pass_a_slow_request_that_s3_refuses() -> None:
     ],
 )
 def test_may_pass_no_wrong_setting(error: Exception) -> None:
-    assert not may_pass(error)
+    assert not is_transient(error)
 
 
 def test_may_pass_a_broken_connection_of_ssl() -> None:
-    assert may_pass(requests.exceptions.SSLError("EOF occurred in violation of protocol"))
+    assert is_transient(requests.exceptions.SSLError("EOF occurred in violation of protocol"))

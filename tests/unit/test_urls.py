@@ -61,7 +61,7 @@ def test_storage_errors_names_the_endpoint_of_s3_for_s3_only(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "may_pass"),
+    ("error", "is_transient"),
     [
         (NoCredentialsError(), True),  # a pod gets them from a server of its node, which may not answer yet
         (PermissionError(13, "Permission denied"), False),
@@ -72,10 +72,10 @@ def test_storage_errors_names_the_endpoint_of_s3_for_s3_only(url: str) -> None:
         (TimeoutError(), True),
     ],
 )
-def test_storage_errors_tell_what_may_pass_from_what_does_not(error: Exception, may_pass: bool) -> None:
+def test_storage_errors_tell_what_may_pass_from_what_does_not(error: Exception, is_transient: bool) -> None:
     with pytest.raises(UserError) as raised, storage_errors("s3://b", "data.path"):
         raise error
-    assert isinstance(raised.value, TransientError) is may_pass
+    assert isinstance(raised.value, TransientError) is is_transient
 
 
 @pytest.mark.parametrize("error", [UserError("its own line"), ValueError("a fault of ours")])

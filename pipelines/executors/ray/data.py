@@ -13,7 +13,7 @@ import ray.data
 from ray.data import Dataset, TaskPoolStrategy
 
 from pos2distill.errors import TransientError, one_line
-from pos2distill.faults import may_pass
+from pos2distill.faults import is_transient
 from pos2distill.placement import TASK_CPUS
 from pos2distill.records import SAMPLE_SCHEMA
 from pos2distill.sampling.blocks import batches_of
@@ -88,7 +88,7 @@ def once_storage_answers(call: Callable[[], _T], warn: Callable[[str], None]) ->
             return call()
         except Exception as error:  # of file systems that share no base class
             waited = time.monotonic() - began
-            if waited > _OUTAGE_S or not (isinstance(error, TransientError) or may_pass(error)):
+            if waited > _OUTAGE_S or not (isinstance(error, TransientError) or is_transient(error)):
                 raise
             if not warned:
                 warn(f"{one_line(str(error))}; workers wait for the storage, at most {_OUTAGE_S / 60:g} minutes")

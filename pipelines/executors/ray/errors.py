@@ -7,7 +7,7 @@ from typing import Any
 from ray.exceptions import RayActorError, RayError
 
 from pos2distill.errors import CorruptPart, MachineError, TransientError, UserError
-from pos2distill.faults import describe, disk_is_full, may_pass
+from pos2distill.faults import describe, disk_is_full, is_transient
 
 # Ray Data 2.60 keeps nothing of an exception but the text of its traceback.
 _KINDS = {kind.__name__: kind for kind in (UserError, TransientError, MachineError)}
@@ -61,7 +61,7 @@ def find_fault(error: BaseException) -> UserError | None:
         wrapped = [each for each in _wrapped(current) if isinstance(each, BaseException) and each is not current]
         waiting += wrapped
         line = None if wrapped else describe(current)
-        if line is not None and may_pass(current):
+        if line is not None and is_transient(current):
             return TransientError(line)
         if line is not None:
             return MachineError(line)

@@ -12,7 +12,7 @@ import openai
 
 from pos2distill.config import EndpointSection, ModelSection
 from pos2distill.errors import UserError, did_you_mean
-from pos2distill.faults import may_pass
+from pos2distill.faults import is_transient
 from pos2distill.records import Tokens
 from pos2distill.sampling.engines.protocol import Failure, GenerationResult, SamplingParams, TextCompletion
 from pos2distill.tasks.prompts import Messages, fewest_tokens, joined_text
@@ -87,8 +87,8 @@ class OpenAiEngine:
                 refused = _is_refusal(error.body)
                 # 500 may well be of this one prompt.
                 is_bug = isinstance(error, openai.APIStatusError) and error.status_code == 500
-                passing = not (refused or is_bug) and may_pass(error.__cause__ or error)
-                return replace(Failure.of(error), is_refusal=refused, may_pass=passing)
+                passing = not (refused or is_bug) and is_transient(error.__cause__ or error)
+                return replace(Failure.of(error), is_refusal=refused, is_transient=passing)
 
     async def _wait_for_turn(self, request: httpx2.Request) -> None:
         await self.pace.wait()

@@ -57,12 +57,12 @@ class Failure:
     """The engine failed on this prompt only and continues with others.
 
     error: the reason, in one line. is_refusal: a server refuses this prompt for its content, and will again.
-    may_pass: a server did not answer, and may another time.
+    is_transient: a server did not answer, and may another time.
     """
 
     error: str
     is_refusal: bool = False
-    may_pass: bool = False
+    is_transient: bool = False
 
     @classmethod
     def of(cls, error: BaseException) -> "Failure":

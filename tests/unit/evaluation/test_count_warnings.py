@@ -2,6 +2,7 @@ import pytest
 
 from pos2distill.evaluation.count_warnings import (
     count_warnings,
+    distractor_warning,
     refusal_warning,
     search_warning,
     shortage_warning,
@@ -78,3 +79,12 @@ def test_search_warning_if_most_candidates_answer_nothing() -> None:
     assert count_warnings(counts) == [line]
     assert search_warning(counts | {"without_right_answers": 6}) is None
     assert search_warning({"prompts": 20}) is None
+
+
+def test_distractor_warning_names_the_questions() -> None:
+    assert distractor_warning({"eval": 20, "answer_in_distractor": 2}) is None
+    assert distractor_warning({"eval": 20, "answer_in_distractor": 3}) == (
+        "3 of 20 evaluated questions have an answer in a document that is not marked as gold, where a model finds it "
+        "at every position of the gold one; leave such documents out of the data"
+    )
+    assert distractor_warning({"prompts": 20}) is None

@@ -381,9 +381,9 @@ def test_local_folder_gives_up_on_a_hub_that_does_not_answer(tmp_path: Path, mon
         assert local_folder(ModelSection(path="me/a-model")) == str(cached / "snapshots" / COMMIT)
 
 
-@pytest.mark.parametrize(("status", "may_pass"), [(503, True), (500, True), (403, False), (451, False)])
+@pytest.mark.parametrize(("status", "is_transient"), [(503, True), (500, True), (403, False), (451, False)])
 def test_local_folder_tells_a_hub_that_is_overloaded_from_one_that_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, may_pass: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, is_transient: bool
 ) -> None:
     """A job on a cluster is tried again after the one, and not after the other."""
     with hub_server() as hub:
@@ -392,7 +392,7 @@ def test_local_folder_tells_a_hub_that_is_overloaded_from_one_that_refuses(
         hub.status = status
         with pytest.raises(UserError, match=r"^me/a-model: neither a folder nor a model that the hub prov") as caught:
             local_folder(ModelSection(path="me/a-model"), weights=False)
-    assert isinstance(caught.value, TransientError) == may_pass
+    assert isinstance(caught.value, TransientError) == is_transient
 
 
 def download_fails(monkeypatch: pytest.MonkeyPatch, error: Exception) -> UserError:

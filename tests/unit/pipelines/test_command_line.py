@@ -312,6 +312,14 @@ def test_main_refuses_wrong_words_in_one_line(arguments: list[str], capsys: pyte
             "study quickstart --fail-if-gap-above 5",
             "unrecognized arguments: --fail-if-gap-above; an option of evaluate, submit, cluster",
         ),
+        *(
+            (
+                f"{command} quickstart --model m --data d.jsonl",
+                "unrecognized arguments: --model --data; a job needs a recipe, which settings change, as in "
+                "nq_mistral_7b model.path=... data.path=...",
+            )
+            for command in ("submit --address http://127.0.0.1:1 evaluate", "cluster submit kind evaluate")
+        ),
         ("runs --epochs 2", "unrecognized arguments: --epochs (see python run.py runs --help)"),
         ("recipes foo", "unrecognized arguments: foo (see python run.py recipes --help)"),
     ],

@@ -69,7 +69,7 @@ def test_openai_says_whether_a_failure_may_pass(status: int, passes: bool) -> No
     with serve(FakeServer(instead=lambda prompt: (status, {"error": {"message": "no"}}))) as server:
         (result,) = ask(server, ["What?"], max_retries=0)
     assert isinstance(result, Failure)
-    assert result.may_pass == passes
+    assert result.is_transient == passes
 
 
 def test_openai_says_that_a_server_that_is_gone_may_come_back() -> None:
@@ -78,14 +78,14 @@ def test_openai_says_that_a_server_that_is_gone_may_come_back() -> None:
     (result,) = ask(server, ["What?"], max_retries=0)
     assert isinstance(result, Failure)
     assert result.error.startswith("ConnectError: ")
-    assert result.may_pass
+    assert result.is_transient
 
 
 def test_openai_does_not_expect_another_form_of_answers() -> None:
     with serve(FakeServer(fault_probability=1.0, kinds=("page",))) as server:
         (result,) = ask(server, ["What?"], max_retries=0)
     assert isinstance(result, Failure)
-    assert not result.may_pass
+    assert not result.is_transient
 
 
 @pytest.mark.parametrize("kind", MALFORMED)

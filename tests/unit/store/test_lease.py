@@ -287,7 +287,9 @@ def test_hold_lease_keeps_the_outcome_of_its_body_if_the_storage_is_gone(
             raise outcome
 
 
-def test_hold_lease_makes_the_folder_that_the_driver_before_it_removed(tmp_path: Path) -> None:
+def test_hold_lease_makes_the_folder_that_the_driver_before_it_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     storage = tmp_path / "storage"
     claim_storage(str(storage), "mine")
     write_holder(str(storage), period=STEADY_PERIOD)
@@ -299,7 +301,13 @@ def test_hold_lease_makes_the_folder_that_the_driver_before_it_removed(tmp_path:
 
     waiting = threading.Thread(target=wait_and_hold)
     waiting.start()
-    time.sleep(0.5)  # until it waits
+    printed: list[str] = []
+
+    def says_that_it_waits() -> bool:
+        printed.append(capsys.readouterr().err)
+        return "waiting until it ends" in "".join(printed)
+
+    wait_for(says_that_it_waits)
     shutil.rmtree(storage)
     assert held.wait(20)
     waiting.join()

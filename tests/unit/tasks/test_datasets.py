@@ -262,6 +262,20 @@ def test_load_split_counts_add_up_and_no_question_is_on_both_sides(
     assert not train & evaluation
 
 
+@pytest.mark.parametrize(("documents", "found"), [(2, 0), (3, 1)])
+def test_load_split_counts_evaluated_questions_with_an_answer_in_a_distractor(
+    write: Write, documents: int, found: int
+) -> None:
+    """Of the documents that a prompt holds; one is as the answer of another record's."""
+    records = [question_record(index) for index in range(4)]
+    for record in records:
+        record["documents"] = [*record["documents"], {"title": "", "text": "More.", "gold": False}]
+    records[2]["documents"][-1]["text"] = f"Also {records[2]['answers'][0]}."
+    data = section(write(records), train_examples=0, eval_examples=4, eval_fraction=1)
+    split = load_split(data, documents=documents, seed=0)
+    assert (split.counts["eval"], split.counts["answer_in_distractor"]) == (4, found)
+
+
 def test_load_split_keeps_questions_that_only_normalised_text_does_not_tell_apart(write: Write) -> None:
     names = ["C", "C++", "C#", "the C"]
     records = [question_record(index, f"What is {name}?") for index, name in enumerate(names)]

@@ -125,7 +125,10 @@ def test_row_builder_ends_responses_where_top_k_logprobs_end(make: Make) -> None
 def test_row_builder_requires_top_k_logprobs(make: Make) -> None:
     source = make(method={"teacher": "topk"})
     lacking = replace(source.sample(0), top_ids=None)
-    with pytest.raises(UserError, match=r"hold no top-k log-probabilities; sample again with method.teacher=topk"):
+    with pytest.raises(
+        UserError,
+        match=r"^the sample of example \S+ has no top-k log-probabilities; delete the samples and sample again with",
+    ):
         source.build.row((lacking, (1,)))
 
 

@@ -129,7 +129,9 @@ def test_cached_teacher_requires_stored_states(make: Callable[..., Source]) -> N
     source = make()
     rows = mixed_rows(source)
     rows[1] = replace(rows[1], sample=replace(rows[1].sample, hidden=None))
-    with pytest.raises(UserError, match=r"hold no teacher states; sample again with method.teacher=cached"):
+    with pytest.raises(
+        UserError, match=r"^the sample of example \S+ has no teacher states; delete the samples and sample again with"
+    ):
         teacher_of(source)(rows)
 
 
