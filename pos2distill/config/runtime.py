@@ -47,9 +47,9 @@ class TrainersSection(Section):
         16384,
         ge=1,
         description="at most this many tokens in one forward and backward pass on one worker; a longer row is passed "
-        "alone. A row is a prompt and its response, so 16384 tokens are five rows of 3,100; halve it if memory runs "
-        "out. Larger is faster: with several passes per batch, weights that depend on losses need one more forward "
-        "pass, and rows of one pass compute a common prefix once",
+        "alone. A row is a prompt and its response, so 16384 tokens are five rows of 3,100, or more where rows share a "
+        "prefix, which one pass computes once; halve it if memory runs out. Larger is faster: with several passes per "
+        "batch, weights that depend on losses need one more forward pass",
     )
     gradient_checkpointing: bool = True
     cpus: float = Field(1.0, ge=0)

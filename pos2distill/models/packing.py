@@ -218,9 +218,7 @@ def pack_rows(
     query_lengths: list[int] = []
     end = 0
     for row, length in enumerate(lengths):
-        shared, source = _longest_shared_prefix(prompts, row, group_ids)
-        if shared < MIN_SHARED_FRACTION * length:
-            shared = 0
+        shared, source = _shared_prefix(prompts, lengths, group_ids, 0, row)
         # Several intervals, because the source row may itself share its prefix with an earlier row.
         prefix = _first_tokens(intervals[source], shared) if shared else []
         own = length - shared
@@ -239,6 +237,18 @@ def pack_rows(
     )
 
 
+def count_own_tokens(
+    prompts: Sequence[Tokens], lengths: Sequence[int], group_ids: Sequence[Hashable] | None, first: int, row: int
+) -> int:
+    """Tokens that a row adds to a pack that begins with row `first`, which may be the row itself.
+
+    Args:
+        prompts, lengths, group_ids: as of `pack_rows`, of all rows.
+    """
+    shared, _ = _shared_prefix(prompts, lengths, group_ids, first, row)
+    return lengths[row] - shared
+
+
 def causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Tensor:
     """The causal mask of a row's last `queries` tokens, (1, 1, queries, keys), added to the scores.
 
@@ -253,24 +263,25 @@ def causal_mask(queries: int, keys: int, window: int | None, like: Tensor) -> Te
     return scores_QK.masked_fill(hidden_QK, torch.finfo(like.dtype).min)[None, None]
 
 
-def _longest_shared_prefix(
-    prompts: Sequence[Tokens], row: int, group_ids: Sequence[Hashable] | None
+def _shared_prefix(
+    prompts: Sequence[Tokens], lengths: Sequence[int], group_ids: Sequence[Hashable] | None, first: int, row: int
 ) -> tuple[int, int]:
-    """The longest prefix that a row shares with an earlier row of its group, and that row's index.
+    """The longest prefix that a row shares with an earlier row of its group, from row `first` on, and that row's index.
 
-    Groups are runs of neighbouring rows, so the search ends at the first row of another group.
+    0 if it is so short that sharing does not pay. Groups are runs of neighbouring rows, so the search ends at the first
+    row of another group.
     """
     longest, source = 0, row
     if group_ids is None:
         return longest, source
     shareable = prompts[row][:-1]
     earlier = row - 1
-    while earlier >= 0 and group_ids[earlier] == group_ids[row]:
+    while earlier >= first and group_ids[earlier] == group_ids[row]:
         common = _common_prefix(shareable, prompts[earlier])
         if common > longest:
             longest, source = common, earlier
         earlier -= 1
-    return longest, source
+    return (longest, source) if longest >= MIN_SHARED_FRACTION * lengths[row] else (0, row)
 
 
 def _common_prefix(one: Tokens, other: Tokens) -> int:

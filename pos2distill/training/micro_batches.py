@@ -3,6 +3,7 @@
 Shapes: B rows of a micro-batch.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from pos2distill.config import Study
 from pos2distill.losses.objectives import FILLER
-from pos2distill.models.packing import ResponseBatch, collate
+from pos2distill.models.packing import ResponseBatch, collate, count_own_tokens
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.rows import Row, RowBuilder, RowKey, count_parts, rows_of_rank, split_rows
@@ -58,7 +59,7 @@ class BatchPreparer:
         study: alignment and loss.
         build: builds rows.
         dist: the group of ranks; every rank prepares the same batches.
-        limit: tokens of a micro-batch; a longer row is a micro-batch by itself.
+        limit: tokens of a micro-batch, of which a shared prefix counts once; a longer row is a micro-batch by itself.
     """
 
     def __init__(self, study: Study, build: RowBuilder, dist: DistContext, limit: int) -> None:
@@ -87,12 +88,17 @@ class BatchPreparer:
 
     def _cut(self, rows: list[Row], epoch: int) -> list[MicroBatch]:
         """Equally many micro-batches on every rank, since ZeRO-3 requires every rank in every pass."""
-        lengths = [row.length for row in rows]
+        prompts, lengths = [row.prompt_ids for row in rows], [row.length for row in rows]
+
+        @functools.cache
+        def tokens(first: int, row: int) -> int:
+            return count_own_tokens(prompts, lengths, _groups(rows), first, row)
+
         # The rank that needs most decides; the others cut their rows into smaller micro-batches.
-        parts = max(self.dist.all_gather_object(count_parts(lengths, self.limit)))
+        parts = max(self.dist.all_gather_object(count_parts(tokens, len(rows), self.limit)))
         micro_batches = []
         start = 0
-        for size in split_rows(lengths, parts):
+        for size in split_rows(tokens, len(rows), parts):
             part = rows[start : start + size]
             slot_B = torch.tensor([row.slot_id for row in part])
             micro_batches.append(MicroBatch(part, pack(part, self.study, epoch), slot_B))
@@ -152,7 +158,7 @@ def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
         [row.prompt_ids for row in rows],
         [row.response_ids for row in rows],
         alignment=alignment,
-        group_ids=[row.sample.example.example_id for row in rows],
+        group_ids=_groups(rows),
     )
     if study.method.view == "none":
         return batch
@@ -161,6 +167,11 @@ def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
         # Not a second view, but the only one.
         return replace(batch, position_S=view.position_S)
     return replace(batch, view=view)
+
+
+def _groups(rows: Sequence[Row]) -> list[str]:
+    """The group of each row, in which rows share prefixes: those of one example."""
+    return [row.sample.example.example_id for row in rows]
 
 
 def _as_filler(row: Row) -> Row:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,9 @@ class Sample:
 
 RowKey = tuple[Sample, Slots]
 """Identifies a training row: its sample, and the slots of its gold documents."""
+
+TokensInPart = Callable[[int, int], int]
+"""Of the first row of a part and of a row in it, the tokens that this row adds to the part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,47 +195,45 @@ def rows_of_rank(keys: Sequence[RowKey], rank: int, world: int) -> list[tuple[Ro
     return rows + filler
 
 
-def count_parts(lengths: Sequence[int], limit: int) -> int:
+def count_parts(tokens: TokensInPart, rows: int, limit: int) -> int:
     """How many consecutive parts the rows make if no part exceeds `limit` tokens; a longer row is a part by itself."""
-    return len(_fill(lengths, limit, 1))
+    return len(_fill(tokens, rows, limit, 1))
 
 
-def split_rows(lengths: Sequence[int], parts: int) -> list[int]:
+def split_rows(tokens: TokensInPart, rows: int, parts: int) -> list[int]:
     """Divide rows into consecutive parts such that the largest has as few tokens as possible.
 
     Args:
-        lengths: of the rows, in tokens.
+        tokens: of each row. rows: their number.
         parts: how many; at most as many as rows, and none is empty.
     Returns: the number of rows in each part.
     """
     # Binary search for the smallest limit that needs no more than `parts`: a higher limit never needs more parts.
-    low, high = 1, sum(lengths)
+    low, high = 1, sum(tokens(row, row) for row in range(rows))
     while low < high:
         middle = (low + high) // 2
-        if count_parts(lengths, middle) <= parts:
+        if count_parts(tokens, rows, middle) <= parts:
             high = middle
         else:
             low = middle + 1
-    return _fill(lengths, low, parts)
+    return _fill(tokens, rows, low, parts)
 
 
-def _fill(lengths: Sequence[int], limit: int, parts: int) -> list[int]:
+def _fill(tokens: TokensInPart, rows: int, limit: int, parts: int) -> list[int]:
     """Fill parts one after another up to `limit` tokens; start new parts earlier if fewer than `parts` would result.
 
     Returns: the number of rows in each part.
     """
     sizes = [0]
-    tokens = 0
-    for row, length in enumerate(lengths):
-        rows_left = len(lengths) - row
-        parts_left = parts - len(sizes)
+    first, filled = 0, 0
+    for row in range(rows):
         # With as few rows left as parts, each row must start a part, or a part would be empty.
-        is_full = tokens + length > limit or rows_left <= parts_left
+        is_full = filled + tokens(first, row) > limit or rows - row <= parts - len(sizes)
         if sizes[-1] > 0 and is_full:
             sizes.append(0)
-            tokens = 0
+            first, filled = row, 0
         sizes[-1] += 1
-        tokens += length
+        filled += tokens(first, row)
     return sizes
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pos2distill.models.packing import collate
+from pos2distill.models.packing import collate, count_own_tokens, pack_rows
 from pos2distill.records import Tokens
 
 
@@ -74,6 +74,21 @@ def test_packed_rows_keys_restore_every_row(rows: list[tuple[list[int], int]]) -
         assert batch.packed.all_keys(states).flatten().tolist() == [each for row in expected for each in row]
     assert sum(batch.packed.query_lengths) == len(batch.input_ids_S) <= batch.packed.key_start_B1[-1]
     assert batch.input_ids_S[batch.logit_index_T + 1].tolist() == np.concatenate(responses).tolist()
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=9), st.integers(0, 1)), min_size=1, max_size=6)
+)
+def test_count_own_tokens_is_what_each_row_adds_to_any_pack(rows: list[tuple[list[int], int]]) -> None:
+    prompts = [np.asarray(prompt, np.int32) for prompt, _ in rows]
+    groups = [group for _, group in rows]
+    lengths = [len(prompt) + 2 for prompt in prompts]
+    for first in range(len(rows)):
+        for end in range(first + 1, len(rows) + 1):
+            packed = pack_rows(prompts[first:end], lengths[first:end], groups[first:end])
+            added = [count_own_tokens(prompts, lengths, groups, first, row) for row in range(first, end)]
+            assert added == list(packed.query_lengths)
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,18 @@ class Watched:
         self.student = strategy.student
         self.gradients: list[Tensor] = []
         self.forwards = 0
-        self.tokens = 0  # computed, those of several rows once
+        self.tokens_by_pass: list[int] = []  # computed, those of several rows once
         self.last: list[bool] = []
 
     def forward(self, batch: ResponseBatch, teacher: TeacherView | None) -> Tensor:
         self.forwards += 1
-        self.tokens += len(batch.input_ids_S)
+        self.tokens_by_pass.append(len(batch.input_ids_S))
         return self.strategy.forward(batch, teacher)
+
+    @property
+    def tokens(self) -> int:
+        """Of all passes."""
+        return sum(self.tokens_by_pass)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.last.append(last)
@@ -474,6 +479,25 @@ def test_trainer_raises_an_error_without_waiting_for_the_batch_being_prepared(
         assert time.monotonic() - start < 30
     finally:
         released.set()
+
+
+def test_a_prefix_that_rows_share_counts_once_towards_a_micro_batch(make: Callable[..., Source]) -> None:
+    source = make(**TWO_STEPS)
+    steps = 2
+
+    def forwards(tokens: int) -> int:
+        result = run(source, trainers(1, micro_batch_tokens=tokens))
+        assert len(result.records) == steps
+        return int(result.strategy.forwards)
+
+    together = run(source, trainers(100))
+    assert together.strategy.forwards == steps
+    most = max(together.strategy.tokens_by_pass)
+    rows = together.records[0].rows
+    # All rows without sharing would need more.
+    assert most < rows * (ROW_TOKENS - 2)
+    assert forwards(most) == steps
+    assert forwards(most - 1) > steps
 
 
 @pytest.mark.parametrize(

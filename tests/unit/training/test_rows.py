@@ -12,7 +12,15 @@ from pos2distill.config import Recipe, Study
 from pos2distill.errors import UserError
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.tasks.permutations import draw_trivial_slots
-from pos2distill.training.rows import _slot_id, count_parts, kept_samples, rows_of_rank, samples_per_batch, split_rows
+from pos2distill.training.rows import (
+    TokensInPart,
+    _slot_id,
+    count_parts,
+    kept_samples,
+    rows_of_rank,
+    samples_per_batch,
+    split_rows,
+)
 from tests.support.samples import Source
 
 Make = Callable[..., Source]
@@ -148,10 +156,15 @@ def test_rows_of_rank_divide_seventeen_rows_between_two_ranks() -> None:
     assert second == [(key, False) for key in keys[9:]] + [(keys[0], True)]
 
 
+def alone(lengths: list[int]) -> TokensInPart:
+    """Rows of these lengths that share nothing."""
+    return lambda _, row: lengths[row]
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 120))
 def test_count_parts_allows_no_more_than_the_limit_or_one_row(lengths: list[int], limit: int) -> None:
-    parts = count_parts(lengths, limit)
-    sizes = split_rows(lengths, parts)
+    parts = count_parts(alone(lengths), len(lengths), limit)
+    sizes = split_rows(alone(lengths), len(lengths), parts)
     assert (len(sizes), sum(sizes)) == (parts, len(lengths))
     coming = iter(lengths)
     for size in sizes:
@@ -166,7 +179,7 @@ def test_split_rows_makes_the_largest_part_as_small_as_possible(lengths: list[in
     def largest(edges: tuple[int, ...]) -> int:
         return max(sum(lengths[start:end]) for start, end in itertools.pairwise((0, *edges, len(lengths))))
 
-    sizes = split_rows(lengths, parts)
+    sizes = split_rows(alone(lengths), len(lengths), parts)
     assert len(sizes) == parts
     assert min(sizes) > 0
     best = min(map(largest, itertools.combinations(range(1, len(lengths)), parts - 1)))
@@ -174,10 +187,22 @@ def test_split_rows_makes_the_largest_part_as_small_as_possible(lengths: list[in
 
 
 def test_split_rows_by_hand() -> None:
-    assert count_parts([5] * 9, 16) == 3
-    assert split_rows([5] * 9, 3) == [3, 3, 3]
-    assert split_rows([1, 1, 9, 1, 1, 9, 2], 3) == [3, 3, 1]
-    assert count_parts([30, 1, 1], 16) == 2
+    assert count_parts(alone([5] * 9), 9, 16) == 3
+    assert split_rows(alone([5] * 9), 9, 3) == [3, 3, 3]
+    assert split_rows(alone([1, 1, 9, 1, 1, 9, 2]), 7, 3) == [3, 3, 1]
+    assert count_parts(alone([30, 1, 1]), 3, 16) == 2
+
+
+def test_parts_count_a_prefix_once_that_their_rows_share() -> None:
+    """Rows of 10 tokens, the last 3 of each its own unless it begins a part."""
+
+    def tokens(first: int, row: int) -> int:
+        return 10 if row == first else 3
+
+    assert count_parts(tokens, 6, 16) == 2  # 10 + 3 + 3 each
+    assert count_parts(tokens, 6, 25) == 1
+    assert count_parts(tokens, 6, 24) == 2
+    assert split_rows(tokens, 6, 3) == [2, 2, 2]
 
 
 def test_row_builder_for_sft_uses_the_data_sets_answer(make: Make) -> None:
