@@ -3,8 +3,11 @@
 Shapes: T response tokens of a sample, H hidden size.
 """
 
+import bisect
+import functools
+import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pos2distill.config import DataSection, MethodSection, ModelSection, Study, TrainersSection, TrainingSection
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.hidden_states import hidden_to_bytes
+from pos2distill.models.packing import count_own_tokens
 from pos2distill.records import Example, Slots, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import StepRecord, Trainer
-from pos2distill.training.rows import Row, RowKey, Sample
+from pos2distill.training.rows import Row, RowKey, Sample, count_parts
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
 from pos2distill.training.teachers import build_teacher
@@ -36,6 +40,7 @@ class Size:
     """The size of the model and of a step.
 
     document_tokens: the mean; lengths vary by a third around it. examples: of a step. k: trivial rows of an example.
+    micro_batch_rows: as many micro-batches are made as with so many rows in each.
     """
 
     hidden: int
@@ -197,6 +202,18 @@ class Questions:
         yield Batch(0, np.arange(len(self.samples)), self.samples, FRACTION)
 
 
+def tokens_for(rows: Sequence[Row], parts: int) -> int:
+    """The smallest `micro_batch_tokens` with which one rank's rows make at most so many micro-batches.
+
+    As many as a plain loop makes of them; with shared prefixes, which count once, they need not have equally many rows.
+    """
+    prompts, lengths = [row.prompt_ids for row in rows], [row.length for row in rows]
+    groups = [row.sample.example.example_id for row in rows]
+    tokens = functools.cache(functools.partial(count_own_tokens, prompts, lengths, groups))
+    limits = range(1, sum(lengths) + 1)
+    return limits[bisect.bisect_left(limits, -parts, key=lambda limit: -count_parts(tokens, len(rows), limit))]
+
+
 class OurStep:
     """One step of the product's own training loop."""
 
@@ -212,10 +229,9 @@ class OurStep:
     ) -> None:
         self.study, self.questions = study, questions
         self.dist = dist if dist is not None else DistContext()
-        tokens = [len(row.prompt_ids) + len(row.response_ids) for row in questions.rows()]
         self.trainers = TrainersSection(
             strategy=strategy,
-            micro_batch_tokens=size.micro_batch_rows * max(tokens),
+            micro_batch_tokens=tokens_for(questions.rows(), math.ceil(size.rows / size.micro_batch_rows)),
             gradient_checkpointing=size.gradient_checkpointing,
             threads=torch.get_num_threads(),
         )

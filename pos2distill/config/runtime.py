@@ -92,9 +92,10 @@ class VllmSection(Section):
     max_num_seqs: int = Field(256, ge=1)
     cpu_kv_cache_gib: int = Field(1, ge=1, description="key-value cache of the CPU build")
     stall_minutes: float = Field(
-        30.0,
+        60.0,
         gt=0,
-        description="an engine that has prompts but finishes no answer for so long counts as dead and is started again",
+        description="an engine that has prompts but finishes no answer for so long counts as dead; on Ray it is "
+        "started again",
     )
 
 

@@ -26,7 +26,7 @@ class Split:
 
     The examples are in a temporary file: memory holds those that are accessed.
     counts: records = train + eval + train_unused + eval_unused + duplicate + each of `formats.REASONS`; and
-    answer_in_distractor, of the evaluation examples those that have an answer in another document than the gold one.
+    for one hop answer_in_distractor, of the evaluation examples those with an answer in a document that is not gold.
     locations: where the file has each example, by its id, such as `data.jsonl, line 3`.
     """
 
@@ -68,8 +68,10 @@ def load_split(data: DataSection, *, documents: int, seed: int, eval_seed: int |
     sides = {side: selection.chosen(side) for side in _SIDES}
     if _draws_distractors(data):
         sides = {side: _fill_up(sides[side], selection.pools[side], data, documents, seeds[side]) for side in _SIDES}
-    found = sum(_has_answer_in_distractor(example, documents) for example in sides["eval"])
-    counts = {**selection.counts, "answer_in_distractor": found}
+    counts = dict(selection.counts)
+    # With several hops, an answer in another document may be a step to that of the question.
+    if data.hops == (1,):
+        counts["answer_in_distractor"] = sum(_has_answer_in_distractor(each, documents) for each in sides["eval"])
     return Split(sides["train"], sides["eval"], counts, selection.locations())
 
 
@@ -202,14 +204,17 @@ def _located_examples(data: DataSection, documents: int) -> Iterator[tuple[str, 
 
 
 def _has_answer_in_distractor(example: Example, documents: int) -> bool:
-    """Whether a prompt of this many documents has an answer in another one than the gold one.
+    """Whether a prompt of this many documents has an answer, as whole words, in another one than the gold one.
 
-    With several hops it is not looked for: an answer of one document may be a step to that of another.
+    The answers yes and no are not looked for: they are judgements, and not found in a document.
     """
-    if len(example.golds) > 1:
-        return False
-    distractors = example.distractors[: documents - 1]
-    return any(holds_answer(document, example.answers) for document in distractors)
+    answers = {normalize(answer) for answer in example.answers} - {"", "yes", "no"}
+    for document in example.distractors[: documents - 1]:
+        for text in (document.title, document.text):
+            words = f" {normalize(text)} "
+            if any(f" {answer} " in words for answer in answers):
+                return True
+    return False
 
 
 def draw_distractors(example: Example, pool: Sequence[Document], count: int, seed: int, path: str) -> Example:

@@ -5,8 +5,7 @@ micro-batch.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -21,6 +20,7 @@ from pos2distill.losses.objectives import ANCHOR, FILLER, row_coefficients
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import BatchLoader, TrainingProgress
+from pos2distill.training.memory import explain_memory_of_step
 from pos2distill.training.micro_batches import BatchPreparer, MicroBatch, PreparedBatch
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.schedule import learning_rate
@@ -159,12 +159,14 @@ class Trainer:
             if action is Action.STOP:
                 raise _Stopped
 
+        is_first = True
         batches = self.preparer.prepare_ahead(loader.batches(progress))
         try:
             for prepared in batches:
                 if prepared.micro_batches:
-                    with _explain_lack_of_memory(prepared.micro_batches, self.trainers):
+                    with explain_memory_of_step(self.study, self.trainers, prepared.micro_batches, is_first=is_first):
                         record = self._step(prepared, progress.step, handle_requests)
+                    is_first = False
                     for listener in listeners:
                         listener(record)
                 # Before requests are handled, so that a checkpoint counts this batch as done.
@@ -275,26 +277,6 @@ class Trainer:
             chunk = slice(start, start + _CHUNK_TOKENS)
             losses.append(view[chunk].cross_entropy(micro.batch.target_T[chunk]).cpu())
         return mean_by_row(torch.cat(losses), micro.batch.row_T, len(micro.slot_B))
-
-
-@contextmanager
-def _explain_lack_of_memory(micro_batches: Sequence[MicroBatch], trainers: TrainersSection) -> Iterator[None]:
-    """Run a step.
-
-    Raises:
-        UserError: if it needs more memory than a GPU has, as it would after a restart too.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        largest = max(sum(micro.batch.packed.query_lengths) for micro in micro_batches)
-        smaller = f"lower runtime.trainers.micro_batch_tokens ({trainers.micro_batch_tokens})"
-        if not trainers.gradient_checkpointing:
-            smaller += ", set runtime.trainers.gradient_checkpointing to true"
-        raise UserError(
-            f"training: the memory of a GPU does not hold a step, whose largest micro-batch has {largest} tokens; "
-            f"{smaller}, or use more workers; results do not change, and the same command continues"
-        ) from error
 
 
 def _require_finite(loss_N: Tensor) -> Tensor:

@@ -88,11 +88,11 @@ class BatchPreparer:
 
     def _cut(self, rows: list[Row], epoch: int) -> list[MicroBatch]:
         """Equally many micro-batches on every rank, since ZeRO-3 requires every rank in every pass."""
-        prompts, lengths = [row.prompt_ids for row in rows], [row.length for row in rows]
+        prompts, lengths, groups = [row.prompt_ids for row in rows], [row.length for row in rows], _groups(rows)
 
         @functools.cache
         def tokens(first: int, row: int) -> int:
-            return count_own_tokens(prompts, lengths, _groups(rows), first, row)
+            return count_own_tokens(prompts, lengths, groups, first, row)
 
         # The rank that needs most decides; the others cut their rows into smaller micro-batches.
         parts = max(self.dist.all_gather_object(count_parts(tokens, len(rows), self.limit)))

@@ -201,14 +201,15 @@ def count_parts(tokens: TokensInPart, rows: int, limit: int) -> int:
 
 
 def split_rows(tokens: TokensInPart, rows: int, parts: int) -> list[int]:
-    """Divide rows into consecutive parts such that the largest has as few tokens as possible.
+    """Divide rows into consecutive parts such that the largest has few tokens: as few as possible if none are shared.
 
     Args:
         tokens: of each row. rows: their number.
         parts: how many; at most as many as rows, and none is empty.
     Returns: the number of rows in each part.
     """
-    # Binary search for the smallest limit that needs no more than `parts`: a higher limit never needs more parts.
+    # Binary search for the smallest limit that needs no more than `parts`. A higher limit never needs more parts, except
+    # in rare cases of shared prefixes, where the limit that is found may not be the smallest.
     low, high = 1, sum(tokens(row, row) for row in range(rows))
     while low < high:
         middle = (low + high) // 2

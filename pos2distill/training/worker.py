@@ -22,6 +22,7 @@ from pos2distill.training.checkpointer import Checkpointer
 from pos2distill.training.job import ADAPTER_FOLDER, MODEL_FOLDER, STATE_FOLDER, TrainingJob, TrainingOutcome
 from pos2distill.training.loader import BatchLoader, TrainingProgress
 from pos2distill.training.loop import Trainer
+from pos2distill.training.memory import explain_memory_of_model
 from pos2distill.training.rows import RowBuilder
 from pos2distill.training.session import WorkerSession
 from pos2distill.training.step_log import StepLog
@@ -41,11 +42,13 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     """
     study, trainers = job.study, job.runtime.trainers
     scratch = _empty_scratch(job, session)
-    strategy = build_strategy(study, trainers, session.device, job.initial)
-    teacher = build_teacher(study, strategy.frozen_states, session.device)
+    with explain_memory_of_model(study, trainers):
+        strategy = build_strategy(study, trainers, session.device, job.initial)
+        teacher = build_teacher(study, strategy.frozen_states, session.device)
     examples = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].to_pylist()
     ids = pa.array(sample_ids(examples, study.method.responses_per_example), pa.string())
-    progress = _resume(job, session, strategy, len(ids), scratch)
+    with explain_memory_of_model(study, trainers):
+        progress = _resume(job, session, strategy, len(ids), scratch)
     log = None
     if session.dist.rank == 0:
         log = StepLog(job, session, progress.step, min(len(ids), study.wanted_samples))

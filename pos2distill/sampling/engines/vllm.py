@@ -97,7 +97,8 @@ class VllmEngine:
             if not deadline.expired():
                 raise
             raise EngineDied(
-                f"vLLM finished no answer in {self._stall_s / 60:g} minutes (runtime.vllm.stall_minutes)"
+                f"vLLM finished no answer in {self._stall_s / 60:.3g} minutes (runtime.vllm.stall_minutes; raise it if "
+                f"answers take longer)"
             ) from error
         finally:
             self._deadlines.discard(deadline)

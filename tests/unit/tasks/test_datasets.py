@@ -276,6 +276,27 @@ def test_load_split_counts_evaluated_questions_with_an_answer_in_a_distractor(
     assert (split.counts["eval"], split.counts["answer_in_distractor"]) == (4, found)
 
 
+@pytest.mark.parametrize(
+    ("answer", "text", "found"),
+    [
+        ("art", "A party.", 0),
+        ("2", "In 1928.", 0),
+        ("US", "Music.", 0),
+        ("no", "There is no doubt.", 0),
+        ("Yes", "yes", 0),
+        ("2", "It has 2 of them.", 1),
+        ("the US", "In the U.S. today", 1),
+    ],
+)
+def test_load_split_looks_for_answers_in_distractors_as_words(write: Write, answer: str, text: str, found: int) -> None:
+    record = question_record(0)
+    record["answers"] = [answer]
+    record["documents"][0]["text"] = f"It is {answer}."
+    record["documents"][1]["text"] = text
+    data = section(write([record]), train_examples=0, eval_examples=1, eval_fraction=1)
+    assert load_split(data, documents=2, seed=0).counts["answer_in_distractor"] == found
+
+
 def test_load_split_keeps_questions_that_only_normalised_text_does_not_tell_apart(write: Write) -> None:
     names = ["C", "C++", "C#", "the C"]
     records = [question_record(index, f"What is {name}?") for index, name in enumerate(names)]

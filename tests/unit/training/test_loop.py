@@ -1,5 +1,4 @@
 import json
-import re
 import shutil
 import threading
 import time
@@ -498,43 +497,6 @@ def test_a_prefix_that_rows_share_counts_once_towards_a_micro_batch(make: Callab
     assert most < rows * (ROW_TOKENS - 2)
     assert forwards(most) == steps
     assert forwards(most - 1) > steps
-
-
-@pytest.mark.parametrize(
-    ("settings", "remedy"),
-    [
-        (
-            {"gradient_checkpointing": True},
-            "lower runtime.trainers.micro_batch_tokens (MOST), or use more workers",
-        ),
-        (
-            {},
-            "lower runtime.trainers.micro_batch_tokens (MOST), set runtime.trainers.gradient_checkpointing to true, or "
-            "use more workers",
-        ),
-    ],
-)
-def test_trainer_says_how_a_step_needs_less_memory(
-    make: Callable[..., Source], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], remedy: str
-) -> None:
-    source = make(**TWO_STEPS)
-    own = trainers(8, **settings)
-    result = prepare(source, own)
-
-    def fail(*_: object) -> Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(result.strategy, "forward", fail)
-    with pytest.raises(UserError) as caught:
-        work(result, source, own, DistContext())
-    message = re.fullmatch(
-        r"training: the memory of a GPU does not hold a step, whose largest micro-batch has (\d+) tokens; (.+); "
-        r"results do not change, and the same command continues",
-        str(caught.value),
-    )
-    assert message
-    assert 0 < int(message[1]) <= own.micro_batch_tokens
-    assert message[2] == remedy.replace("MOST", str(own.micro_batch_tokens))
 
 
 def test_trainer_stops_although_the_next_batch_cannot_be_prepared_on_one_rank(

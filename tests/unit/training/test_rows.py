@@ -186,6 +186,23 @@ def test_split_rows_makes_the_largest_part_as_small_as_possible(lengths: list[in
     assert largest(tuple(itertools.accumulate(sizes[:-1]))) == best
 
 
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=10), st.integers(1, 120))
+def test_parts_of_rows_that_share_prefixes_keep_to_the_limit(rows: list[tuple[int, int]], limit: int) -> None:
+    """A row has tokens of its own, and some that any earlier row of its part has too."""
+
+    def tokens(first: int, row: int) -> int:
+        own, shared = rows[row]
+        return own if first < row else own + shared
+
+    parts = count_parts(tokens, len(rows), limit)
+    sizes = split_rows(tokens, len(rows), parts)
+    assert (len(sizes), sum(sizes)) == (parts, len(rows))
+    first = 0
+    for size in sizes:
+        assert size == 1 or sum(tokens(first, row) for row in range(first, first + size)) <= limit
+        first += size
+
+
 def test_split_rows_by_hand() -> None:
     assert count_parts(alone([5] * 9), 9, 16) == 3
     assert split_rows(alone([5] * 9), 9, 3) == [3, 3, 3]

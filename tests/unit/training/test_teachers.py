@@ -83,7 +83,7 @@ def test_build_teacher_makes_the_one_named_if_the_method_has_one(
 
 def test_resident_teacher_equals_the_cached_one(make: Callable[..., Source]) -> None:
     source = make()
-    lm = load_model(source.study.model)
+    lm = load_model(source.study.model, packed=True)
     seen: list[int] = []
 
     @torch.no_grad()
@@ -102,7 +102,7 @@ def test_resident_teacher_equals_the_cached_one(make: Callable[..., Source]) -> 
 def test_resident_teacher_tells_two_responses_to_one_example_apart(make: Callable[..., Source]) -> None:
     """On-policy, every row of an example has a response of its own."""
     source = make()
-    lm = load_model(source.study.model)
+    lm = load_model(source.study.model, packed=True)
     first = source.row(0, (1,))
     other_ids = first.response_ids[1:]
     second = replace(first, response_ids=other_ids, sample=replace(first.sample, response_ids=other_ids))
