@@ -208,7 +208,7 @@ def split_rows(tokens: TokensInPart, rows: int, parts: int) -> list[int]:
         parts: how many; at most as many as rows, and none is empty.
     Returns: the number of rows in each part.
     """
-    # Binary search for the smallest limit that needs no more than `parts`. A higher limit never needs more parts, unless
+    # Binary search for the smallest limit that needs no more than `parts`. A higher limit never needs more parts, but if
     # rows share prefixes; then, in rare cases, the limit that is found is not the smallest.
     low, high = 1, sum(tokens(row, row) for row in range(rows))
     while low < high:
