@@ -208,8 +208,8 @@ def split_rows(tokens: TokensInPart, rows: int, parts: int) -> list[int]:
         parts: how many; at most as many as rows, and none is empty.
     Returns: the number of rows in each part.
     """
-    # Binary search for the smallest limit that needs no more than `parts`. A higher limit never needs more parts, but if
-    # rows share prefixes; then, in rare cases, the limit that is found is not the smallest.
+    # Binary search for the smallest limit that needs no more than `parts`. A higher limit needs no more parts, except
+    # where rows share prefixes, in rare cases; then the limit that is found is not the smallest.
     low, high = 1, sum(tokens(row, row) for row in range(rows))
     while low < high:
         middle = (low + high) // 2
