@@ -22,14 +22,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.real.stopped import curves, cut, lengths, open_artifact
+from benchmarks.real.stopped import RESAMPLES, curves, cut, lengths, open_artifact
 from pipelines.stages.answers import PREDICTIONS
 from pos2distill.errors import UserError
 from pos2distill.evaluation.cross_fitting import mean_gap_change
 from pos2distill.evaluation.scores import Grid, to_grid
 from pos2distill.evaluation.statistics import difference_interval
-
-RESAMPLES = 2000
 
 
 def change(before: Grid, after: list[Grid]) -> dict[str, Any]:

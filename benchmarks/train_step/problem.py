@@ -4,7 +4,6 @@ Shapes: T response tokens of a sample, H hidden size.
 """
 
 import bisect
-import functools
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,13 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pos2distill.config import DataSection, MethodSection, ModelSection, Study, TrainersSection, TrainingSection
 from pos2distill.losses.objectives import ANCHOR
 from pos2distill.models.hidden_states import hidden_to_bytes
-from pos2distill.models.packing import count_own_tokens
 from pos2distill.records import Example, Slots, Tokens
 from pos2distill.sampling.teacher_encoder import TeacherEncoder
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
 from pos2distill.training.loader import TrainingProgress
 from pos2distill.training.loop import StepRecord, Trainer
+from pos2distill.training.micro_batches import tokens_in_part
 from pos2distill.training.rows import Row, RowKey, Sample, count_parts
 from pos2distill.training.strategies import build_strategy
 from pos2distill.training.strategies.protocol import Strategy
@@ -207,10 +206,8 @@ def tokens_for(rows: Sequence[Row], parts: int) -> int:
 
     As many as a plain loop makes of them; with shared prefixes, which count once, they need not have equally many rows.
     """
-    prompts, lengths = [row.prompt_ids for row in rows], [row.length for row in rows]
-    groups = [row.sample.example.example_id for row in rows]
-    tokens = functools.cache(functools.partial(count_own_tokens, prompts, lengths, groups))
-    limits = range(1, sum(lengths) + 1)
+    tokens = tokens_in_part(rows)
+    limits = range(1, sum(row.length for row in rows) + 1)
     return limits[bisect.bisect_left(limits, -parts, key=lambda limit: -count_parts(tokens, len(rows), limit))]
 
 

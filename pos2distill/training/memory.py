@@ -1,6 +1,6 @@
 """What to change where a GPU's memory does not hold training."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -17,15 +17,13 @@ def explain_memory_of_model(study: Study, trainers: TrainersSection) -> Iterator
     Raises:
         UserError: if a GPU's memory does not hold them.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_lack_of_memory(error):
-            raise
+
+    def explain() -> UserError:
         remedies = _join(_larger(study, trainers))
-        raise UserError(
-            f"training: the memory of a GPU does not hold the model and its optimizer; {remedies}"
-        ) from error
+        return UserError(f"training: the memory of a GPU does not hold the model and its optimizer; {remedies}")
+
+    with _raise_for_lack_of_memory(explain):
+        yield
 
 
 @contextmanager
@@ -38,21 +36,32 @@ def explain_memory_of_step(
         UserError: if a GPU's memory does not hold the first step: another start would end in the same way.
         MachineError: if it does not hold a later one. That may pass, as where memory is fragmented.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_lack_of_memory(error):
-            raise
+
+    def explain() -> UserError:
         largest = max(sum(micro.batch.packed.query_lengths) for micro in micro_batches)
         remedies = _join([*_smaller(trainers, micro_batches), *_larger(study, trainers)])
         kind = UserError if is_first else MachineError
-        raise kind(
+        return kind(
             f"training: the memory of a GPU does not hold a step, whose largest micro-batch has {largest} tokens; "
             f"{remedies}; the same command continues"
-        ) from error
+        )
+
+    with _raise_for_lack_of_memory(explain):
+        yield
 
 
-def is_lack_of_memory(error: RuntimeError) -> bool:
+@contextmanager
+def _raise_for_lack_of_memory(explain: Callable[[], UserError]) -> Iterator[None]:
+    """Raise what `explain` returns in place of an error of a GPU's memory."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_lack_of_memory(error):
+            raise
+        raise explain() from error
+
+
+def _is_lack_of_memory(error: RuntimeError) -> bool:
     """Whether a GPU's memory is full: for torch's allocator, or for CUDA itself, which has no class of its own."""
     if isinstance(error, torch.OutOfMemoryError):
         return True

@@ -18,7 +18,15 @@ from pos2distill.losses.objectives import FILLER
 from pos2distill.models.packing import ResponseBatch, collate, count_own_tokens
 from pos2distill.training.batches import Batch
 from pos2distill.training.distributed import DistContext
-from pos2distill.training.rows import Row, RowBuilder, RowKey, count_parts, rows_of_rank, split_rows
+from pos2distill.training.rows import (
+    Row,
+    RowBuilder,
+    RowKey,
+    TokensInPart,
+    count_parts,
+    rows_of_rank,
+    split_rows,
+)
 from pos2distill.training.teachers import TeacherView
 from pos2distill.training.views import view_of
 
@@ -88,12 +96,7 @@ class BatchPreparer:
 
     def _cut(self, rows: list[Row], epoch: int) -> list[MicroBatch]:
         """Equally many micro-batches on every rank, since ZeRO-3 requires every rank in every pass."""
-        prompts, lengths, groups = [row.prompt_ids for row in rows], [row.length for row in rows], _groups(rows)
-
-        @functools.cache
-        def tokens(first: int, row: int) -> int:
-            return count_own_tokens(prompts, lengths, groups, first, row)
-
+        tokens = tokens_in_part(rows)
         # The rank that needs most decides; the others cut their rows into smaller micro-batches.
         parts = max(self.dist.all_gather_object(count_parts(tokens, len(rows), self.limit)))
         micro_batches = []
@@ -158,7 +161,7 @@ def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
         [row.prompt_ids for row in rows],
         [row.response_ids for row in rows],
         alignment=alignment,
-        group_ids=_groups(rows),
+        group_ids=[row.group for row in rows],
     )
     if study.method.view == "none":
         return batch
@@ -169,9 +172,10 @@ def pack(rows: Sequence[Row], study: Study, epoch: int) -> ResponseBatch:
     return replace(batch, view=view)
 
 
-def _groups(rows: Sequence[Row]) -> list[str]:
-    """The group of each row, in which rows share prefixes: those of one example."""
-    return [row.sample.example.example_id for row in rows]
+def tokens_in_part(rows: Sequence[Row]) -> TokensInPart:
+    """How many tokens each row adds to a micro-batch, as `pack` packs it."""
+    prompts, lengths = [row.prompt_ids for row in rows], [row.length for row in rows]
+    return functools.cache(functools.partial(count_own_tokens, prompts, lengths, [row.group for row in rows]))
 
 
 def _as_filler(row: Row) -> Row:

@@ -75,6 +75,11 @@ class Row:
         """Tokens of prompt and response."""
         return len(self.prompt_ids) + len(self.response_ids)
 
+    @property
+    def group(self) -> str:
+        """Neighbouring rows of one group, which is an example's, are packed with common prefixes once."""
+        return self.sample.example.example_id
+
 
 class RowBuilder:
     """Lists the rows of a sample, and builds a row on demand.

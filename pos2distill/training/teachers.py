@@ -125,7 +125,7 @@ class ResidentTeacher:
         prompts = [row.sample.prompt_ids for row in row_of.values()]
         responses = [row.response_ids for row in row_of.values()]
         # On-policy, the answers to one example have one teacher prompt, which is computed once.
-        groups = [row.sample.example.example_id for row in row_of.values()]
+        groups = [row.group for row in row_of.values()]
         hidden_TH = self.frozen(collate(prompts, responses, alignment=self.alignment, group_ids=groups))
         states = hidden_TH.split([len(response) for response in responses])
         states_of = dict(zip(row_of, states, strict=True))

@@ -42,12 +42,11 @@ def run_worker(job: TrainingJob, session: WorkerSession) -> TrainingOutcome:
     """
     study, trainers = job.study, job.runtime.trainers
     scratch = _empty_scratch(job, session)
-    with explain_memory_of_model(study, trainers):
-        strategy = build_strategy(study, trainers, session.device, job.initial)
-        teacher = build_teacher(study, strategy.frozen_states, session.device)
     examples = job.examples.read_table(job.examples_file, ["example_id"])["example_id"].to_pylist()
     ids = pa.array(sample_ids(examples, study.method.responses_per_example), pa.string())
     with explain_memory_of_model(study, trainers):
+        strategy = build_strategy(study, trainers, session.device, job.initial)
+        teacher = build_teacher(study, strategy.frozen_states, session.device)
         progress = _resume(job, session, strategy, len(ids), scratch)
     log = None
     if session.dist.rank == 0:
