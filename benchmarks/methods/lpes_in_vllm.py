@@ -15,26 +15,21 @@ import argparse
 import asyncio
 import itertools
 import json
-import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.circumstances import circumstances
+from benchmarks.methods.timing import Answers, Kind, Seconds, agreement, answer, ratio, read_examples, seconds_by_round
 from pos2distill.config import ModelSection, VllmSection
-from pos2distill.evaluation.statistics import accuracy_interval, student_t
 from pos2distill.models.load import load_config, load_tokenizer
-from pos2distill.records import Example, Tokens
+from pos2distill.records import Tokens
 from pos2distill.sampling.engines.hf import HfEngine
 from pos2distill.sampling.engines.protocol import SamplingParams
 from pos2distill.sampling.engines.vllm import VllmEngine
-from pos2distill.tasks.formats import parse_record
 from pos2distill.tasks.prompts import PromptBuilder
-from pos2distill.tasks.readers import read_records
 
 NEW_TOKENS = 32
 THREADS = 2
@@ -42,49 +37,6 @@ LARGEST_SCALE = 1.3
 # Of each engine: all prompts of the defaults at once, for a model of SmolLM2-135M's size in float32.
 CACHE_GIB = 2
 HF_BATCH = 24  # prompts that transformers answers together
-
-Answers = list[list[int]]
-Seconds = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """What is timed: an engine, with scales of its own if it has any."""
-
-    name: str
-    engine: VllmEngine
-    scales: tuple[float, ...] = ()
-
-
-def answer(loop: asyncio.AbstractEventLoop, engine: Any, prompts: list[Tokens], params: SamplingParams) -> Answers:
-    """The answers to all prompts at once."""
-    results = loop.run_until_complete(engine.generate(prompts, params, [0] * len(prompts)))
-    return [result.token_ids.tolist() for result in results]
-
-
-def agreement(one: Answers, other: Answers) -> dict[str, Any]:
-    """The fraction of equal answers."""
-    equal = np.array([a == b for a, b in zip(one, other, strict=True)], float)
-    return {"equal": float(equal.mean()), "ci95": accuracy_interval(equal)}
-
-
-def seconds_by_round(
-    loop: asyncio.AbstractEventLoop, kinds: list[Kind], prompts: list[Tokens], params: SamplingParams, rounds: int
-) -> Seconds:
-    """(rounds, kinds) seconds. Rounds go through the orders of the kinds, so that each comes first equally often."""
-    orders = itertools.cycle(itertools.permutations(range(len(kinds))))
-    seconds_RK = np.zeros((rounds, len(kinds)))
-    for number, order in zip(range(rounds), orders, strict=False):
-        for index in order:
-            kind = kinds[index]
-            own = replace(params, rope_scales=kind.scales)
-            # Changing the scales is a call of its own, and not a part of an answer.
-            answer(loop, kind.engine, prompts[:1], own)
-            start = time.perf_counter()
-            answer(loop, kind.engine, prompts, own)
-            seconds_RK[number, index] = time.perf_counter() - start
-            print(f"round {number + 1}, {kind.name}: {seconds_RK[number, index]:.1f} s", flush=True)
-    return seconds_RK
 
 
 def measure(
@@ -116,25 +68,8 @@ def measure(
         answers = {}
         for kind in kinds:
             answers[kind.name] = answer(loop, kind.engine, prompts, replace(params, rope_scales=kind.scales))
-        return answers, seconds_by_round(loop, kinds, timed, params, rounds)
-
-
-def ratio(seconds_R: Seconds, base_R: Seconds) -> dict[str, Any]:
-    """The mean ratio of a round, with Student's interval over rounds."""
-    ratio_R = seconds_R / base_R
-    mean, rounds = float(ratio_R.mean()), len(ratio_R)
-    margin = student_t(rounds - 1) * float(ratio_R.std(ddof=1)) / rounds**0.5
-    return {"mean": mean, "ci95": [mean - margin, mean + margin]}
-
-
-def read_examples(path: Path, count: int) -> list[Example]:
-    """The first examples of a JSONL file."""
-    examples: list[Example] = []
-    for where, row in itertools.islice(read_records(str(path)), count):
-        example = parse_record("jsonl", row, where)
-        assert isinstance(example, Example)  # this format skips no record
-        examples.append(example)
-    return examples
+        orders = list(itertools.permutations(range(len(kinds)))) * (rounds // 6)
+        return answers, seconds_by_round(loop, kinds, timed, params, orders)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from benchmarks.circumstances import circumstances
-from benchmarks.methods.lpes_in_vllm import Answers, agreement, answer, read_examples
+from benchmarks.methods.timing import Answers, agreement, answer, read_examples
 from benchmarks.train_step.measuring import run_in_own_process
 from examples.smollm2.make_model import DEFAULT_FOLDER, check_folder
 from pos2distill.config import ModelSection, VllmSection
