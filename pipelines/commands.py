@@ -63,9 +63,10 @@ def run_study(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
         _run_sweep(recipe, cells)
         return
     plan = _only_plan(cells)
-    preflight(recipe, plan, plan.stages)
+    stages = stages_of_command("study", plan)
+    preflight(recipe, plan, stages)
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, plan.stages, lease)
+        run_stages(recipe, plan, stages, lease)
     # All studies in a storage write the same report folder, so its summary says which study it shows.
     if reported_fingerprint(recipe.storage) == plan.fingerprint:
         print(f"{'report':<18}  cached")
@@ -92,9 +93,10 @@ def run_evaluate(
         print(f"evaluation.also_evaluate: {names}: evaluated by `study`, not by `evaluate`", flush=True)
     # Before anything runs.
     compared = read_baseline(baseline, plan.study) if baseline else None
-    preflight(recipe, plan, plan.evaluation_stages)
+    stages = stages_of_command("evaluate", plan)
+    preflight(recipe, plan, stages)
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, plan.evaluation_stages, lease)
+        run_stages(recipe, plan, stages, lease)
         with storage_errors(recipe.storage, "runtime.storage"):
             evaluations = write_evaluations(recipe, plan)
     method = recipe.study.inference.method
@@ -113,9 +115,10 @@ def run_analyse(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """Why answers differ by position: of the base model and, once there is a checkpoint, of the distilled one."""
     (cell,) = cells or plan_command(recipe, "analyse")
     recipe, plan = cell.recipe, cell.plan
-    preflight(recipe, plan, plan.analysis_stages)
+    stages = stages_of_command("analyse", plan)
+    preflight(recipe, plan, stages)
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, plan.analysis_stages, lease)
+        run_stages(recipe, plan, stages, lease)
         analyses = read_analyses(plan)
         write_analysis(recipe, analyses)
     for model, analysis in analyses.items():
@@ -141,20 +144,22 @@ def _with_analysis(recipe: Recipe) -> Recipe:
 def run_sample(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """Samples, with what the teacher stores beside them."""
     plan = _only_plan(cells or plan_command(recipe, "sample"))
-    preflight(recipe, plan, plan.sampling_stages)
+    stages = stages_of_command("sample", plan)
+    preflight(recipe, plan, stages)
     with driver_lease(recipe) as lease:
-        run_stages(recipe, plan, plan.sampling_stages, lease)
+        run_stages(recipe, plan, stages, lease)
 
 
 def run_distill(recipe: Recipe, cells: Sequence[Cell] | None = None) -> None:
     """The checkpoint, from stored samples; in streamed mode, it samples what is missing at the same time."""
     plan = _only_plan(cells or plan_command(recipe, "distill"))
-    preflight(recipe, plan, plan.training_stages)
+    stages = stages_of_command("distill", plan)
+    preflight(recipe, plan, stages)
     with driver_lease(recipe) as lease:
         # Only in streamed mode does this command make the missing samples; staged runs may have a single GPU for both.
         if recipe.runtime.mode == "staged":
             _require_finished(recipe, plan, [plan.sample])
-        run_stages(recipe, plan, plan.training_stages, lease)
+        run_stages(recipe, plan, stages, lease)
     print_paths(checkpoint=model_url(plan.distill.artifact))
 
 
@@ -194,7 +199,7 @@ def command_summary(recipe: Recipe, command: str, cells: Sequence[Cell]) -> dict
 
 
 def stages_of_command(command: str, plan: Plan) -> list[Stage]:
-    """The stages that a command runs, as far as they are not finished."""
+    """All stages of a command, finished or not."""
     if command == "evaluate":
         return plan.evaluation_stages
     if command == "analyse":

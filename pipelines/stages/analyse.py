@@ -23,12 +23,11 @@ from pos2distill.sampling.prompting import PromptSpec
 from pos2distill.store.artifacts import Artifact, Manifest, write_json
 from pos2distill.store.parts import TableParts
 from pos2distill.tasks.permutations import advantageous_slots, order_of_prompt
-from pos2distill.training.job import model_url
 
 from ..artifact_names import BASE_ANALYSIS, DISTILLED_ANALYSIS
 from ..progress import show_stage
 from .answers import PREDICTIONS, PROMPT_FIELDS
-from .measured import with_measured, with_model
+from .measured import with_distilled, with_measured
 from .prepare import EVALUATION, evaluation_examples
 from .sample import TEACHERS
 from .stage import Digests, Input, RunContext, Stage, recorded_seconds
@@ -87,9 +86,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
     placements.
     """
     initial = with_measured(stage.study, stage.inputs)
-    study = initial
-    if "checkpoint" in stage.inputs:
-        study = with_model(initial, model_url(stage.inputs["checkpoint"].artifact))
+    study = with_distilled(initial, stage.inputs)
     artifact = stage.artifact
     artifact.fs.makedirs(artifact.path, exist_ok=True)
     answer_parts = TableParts(artifact, _ANSWERS, ["example_id"], "answer-parts")

@@ -1,6 +1,5 @@
 """Stage `distill`: train the student on samples, from the store or while they are sampled."""
 
-import contextlib
 import json
 import sys
 import time
@@ -14,7 +13,7 @@ from pos2distill.errors import Stopped, UserError, warn
 from pos2distill.literal_paths import list_matching
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore
-from pos2distill.training.job import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER, TrainingJob, model_url
+from pos2distill.training.job import ADAPTER_FOLDER, STATE_FOLDER, STEPS_FOLDER, TrainingJob
 from pos2distill.urls import storage_errors
 
 from ..artifact_names import CHECKPOINT
@@ -25,9 +24,9 @@ from ..progress import is_quiet
 from ..progress_tracker import ProgressSpec, RunProgress
 from . import sample
 from .answers import PROMPT_FIELDS
-from .measured import with_measured, with_model
+from .measured import with_distilled, with_measured
 from .prepare import TRAIN, training_examples
-from .stage import Digests, Input, RunContext, Stage
+from .stage import Digests, Input, RunContext, Stage, record_stopped
 
 # Every setting of the method except those of `auto`, which have an influence only through the chosen slot.
 _METHOD = (
@@ -121,9 +120,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
         except UserError:
             # Where another driver has taken the run over, that is what the user must know.
             context.lease.check()
-            # What ended the run is what the user must see, whatever happens to this record of its time.
-            with contextlib.suppress(Exception):
-                stage.artifact.add_seconds(_seconds(start))
+            record_stopped(stage, context, lambda: _seconds(start))
             if streamed:
                 _keep_samples(samples, context.runtime, _read(tracker))
             raise
@@ -210,15 +207,12 @@ def _keep_samples(samples: Stage, runtime: Runtime, progress: RunProgress) -> No
 
 def _job(stage: Stage, context: RunContext, samples: Stage) -> TrainingJob:
     study = with_measured(stage.study, stage.inputs)
-    initial = study.model
-    if "student" in stage.inputs:
-        initial = with_model(study, model_url(stage.inputs["student"].artifact)).model
     return TrainingJob(
         name=context.name,
         logged_settings=context.logged_settings,
         study=study,
         runtime=context.runtime,
-        initial=initial,
+        initial=with_distilled(study, stage.inputs).model,
         storage=context.storage,
         examples=stage.inputs["examples"].artifact,
         examples_file=TRAIN,

@@ -12,11 +12,10 @@ from pos2distill.sampling.prompting import PromptSpec, prompt_builder
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.tasks.permutations import Placement, evaluated_placements, slot_of_rank
 from pos2distill.tasks.prompts import MessageBuilder
-from pos2distill.training.job import model_url
 
 from ..artifact_names import BASE_SCORES, DISTILLED_SCORES
 from .answers import PROMPT_FIELDS, predict, publish
-from .measured import with_measured, with_model
+from .measured import with_distilled, with_measured
 from .prepare import EVALUATION, evaluation_examples
 from .stage import Digests, Input, RunContext, Stage, recorded_seconds
 
@@ -70,9 +69,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
 
     Counts: as of `count_answers`.
     """
-    study = with_measured(stage.study, stage.inputs)
-    if "checkpoint" in stage.inputs:
-        study = with_model(study, model_url(stage.inputs["checkpoint"].artifact))
+    study = with_distilled(with_measured(stage.study, stage.inputs), stage.inputs)
     examples = stage.inputs["examples"]
     count = len(examples.artifact.read_table(EVALUATION, ["example_id"]))
     specs = eval_specs(study, stage.inputs.get("curve")) + reference_specs(study)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pos2distill.config import Section, Study
 from pos2distill.config.restrict import replace_section
+from pos2distill.training.job import model_url
 
 from .stage import Input
 
@@ -24,6 +25,15 @@ def with_measured(study: Study, inputs: Mapping[str, Input]) -> Study:
             model=_replace(study.model, rope_scales=scales),
         )
     return study
+
+
+def with_distilled(study: Study, inputs: Mapping[str, Input]) -> Study:
+    """The study with the model of an earlier stage `distill`: the input `checkpoint`, or `student` of an earlier round.
+
+    Unchanged where a stage has no such input.
+    """
+    distilled = inputs.get("checkpoint") or inputs.get("student")
+    return study if distilled is None else with_model(study, model_url(distilled.artifact))
 
 
 def with_model(study: Study, path: str) -> Study:

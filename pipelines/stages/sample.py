@@ -7,7 +7,6 @@ on-policy method the student answers, at the slots that it is trained at; then t
 with the student's response.
 """
 
-import contextlib
 import functools
 from collections import Counter
 from collections.abc import Mapping
@@ -34,15 +33,14 @@ from pos2distill.sampling.prompting import PromptSpec, show_teacher_prompts
 from pos2distill.store.artifacts import Artifact, Manifest
 from pos2distill.store.samples import SampleStore, Tally, read_kept
 from pos2distill.store.selection import Selection
-from pos2distill.training.job import model_url
 
 from ..artifact_names import SAMPLES
 from ..executors.protocol import Stream, Tracker
 from ..progress_tracker import ProgressSpec, RunProgress
 from .answers import PROMPT_FIELDS
-from .measured import with_measured, with_model
+from .measured import with_distilled, with_measured
 from .prepare import TRAIN, training_examples, training_ids
-from .stage import Digests, Input, RunContext, Stage
+from .stage import Digests, Input, RunContext, Stage, record_stopped
 
 TEACHERS = "teachers"
 """The name of the pool of teachers."""
@@ -123,9 +121,7 @@ def run(stage: Stage, context: RunContext) -> Manifest:
                 for _ in samples:
                     pass  # the last operator has stored and counted the samples
             except (UserError, KeyboardInterrupt):
-                # What ended the run is what the user must see, whatever happens to this record of its time.
-                with contextlib.suppress(Exception):
-                    stage.artifact.add_seconds(seconds(tracker.read()))
+                record_stopped(stage, context, lambda: seconds(tracker.read()))
                 raise
             progress = tracker.read()
     return publish(stage, context.runtime, progress)
@@ -169,10 +165,8 @@ def sampling_operators(
     stage: Stage, runtime: Runtime, counter: SampleCounter, *, return_samples: bool
 ) -> list[Operator]:
     """The operators from blocks of missing examples to stored samples."""
-    study = with_measured(stage.study, stage.inputs)
-    frozen = study.model
-    if "student" in stage.inputs:
-        study = with_model(study, model_url(stage.inputs["student"].artifact))
+    base = with_measured(stage.study, stage.inputs)
+    study = with_distilled(base, stage.inputs)
     teacher = stage.derived["teacher"]
     specs = [PromptSpec(study.data.documents, placements=None)]
     sampling = study.sampling
@@ -189,7 +183,7 @@ def sampling_operators(
         show = functools.partial(show_teacher_prompts, study=study)
         operators.append(TaskOperator("teacher prompts", show, runtime.samplers.max))
     if teacher.get("teacher") == "cached":
-        create = functools.partial(EncodeTeacher, frozen, teacher["alignment"], runtime.teachers)
+        create = functools.partial(EncodeTeacher, base.model, teacher["alignment"], runtime.teachers)
         operators.append(ActorOperator(TEACHERS, create, runtime.teachers))
     store = functools.partial(store_samples, artifact=stage.artifact, counter=counter, return_samples=return_samples)
     operators.append(TaskOperator("store samples", store))

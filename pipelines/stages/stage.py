@@ -137,8 +137,15 @@ def recorded_seconds(stage: Stage, context: RunContext, name: str) -> Iterator[d
         yield seconds
         seconds[name] = time.monotonic() - start
     except (UserError, KeyboardInterrupt):
-        # What ended the run is what the user must see, whatever happens to this record of its time.
-        with suppress(Exception):
-            context.lease.check()
-            stage.artifact.add_seconds({name: time.monotonic() - start})
+        record_stopped(stage, context, lambda: {name: time.monotonic() - start})
         raise
+
+
+def record_stopped(stage: Stage, context: RunContext, seconds: Callable[[], Mapping[str, float]]) -> None:
+    """Add the seconds of a run that was stopped to those that the stage's manifest will count.
+
+    Nothing is raised, and nothing is written without the lease: what ended the run is what the user must see.
+    """
+    with suppress(Exception):
+        context.lease.check()
+        stage.artifact.add_seconds(seconds())
