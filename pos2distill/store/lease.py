@@ -11,11 +11,11 @@ The holder writes `driver.json` into the storage, rewrites it every period (a re
      another holder, alive: look again         a period passes: renew
      another holder, dead: remove its file          │
                                                     │ the file is another holder's, or no renewal that succeeded
-                                                    ▼ began in the last `_MISSED_PERIODS - 1` periods
+                                                    ▼ began in the last `missed_periods - 1` periods
                                                   LOST: `on_lost` is called; by default, `Lease.check` raises
 
-A holder is dead if its process no longer exists on this machine, or if its file did not change for `_MISSED_PERIODS`
-of its periods. The waiting process measures this with its own clock; clocks of different machines are never compared.
+A holder is dead if its process no longer exists on this machine, or if its file did not change for `missed_periods` of
+its periods: five minutes by default, so that a storage that does not answer for a while ends no run. The waiting process measures this with its own clock; clocks of different machines are never compared.
 A holder notices a period earlier, and in a thread that waits for no storage: a request to a server that accepts it and
 says nothing can take minutes (404 s with s3fs 2026.9). A process that was paused looks at the file first.
 
@@ -53,13 +53,16 @@ from pos2distill.store.artifacts import DRIVER_FILE, write_bytes
 from pos2distill.urls import open_url
 
 _PERIOD = 10.0  # seconds between renewals
-_MISSED_PERIODS = 6  # without a renewal, until a holder counts as dead
+_MISSED_PERIODS = 30  # without a renewal, until a holder counts as dead
 _POLLS_PER_PERIOD = 5  # of a waiting driver
 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """Content of `driver.json`. machine: on which `pid` is this process; beat: number of renewals."""
+    """Content of `driver.json`. machine: on which `pid` is this process; beat: number of renewals.
+
+    period: seconds between renewals. missed_periods: without a renewal, until this holder counts as dead.
+    """
 
     owner: str
     host: str
@@ -67,6 +70,7 @@ class _Holder:
     pid: int
     since: str
     period: float
+    missed_periods: int
     beat: int = 0
 
     def __str__(self) -> str:
@@ -141,19 +145,23 @@ class Lease:
 
 @contextlib.contextmanager
 def hold_lease(
-    storage: str, *, period: float = _PERIOD, on_lost: Callable[[str], None] | None = None
+    storage: str,
+    *,
+    period: float = _PERIOD,
+    missed_periods: int = _MISSED_PERIODS,
+    on_lost: Callable[[str], None] | None = None,
 ) -> Iterator[Lease]:
     """Wait until no other driver uses this storage, and keep others waiting.
 
     Args:
         storage: an existing folder.
-        period: seconds between renewals.
+        period: seconds between renewals. missed_periods: without a renewal, until another driver may take over.
         on_lost: called from a thread, with the reason, if the lease is lost inside the body: another driver took over,
             or the storage could not be reached for so long that one may have. Default: `Lease.lose`.
     """
     fs, path = open_url(f"{storage.rstrip('/')}/{DRIVER_FILE}", "runtime.storage")
     since = datetime.now().astimezone().isoformat(" ", "seconds")
-    me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine_id(), os.getpid(), since, period)
+    me = _Holder(uuid.uuid4().hex, socket.gethostname(), _machine_id(), os.getpid(), since, period, missed_periods)
     _acquire(fs, path, me, storage)
     lease = Lease()
     renewal = _Renewal(fs, path, me, storage, on_lost or lease.lose)
@@ -190,7 +198,7 @@ def _acquire(fs: fsspec.AbstractFileSystem, path: str, me: _Holder, storage: str
         if data != last_data:
             last_data = data
             last_change = time.monotonic()
-        if _is_dead(holder, silent_for=time.monotonic() - last_change, default_period=me.period):
+        if _is_dead(holder or me, silent_for=time.monotonic() - last_change):
             _remove(fs, path, data)
             continue
         who = str(holder or "an unknown process")
@@ -265,7 +273,7 @@ class _Renewal:
             if now - last_look > self.me.period:
                 grace = now + 2 * self.me.period
             last_look = now
-            if now < grace or now - self.last_began <= (_MISSED_PERIODS - 1) * self.me.period:
+            if now < grace or now - self.last_began <= (self.me.missed_periods - 1) * self.me.period:
                 continue
             error = self.failure
             why, remedy = ("no answer", "") if error is None else (reason(error), fix(error, self.storage))
@@ -332,11 +340,9 @@ def _is_ours(data: bytes | None, me: _Holder) -> bool:
     return holder is not None and holder.owner == me.owner
 
 
-def _is_dead(holder: _Holder | None, silent_for: float, default_period: float) -> bool:
-    """Whether a holder's process is gone, or its file did not change for too long. None: the file names no holder."""
-    if holder is None:
-        return silent_for > _MISSED_PERIODS * default_period
-    return silent_for > _MISSED_PERIODS * holder.period or _is_gone(holder)
+def _is_dead(holder: _Holder, silent_for: float) -> bool:
+    """Whether a holder's process is gone, or its file did not change for too long."""
+    return silent_for > holder.missed_periods * holder.period or _is_gone(holder)
 
 
 def _machine_id() -> str:

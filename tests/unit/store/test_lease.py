@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import functools
 import json
 import os
 import queue
@@ -20,12 +21,14 @@ import pytest
 from pos2distill.errors import TransientError
 from pos2distill.store import lease
 from pos2distill.store.artifacts import claim_storage, write_bytes
-from pos2distill.store.lease import hold_lease
 from tests.support.wall_clock import WallClock
 
 PERIOD = 0.05  # of holders that do not renew
 LIVE_PERIOD = 0.5  # of holders that renew: on a busy machine a renewal, which waits for the disk, may take long
 STEADY_PERIOD = 1.0  # of holders that must never be taken for dead, however busy the machine is
+
+MISSED_PERIODS = 6
+hold_lease = functools.partial(lease.hold_lease, missed_periods=MISSED_PERIODS)
 
 AGAIN = "run the same command again to continue"
 
@@ -43,7 +46,8 @@ def lease_file(storage: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 def write_holder(storage: str, **changes: Any) -> None:
     """A holder that never renews; by default on another machine."""
-    holder = {"owner": "o", "host": "far", "machine": "x", "pid": 7, "since": "noon", "period": PERIOD, "beat": 0}
+    holder = {"owner": "o", "host": "far", "machine": "x", "pid": 7, "since": "noon", "beat": 0}
+    holder |= {"period": PERIOD, "missed_periods": MISSED_PERIODS}
     fs, path = lease_file(storage)
     fs.pipe_file(path, json.dumps(holder | changes).encode())
 
@@ -196,7 +200,7 @@ def test_is_gone_of_another_users_process(monkeypatch: pytest.MonkeyPatch) -> No
         raise PermissionError
 
     monkeypatch.setattr(os, "kill", refuse)
-    assert not lease._is_gone(lease._Holder("o", "here", lease._machine_id(), 1, "noon", PERIOD))
+    assert not lease._is_gone(lease._Holder("o", "here", lease._machine_id(), 1, "noon", PERIOD, MISSED_PERIODS))
 
 
 def test_machine_id_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +399,7 @@ HOLD = (
     "import sys, time\n"
     "from pos2distill.store.lease import hold_lease\n"
     "print(round(time.time()), flush=True)\n"
-    "with hold_lease(sys.argv[1], period=float(sys.argv[2])):\n"
+    "with hold_lease(sys.argv[1], period=float(sys.argv[2]), missed_periods=6):\n"
     "    print('holds', flush=True)\n"
     "    for line in sys.stdin:\n"
     "        print(round(time.time()), flush=True)\n"
