@@ -79,7 +79,8 @@ def make_sweep_report(recipe: Recipe, cells: Sequence[Cell]) -> None:
         for comparison in inputs.others:
             comparisons[f"{comparison.before.documents} documents"] = comparison
         comparisons.update(inputs.other_tasks)
-        results.append(CellResult(cell.settings, comparisons))
+        questions = cell.plan.evaluate_base.inputs["examples"].fingerprint
+        results.append(CellResult(cell.settings, comparisons, questions))
     files = render_sweep(recipe.name, recipe.description, results, package_versions(recipe))
     summary = summarise_sweep(recipe.name, results)
     summary["fingerprint"] = fingerprint([cell.plan.fingerprint for cell in cells])

@@ -144,7 +144,8 @@ def join(path: Path, parts: Sequence[Path]) -> None:
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
-    return estimate(values, NO_INTERVAL)
+    """Each seed has questions of its own."""
+    return estimate(values, [NO_INTERVAL] * len(values), same_questions=False)
 
 
 def _format(values: Sequence[float]) -> str:

@@ -4,8 +4,8 @@ The tables are those of `benchmarks.methods.tables`: `toy`, the built-in toy on 
 the same for the toy with two hops; `smollm2`, a small real model on vLLM with generated questions; and for one GPU
 `facts_gpu`, `nq_gpu` and `kv_gpu`, that model on three tasks, and `rates_gpu`, learning rates. All variants of a table
 are evaluated on the same questions at the same slots. Where there is randomness (training, search), each seed is a run
-of its own, and the interval of the mean is Student's t over seeds; else it is over questions. Change and time are
-relative to the base model with the same engine and prompt; the change is paired by question, its interval over
+of its own, and the interval of the mean covers seeds and questions (`estimate`); else it is over questions. Change and
+time are relative to the base model with the same engine and prompt; the change is paired by question, its interval over
 questions, each the mean over seeds. Stages run one after the other, so that the cost of a method is the sum of theirs.
 Writes methods_TABLE.json and methods_TABLE.png to this folder; runs that the report already has and that are not asked
 for stay. A run that was stopped continues. Every run has the commit and the versions that its answers were made with.

@@ -46,12 +46,10 @@ class Run:
 
 def accuracies(runs: Sequence[Run], base: Run) -> dict[str, Any]:
     """What the runs of a variant answered. base: what it is compared with."""
-    means = [run.mean for run in runs]
-    # Seeds that make no difference say nothing of questions.
-    different = means if len({*means}) > 1 else means[:1]
+    means = estimate([run.mean for run in runs], [run.mean_ci95 for run in runs], same_questions=True)
     return {
         "seeds": len(runs),
-        "mean": asdict(estimate(different, runs[0].mean_ci95)),
+        "mean": asdict(means),
         "change": change(runs, base),
         "gap_change": change_of_gap(runs, base),
         "worst": float(np.mean([run.worst for run in runs])),

@@ -15,9 +15,10 @@ The holder writes `driver.json` into the storage, rewrites it every period (a re
                                                   LOST: `on_lost` is called; by default, `Lease.check` raises
 
 A holder is dead if its process no longer exists on this machine, or if its file did not change for `missed_periods` of
-its periods: five minutes by default, so that a storage that does not answer for a while ends no run. The waiting process measures this with its own clock; clocks of different machines are never compared.
-A holder notices a period earlier, and in a thread that waits for no storage: a request to a server that accepts it and
-says nothing can take minutes (404 s with s3fs 2026.9). A process that was paused looks at the file first.
+its periods: five minutes by default, so that a storage that does not answer for a while ends no run. The waiting
+process measures this with its own clock; clocks of different machines are never compared. A holder notices a period
+earlier, and in a thread that waits for no storage: a request to a server that accepts it and says nothing can take
+minutes (404 s with s3fs 2026.9). A process that was paused looks at the file first.
 
 Creation is exclusive: `open(..., "x")` on a disk, a conditional PUT on an object store. fsspec (2024.12 and later)
 spells the latter `pipe_file(..., mode="create")`: s3fs sends `If-None-Match: *`

@@ -13,7 +13,6 @@ from pos2distill.evaluation.sweep import (
     CellResult,
     Estimate,
     estimate,
-    interval_over_seeds,
     render_sweep,
     summarise_sweep,
 )
@@ -47,22 +46,32 @@ def comparison(after: float, **changes: Any) -> Comparison:
 
 
 def cell(method: str, seed: int, after: float, **tasks: Comparison) -> CellResult:
-    return CellResult({"method.name": method, "seed": seed}, {"training task": comparison(after)} | tasks)
+    """Each seed has questions of its own."""
+    return CellResult({"method.name": method, "seed": seed}, {"training task": comparison(after)} | tasks, str(seed))
 
 
 def test_estimate_over_seeds_by_hand() -> None:
     # Standard deviation .1, Student's t of 2 degrees of freedom 4.303: 4.303 * .1 / sqrt(3) = .24844.
-    found = estimate([0.5, 0.6, 0.7], (0, 0))
+    found = estimate([0.5, 0.6, 0.7], [(0, 0)] * 3, same_questions=False)
     assert found.value == pytest.approx(0.6)
     assert (found.low, found.high) == pytest.approx((0.6 - 0.24844, 0.6 + 0.24844), abs=1e-5)
 
 
-def test_interval_over_seeds_of_one_seed_is_none() -> None:
-    assert interval_over_seeds([0.5]) is None
+def test_estimate_over_seeds_with_the_same_questions_by_hand() -> None:
+    # The margins of the seeds are .1, .2 and .3 below and .1 above; sqrt(.24844^2 + .2^2) = .31894 and .26781.
+    intervals = [(0.4, 0.6), (0.4, 0.7), (0.4, 0.8)]
+    found = estimate([0.5, 0.6, 0.7], intervals, same_questions=True)
+    assert (found.low, found.high) == pytest.approx((0.6 - 0.31894, 0.6 + 0.26781), abs=1e-5)
 
 
-def test_estimate_of_one_seed_has_the_given_interval() -> None:
-    assert estimate([0.5], (0.25, 0.75)) == Estimate(0.5, 0.25, 0.75)
+def test_estimate_of_equal_seeds_with_the_same_questions_has_the_interval_over_questions() -> None:
+    found = estimate([0.5, 0.5], [(0.25, 0.75)] * 2, same_questions=True)
+    assert (found.value, found.low, found.high) == (0.5, 0.25, 0.75)
+
+
+@pytest.mark.parametrize("same_questions", [True, False])
+def test_estimate_of_one_seed_has_its_interval(same_questions: bool) -> None:
+    assert estimate([0.5], [(0.25, 0.75)], same_questions=same_questions) == Estimate(0.5, 0.25, 0.75)
 
 
 GROUPS = {"by_group": {"connected": 0.625}, "by_group_ci95": {"connected": (0.5, 0.75)}}
@@ -120,7 +129,7 @@ def seeds_with_corrected_gaps() -> list[CellResult]:
         compared = comparison(0.75, **GROUPS)
         paired = compared.paired | {"gap_change": gap - 0.2}
         compared = replace(compared, after=replace(compared.after, gap_corrected=gap), paired=paired)
-        cells.append(CellResult({"method.name": "r1", "seed": seed}, {"training task": compared}))
+        cells.append(CellResult({"method.name": "r1", "seed": seed}, {"training task": compared}, str(seed)))
     return cells
 
 
@@ -156,7 +165,9 @@ def test_render_sweep_of_one_seed_writes_no_interval_of_a_corrected_gap() -> Non
 
 def test_render_sweep_shows_the_curve_of_each_setting_over_seeds() -> None:
     cells = [
-        CellResult({"method.name": "r1", "seed": seed}, {"training task": replace(comparison(0.5), after=after)})
+        CellResult(
+            {"method.name": "r1", "seed": seed}, {"training task": replace(comparison(0.5), after=after)}, str(seed)
+        )
         for seed, after in enumerate([curve(0.5, accuracy_by_slot=(0.4, 0.6)), curve(0.5, accuracy_by_slot=(0.6, 0.6))])
     ]
     files = render_sweep("ablation", "One method.", [*cells, cell("sft", 0, 0.75)], {})
@@ -178,12 +189,12 @@ def test_render_sweep_shows_the_curve_of_each_setting_over_seeds() -> None:
 
 
 def test_render_sweep_of_initial_models_or_slots_that_differ() -> None:
-    other = CellResult({"method.name": "seqkd", "seed": 0}, {"training task": comparison(0.5)})
+    other = CellResult({"method.name": "seqkd", "seed": 0}, {"training task": comparison(0.5)}, "0")
     base = replace(other.tasks["training task"], before=curve(0.25))
-    differ = [cell("r1", 0, 0.75), CellResult(other.settings, {"training task": base})]
+    differ = [cell("r1", 0, 0.75), CellResult(other.settings, {"training task": base}, "0")]
     rows = list(csv.reader(render_sweep("two", "", differ, {})["curves.csv"].decode().splitlines()))
     assert [row[0] for row in rows[1::2]] == ["r1, before", "seqkd, before", "r1", "seqkd"]
-    slots = CellResult(other.settings, {"training task": comparison(0.5, slots=(0, 15))})
+    slots = CellResult(other.settings, {"training task": comparison(0.5, slots=(0, 15))}, "0")
     assert render_sweep("two", "", [cell("r1", 0, 0.75), slots], {}).keys() == {
         "index.html",
         "sweep.csv",
