@@ -271,6 +271,8 @@ def _scheduling(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> KubeMani
         fields["nodeSelector"] = selector
     if spec.platform == "gke" and not spot:
         fields["affinity"] = _not_on_gke_spot()
+    if spec.platform == "other" and spec.training.node.gpus and not node.gpus:
+        fields["affinity"] = _rather_not_on_gpus()
     fields["tolerations"] = tolerations
     return fields
 
@@ -278,6 +280,16 @@ def _scheduling(spec: ClusterSpec, node: NodeSection, *, spot: bool) -> KubeMani
 def _not_on_gke_spot() -> KubeManifest:
     term = {"matchExpressions": [{"key": GKE_SPOT_LABEL, "operator": "DoesNotExist"}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+
+
+def _rather_not_on_gpus() -> KubeManifest:
+    """Machines of one's own with GPUs often have no taint, and a pod beside the trainers would take their CPUs.
+
+    The label is that of NVIDIA's GPU feature discovery.
+    """
+    term = {"matchExpressions": [{"key": "nvidia.com/gpu.count", "operator": "DoesNotExist"}]}
+    preferred = {"weight": 100, "preference": term}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
 
 
 def _no_eviction(spec: ClusterSpec) -> dict[str, str]:

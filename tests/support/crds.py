@@ -60,11 +60,16 @@ CONTAINER = section(
     securityContext=CONTAINER_SECURITY,
     volumeMounts=MOUNTS,
 )
-NODE_TERMS = list_of(
-    section(matchExpressions=list_of(section(("key", "operator"), key=TEXT, operator=TEXT, values=list_of(TEXT))))
+NODE_TERM = section(
+    matchExpressions=list_of(section(("key", "operator"), key=TEXT, operator=TEXT, values=list_of(TEXT)))
 )
 NODE_AFFINITY = section(
-    requiredDuringSchedulingIgnoredDuringExecution=section(("nodeSelectorTerms",), nodeSelectorTerms=NODE_TERMS)
+    requiredDuringSchedulingIgnoredDuringExecution=section(
+        ("nodeSelectorTerms",), nodeSelectorTerms=list_of(NODE_TERM)
+    ),
+    preferredDuringSchedulingIgnoredDuringExecution=list_of(
+        section(("preference", "weight"), preference=NODE_TERM, weight=INTEGER)
+    ),
 )
 POD_SECURITY = section(
     fsGroup=INTEGER,

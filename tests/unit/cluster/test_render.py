@@ -132,6 +132,16 @@ def test_group_template_selects_spot_machines_for_sampling_only(
     assert on_demand in training.items()
 
 
+def test_pods_without_gpus_avoid_machines_with_gpus_where_nothing_taints_these() -> None:
+    """Beside the head, a training pod that asks for all CPUs of its machine would not fit."""
+    cluster = render(load_cluster("onprem"), "quickstart")[-1]["spec"]["rayClusterSpec"]
+    head = cluster["headGroupSpec"]["template"]["spec"]
+    (preferred,) = head["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = preferred["preference"]["matchExpressions"]
+    assert term == {"key": "nvidia.com/gpu.count", "operator": "DoesNotExist"}
+    assert all("affinity" not in group["template"]["spec"] for group in cluster["workerGroupSpecs"])
+
+
 def test_group_template_excludes_spot_machines_on_gke_for_training(cluster: KubeManifest) -> None:
     sampling, training, _ = (group["template"]["spec"] for group in cluster["workerGroupSpecs"])
     assert sampling["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
