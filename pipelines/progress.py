@@ -16,6 +16,9 @@ from .progress_tracker import ProgressSpec, RunProgress
 REFRESH_SECONDS = 0.5
 # Without a terminal. Much longer than a refresh, because every line stays in the log.
 LINE_SECONDS = 10.0
+# Without a result for so long, and for so many times the usual time of one, the rate so far says nothing of the rest.
+STALLED_SECONDS = 600.0
+_STALLED_TIMES = 5
 _STARTING = "starting processes and loading models"
 # Where results come by the batch, nothing tells when the first one begins.
 _UNTIL_FIRST_BATCH = "loading models, then the first batch"
@@ -58,6 +61,7 @@ class Pace:
             self.last_change = now
         if self.first_result is None and count > self.count:
             self.first_result = (count, now)
+            self.last_change = now
         self.count = count
 
     def describe(self, now: float) -> str:
@@ -65,6 +69,8 @@ class Pace:
         count, start = self.first_result or (self.count, now)
         if count >= self.total:
             return ""
+        if self.is_stalled(now):
+            return f"nothing finished for {tqdm.format_interval(now - self.last_change)}"
         if self.count <= count:
             return "time left unknown"
         usual = (self.last_change - start) / self.changes
@@ -75,19 +81,26 @@ class Pace:
         left = max(0.0, (self.total - self.count) / rate - min(waited, usual))
         return f"{rate:.2f} a second, {tqdm.format_interval(left)} left"
 
+    def is_stalled(self, now: float) -> bool:
+        """Whether the next result takes much longer than those before it, as if a machine were missing."""
+        if self.first_result is None or self.count >= self.total:
+            return False
+        usual = (self.last_change - self.first_result[1]) / max(self.changes, 1)
+        return now - self.last_change > max(STALLED_SECONDS, _STALLED_TIMES * usual)
+
 
 @contextmanager
-def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None]) -> Iterator[None]:
+def show_progress(spec: ProgressSpec, read: Callable[[], RunProgress | None], *, hint: str = "") -> Iterator[None]:
     """Show a progress bar, or lines where there is no terminal, while the body runs.
 
     Args:
-        read: the latest figures; None while they cannot be had.
+        read: the latest figures; None while they cannot be had. hint: shown where nothing gets finished for long.
     """
-    with _shown(_of_tracker(spec, read)):
+    with _shown(_of_tracker(spec, read, hint)):
         yield
 
 
-def _of_tracker(spec: ProgressSpec, read: Callable[[], RunProgress | None]) -> "_Counted":
+def _of_tracker(spec: ProgressSpec, read: Callable[[], RunProgress | None], hint: str = "") -> "_Counted":
     """What is shown of a stage with a tracker."""
     done = spec.stored.get("kept", 0) if spec.label == "sample" else spec.trained
 
@@ -99,7 +112,7 @@ def _of_tracker(spec: ProgressSpec, read: Callable[[], RunProgress | None]) -> "
         count = min(progress.count(spec.label), spec.total)
         return Figures(count, str(progress), "" if _has_begun(spec, progress) else _STARTING)
 
-    return _Counted(spec.label, spec.total, done, "example", figures)
+    return _Counted(spec.label, spec.total, done, "example", figures, hint)
 
 
 def _has_begun(spec: ProgressSpec, progress: RunProgress) -> bool:
@@ -149,13 +162,17 @@ def is_quiet() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What is shown: a label, the total, what an earlier run has done of it, in which unit, and the latest figures."""
+    """What is shown: a label, the total, what an earlier run has done of it, in which unit, and the latest figures.
+
+    hint: shown too where nothing gets finished for long.
+    """
 
     label: str
     total: int
     done: int
     unit: str
     read: Callable[[], Figures | None]
+    hint: str = ""
 
 
 @contextmanager
@@ -180,15 +197,18 @@ class _Event(Protocol):
 
 
 def _show_bar(counted: _Counted, finished: _Event) -> None:
+    start = time.monotonic()
     # tqdm's own rate would take the time between two refreshes for that of a batch.
     bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}s [{elapsed}{postfix}]"
     with tqdm(
         desc=counted.label, total=counted.total, initial=counted.done, unit=counted.unit, bar_format=bar_format
     ) as bar:
         for figures, pace in _refreshes(counted, finished):
+            now = time.monotonic()
             bar.n = figures.count
-            state = figures.waiting_for or pace.describe(time.monotonic())
-            bar.set_postfix_str(_joined(state, figures.note))  # which draws the bar
+            state = figures.waiting_for or pace.describe(now)
+            hint = _hint(counted, figures, pace, start, now)
+            bar.set_postfix_str(_joined(state, hint, figures.note))  # which draws the bar
 
 
 def _show_lines(counted: _Counted, finished: _Event) -> None:
@@ -202,7 +222,14 @@ def _show_lines(counted: _Counted, finished: _Event) -> None:
         if figures.waiting_for:
             state = f"{figures.waiting_for}, {now - start:.0f} s so far"
         finished_so_far = f"{counted.label}: {figures.count} of {counted.total} {counted.unit}s"
-        print(_joined(finished_so_far, state, figures.note), file=sys.stderr)
+        hint = _hint(counted, figures, pace, start, now)
+        print(_joined(finished_so_far, state, hint, figures.note), file=sys.stderr)
+
+
+def _hint(counted: _Counted, figures: Figures, pace: Pace, start: float, now: float) -> str:
+    """Where to look if the stage does not begin, or nothing gets finished any more."""
+    does_not_begin = bool(figures.waiting_for) and now - start > STALLED_SECONDS
+    return counted.hint if does_not_begin or pace.is_stalled(now) else ""
 
 
 def _joined(*parts: str) -> str:

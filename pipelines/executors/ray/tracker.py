@@ -17,6 +17,8 @@ from .session import driver_node
 
 _READ_SECONDS = 30.0
 
+_STALLED_HINT = "`ray status` shows which machines are waited for"
+
 _GAUGES = {
     "samples_stored": "samples in the store, by outcome",
     "examples_trained": "examples processed by training, over all epochs",
@@ -130,5 +132,5 @@ def track(spec: ProgressSpec) -> Iterator[RayTracker]:
             return None  # the run itself reports what is wrong
         return progress
 
-    with show_progress(spec, read):
+    with show_progress(spec, read, hint=_STALLED_HINT):
         yield RayTracker(actor)

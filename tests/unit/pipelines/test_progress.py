@@ -78,6 +78,36 @@ def test_pace_is_unknown_while_restarted_workers_repeat_steps() -> None:
     assert pace.describe(42.0).endswith(" left")
 
 
+def test_pace_of_a_stage_that_gets_nothing_finished_any_more() -> None:
+    """As after the loss of a machine that is not replaced."""
+    pace = Pace(90, done=0)
+    pace.update(3, now=0.0)
+    assert pace.describe(601.0) == "nothing finished for 10:01"
+    pace.update(6, now=610.0)
+    assert not pace.is_stalled(610.0 + 5 * 610.0), "results may take as long as this"
+    assert pace.describe(610.0 + 5 * 610.0 + 1) == "nothing finished for 50:51"
+    pace.update(90, now=5000.0)
+    assert not pace.is_stalled(9000.0)
+
+
+@pytest.mark.usefixtures("every_second")
+@pytest.mark.parametrize("show", [progress._show_lines, progress._show_bar])
+def test_progress_hints_at_what_is_waited_for(
+    show: Callable[[object, object], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing begins."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(progress, "STALLED_SECONDS", 2.0)
+    tracker = ProgressTracker(make_spec(total=6))
+    steps = [nothing, nothing, nothing, lambda: tracker.count_step(2, 1, 0.5), *[nothing] * 4]
+    script = Scripted(monkeypatch, *steps)
+    show(progress._of_tracker(tracker.spec, tracker.read, "look there"), script)
+    drawn = [line for line in re.split(r"[\r\n]", terminal.getvalue()) if "examples" in line and "; " in line]
+    hinted = ["look there" in line for line in drawn[:8]]
+    assert hinted == [False, False, True, False, False, False, True, True]
+
+
 def test_resumed_run_says_at_which_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = Artifact(str(tmp_path), "checkpoint", "feed")
     spec = make_spec(total=20)
