@@ -83,7 +83,7 @@ def exit_immediately(line: str) -> None:
 
 
 class Lease:
-    """The lease of a driver whose process outlives it, such as a notebook: it asks whether the lease is lost."""
+    """The right of one driver to write to a storage, from `hold_lease`. `check` raises once it is lost."""
 
     def __init__(self) -> None:
         self._lost = ""
